@@ -1,0 +1,38 @@
+# Every target works on a fresh machine that has Python 3.11 or newer and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+FILES := $(sort $(wildcard nlbench/*.py nlbench/probes/*.py measures/*.py models/*.py \
+	models/checkpoints/* reports/*.py reports/templates/*))
+
+.PHONY: run test check bench clean FORCE
+
+run: $(VENV)/.installed
+	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
+
+test: $(VENV)/.installed
+	$(BIN)/pytest
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+# uv installs the large default build of torch in seconds where pip takes minutes.
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.files
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+		--config-settings editable_mode=strict --editable '.[dev]'
+	touch $@
+
+# A strict editable install links single files, so it is renewed when the set of files changes.
+$(VENV)/.files: FORCE
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo '$(FILES)' | cmp -s - $@ || echo '$(FILES)' > $@
+FORCE:

@@ -1,0 +1,79 @@
+"""nlbench: how nonlinear a neural network is, by every measure the field has proposed.
+
+Importing this package is quick; PyTorch is imported when something needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import extend_path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nlbench.data import Dataset
+    from nlbench.errors import (
+        NlbenchError,
+        NotFinite,
+        PluginError,
+        RequestError,
+        Undefined,
+        UnsupportedOperation,
+    )
+    from nlbench.evaluation import evaluate
+    from nlbench.measure import Measure, Reading, Source, Value, site_measure
+    from nlbench.options import Option
+    from nlbench.plan import Request
+    from nlbench.records import Run, load_run
+    from nlbench.runner import run
+
+__all__ = [
+    "Dataset",
+    "Measure",
+    "NlbenchError",
+    "NotFinite",
+    "Option",
+    "PluginError",
+    "Reading",
+    "Request",
+    "RequestError",
+    "Run",
+    "Source",
+    "Undefined",
+    "UnsupportedOperation",
+    "Value",
+    "evaluate",
+    "load_run",
+    "run",
+    "site_measure",
+]
+
+# measures/, models/ and reports/ lie beside this folder in a checkout, not in it. Python
+# started there finds this folder first; the installed package's path has the rest.
+__path__ = extend_path(__path__, __name__)
+
+_HOMES = {
+    "Dataset": "data",
+    "Measure": "measure",
+    "NlbenchError": "errors",
+    "NotFinite": "errors",
+    "Option": "options",
+    "PluginError": "errors",
+    "Reading": "measure",
+    "Request": "plan",
+    "RequestError": "errors",
+    "Run": "records",
+    "Source": "measure",
+    "Undefined": "errors",
+    "UnsupportedOperation": "errors",
+    "Value": "measure",
+    "evaluate": "evaluation",
+    "load_run": "records",
+    "run": "runner",
+    "site_measure": "measure",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"nlbench.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'nlbench' has no attribute '{name}'")

@@ -1,0 +1,96 @@
+"""What can go wrong, and what is said about it.
+
+Every error that a user can cause derives from `NlbenchError`; its message is
+one line that says what was wrong, what was expected and, where there is one,
+the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "NlbenchError",
+    "NotFinite",
+    "PluginError",
+    "RequestError",
+    "Undefined",
+    "UnsupportedOperation",
+    "nearest",
+]
+
+
+class NlbenchError(Exception):
+    """Base of every error that nlbench raises on purpose."""
+
+
+class RequestError(NlbenchError, ValueError):
+    """The request is wrong: an unknown name, a bad option, a file that can't be used."""
+
+
+class PluginError(NlbenchError):
+    """A plugin can't be used: it fails at import, or two claim one name."""
+
+
+class Undefined(NlbenchError, ValueError):
+    """There is nothing to measure here; the message is the reason.
+
+    A measure raises it for a place or for a whole subject. It is an answer, not
+    a failure: the reading's status becomes ``undefined``.
+    """
+
+
+class UnsupportedOperation(Undefined):
+    """A probe met an operation that it can't look through exactly.
+
+    Attributes
+    ----------
+    operation : str
+        Name of the operation, as PyTorch calls it.
+    place : str
+        Where in the model it is called.
+    """
+
+    def __init__(self, operation: str, place: str, why: str) -> None:
+        super().__init__(f"{operation} at {place}: {why}")
+        self.operation = operation
+        self.place = place
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[UnsupportedOperation], tuple[str, str, str]]:
+        return type(self), (self.operation, self.place, self.why)
+
+
+class NotFinite(NlbenchError, ValueError):
+    """NaN or an infinity where a finite number was expected."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Say which valid name was probably meant.
+
+    Parameters
+    ----------
+    name : str
+        What was given.
+    names : iterable of str
+        What is valid.
+
+    Returns
+    -------
+    str
+        ``"; did you mean 'x'?"``, else the list of valid names, else nothing.
+
+    Examples
+    --------
+    >>> nearest("afinity", ["affinity", "absdev"])
+    "; did you mean 'affinity'?"
+    """
+    valid = sorted(names)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    if valid:
+        shown = ", ".join(valid[:12]) + (", …" if len(valid) > 12 else "")
+        return f"; there are: {shown}"
+    return "; there are none"

@@ -1,0 +1,79 @@
+"""Writing files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from nlbench.errors import RequestError
+
+__all__ = ["make_folder", "write_atomically"]
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a file whole or not at all, and make sure that it is on the disk.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder must exist.
+    content : bytes or str
+        Text is written as UTF-8.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be written.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # mkstemp makes files for the owner only; a record is as readable as any other file.
+            Path(temporary).chmod(0o666 & ~_umask())
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise RequestError(f"can't write {path}: {error.strerror or error}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents, and check that it can be written to.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise RequestError(f"can't write to {path}: {error.strerror or error}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable; not every system can open a folder."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
