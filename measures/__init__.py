@@ -1,0 +1,1 @@
+"""nlbench.measures."""

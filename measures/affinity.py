@@ -1,0 +1,150 @@
+"""Affinity score: how close an activation is to an affine optimal transport map."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.measure import FunctionMeasure, MoreMeans, ProbeName, Source
+from nlbench.options import Option
+
+from ._assignment import optimal_matching
+from ._covariance import joint_basis, regularized_covariance, transport
+from ._samples import as_samples, centered, check_count, unit_scaled, varying_columns
+
+__all__ = ["Affinity", "affinity_score"]
+
+SHRINKAGES = ("ledoit-wolf", "none")
+
+# How far the score may be above the optimum for the matching to be called optimal.
+PRECISION = 1e-9
+
+
+def affinity_score(
+    x: Tensor, y: Tensor, *, shrinkage: str = "ledoit-wolf", ridge: float = 1e-6
+) -> Tensor:
+    """Affinity score ρ = 1 - W2(T x, y) / sqrt(2 tr Σy) of an activation.
+
+    T is the optimal transport map between the normal approximations of x and y, which is
+    affine with a positive semidefinite matrix; W2 is the exact optimal transport between
+    the n points T x_i and the n points y_j. 1 means that the activation is such a map.
+    The score depends neither on the units nor on the offsets of x and y.
+
+    It is differentiable: gradients flow through T and the matched distances, with the
+    optimal matching held fixed.
+
+    Parameters
+    ----------
+    x, y : tensor of shape (n, d)
+        Input and output of an activation, any real type. The work is done in float64.
+    shrinkage : {"ledoit-wolf", "none"}
+        Covariances by Ledoit and Wolf's estimator, or the unbiased sample covariances.
+    ridge : float
+        Share of the mean variance tr Σ / d that is added to the diagonal of Σ.
+
+    Returns
+    -------
+    tensor, scalar, float64
+        At most 1; without shrinkage at least 0. Shrinkage may in principle bring it below 0,
+        as T then meets Σy only up to what was shrunk; nothing is clipped.
+
+    Raises
+    ------
+    nlbench.Undefined
+        For fewer than two samples, a constant output, or a constant input, from which no
+        map leads to a varying output; where ``ridge=0`` leaves Σx singular.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.RequestError
+        For shapes that differ, or options out of range.
+
+    References
+    ----------
+    Q. Bouniot et al., "From Alexnet to Transformers: Measuring the Non-linearity of Deep
+    Neural Networks with Affine Optimal Transport", CVPR 2025, equations (4) and (5).
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.linspace(-1, 1, 1000)[:, None]
+    >>> round(affinity_score(x, x**3, shrinkage="none").item(), 2)
+    0.71
+    """
+    _check_options(shrinkage, ridge)
+    x, y = as_samples(x, "x"), as_samples(y, "y")
+    if x.shape != y.shape:
+        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
+    n = check_count(x, y)
+    if not varying_columns(y).any():
+        raise Undefined("constant output")
+    if not varying_columns(x).any():
+        raise Undefined("constant input: no map leads from it to an output that varies")
+    x, y = unit_scaled(centered(x)), unit_scaled(centered(y))
+    dim = x.shape[1]
+    if 2 * n < dim:
+        # Outside the span both covariances are isotropic and no sample has a component.
+        basis = joint_basis(x, y)
+        x, y = x @ basis, y @ basis
+    source = regularized_covariance(x, dim=dim, shrinkage=shrinkage, ridge=ridge)
+    target = regularized_covariance(y, dim=dim, shrinkage=shrinkage, ridge=ridge)
+    mapped = transport(x, source.matrix, target.matrix)
+    worst = (2 * target.trace).sqrt()
+    matching = optimal_matching(mapped, y, precision=PRECISION * worst.item())
+    # A norm, unlike the root of a sum, has a gradient (zero) at distance zero.
+    distance = torch.linalg.vector_norm(mapped - y[matching]) / math.sqrt(n)
+    score: Tensor = 1 - distance / worst
+    return score
+
+
+def _check_options(shrinkage: str, ridge: float) -> None:
+    if shrinkage not in SHRINKAGES:
+        raise RequestError(f"unknown shrinkage '{shrinkage}'{nearest(shrinkage, SHRINKAGES)}")
+    if not (0 <= ridge < math.inf):
+        raise RequestError(f"ridge = {ridge}, expected a finite number of at least 0")
+
+
+class Affinity(FunctionMeasure):
+    """Affinity score: 1 where an activation acts as an affine optimal transport map.
+
+    Per batch; the value of a site is the mean over batches, ``std`` the population
+    standard deviation. The summary has the statistics of the non-linearity signature.
+    """
+
+    name: ClassVar[str] = "affinity"
+    probe: ClassVar[ProbeName] = "sites"
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    more_means: ClassVar[MoreMeans] = "less nonlinear"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "shrinkage": Option(
+            "ledoit-wolf",
+            "covariance estimator: Ledoit-Wolf's, or the sample covariance",
+            choices=SHRINKAGES,
+        ),
+        "ridge": Option(
+            1e-6, "share of the mean variance added to the diagonal", minimum=0, maximum=1e6
+        ),
+    }
+    source: ClassVar[Source] = Source(
+        "Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, M. Heinonen, "
+        "V. Kyrki and S. Kaski, From Alexnet to Transformers: Measuring the Non-linearity of "
+        "Deep Neural Networks with Affine Optimal Transport, CVPR 2025, pages 25250-25260",
+        "equations (4) and (5)",
+        """@InProceedings{Bouniot_2025_CVPR,
+    author    = {Bouniot, Quentin and Redko, Ievgen and Mallasto, Anton and Laclau, Charlotte
+                 and Struckmeier, Oliver and Arndt, Karol and Heinonen, Markus
+                 and Kyrki, Ville and Kaski, Samuel},
+    title     = {From Alexnet to Transformers: Measuring the Non-linearity of Deep Neural
+                 Networks with Affine Optimal Transport},
+    booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
+    month     = {June},
+    year      = {2025},
+    pages     = {25250-25260}
+}""",
+    )
+    function = staticmethod(affinity_score)

@@ -1,0 +1,257 @@
+"""Linear CKA: how alike the geometry of an activation's input and output is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from nlbench.errors import Undefined
+from nlbench.measure import MoreMeans, Source
+from nlbench.options import Option
+
+from ._moments import PairStream
+from ._pooled import PooledMeasure, SiteStream
+from ._samples import as_samples, centered, check_count, unit_scaled, varying_columns
+
+__all__ = ["CKA", "linear_cka"]
+
+# Below this share of (tr K)² an unbiased HSIC of K with itself is rounding, not a number.
+ROUNDING = 1e-12
+
+# The unbiased HSIC divides by n - 3.
+FEWEST = 4
+
+
+def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
+    """Linear centred kernel alignment of two sets of features of the same n samples.
+
+    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = x xᵀ and L = y yᵀ. It is
+    computed from the (d, k) cross products of the centred features or from the (n, n)
+    Gram matrices, whichever takes fewer operations.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, d)
+        Any real type. The work is done in float64.
+    y : tensor of shape (n, k)
+        Any real type.
+    debiased : bool
+        Use the unbiased estimator of HSIC, whose value does not rise towards 1 when the
+        features outnumber the samples.
+
+    Returns
+    -------
+    tensor, scalar, float64
+        In [0, 1]; debiased it may be slightly negative, or above 1.
+
+    Raises
+    ------
+    nlbench.Undefined
+        For constant features, for fewer than two samples (debiased: four), and where an
+        unbiased HSIC of features with themselves vanishes.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.RequestError
+        For numbers of samples that differ.
+
+    References
+    ----------
+    S. Kornblith et al., "Similarity of Neural Network Representations Revisited", ICML
+    2019, section 3. Unbiased HSIC: L. Song et al., "Feature Selection via Dependence
+    Maximization", JMLR 13 (2012), the estimator HSIC1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 2.0], [3.0, 1.0]])
+    >>> round(linear_cka(x, 5 * x.flip(1) - 7).item(), 9)
+    1.0
+    """
+    x, y = as_samples(x, "x"), as_samples(y, "y")
+    check_count(x, y, at_least=FEWEST if debiased else 2)
+    for features, role in ((x, "input"), (y, "output")):
+        if not varying_columns(features).any():
+            raise Undefined(f"constant {role}")
+    x, y = unit_scaled(centered(x)), unit_scaled(centered(y))
+    if debiased:
+        return _UnbiasedHSIC.of(x, y).alignment()
+    return _alignment(*_inner_products(x, y))
+
+
+def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """⟨K, L⟩, ⟨K, K⟩ and ⟨L, L⟩ of the Gram matrices of centred x (n, d) and y (n, k)."""
+    (n, d), k = x.shape, y.shape[1]
+    if d * d + d * k + k * k <= n * (d + k):
+        return (x.T @ y).square().sum(), (x.T @ x).square().sum(), (y.T @ y).square().sum()
+    gram_x, gram_y = x @ x.T, y @ y.T
+    return (gram_x * gram_y).sum(), gram_x.square().sum(), gram_y.square().sum()
+
+
+def _alignment(xy: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
+    return xy / (xx.sqrt() * yy.sqrt())
+
+
+@dataclass(frozen=True)
+class _UnbiasedHSIC:
+    """Unbiased HSIC of x with y, x with x, y with y; sums of it over minibatches.
+
+    Parameters
+    ----------
+    xy, xx, yy : tensor, scalar
+    size_x, size_y : tensor, scalar
+        (tr K)² and (tr L)² over the same divisor: the scale of rounding.
+    """
+
+    xy: Tensor
+    xx: Tensor
+    yy: Tensor
+    size_x: Tensor
+    size_y: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor) -> _UnbiasedHSIC:
+        """Estimate from centred x (n, d) and y (n, k), n >= 4.
+
+        The estimator sees only off-diagonal entries and no offset of the features, so
+        they may be centred. The rows of K then sum to zero, and without its diagonal κ to
+        -κ: all sums of the definition become sums of κ and of the diagonal λ of L.
+        """
+        n = len(x)
+        kappa, lam = x.square().sum(1), y.square().sum(1)
+        trace_x, trace_y = kappa.sum(), lam.sum()
+        xy, xx, yy = _inner_products(x, y)
+
+        def corrected(product: Tensor, diagonal: Tensor, traces: Tensor) -> Tensor:
+            total = product - diagonal * n / (n - 2) + traces / ((n - 1) * (n - 2))
+            return total / (n * (n - 3))
+
+        return cls(
+            corrected(xy, kappa @ lam, trace_x * trace_y),
+            corrected(xx, kappa @ kappa, trace_x**2),
+            corrected(yy, lam @ lam, trace_y**2),
+            trace_x**2 / (n * (n - 3)),
+            trace_y**2 / (n * (n - 3)),
+        )
+
+    def plus(self, other: _UnbiasedHSIC) -> _UnbiasedHSIC:
+        """Add another minibatch."""
+        return _UnbiasedHSIC(
+            self.xy + other.xy,
+            self.xx + other.xx,
+            self.yy + other.yy,
+            self.size_x + other.size_x,
+            self.size_y + other.size_y,
+        )
+
+    def alignment(self) -> Tensor:
+        """CKA of the sums; undefined where one of the two norms is rounding."""
+        for norm, size, role in ((self.xx, self.size_x, "input"), (self.yy, self.size_y, "output")):
+            if size == 0:
+                raise Undefined(f"constant {role}")
+            if norm <= ROUNDING * size:
+                raise Undefined(f"the {role}'s similarity to itself vanishes without bias")
+        return _alignment(self.xy, self.xx, self.yy)
+
+
+class _BiasedStream(PairStream):
+    """All batches of a site as one; O(d²) memory."""
+
+    def score(self) -> float:
+        """CKA of all samples together."""
+        if self.n == 0:
+            raise Undefined("no samples")
+        if self.moments is None:
+            return linear_cka(*self.rows()).item()
+        for varies, role in ((self.moments.varying_x, "input"), (self.moments.varying_y, "output")):
+            if not varies.any():
+                raise Undefined(f"constant {role}")
+        norms = (m.square().sum() for m in (self.moments.xy, self.moments.xx, self.moments.yy))
+        return _alignment(*norms).item()
+
+    def remark(self) -> str:
+        """Nothing."""
+        return ""
+
+
+class _DebiasedStream:
+    """Sums of unbiased HSIC over the batches of a site; O(1) memory."""
+
+    def __init__(self) -> None:
+        self._sums: _UnbiasedHSIC | None = None
+        self._left_out = 0
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Take in one batch, unless it is too small."""
+        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
+        if check_count(x, y, at_least=0) < FEWEST:
+            self._left_out += 1
+            return
+        # Rounding alone would make a sum of constant columns, of any size, a ratio.
+        x, y = x[:, varying_columns(x)], y[:, varying_columns(y)]
+        batch = _UnbiasedHSIC.of(centered(x), centered(y))
+        self._sums = self._sums.plus(batch) if self._sums else batch
+
+    def score(self) -> float:
+        """CKA of the sums."""
+        if self._sums is None:
+            raise Undefined(f"no batch of at least {FEWEST} samples")
+        return self._sums.alignment().item()
+
+    def remark(self) -> str:
+        """Say how many batches were too small."""
+        few = f"batches of fewer than {FEWEST} samples left out: {self._left_out}"
+        return few if self._left_out else ""
+
+
+class CKA(PooledMeasure):
+    """Linear CKA between a site's input and output: 1 where the geometry is kept.
+
+    By default the biased value of all samples of the run as one, whatever the batches. With
+    ``debiased=true`` the three unbiased HSIC terms are summed over batches and their ratio
+    is taken last; batches of fewer than four samples are left out. That value may be
+    slightly negative, below the bounds stated for the biased one.
+    """
+
+    name: ClassVar[str] = "cka"
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    more_means: ClassVar[MoreMeans] = "less nonlinear"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken")
+    }
+    source: ClassVar[Source] = Source(
+        "S. Kornblith, M. Norouzi, H. Lee and G. Hinton, Similarity of Neural Network "
+        "Representations Revisited, ICML 2019; debiased: L. Song et al., Feature Selection via "
+        "Dependence Maximization, JMLR 13 (2012), 1393-1434; over minibatches: T. Nguyen, "
+        "M. Raghu and S. Kornblith, Do Wide and Deep Networks Learn the Same Things?, ICLR 2021",
+        "Kornblith section 3; Song, estimator HSIC1; Nguyen, minibatch CKA",
+        """@inproceedings{kornblith2019similarity,
+    author    = {Kornblith, Simon and Norouzi, Mohammad and Lee, Honglak and Hinton, Geoffrey},
+    title     = {Similarity of Neural Network Representations Revisited},
+    booktitle = {Proceedings of the 36th International Conference on Machine Learning},
+    year      = {2019}
+}
+@article{song2012feature,
+    author    = {Song, Le and Smola, Alex and Gretton, Arthur and Bedo, Justin
+                 and Borgwardt, Karsten},
+    title     = {Feature Selection via Dependence Maximization},
+    journal   = {Journal of Machine Learning Research},
+    volume    = {13},
+    pages     = {1393--1434},
+    year      = {2012}
+}
+@inproceedings{nguyen2021wide,
+    author    = {Nguyen, Thao and Raghu, Maithra and Kornblith, Simon},
+    title     = {Do Wide and Deep Networks Learn the Same Things? Uncovering How Neural
+                 Network Representations Vary with Width and Depth},
+    booktitle = {International Conference on Learning Representations},
+    year      = {2021}
+}""",
+    )
+
+    def stream(self) -> SiteStream:
+        """Make the stream of one site."""
+        return _DebiasedStream() if self.settings["debiased"] else _BiasedStream()

@@ -1,0 +1,174 @@
+"""R²: how much of an activation's output an affine least-squares fit explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.measure import MoreMeans, Source
+from nlbench.options import Option
+
+from ._moments import Moments, PairStream
+from ._pooled import PooledMeasure
+from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
+
+__all__ = ["R2", "r2_score"]
+
+KINDS = ("ordinary", "adjusted")
+
+
+@torch.no_grad()
+def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary") -> Tensor:
+    """Coefficient of determination of the least-squares affine fit of y on x.
+
+    R² = 1 - ‖y - fit‖² / ‖y - mean‖² of each output column, averaged over those that
+    vary. The fit has an intercept and is made on centred float64 data, through a
+    singular value decomposition: dead and duplicate inputs are no trouble.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, d)
+        Any real type.
+    y : tensor of shape (n, k)
+        Any real type.
+    kind : {"ordinary", "adjusted"}
+        Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1), r the rank of the inputs: it does
+        not grow with the number of inputs alone, and may be negative.
+
+    Returns
+    -------
+    tensor, scalar, float64
+        Ordinary in [0, 1], adjusted at most 1. No gradient flows through it.
+
+    Raises
+    ------
+    nlbench.Undefined
+        For n <= d + 1, where the fit is exact whatever the data, or a constant output.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.RequestError
+        For numbers of samples that differ, or an unknown kind.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.arange(6.0, dtype=torch.float64)[:, None]
+    >>> round(r2_score(x, 1e-4 * x + 3e4).item(), 9)
+    1.0
+    >>> round(r2_score(x, x**2).item(), 4)
+    0.9214
+    """
+    if kind not in KINDS:
+        raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
+    x, y = as_samples(x, "x"), as_samples(y, "y")
+    n = check_count(x, y)
+    _check_enough(n, x.shape[1])
+    outputs = varying_columns(y)
+    _check_varies(outputs)
+    inputs = _unit_columns(centered(x[:, varying_columns(x)]))
+    targets = _unit_columns(centered(y[:, outputs]))
+    directions, strengths, _ = torch.linalg.svd(inputs, full_matrices=False)
+    directions = directions[:, strengths > max(inputs.shape) * EPSILON * strengths[:1]]
+    residuals = targets - directions @ (directions.T @ targets)
+    unexplained = residuals.square().sum(0) / targets.square().sum(0)
+    return _average(unexplained, n, directions.shape[1], kind)
+
+
+def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
+    """Same as `r2_score`, from pooled moments.
+
+    Their condition number is the square of the data's: input directions whose spread is
+    below sqrt(d ε) of the strongest, 3e-7 for d = 512, are rounding and count as absent.
+    """
+    inputs, outputs = moments.varying_x, moments.varying_y
+    _check_enough(moments.n, moments.inputs)
+    _check_varies(outputs)
+    scale = moments.xx.diagonal()[inputs].sqrt()
+    correlation = moments.xx[inputs][:, inputs] / torch.outer(scale, scale)
+    loads = moments.xy[inputs][:, outputs] / scale[:, None]
+    strengths, directions = torch.linalg.eigh(correlation)
+    kept = strengths > len(strengths) * EPSILON * strengths[-1:]
+    loads = directions[:, kept].T @ loads / strengths[kept].sqrt()[:, None]
+    explained = loads.square().sum(0) / moments.yy.diagonal()[outputs]
+    # A sum of squares is left over, which rounding may take below zero.
+    return _average((1 - explained).clamp(min=0), moments.n, int(kept.sum()), kind)
+
+
+def _average(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
+    """Mean R² of columns whose unexplained shares (k,) are given."""
+    factor = (n - 1) / (n - rank - 1) if kind == "adjusted" else 1.0
+    return 1 - factor * unexplained.mean()
+
+
+def _unit_columns(values: Tensor) -> Tensor:
+    return values / values.abs().amax(0)
+
+
+def _check_enough(n: int, d: int) -> None:
+    if n <= d + 1:
+        raise Undefined(
+            f"n = {n} samples are too few for d = {d} inputs: the fit is exact whatever the data"
+        )
+
+
+def _check_varies(outputs: Tensor) -> None:
+    if not outputs.any():
+        raise Undefined("constant output")
+
+
+class _R2Stream(PairStream):
+    """All batches of a site, for one fit."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def score(self) -> float:
+        """R² of all samples together."""
+        if self.n == 0:
+            raise Undefined("no samples")
+        if self.moments is None:
+            return r2_score(*self.rows(), kind=self._kind).item()
+        return _r2_of_moments(self.moments, self._kind).item()
+
+    def remark(self) -> str:
+        """Nothing."""
+        return ""
+
+
+class R2(PooledMeasure):
+    """R² of the affine least-squares fit of a site's output on its input.
+
+    One fit for all samples of the run, from second moments that are accumulated in
+    float64. A site with at most d + 1 samples for its d inputs is undefined: the fit would
+    be exact whatever the activation. The ordinary value is in [0, 1]; the adjusted one
+    may be negative, hence the bounds.
+    """
+
+    name: ClassVar[str] = "r2"
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
+    more_means: ClassVar[MoreMeans] = "less nonlinear"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "kind": Option("ordinary", "plain R², or adjusted for the number of inputs", choices=KINDS)
+    }
+    source: ClassVar[Source] = Source(
+        "N. R. Draper and H. Smith, Applied Regression Analysis, third edition, Wiley 1998",
+        "coefficient of determination, and its adjusted form",
+        """@book{draper1998applied,
+    author    = {Draper, Norman R. and Smith, Harry},
+    title     = {Applied Regression Analysis},
+    edition   = {3},
+    publisher = {Wiley},
+    year      = {1998}
+}""",
+    )
+
+    def stream(self) -> _R2Stream:
+        """Make the stream of one site."""
+        return _R2Stream(str(self.settings["kind"]))

@@ -1,0 +1,87 @@
+"""Gradients of the affinity score against finite differences, and where they could be NaN."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from nlbench.measures.affinity import affinity_score
+
+
+def leaf(seed, n, d):
+    values = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.requires_grad_()
+
+
+@pytest.mark.parametrize("shrinkage", ["ledoit-wolf", "none"])
+@pytest.mark.parametrize(
+    ("n", "d"), [(9, 3), (12, 1), (6, 6), (4, 10)], ids=["tall", "line", "square", "in a basis"]
+)
+def test_gradients_are_those_of_finite_differences(n, d, shrinkage):
+    # Unrelated points: the optimal matching is unique, and not the identity.
+    # Without shrinkage and with n <= d the ridge alone holds the covariance: the score
+    # bends at the scale of its root, so it is made larger than the differences' step.
+    ridge = 1e-6 if n > d else 1e-1
+    x, y = leaf(n, n, d), leaf(n + 100, n, d)
+    assert gradcheck(lambda x, y: affinity_score(x, y, shrinkage=shrinkage, ridge=ridge), (x, y))
+
+
+def test_gradients_are_the_same_where_the_root_is_taken_through_singular_values(monkeypatch):
+    x, y = leaf(10, 15, 4), leaf(11, 15, 4)
+    expected = torch.autograd.grad(affinity_score(x, y), (x, y))
+    monkeypatch.setattr("nlbench.measures._covariance.WIDE_SPECTRUM", 2.0)
+    found = torch.autograd.grad(affinity_score(x, y), (x, y))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_are_right_where_the_shrinkage_reaches_its_limit():
+    x, y = leaf(2, 4, 3), leaf(3, 4, 3)
+    assert gradcheck(affinity_score, (x, y))
+
+
+def test_gradients_through_an_activation_are_those_of_finite_differences():
+    x = leaf(0, 20, 4)
+    assert gradcheck(lambda x: affinity_score(x, torch.tanh(2 * x)), (x,))
+
+
+def test_gradients_are_right_at_repeated_eigenvalues():
+    # Both covariances are isotropic: all eigenvalues of the root's argument are equal.
+    x = torch.linalg.qr(leaf(5, 12, 3).detach() - leaf(5, 12, 3).detach().mean(0)).Q
+    y = (x @ torch.linalg.qr(leaf(6, 3, 3).detach()).Q).requires_grad_()
+    x = x.clone().requires_grad_()
+    assert gradcheck(lambda x, y: affinity_score(x, y, shrinkage="none"), (x, y))
+
+
+@pytest.mark.parametrize("shrinkage", ["ledoit-wolf", "none"])
+@pytest.mark.parametrize("ridge", [1e-6, 0.0])
+def test_dead_channels_have_finite_gradients(shrinkage, ridge):
+    x = leaf(7, 30, 5)
+    y = torch.relu(x - torch.tensor([0.0, 50.0, 0.0, 60.0, 0.0]))
+    affinity_score(x, y, shrinkage=shrinkage, ridge=ridge).backward()
+    assert torch.isfinite(x.grad).all()
+    assert x.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+@pytest.mark.parametrize("d", [1, 4])
+def test_a_perfect_score_has_a_finite_gradient(d, factor):
+    # The root of a squared distance of zero would give 0/0.
+    x = leaf(8, 30, d)
+    score = affinity_score(x, factor * x, shrinkage="none")
+    score.backward()
+    assert score.item() == pytest.approx(1, abs=1e-12)
+    assert torch.isfinite(x.grad).all()
+
+
+def test_fewer_samples_than_channels_have_finite_gradients_in_float32():
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    affinity_score(x, torch.relu(x)).backward()
+    assert x.grad.dtype == torch.float32
+    assert torch.isfinite(x.grad).all()
+
+
+def test_ascending_the_gradient_makes_an_activation_more_affine():
+    x = leaf(9, 64, 4)
+    first = affinity_score(x, torch.relu(x))
+    (gradient,) = torch.autograd.grad(first, x)
+    moved = (x + 0.5 * gradient / gradient.abs().max()).detach()
+    assert affinity_score(moved, torch.relu(moved)) > first + 0.01

@@ -1,0 +1,110 @@
+"""What has no affinity score, and what is said about it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measures.affinity import affinity_score
+
+BOTH = pytest.mark.parametrize("shrinkage", ["ledoit-wolf", "none"])
+
+
+def normal(seed, n, d):
+    """Normal samples in float32."""
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+@BOTH
+@pytest.mark.parametrize("value", [0.0, 0.1, -3e8, 1e-12])
+def test_a_constant_output_has_no_score(value, shrinkage):
+    # Published code gives 0.2929 = 1 - 1/sqrt(2): the ridge on both sides of the fraction.
+    x = normal(0, 50, 3)
+    for dtype in (torch.float32, torch.float64):
+        with pytest.raises(Undefined, match="constant output"):
+            affinity_score(x, torch.full((50, 3), value, dtype=dtype), shrinkage=shrinkage)
+
+
+def test_an_output_that_is_constant_up_to_rounding_has_no_score():
+    x = normal(0, 50, 3).double()
+    y = torch.full((50, 3), 0.3).double()
+    y[::2] = torch.nextafter(y[::2], torch.tensor(1.0).double())
+    with pytest.raises(Undefined, match="constant output"):
+        affinity_score(x, y)
+    assert affinity_score(x, 1e-9 * x + 0.3).item() == pytest.approx(1, abs=1e-2)
+
+
+def test_a_constant_input_with_a_varying_output_has_no_score():
+    with pytest.raises(Undefined, match="constant input"):
+        affinity_score(torch.ones(50, 3), normal(0, 50, 3))
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_fewer_than_two_samples_have_no_score(n):
+    with pytest.raises(Undefined, match=f"n = {n}: at least 2"):
+        affinity_score(torch.ones(n, 3), torch.ones(n, 3))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused(bad):
+    x, y = normal(0, 20, 3), normal(1, 20, 3)
+    y[4, 1] = bad
+    with pytest.raises(NotFinite, match="y: 1 of 60 entries"):
+        affinity_score(x, y)
+    with pytest.raises(NotFinite, match="x: 1 of 60 entries"):
+        affinity_score(y, x)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (torch.ones(4, 3), torch.ones(4, 2), r"\(4, 3\) and y is \(4, 2\)"),
+        (torch.ones(4, 3), torch.ones(5, 3), r"\(4, 3\) and y is \(5, 3\)"),
+        (torch.ones(4), torch.ones(4), r"shape \(4,\), expected"),
+        (torch.ones(4, 3).cfloat(), torch.ones(4, 3), "complex64"),
+        (np.ones((4, 3)), torch.ones(4, 3), "x is a ndarray"),
+    ],
+)
+def test_wrong_shapes_and_types_are_named(x, y, words):
+    with pytest.raises(RequestError, match=words):
+        affinity_score(x, y)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shrinkage": "ledoitwolf"}, "did you mean 'ledoit-wolf'"),
+        ({"ridge": -1.0}, "ridge = -1.0"),
+        ({"ridge": math.nan}, "ridge = nan"),
+    ],
+)
+def test_wrong_options_are_named(options, words):
+    with pytest.raises(RequestError, match=words):
+        affinity_score(normal(0, 9, 2), normal(1, 9, 2), **options)
+
+
+def test_without_shrinkage_and_ridge_a_singular_input_is_undefined_not_wrong():
+    x = normal(0, 50, 3)
+    x[:, 1] = x[:, 0]
+    with pytest.raises(Undefined, match="singular"):
+        affinity_score(x, torch.relu(x), shrinkage="none", ridge=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_the_score_is_a_float64_scalar_whatever_comes_in(dtype):
+    x = (10 * normal(0, 50, 3)).to(dtype)
+    y = x.clamp(min=0)
+    score = affinity_score(x, y)
+    assert score.dtype == torch.float64
+    assert score.shape == ()
+    assert score.item() == affinity_score(x.double(), y.double()).item()
+
+
+def test_the_callers_tensors_are_left_alone():
+    x, y = normal(0, 50, 3).double(), normal(1, 50, 3).double()
+    before = x.clone(), y.clone()
+    affinity_score(x, y)
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])

@@ -1,0 +1,223 @@
+"""Linear CKA against centring matrices, its debiased form against U-centring."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measures.cka import CKA, linear_cka
+
+REFERENCE = json.loads((Path(__file__).parent / "affinity_reference.json").read_text())
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "relu6": torch.nn.functional.relu6,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+    "hardswish": torch.nn.functional.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def normal(seed, n, d):
+    r = np.random.default_rng(seed)
+    return torch.tensor(r.standard_normal((n, d)) + 0.5)
+
+
+def naive_cka(x, y):
+    """tr(K H L H) and so on, with the centring matrix H written out."""
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    n = len(x)
+    center = np.eye(n) - 1 / n
+    k, l = (center @ v @ v.T @ center for v in (x, y))  # noqa: E741
+    return np.trace(k @ l) / math.sqrt(np.trace(k @ k) * np.trace(l @ l))
+
+
+def u_hsic(x, y):
+    """Unbiased HSIC as the inner product of U-centred matrices (Székely and Rizzo 2014)."""
+    n = len(x)
+
+    def u_centered(v):
+        gram = np.asarray(v) @ np.asarray(v).T
+        np.fill_diagonal(gram, 0)
+        rows = gram.sum(1) / (n - 2)
+        gram = gram - rows[:, None] - rows + gram.sum() / ((n - 1) * (n - 2))
+        np.fill_diagonal(gram, 0)
+        return gram
+
+    return (u_centered(x) * u_centered(y)).sum() / (n * (n - 3))
+
+
+def naive_debiased(batches):
+    xy, xx, yy = (sum(u_hsic(b[i], b[j]) for b in batches) for i, j in ((0, 1), (0, 0), (1, 1)))
+    return xy / math.sqrt(xx * yy)
+
+
+def reading(batches, **settings):
+    measure = CKA(**settings)
+    measure.start()
+    for index, (x, y) in enumerate(batches):
+        measure.update(SimpleNamespace(place="act", x=x, y=y, site=None, batch=index))
+    return measure.finish()
+
+
+def batches_of(x, y, size):
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+@pytest.mark.parametrize("case", REFERENCE["cases"], ids=lambda c: str(c["seed"]))
+def test_the_reference_values_are_met(case):
+    r = np.random.RandomState(case["seed"])
+    mix = r.standard_normal((case["d"], case["d"])) / np.sqrt(case["d"])
+    samples = r.standard_normal((case["n"], case["d"])) @ mix * case["scale"] + case["shift"]
+    x = torch.tensor(np.float32(samples))
+    y = ACTIVATIONS[case["activation"]](x)
+    assert linear_cka(x, y).item() == pytest.approx(case["linear_cka"], abs=1e-5)
+    streamed = reading(batches_of(x, y, 50)).summary["value"]
+    assert streamed == pytest.approx(case["linear_cka"], abs=1e-5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 999), st.integers(2, 40), st.integers(1, 40), st.integers(1, 40))
+def test_both_forms_are_the_definition_with_centring_matrices(seed, n, d, k):
+    x, y = normal(seed, n, d), torch.relu(normal(seed, n, d) @ normal(seed + 5000, d, k))
+    assume(y.std(0).max() > 0)
+    ours = linear_cka(x, y).item()
+    assert ours == pytest.approx(naive_cka(x, y), abs=1e-9)
+    assert -1e-12 <= ours <= 1 + 1e-12
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 999), st.integers(5, 40), st.integers(1, 40), st.integers(1, 40))
+def test_the_debiased_value_is_that_of_u_centred_matrices(seed, n, d, k):
+    x = normal(seed, n, d)
+    y = x @ normal(seed + 5000, d, k) + normal(seed + 6000, n, k) ** 2
+    assert linear_cka(x, y, debiased=True).item() == pytest.approx(
+        naive_debiased([(x, y)]), rel=1e-9, abs=1e-9
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(5, 30), st.integers(1, 20), st.booleans())
+def test_rotations_units_and_offsets_do_not_matter(seed, n, d, debiased):
+    x, y = normal(seed, n, d), torch.relu(normal(seed, n, d)) + 0.1 * normal(seed + 5000, n, d)
+    turn = torch.linalg.qr(normal(seed + 6000, d, d)).Q
+    plain = linear_cka(x, y, debiased=debiased).item()
+    other = linear_cka(1e8 * (x @ turn + 5), 1e-8 * (y - 3), debiased=debiased).item()
+    assert other == pytest.approx(plain, abs=1e-7)
+    assert linear_cka(y, x, debiased=debiased).item() == pytest.approx(plain, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(1, 8), st.integers(1, 50), st.sampled_from([0.0, 3e4]))
+def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
+    x = normal(seed, 50, d)
+    y = 1e-4 * torch.relu(x) + offset
+    x = x + offset
+    streamed = reading(batches_of(x, y, size)).summary["value"]
+    assert streamed == pytest.approx(linear_cka(x, y).item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("power", [-600, 600])
+def test_extreme_scales_change_nothing(power):
+    x = normal(0, 30, 3)
+    y = torch.relu(x)
+    assert linear_cka(x * 2.0**power, y).item() == linear_cka(x, y).item()
+
+
+def test_float32_features_with_an_offset_keep_their_digits():
+    x = (normal(1, 300, 8) + 1000).float()
+    y = torch.relu(x - 1000)
+    assert linear_cka(x, y).item() == pytest.approx(naive_cka(x.double() - 1000, y), abs=1e-10)
+
+
+def test_unrelated_wide_features_are_alike_only_with_bias():
+    x, y = normal(2, 30, 3000), normal(3, 30, 3000)
+    assert linear_cka(x, y).item() > 0.9
+    assert abs(linear_cka(x, y, debiased=True).item()) < 0.1
+
+
+def test_the_debiased_value_can_be_negative():
+    values = [linear_cka(normal(s, 8, 3), normal(s + 50, 8, 3), debiased=True) for s in range(20)]
+    assert min(values) < 0
+
+
+@pytest.mark.parametrize("size", [5, 16, 40])
+def test_the_debiased_stream_takes_the_ratio_of_sums_last(size):
+    x = normal(4, 80, 6)
+    y = torch.relu(x)
+    found = reading(batches_of(x, y, size), debiased=True)
+    assert found.summary["value"] == pytest.approx(naive_debiased(batches_of(x, y, size)), abs=1e-9)
+    assert found.values[0].reason == ""
+
+
+def test_batches_of_fewer_than_four_samples_are_left_out_of_the_debiased_value():
+    x = normal(5, 35, 6)
+    y = torch.relu(x)
+    found = reading(batches_of(x, y, 16), debiased="true")
+    expected = naive_debiased(batches_of(x, y, 16)[:2])
+    assert found.summary["value"] == pytest.approx(expected, abs=1e-9)
+    assert found.values[0].reason == "batches of fewer than 4 samples left out: 1"
+    few = reading(batches_of(x, y, 3), debiased=True)
+    assert (few.status, few.reason) == ("undefined", "no batch of at least 4 samples")
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+@pytest.mark.parametrize("value", [0.0, 0.1, -3e8])
+def test_constant_features_are_undefined_not_nan(value, debiased):
+    x = normal(6, 30, 3)
+    flat = torch.full((30, 3), value, dtype=torch.float64)
+    for size in (7, 30):
+        for a, b, role in ((x, flat, "output"), (flat, x, "input")):
+            with pytest.raises(Undefined, match=f"constant {role}"):
+                linear_cka(a, b, debiased=debiased)
+            found = reading(batches_of(a, b, size), debiased=debiased)
+            assert (found.status, found.reason) == ("undefined", f"constant {role}")
+
+
+def test_an_unbiased_norm_that_is_rounding_is_undefined():
+    # One active sample: every off-diagonal entry of the Gram matrix is zero, and what the
+    # sums leave after cancelling is noise that a ratio would turn into a score.
+    y = torch.zeros(20, 3).double()
+    y[4] = torch.tensor([0.3, 1.7, 0.9])
+    x = normal(7, 20, 3)
+    with pytest.raises(Undefined, match="output's similarity to itself vanishes"):
+        linear_cka(x, y, debiased=True)
+    assert reading([(x, y)], debiased=True).status == "undefined"
+    assert linear_cka(x, y).item() == pytest.approx(naive_cka(x, y), abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "debiased"), [(0, False), (1, False), (3, True)])
+def test_too_few_samples_are_undefined(n, debiased):
+    with pytest.raises(Undefined, match=f"n = {n}"):
+        linear_cka(torch.ones(n, 2), torch.ones(n, 2), debiased=debiased)
+    assert reading([(torch.ones(n, 2), torch.ones(n, 2))], debiased=debiased).status == "undefined"
+
+
+def test_bad_requests_are_named():
+    x = normal(0, 9, 2)
+    with pytest.raises(RequestError, match="9 samples and y has 8"):
+        linear_cka(x, x[:8])
+    bad = x.clone()
+    bad[2, 1] = math.nan
+    with pytest.raises(NotFinite, match="x: 1 of 18"):
+        linear_cka(bad, x)
+    for debiased in (False, True):
+        found = reading([(x, x), (bad, x)], debiased=debiased)
+        assert found.status == "failed"
+        assert "x: 1 of 18 entries are not finite" in found.reason
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+@pytest.mark.parametrize(("n", "d"), [(12, 2), (6, 9)])
+def test_gradients_are_those_of_finite_differences(n, d, debiased):
+    x, y = normal(8, n, d).requires_grad_(), normal(9, n, d).requires_grad_()
+    assert gradcheck(lambda x, y: linear_cka(x, y, debiased=debiased), (x, y))

@@ -1,0 +1,109 @@
+"""Streamed moments against those of the whole data."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.errors import NotFinite, RequestError
+from nlbench.measures._moments import Moments, PairStream
+
+
+def pair(seed, n, d=3, k=2, offset=0.0, scale=1.0):
+    r = np.random.default_rng(seed)
+    x, y = r.standard_normal((n, d)), r.standard_normal((n, k))
+    return torch.tensor(scale * x + offset), torch.tensor(scale * (y + x[:, :1]) + offset)
+
+
+def streamed(x, y, sizes):
+    stream = PairStream()
+    for a, b in zip(x.split(sizes), y.split(sizes), strict=True):
+        stream.add(a, b)
+    return stream
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 999),
+    st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    st.sampled_from([(0.0, 1.0), (3e4, 1.0), (3e4, 1e-4), (-5.0, 1e-8)]),
+)
+def test_scatters_are_those_of_numpy_whatever_the_batches(seed, sizes, units):
+    sizes = [6, *sizes]
+    offset, scale = units
+    x, y = pair(seed, sum(sizes), offset=offset, scale=scale)
+    moments = streamed(x, y, sizes).moments
+    # The data as stored, measured from a point where float64 has digits to spare.
+    z = np.concatenate([x, y], 1) - offset
+    expected = np.cov(z.T, ddof=0) * len(z)
+    tolerance = 1e-9 * np.abs(expected).max()
+    for ours, block in (
+        (moments.xx, expected[:3, :3]),
+        (moments.xy, expected[:3, 3:]),
+        (moments.yy, expected[3:, 3:]),
+    ):
+        np.testing.assert_allclose(ours.numpy(), block, rtol=0, atol=tolerance)
+    mean = moments.mean + (moments.origin - offset)
+    np.testing.assert_allclose(mean.numpy(), z.mean(0), rtol=0, atol=1e-12 * scale)
+    assert moments.n == len(z)
+
+
+def test_merging_is_the_same_either_way_round():
+    x, y = pair(0, 30)
+    origin = torch.zeros(5).double()
+    a, b = (Moments.of(x[s], y[s], origin) for s in (slice(0, 7), slice(7, 30)))
+    whole = Moments.of(x, y, origin)
+    for merged in (a.merged(b), b.merged(a)):
+        torch.testing.assert_close(merged.scatter, whole.scatter, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(merged.mean, whole.mean, rtol=1e-12, atol=1e-12)
+        assert torch.equal(merged.low, whole.low)
+        assert torch.equal(merged.high, whole.high)
+
+
+def test_a_constant_column_is_exactly_zero_in_every_scatter():
+    x, y = pair(1, 50)
+    x[:, 1] = 0.1
+    moments = streamed(x, y, 7).moments
+    assert moments.varying_x.tolist() == [True, False, True]
+    assert moments.varying_y.tolist() == [True, True]
+    assert torch.equal(moments.xx[1], torch.zeros(3).double())
+
+
+def test_a_column_that_is_constant_in_each_batch_but_not_overall_varies():
+    x, y = pair(2, 40)
+    x[:20, 1], x[20:, 1] = 1.0, 2.0
+    moments = streamed(x, y, 20).moments
+    assert moments.varying_x.tolist() == [True, True, True]
+    assert moments.xx[1, 1].item() == pytest.approx(10.0, rel=1e-12)
+
+
+def test_rows_are_kept_only_while_there_are_few():
+    x, y = pair(3, 20, d=8, k=2)
+    stream = streamed(x[:9], y[:9], 4)
+    assert stream.moments is None
+    rows = stream.rows()
+    assert torch.equal(rows[0], x[:9])
+    assert torch.equal(rows[1], y[:9])
+    stream.add(x[9:], y[9:])
+    assert stream.moments is not None
+    assert stream.moments.n == stream.n == 20
+
+
+def test_float32_is_accumulated_in_float64():
+    x, y = (v.float() for v in pair(4, 100, offset=1000.0))
+    moments = streamed(x, y, 10).moments
+    expected = np.cov(np.concatenate([x, y], 1).astype(np.float64).T, ddof=0) * 100
+    np.testing.assert_allclose(moments.scatter.numpy(), expected, rtol=1e-9, atol=1e-7)
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    x, y = pair(5, 10)
+    stream = streamed(x, y, 5)
+    with pytest.raises(RequestError, match=r"\(2, 2\) columns, the batches before \(3, 2\)"):
+        stream.add(x[:, :2], y)
+    with pytest.raises(RequestError, match="10 samples and y has 9"):
+        stream.add(x, y[:9])
+    with pytest.raises(NotFinite):
+        stream.add(x / 0, y)
+    assert stream.n == 10

@@ -1,0 +1,238 @@
+"""R² against scikit-learn, in one piece and streamed."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression
+
+from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measures.r2 import R2, r2_score
+
+REFERENCE = json.loads((Path(__file__).parent / "affinity_reference.json").read_text())
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "relu6": torch.nn.functional.relu6,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+    "hardswish": torch.nn.functional.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+def normal(seed, n, d):
+    r = np.random.default_rng(seed)
+    return torch.tensor(r.standard_normal((n, d)) @ (np.eye(d) + 0.3 * r.standard_normal((d, d))))
+
+
+def sklearn_r2(x, y):
+    """Uniform average over the columns that vary, by scikit-learn on centred data."""
+    x, y = (np.asarray(v, dtype=np.float64) for v in (x, y))
+    x, y = x - x.mean(0), y - y.mean(0)
+    y = y[:, np.abs(y).max(0) > 0]
+    residuals = y - LinearRegression().fit(x, y).predict(x)
+    return 1 - ((residuals**2).sum(0) / (y**2).sum(0)).mean()
+
+
+def reading(batches, **settings):
+    measure = R2(**settings)
+    measure.start()
+    for index, (x, y) in enumerate(batches):
+        measure.update(SimpleNamespace(place="act", x=x, y=y, site=None, batch=index))
+    return measure.finish()
+
+
+def batches_of(x, y, size):
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in REFERENCE["cases"] if c["n"] > c["d"] + 1], ids=lambda c: str(c["seed"])
+)
+def test_the_reference_values_are_met(case):
+    r = np.random.RandomState(case["seed"])
+    mix = r.standard_normal((case["d"], case["d"])) / np.sqrt(case["d"])
+    samples = r.standard_normal((case["n"], case["d"])) @ mix * case["scale"] + case["shift"]
+    x = torch.tensor(np.float32(samples))
+    y = ACTIVATIONS[case["activation"]](x)
+    assert r2_score(x, y).item() == pytest.approx(case["r2"], abs=1e-5)
+    streamed = reading(batches_of(x, y, 50)).summary["value"]
+    assert streamed == pytest.approx(case["r2"], abs=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(1, 8), st.integers(1, 5), st.integers(3, 40))
+def test_it_is_scikit_learns(seed, d, k, extra):
+    x = normal(seed, d + extra, d)
+    y = torch.relu(x @ normal(seed + 5000, d, k)) + 0.1 * normal(seed + 6000, d + extra, k)
+    assert r2_score(x, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(1, 6), st.integers(1, 60), st.sampled_from([0.0, 3e4]))
+def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
+    x = normal(seed, 60, d)
+    y = 1e-4 * torch.relu(x) + offset
+    x = x + offset
+    streamed = reading(batches_of(x, y, size)).summary["value"]
+    assert streamed == pytest.approx(r2_score(x, y).item(), abs=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(2, 40), st.integers(1, 12))
+def test_it_is_between_zero_and_one_whatever_the_data(seed, n, d):
+    x, y = normal(seed, n + d, d) ** 3, normal(seed + 5000, n + d, d).abs()
+    assert 0 <= r2_score(x, y).item() <= 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset"), [(1e-4, 3e4), (1e-4, 0.0), (1.0, 3e4), (1e-100, 0.0), (1e100, 0.0)]
+)
+def test_small_targets_and_offsets_do_not_matter(scale, offset):
+    x = normal(0, 200, 5)
+    y = torch.relu(x)
+    moved = r2_score(x + offset, scale * y + offset).item()
+    assert moved == pytest.approx(sklearn_r2(x, y), abs=1e-6)
+
+
+def test_float32_targets_of_scale_1e_4_on_an_offset_of_100_keep_their_noise():
+    # A sum of squares without centring, in float32, is off by orders of magnitude here.
+    x = normal(1, 400, 4).float()
+    y = (1e-2 * torch.relu(x) + 100).float()
+    assert r2_score(x, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+    streamed = reading(batches_of(x, y, 64)).summary["value"]
+    assert streamed == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+
+
+def test_dead_and_duplicate_inputs_change_nothing():
+    x = normal(2, 100, 4)
+    y = torch.relu(x)
+    wider = torch.cat([x, x[:, :2], torch.full((100, 1), 0.1), x[:, :1] + x[:, 1:2]], 1)
+    expected = r2_score(x, y).item()
+    assert r2_score(wider, y).item() == pytest.approx(expected, abs=1e-12)
+    for kind in ("ordinary", "adjusted"):
+        streamed = reading(batches_of(wider, y, 30), kind=kind).summary["value"]
+        assert streamed == pytest.approx(r2_score(x, y, kind=kind).item(), abs=1e-9)
+
+
+def test_the_units_of_single_inputs_do_not_matter():
+    x = normal(3, 100, 4)
+    y = torch.relu(x)
+    scaled = x * torch.tensor([1e-9, 1.0, 1e6, 1e9])
+    assert r2_score(scaled, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+    streamed = reading(batches_of(scaled, y, 30)).summary["value"]
+    assert streamed == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+
+
+def test_constant_outputs_are_left_out_of_the_average():
+    x = normal(4, 50, 3)
+    y = torch.relu(x)
+    padded = torch.cat([y, torch.full((50, 2), 7.7)], 1)
+    assert r2_score(x, padded).item() == pytest.approx(r2_score(x, y).item(), abs=1e-14)
+    streamed = reading(batches_of(x, padded, 20)).summary["value"]
+    assert streamed == pytest.approx(r2_score(x, y).item(), abs=1e-9)
+
+
+def test_constant_inputs_explain_nothing():
+    x, y = torch.full((50, 2), 0.1), normal(5, 50, 2)
+    for kind in ("ordinary", "adjusted"):
+        assert r2_score(x, y, kind=kind).item() == pytest.approx(0, abs=1e-12)
+        assert reading(batches_of(x, y, 20), kind=kind).summary["value"] == pytest.approx(
+            0, abs=1e-12
+        )
+
+
+def test_an_affine_map_explains_all():
+    x = normal(6, 50, 3)
+    assert r2_score(x, x @ normal(7, 3, 5) - 4).item() == pytest.approx(1, abs=1e-14)
+
+
+def test_the_adjusted_value_is_the_textbooks_and_can_be_negative():
+    x, y = normal(8, 12, 6), normal(9, 12, 2)
+    plain = sklearn_r2(x, y)
+    expected = 1 - (1 - plain) * 11 / 5
+    assert r2_score(x, y, kind="adjusted").item() == pytest.approx(expected, abs=1e-12)
+    streamed = reading(batches_of(x, y, 5), kind="adjusted").summary["value"]
+    assert streamed == pytest.approx(expected, abs=1e-9)
+    noise = [r2_score(normal(s, 12, 6), normal(s + 99, 12, 2), kind="adjusted") for s in range(40)]
+    assert min(noise) < 0
+    assert abs(sum(noise) / 40) < 0.15
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "adjusted"])
+@pytest.mark.parametrize(("n", "d"), [(2, 1), (5, 4), (4, 9)])
+def test_too_few_samples_are_undefined_not_one(n, d, kind):
+    x, y = normal(0, n, d), normal(1, n, d)
+    words = f"n = {n} samples are too few for d = {d} inputs"
+    with pytest.raises(Undefined, match=words):
+        r2_score(x, y, kind=kind)
+    found = reading([(x, y)], kind=kind)
+    assert found.status == "undefined"
+    assert words in found.reason
+
+
+def test_a_single_sample_and_a_constant_output_are_undefined():
+    with pytest.raises(Undefined, match="n = 1"):
+        r2_score(torch.ones(1, 1), torch.ones(1, 1))
+    with pytest.raises(Undefined, match="constant output"):
+        r2_score(normal(0, 9, 2), torch.full((9, 2), 0.1))
+    assert reading([(normal(0, 9, 2), torch.full((9, 2), 0.1))]).reason == "constant output"
+
+
+def test_bad_requests_are_named():
+    x = normal(0, 9, 2)
+    with pytest.raises(RequestError, match="9 samples and y has 8"):
+        r2_score(x, x[:8])
+    with pytest.raises(RequestError, match="did you mean 'adjusted'"):
+        r2_score(x, x, kind="adjustd")
+    bad = x.clone()
+    bad[0, 0] = math.nan
+    with pytest.raises(NotFinite, match="y: 1 of"):
+        r2_score(x, bad)
+
+
+def test_a_reading_lists_sites_in_order_with_their_sample_counts():
+    measure = R2()
+    measure.start()
+    x = normal(0, 40, 3)
+    for batch in x.split(15):
+        for place, activation in (("b", torch.relu), ("a", torch.tanh), ("dead", torch.zeros_like)):
+            measure.update(SimpleNamespace(place=place, x=batch, y=activation(batch), batch=0))
+    found = measure.finish()
+    assert [v.place for v in found.values] == ["b", "a", "dead"]
+    assert [v.status for v in found.values] == ["ok", "ok", "undefined"]
+    assert found.values[1].statistics["value"] == pytest.approx(sklearn_r2(x, x.tanh()), abs=1e-9)
+    assert {v.n for v in found.values} == {40}
+    measure.start()
+    assert measure.finish().values == ()
+
+
+def test_a_site_with_a_bad_batch_is_failed_and_says_why():
+    x = normal(0, 20, 2)
+    bad = x.clone()
+    bad[3, 0] = math.inf
+    found = reading([(x, x), (x, bad), (x, x)])
+    assert found.status == "failed"
+    assert "y: 1 of 40 entries are not finite" in found.reason
+    assert found.values[0].n == 60
+    assert "columns" in reading([(x, x), (x[:, :1], x)]).reason
+
+
+def test_a_batch_that_is_overwritten_later_was_copied():
+    x = normal(0, 60, 3)
+    y = torch.relu(x)
+    measure = R2()
+    measure.start()
+    for a, b in batches_of(x, y, 2):
+        a, b = a.clone(), b.clone()
+        measure.update(SimpleNamespace(place="act", x=a, y=b, batch=0))
+        a.zero_()
+        b.zero_()
+    assert measure.finish().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)

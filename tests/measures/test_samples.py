@@ -1,0 +1,57 @@
+"""Checks and scalings that all site measures share."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measures._samples import as_samples, centered, unit_scaled, varying_columns
+
+
+@given(st.floats(-1e300, 1e300, allow_subnormal=False), st.integers(2, 50))
+def test_a_constant_column_is_centred_to_exactly_zero_and_does_not_vary(value, n):
+    column = torch.full((n, 1), value, dtype=torch.float64)
+    assert torch.equal(centered(column), torch.zeros(n, 1).double())
+    assert not varying_columns(column).any()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 3e4])
+def test_centring_keeps_the_digits_of_a_small_spread_on_an_offset(offset):
+    steps = torch.arange(-8, 9, dtype=torch.float64)[:, None] * 2.0**-30
+    torch.testing.assert_close(centered(steps + offset), steps, rtol=1e-14, atol=0)
+
+
+def test_a_column_varies_if_it_moves_by_more_than_rounding():
+    one = torch.ones(3, 4).double()
+    one[1, 0] += 1e-15
+    one[1, 1] += 1e-14
+    one[:, 2] = torch.tensor([0.0, 1e-300, 0.0], dtype=torch.float64)
+    assert varying_columns(one).tolist() == [False, True, True, False]
+
+
+@given(st.floats(1e-320, 1e308), st.floats(-1, 1))
+def test_scaling_is_by_a_power_of_two_into_one_to_two(peak, share):
+    values = torch.tensor([[peak], [share * peak]], dtype=torch.float64)
+    scaled = unit_scaled(values)
+    assert 1 <= scaled[0, 0].item() < 2
+    ratio = math.frexp(peak / scaled[0, 0].item())[0]
+    assert ratio == 0.5
+
+
+def test_a_range_beyond_float64_is_refused():
+    with pytest.raises(NotFinite, match="range"):
+        unit_scaled(centered(torch.tensor([[-1.7e308], [1.7e308]]).double()))
+
+
+def test_samples_without_columns_are_undefined():
+    with pytest.raises(Undefined, match="x has no columns"):
+        as_samples(torch.ones(3, 0), "x")
+
+
+def test_gradients_pass_the_conversion():
+    x = torch.ones(3, 2, requires_grad=True)
+    as_samples(x, "x").sum().backward()
+    assert torch.equal(x.grad, torch.ones(3, 2))
