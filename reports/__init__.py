@@ -1,0 +1,1 @@
+"""Boards, figures and the page that set measured subjects side by side."""

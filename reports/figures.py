@@ -1,0 +1,169 @@
+"""The figures of a report: signature, distribution over paths, bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib.style
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from nlbench.errors import RequestError
+
+from .panels import (
+    MOST_SERIES,
+    draw_bars,
+    draw_distribution,
+    draw_signature,
+    ecdf,
+    legend_label,
+    short,
+)
+from .svg import STYLE, to_svg
+from .tables import Series, labelled, per_place
+from .text import direction
+
+__all__ = ["MOST_SERIES", "bars", "distribution", "ecdf", "figure_of", "signature", "to_svg"]
+
+Details = Mapping[str, Mapping[str, Any]]
+
+_WIDTH, _HEIGHT = 7.2, 2.7  # inches
+
+
+def signature(
+    scores: pd.DataFrame, measures: Details, names: Sequence[str] | None = None
+) -> Figure:
+    """Draw non-linearity signatures: the score of every site in order of call.
+
+    Bars are the standard deviation over batches. A site without a value is a hollow
+    mark at the bottom edge.
+
+    Parameters
+    ----------
+    scores : DataFrame
+        Tidy, one number a row.
+    measures : mapping of str to mapping
+        What is known of each measure.
+    names : sequence of str, optional
+        Which measures, one panel each; by default those with the probe ``sites``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If none of the measures has a value at a site, or there are more than
+        `MOST_SERIES` subjects.
+
+    Examples
+    --------
+    >>> scores = pd.DataFrame({"model": "a", "weights": "init", "data": "digits", "seed": 0,
+    ...     "measure": "affinity", "place": ["relu", "relu:1"], "statistic": "value",
+    ...     "value": [0.9, 0.4], "n": 64, "status": "ok", "reason": ""})
+    >>> len(signature(scores, {}, ["affinity"]).axes)
+    1
+    """
+    if names is None:
+        names = [name for name, about in measures.items() if about.get("probe") == "sites"]
+    if not names:
+        raise RequestError("no measure of sites among the scores; expected at least one")
+    return _figure(scores, measures, names, draw_signature)
+
+
+def distribution(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
+    """Draw how a measure is distributed over paths: one step function a subject.
+
+    Parameters
+    ----------
+    scores, measures
+        As for `signature`.
+    name : str
+        The measure.
+
+    Raises
+    ------
+    nlbench.RequestError
+        As for `signature`.
+    """
+    return _figure(scores, measures, [name], draw_distribution)
+
+
+def bars(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
+    """Draw a measure of any probe: one bar a place, side by side for several subjects.
+
+    Parameters
+    ----------
+    scores, measures
+        As for `signature`.
+    name : str
+        The measure.
+
+    Raises
+    ------
+    nlbench.RequestError
+        As for `signature`.
+    """
+    return _figure(scores, measures, [name], draw_bars)
+
+
+def figure_of(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
+    """Draw the figure that suits a measure's probe."""
+    probe = measures.get(name, {}).get("probe")
+    if probe == "sites":
+        return signature(scores, measures, [name])
+    return (distribution if probe == "lines" else bars)(scores, measures, name)
+
+
+def _series(table: pd.DataFrame, name: str) -> dict[int, Series]:
+    """Series with a value, by the subject's position: it has one colour in all figures."""
+    subjects = list(dict.fromkeys(table["subject"]))
+    if len(subjects) > MOST_SERIES:
+        said = f"{len(subjects)} subjects in one figure; expected {MOST_SERIES} at most"
+        raise RequestError(said)
+    drawn = {subjects.index(one.label): one for one in per_place(table, name) if one.has_value}
+    if not drawn:
+        raise RequestError(f"{name} has no value at any place; expected at least one")
+    return dict(sorted(drawn.items()))
+
+
+def _figure(
+    scores: pd.DataFrame,
+    measures: Details,
+    names: Sequence[str],
+    draw: Callable[[Axes, Mapping[int, Series], Mapping[str, Any]], str],
+) -> Figure:
+    table = labelled(scores)
+    panels = {name: _series(table, name) for name in names}
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(layout="constrained")
+        legend: dict[str, Any] = {}
+        for row, (name, series) in enumerate(panels.items()):
+            axes = figure.add_subplot(len(panels), 1, row + 1)
+            about = measures.get(name, {})
+            label = f"{short(name, 40)}\n{direction(about.get('more_means', 'neither'))}"
+            # The measure stands on the axis that carries its values.
+            if draw(axes, series, about) == "x":
+                axes.set_xlabel(label.replace("\n", ", "))
+            else:
+                axes.set_ylabel(label)
+            for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
+                legend.setdefault(text, handle)
+        names_height = sum(_names_height(axes) for axes in figure.axes)
+        figure.set_size_inches(_WIDTH, 0.3 + _HEIGHT * len(panels) + names_height)
+        _add_legend(figure, legend)
+        figure.draw_without_rendering()  # lays out, once, while the style is in force
+        figure.set_layout_engine("none")
+    return figure
+
+
+def _names_height(axes: Axes) -> float:
+    """Inches that names written upwards below an axis take."""
+    upright = [label for label in axes.get_xticklabels() if label.get_rotation() == 90]
+    return 0.07 * max((len(label.get_text()) for label in upright), default=0)
+
+
+def _add_legend(figure: Figure, entries: Mapping[str, Any]) -> None:
+    labels = [legend_label(short(text)) for text in entries]
+    longest = max(len(label) for label in labels)
+    columns = max(1, min(len(labels), 100 // (longest + 6)))
+    figure.legend(list(entries.values()), labels, loc="outside upper left", ncols=columns)

@@ -1,0 +1,102 @@
+"""From a matplotlib figure to an SVG that can stand on a page beside others."""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import matplotlib.style
+from matplotlib.figure import Figure
+
+from .text import one_line
+
+__all__ = ["STYLE", "to_svg"]
+
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+
+STYLE = {
+    "svg.hashsalt": "nlbench",  # ids depend on the content alone
+    "svg.fonttype": "none",  # text stays text: searchable, read aloud, set in the page's font
+    "text.parse_math": False,  # a dollar in a model's name is a dollar
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.labelsize": 9,
+    "axes.titlesize": 9,
+    "axes.axisbelow": True,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9,
+}
+
+
+def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
+    """Write a figure as an SVG element, the same bytes for the same figure.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    prefix : str
+        Letters, digits and hyphens; put before every id, so that two figures of one
+        page don't share one.
+    title : str
+        What the figure shows, for those who can't see it.
+
+    Returns
+    -------
+    str
+        One ``<svg>`` element without declaration, date or link.
+
+    Examples
+    --------
+    >>> to_svg(Figure(figsize=(1, 1)), prefix="f1", title="Nothing").count('id="f1-figure_1"')
+    1
+    """
+    buffer = io.BytesIO()
+    with matplotlib.style.context(["default", STYLE]):
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    root = ET.fromstring(buffer.getvalue())
+    for element in root.iter():
+        _prefix_ids(element, prefix)
+    _unstyle(root)
+    heading = ET.Element(f"{{{_SVG}}}title", {"id": f"{prefix}-title"})
+    heading.text = one_line(title)
+    root.insert(0, heading)
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{prefix}-title")
+    _plain_names(root)
+    root.set("xmlns", _SVG)
+    return ET.tostring(root, encoding="unicode", short_empty_elements=True)
+
+
+def _prefix_ids(element: ET.Element, prefix: str) -> None:
+    link = element.attrib.pop(f"{{{_XLINK}}}href", None)
+    if link is not None:
+        element.set("href", link)
+    for name, value in element.attrib.items():
+        if name == "id":
+            element.set(name, f"{prefix}-{value}")
+        elif name == "href" and value.startswith("#"):
+            element.set(name, f"#{prefix}-{value[1:]}")
+        elif "url(#" in value:
+            element.set(name, _REFERENCE.sub(rf"url(#{prefix}-\1)", value))
+
+
+def _unstyle(root: ET.Element) -> None:
+    """Put matplotlib's style sheet on the root: on a page it would hold for every element."""
+    for parent in list(root.iter()):
+        for sheet in parent.findall(f"{{{_SVG}}}style"):
+            parent.remove(sheet)
+    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+
+
+def _plain_names(root: ET.Element) -> None:
+    """Drop the namespace from every name: HTML wants ``<path>``, not ``<svg:path>``."""
+    for element in root.iter():
+        element.tag = str(element.tag).removeprefix(f"{{{_SVG}}}")

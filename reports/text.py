@@ -1,0 +1,172 @@
+"""Numbers and short phrases as boards, figures and pages print them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "bounds_text",
+    "column_decimals",
+    "count",
+    "direction",
+    "number",
+    "one_line",
+    "settings_text",
+    "value_with_std",
+]
+
+SIGNIFICANT = 4
+LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # beyond these a number is written with an exponent
+
+
+def column_decimals(values: Iterable[float]) -> int | None:
+    """Decimals that give the largest number of a column four significant digits.
+
+    Parameters
+    ----------
+    values : iterable of float
+        The numbers of one column; those that are not finite are ignored.
+
+    Returns
+    -------
+    int or None
+        None where no fixed number of decimals suits all: `number` then decides for
+        each number on its own.
+
+    Examples
+    --------
+    >>> column_decimals([0.91, 0.85]), column_decimals([283.0, 291.0])
+    (4, 0)
+    >>> column_decimals([1e-9, 1.0]) is None
+    True
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    sizes = [abs(value) for value in finite if value != 0]
+    if not sizes:
+        return 0
+    largest, smallest = max(sizes), min(sizes)
+    if largest >= LARGEST_PLAIN or largest < SMALLEST_PLAIN or largest / smallest > 1e4:
+        return None
+    if all(value.is_integer() for value in finite):
+        return 0
+    # A hair less: a column of shares reads alike whether or not one of them is 1.
+    return _decimals(0.999 * largest)
+
+
+def _decimals(size: float) -> int:
+    return max(0, SIGNIFICANT - 1 - math.floor(math.log10(size)))
+
+
+def number(value: float, decimals: int | None = None) -> str:
+    """Write one number.
+
+    Parameters
+    ----------
+    value : float
+    decimals : int, optional
+        Digits behind the point, as `column_decimals` gives them; by default four
+        significant digits. A number that would be rounded to nothing keeps one
+        significant digit, so that only zero reads as zero.
+
+    Examples
+    --------
+    >>> number(0.84531), number(174116.0), number(2.5e-6), number(3e-5, 3)
+    ('0.8453', '174,116', '2.500e-06', '3e-05')
+    """
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0:
+        return f"{0:.{decimals or 0}f}"
+    size = abs(value)
+    if decimals is None:
+        if size >= LARGEST_PLAIN or size < SMALLEST_PLAIN:
+            return f"{value:.{SIGNIFICANT - 1}e}"
+        return f"{value:,.{_decimals(size)}f}"
+    if round(size, decimals) == 0:
+        return f"{value:.0e}"
+    return f"{value:,.{decimals}f}"
+
+
+def value_with_std(value: float, std: float, decimals: int | None = None) -> str:
+    """Write a number with its spread, where there is one.
+
+    Examples
+    --------
+    >>> value_with_std(0.84531, 0.0712, 3), value_with_std(13.0, float("nan"))
+    ('0.845 ± 0.071', '13.00')
+    """
+    text = number(value, decimals)
+    return text if math.isnan(std) else f"{text} ± {number(std, decimals)}"
+
+
+def direction(more_means: str) -> str:
+    """Say which way of a measure is the more nonlinear one.
+
+    Examples
+    --------
+    >>> direction("less nonlinear"), direction("neither")
+    ('↓ more nonlinear', 'no direction')
+    """
+    arrows = {"more nonlinear": "↑ more nonlinear", "less nonlinear": "↓ more nonlinear"}
+    return arrows.get(more_means, "no direction")
+
+
+def bounds_text(bounds: Sequence[float | None]) -> str:
+    """Say between which values a measure lies; None is without a bound.
+
+    Examples
+    --------
+    >>> bounds_text([0.0, 1.0]), bounds_text([0.0, None]), bounds_text([None, None])
+    ('0 to 1', 'at least 0', 'unbounded')
+    """
+    low, high = (
+        None if bound is None or math.isinf(bound) else f"{bound:g}" for bound in (*bounds,)
+    )
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    if low is not None:
+        return f"at least {low}"
+    return "unbounded" if high is None else f"at most {high}"
+
+
+def count(how_many: int, noun: str) -> str:
+    """Write a number of things, in the singular for one.
+
+    Examples
+    --------
+    >>> count(1, "subject"), count(1200, "sample"), count(0, "cell")
+    ('1 subject', '1,200 samples', '0 cells')
+    """
+    return f"{how_many:,} {noun}{'' if how_many == 1 else 's'}"
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Write options on one line.
+
+    Examples
+    --------
+    >>> settings_text({"paths": "closed", "radius": 4.0})
+    'paths = closed, radius = 4'
+    """
+    return ", ".join(f"{name} = {_setting(value)}" for name, value in settings.items())
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def one_line(text: object) -> str:
+    r"""Bring a text to one line without control characters, safe for a terminal.
+
+    Examples
+    --------
+    >>> one_line("out of\n  memory\x1b[2J")
+    'out of memory�[2J'
+    """
+    return "".join(c if c.isprintable() else "�" for c in " ".join(str(text).split()))

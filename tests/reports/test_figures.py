@@ -1,0 +1,230 @@
+"""Figures, and the SVG they become."""
+
+import math
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import rcParams
+from nlbench.reports.figures import (
+    MOST_SERIES,
+    bars,
+    distribution,
+    ecdf,
+    figure_of,
+    signature,
+    to_svg,
+)
+
+from nlbench.errors import RequestError
+
+SUBJECT = ("net", "init", "digits", 0)
+
+
+def ids_of(svg: str) -> list[str]:
+    return [element.get("id") for element in ET.fromstring(svg).iter() if element.get("id")]
+
+
+def marks_of(axes, label):
+    (container,) = [c for c in axes.containers if c.get_label() == label]
+    return container.lines[0].get_xydata()
+
+
+def one_net(conftest, values, **kwargs):
+    return conftest.frame(conftest.cell_rows(SUBJECT, "affinity", values, **kwargs))
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40))
+def test_the_distribution_function_is_the_share_of_values_at_most_x(values) -> None:
+    x, share = ecdf(values)
+    numbers = np.array(values)
+    np.testing.assert_array_equal(x, np.unique(numbers))
+    np.testing.assert_allclose(share, [(numbers <= v).mean() for v in x], rtol=1e-15)
+    assert share[-1] == 1
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
+def test_a_distribution_of_nothing_or_of_no_number_is_refused(values) -> None:
+    with pytest.raises(RequestError, match="needs finite values"):
+        ecdf(values)
+
+
+def test_the_signature_has_one_mark_a_site_in_order_of_call(conftest, run) -> None:
+    (axes,) = signature(run.scores, run.manifest["measures"]).axes
+    rows = run.scores.query(
+        "model == 'vgg8' and weights == 'trained' and measure == 'affinity'"
+        " and place != '' and statistic == 'value'"
+    )
+    marks = marks_of(axes, "vgg8 · trained")
+    np.testing.assert_array_equal(marks[:, 0], np.arange(1, 8))
+    np.testing.assert_array_equal(marks[:, 1], rows["value"])
+
+
+def test_error_bars_reach_one_standard_deviation(conftest) -> None:
+    figure = signature(one_net(conftest, {"a": 0.5, "b": 0.75}, std=0.125), {}, ["affinity"])
+    (container,) = figure.axes[0].containers
+    (_, _, (bars_drawn,)) = container.lines
+    reach = [segment[:, 1].tolist() for segment in bars_drawn.get_segments()]
+    assert reach == [[0.375, 0.625], [0.625, 0.875]]
+
+
+def test_sites_without_a_value_are_hollow_marks_at_the_bottom_edge(conftest) -> None:
+    scores = one_net(conftest, {"a": 0.5, "b": "constant output", "c": 0.4})
+    (axes,) = signature(scores, {}, ["affinity"]).axes
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert [line.get_xydata().tolist() for line in hollow] == [[[2.0, 0.0]]]
+    assert hollow[0].get_transform() == axes.get_xaxis_transform()
+
+
+def test_one_panel_is_drawn_for_each_measure_asked_for(conftest) -> None:
+    rows = conftest.cell_rows(SUBJECT, "affinity", {"a": 0.5})
+    rows += conftest.cell_rows(SUBJECT, "cka", {"a": 0.25})
+    figure = signature(conftest.frame(rows), {}, ["affinity", "cka"])
+    assert [axes.get_ylabel().split("\n")[0] for axes in figure.axes] == ["affinity", "cka"]
+
+
+def test_a_subject_keeps_its_colour_in_panels_where_others_are_missing(conftest) -> None:
+    rows = []
+    for model in ("a", "b"):
+        rows += conftest.cell_rows((model, "init", "d", 0), "affinity", {"x": 0.5})
+    rows += conftest.cell_rows(("b", "init", "d", 0), "cka", {"x": 0.25})
+    figure = signature(conftest.frame(rows), {}, ["cka", "affinity"])
+    colors = [
+        {c.get_label(): c.lines[0].get_color() for c in axes.containers} for axes in figure.axes
+    ]
+    assert colors[0]["b"] == colors[1]["b"] != colors[1]["a"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b", "a"]
+
+
+def test_long_names_that_are_shortened_alike_keep_a_legend_entry_each(conftest) -> None:
+    rows = []
+    for middle in "xy":
+        model = "a" * 60 + middle + "b" * 60
+        rows += conftest.cell_rows((model, "init", "d", 0), "affinity", {"x": 0.5})
+    figure = signature(conftest.frame(rows), {}, ["affinity"])
+    assert len(figure.legends[0].get_texts()) == 2
+
+
+def test_the_whole_range_of_a_bounded_measure_is_shown(conftest, run) -> None:
+    (axes,) = signature(run.scores, run.manifest["measures"]).axes
+    low, high = axes.get_ylim()
+    assert -0.1 < low <= 0
+    assert 1 <= high < 1.1
+
+
+def test_values_that_fill_little_of_the_range_are_not_flattened(conftest) -> None:
+    details = {"affinity": {"bounds": [0.0, 1.0], "probe": "sites"}}
+    (axes,) = signature(one_net(conftest, {"a": 0.99, "b": 0.98}), details).axes
+    low, high = axes.get_ylim()
+    assert 0.95 < low < 0.98
+    assert 0.99 < high < 1.0
+
+
+def test_few_sites_are_named(conftest) -> None:
+    scores = one_net(conftest, {"stem/relu": 0.5, "body.hardswish:1": 0.4, "features.3": 0.3})
+    (axes,) = signature(scores, {}, ["affinity"]).axes
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert names == ["stem/relu", "body.hardswish:1", "features.3"]
+
+
+def test_long_names_do_not_squeeze_the_panel(conftest) -> None:
+    plain = signature(one_net(conftest, {f"a{i}": 0.5 for i in range(20)}), {}, ["affinity"])
+    scores = one_net(conftest, {f"features.{i}.block.0.1.hardswish": 0.5 for i in range(20)})
+    named = signature(scores, {}, ["affinity"])
+    tall, usual = (f.axes[0].get_window_extent().height for f in (named, plain))
+    assert tall > 0.9 * usual
+
+
+def test_values_over_several_decades_stand_on_a_logarithmic_axis_with_plain_numbers(conftest):
+    paths = {f"path{i}": 10.0**i for i in range(-1, 3)}
+    scores = conftest.frame(conftest.cell_rows(SUBJECT, "absdev", paths))
+    figure = distribution(scores, conftest.DETAILS, "absdev")
+    texts = ET.fromstring(to_svg(figure, prefix="f", title="")).itertext()
+    shown = {text.strip() for text in texts}
+    assert figure.axes[0].get_xscale() == "log"
+    assert {"0.1", "1", "10", "100"} <= shown
+    assert not any("$" in text for text in shown)
+
+
+def test_many_sites_are_numbered(conftest) -> None:
+    scores = one_net(conftest, {f"act{i}": 0.5 for i in range(60)})
+    (axes,) = signature(scores, {}, ["affinity"]).axes
+    assert axes.get_xlabel() == "site, in order of call"
+
+
+def test_each_curve_says_how_many_paths_it_is_made_of(conftest) -> None:
+    paths = {"path0": 1.0, "path1": 3.0, "path2": "softmax at head"}
+    scores = conftest.frame(conftest.cell_rows(SUBJECT, "absdev", paths))
+    (axes,) = distribution(scores, conftest.DETAILS, "absdev").axes
+    assert [line.get_label() for line in axes.lines] == ["net (2 of 3 paths)"]
+    assert axes.lines[0].get_xydata().tolist() == [[1.0, 0.0], [1.0, 0.5], [3.0, 1.0]]
+    assert axes.lines[0].get_drawstyle() == "steps-post"
+
+
+def test_a_measure_of_another_probe_is_drawn_as_bars(conftest) -> None:
+    rows = conftest.cell_rows(SUBJECT, "pathlength", {"out0": 2.0, "out1": 3.5})
+    (axes,) = figure_of(conftest.frame(rows), conftest.DETAILS, "pathlength").axes
+    assert [patch.get_height() for patch in axes.patches] == [2.0, 3.5]
+
+
+@pytest.mark.parametrize("draw", [distribution, bars])
+def test_a_figure_without_any_number_is_refused(conftest, draw) -> None:
+    scores = one_net(conftest, {"a": "constant output"})
+    with pytest.raises(RequestError, match="affinity has no value at any place"):
+        draw(scores, {}, "affinity")
+
+
+def test_more_subjects_than_can_be_told_apart_are_refused(conftest) -> None:
+    rows = []
+    for seed in range(MOST_SERIES + 1):
+        rows += conftest.cell_rows(("net", "init", "digits", seed), "affinity", {"a": 0.5})
+    with pytest.raises(RequestError, match="9 subjects in one figure; expected 8 at most"):
+        signature(conftest.frame(rows), {}, ["affinity"])
+
+
+@pytest.mark.parametrize("name", ["affinity", "absdev", "pathlength"])
+def test_the_same_scores_give_the_same_bytes(run, name) -> None:
+    details = run.manifest["measures"]
+    first, second = (
+        to_svg(figure_of(run.scores, details, name), prefix="f", title=name) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_users_own_matplotlib_settings_change_nothing(run, monkeypatch) -> None:
+    details = run.manifest["measures"]
+    plain = to_svg(figure_of(run.scores, details, "absdev"), prefix="f", title="")
+    for name, value in {"axes.facecolor": "red", "font.size": 22, "svg.hashsalt": "mine"}.items():
+        monkeypatch.setitem(rcParams, name, value)
+    assert to_svg(figure_of(run.scores, details, "absdev"), prefix="f", title="") == plain
+    assert rcParams["font.size"] == 22
+
+
+def test_two_figures_of_one_page_share_no_id(run) -> None:
+    figure = signature(run.scores, run.manifest["measures"])
+    first = ids_of(to_svg(figure, prefix="one", title=""))
+    second = ids_of(to_svg(figure, prefix="two", title=""))
+    assert len(first) == len(set(first)) > 10
+    assert not set(first) & set(second)
+
+
+def test_every_reference_of_a_figure_points_into_it(run) -> None:
+    svg = to_svg(signature(run.scores, run.manifest["measures"]), prefix="one", title="")
+    targets = {f"#{name}" for name in ids_of(svg)}
+    links = [e.get("href") for e in ET.fromstring(svg).iter() if e.get("href")]
+    clips = [e.get("clip-path")[4:-1] for e in ET.fromstring(svg).iter() if e.get("clip-path")]
+    assert links
+    assert clips
+    assert set(links) | set(clips) <= targets
+
+
+@pytest.mark.parametrize("name", ["<b>&\"'", "_hidden", "$x_1$", "tab\tand \x1b bell", "\ud800"])
+def test_any_name_comes_out_as_well_formed_text(conftest, name) -> None:
+    rows = conftest.cell_rows((name, "init", "digits", 0), "affinity", {name: 0.5, "b": 0.4})
+    figure = signature(conftest.frame(rows), {}, ["affinity"])
+    root = ET.fromstring(to_svg(figure, prefix="f", title=name))
+    texts = ["".join(e.itertext()).strip() for e in root.iter() if e.tag.endswith("text")]
+    shown = "".join(c if c.isprintable() else "�" for c in " ".join(name.split()))
+    assert texts.count(shown) == 2  # in the legend and below the axis

@@ -1,0 +1,330 @@
+"""The page: self-contained, escaped, complete."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from nlbench.reports.board import board, cell_texts
+from nlbench.reports.page import render_page, write_page
+
+from nlbench.errors import RequestError
+from nlbench.manifest import contents
+from nlbench.measure import Reading, Value
+from nlbench.records import Record, Run, load_run
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Tags, ids, visible text and the text of each open tag's innermost section."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.scripts = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        if self.open and self.open[-1] in ("script", "style"):
+            self.scripts += data
+        else:
+            self.texts.append(" ".join(data.split()))
+
+    @property
+    def text(self) -> str:
+        return " ".join(text for text in self.texts if text)
+
+    def values(self, *names: str) -> list[str]:
+        return [v or "" for _, attrs in self.tags for k, v in attrs.items() if k in names]
+
+
+@pytest.fixture
+def hostile(conftest):
+    bad = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
+    rows = conftest.cell_rows((bad, f"w{bad}", "digits", 0), bad, {bad: 0.5, "b": bad})
+    rows += conftest.missing_row(("other", "init", "digits", 0), bad, "failed", bad)
+    scores = conftest.frame(rows)
+    manifest = conftest.manifest_of(scores)
+    details = {**conftest.DETAILS["affinity"], "description": bad}
+    details["source"] = {"citation": bad, "equation": bad, "bibtex": bad}
+    manifest |= {"measures": {bad: details}, "command": bad, "environment": {bad: bad}}
+    return conftest.FakeRun(bad, None, scores, manifest)
+
+
+@pytest.fixture(scope="module")
+def html(conftest) -> str:
+    return render_page(conftest.realistic_run())
+
+
+@pytest.fixture
+def page(html) -> Page:
+    return Page(html)
+
+
+def test_nothing_on_the_page_comes_from_elsewhere(page) -> None:
+    assert all(value.startswith("#") for value in page.values("href", "src", "xlink:href"))
+    assert not page.values("srcset", "action", "data", "poster", "background")
+    assert not re.search(r"@import|https?:|//", page.scripts)
+    assert not any(re.search(r"url\((?!#)", value) for value in page.values("style"))
+    assert {tag for tag, _ in page.tags} & {"link", "img", "iframe", "object", "base"} == set()
+
+
+def test_the_browser_is_told_to_load_nothing(page) -> None:
+    assert any("default-src 'none'" in value for value in page.values("content"))
+
+
+def test_links_of_citations_are_plain_text(page) -> None:
+    assert "url = {https://example.org/a}" in page.text
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_ids_are_unique_and_every_reference_has_its_target(conftest, runs) -> None:
+    page = Page(render_page([conftest.realistic_run(seeds=(0, 1)) for _ in range(runs)]))
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    labels = [name for value in page.values("aria-labelledby") for name in value.split()]
+    assert {value[1:] for value in page.values("href")} | set(labels) <= set(ids)
+
+
+def test_hostile_names_stay_text(hostile) -> None:
+    page = Page(render_page(hostile))
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 1
+    assert "img" not in tags
+    assert not page.values("onerror")
+    assert "alert(" not in page.scripts
+    assert page.text.count("<script>alert(1)</script>") > 10
+
+
+def test_every_score_of_the_board_is_on_the_page(page, run) -> None:
+    table = board(run.scores, run.manifest["measures"])
+    numbers = set(page.values("data-sort"))
+    for name in table.columns.unique("measure"):
+        for text, value in zip(cell_texts(table, name), table[name, "value"], strict=True):
+            assert text in page.texts
+            if np.isfinite(value):
+                assert repr(float(value)) in numbers
+
+
+def test_every_place_is_on_the_page_with_its_value(page, run) -> None:
+    numbers = set(page.values("data-sort"))
+    rows = run.scores.query("place != '' and statistic == 'value' and status == 'ok'")
+    assert len(rows) == 80 + 64 + 5
+    assert {repr(float(value)) for value in rows["value"]} <= numbers
+    assert set(run.scores["place"]) - {""} <= set(page.texts)
+
+
+def test_rows_of_the_board_stand_in_its_order(html) -> None:
+    body = html[html.index("sortable") : html.index("</table>")]
+    found = re.findall(r'<td class="number" data-sort="([\d.]+)">0\.\d+ ±', body)
+    assert len(found) == 6
+    assert [float(v) for v in found] == sorted(float(v) for v in found)
+
+
+def test_what_is_missing_is_listed_with_its_reason(page) -> None:
+    listed = page.text[page.text.index("Missing values and failures") :]
+    assert "hardswish at features.0.2: not piecewise affine" in listed
+    assert "failed out of memory" in listed
+    assert "vgg8 · init layer0.2.relu, layer1.2.relu undefined constant output" in listed
+    assert "Not everything has a value" in page.text
+
+
+def test_a_complete_run_says_that_nothing_is_missing(conftest) -> None:
+    scores = conftest.frame(conftest.cell_rows(("a", "init", "d", 0), "affinity", {"relu": 0.5}))
+    run = conftest.FakeRun("whole", None, scores, conftest.manifest_of(scores, ["affinity"]))
+    text = Page(render_page(run)).text
+    assert "None: every cell and every place has a value." in text
+    assert "Not everything has a value" not in text
+    assert "1 subject and 1 measure, on 512 samples each: 1 of 1 cell has a value." in text
+
+
+def test_places_that_share_a_reason_are_named_up_to_a_point(conftest) -> None:
+    sites = {f"act{i}": "constant output" for i in range(9)} | {"last": 0.5}
+    scores = conftest.frame(conftest.cell_rows(("a", "init", "d", 0), "affinity", sites))
+    run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["affinity"]))
+    assert "act0, act1, act2, act3, act4, act5 and 3 more" in Page(render_page(run)).text
+
+
+def test_what_decided_the_numbers_is_on_the_page(page) -> None:
+    text = page.text
+    for fact in (
+        "nlbench run --measures affinity,absdev,pathlength --model vgg8",
+        "2026-03-04T10:20:30+00:00",
+        "reduction = spatial, batch = 128",
+        "shrinkage = ledoit-wolf, ridge = 1e-06",
+        "174,116",
+        "0.9833",
+        "8×8 digits, enlarged to 32×32, three channels, normalised",
+        "5a3b" * 16,
+        "git.commit",
+        "@article{absdev}",
+    ):
+        assert fact in text
+
+
+def test_each_measure_is_explained_with_direction_bounds_and_source(page) -> None:
+    text = page.text
+    assert "↓ more nonlinear · 0 to 1 · probe sites · Bouniot, Redko" in text
+    assert "↑ more nonlinear · at least 0 · probe lines · Gamba et al., 2022, eq. 3" in text
+
+
+def test_a_run_without_anything_still_gives_a_page(conftest) -> None:
+    text = Page(render_page(conftest.FakeRun("empty"))).text
+    assert "No scores are recorded." in text
+    assert "0 subjects and 0 measures: 0 of 0 cells have a value." in text
+
+
+def test_a_run_in_which_all_failed_still_gives_a_page(conftest) -> None:
+    rows = []
+    for name in ("affinity", "absdev", "pathlength"):
+        rows += conftest.missing_row(("a", "init", "d", 0), name, "failed", f"no memory for {name}")
+    scores = conftest.frame(rows)
+    run = conftest.FakeRun("bad", None, scores, conftest.manifest_of(scores))
+    page = Page(render_page(run))
+    assert "svg" not in {tag for tag, _ in page.tags}
+    for name in ("affinity", "absdev", "pathlength"):
+        assert f"failed no memory for {name}" in page.text
+
+
+def test_many_subjects_are_spread_over_figures_that_can_be_read(conftest) -> None:
+    rows = []
+    for seed in range(19):
+        rows += conftest.cell_rows(("a", "init", "d", seed), "affinity", {"x": 0.5, "y": 0.4})
+    scores = conftest.frame(rows)
+    run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["affinity"]))
+    page = Page(render_page(run))
+    assert [tag for tag, _ in page.tags].count("svg") == 3
+    assert set(page.texts) >= {f"a · seed {seed}" for seed in range(19)}
+
+
+def test_rows_of_several_runs_carry_the_names_of_their_runs(conftest) -> None:
+    first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
+    text = Page(render_page([first, second])).text
+    assert "early · vgg8 · init" in text
+    assert "late · vgg8 · init" in text
+    assert "12 subjects" in text
+
+
+def test_runs_of_one_name_are_told_apart(conftest) -> None:
+    twice = [conftest.realistic_run("same"), conftest.realistic_run("same")]
+    assert "same (2) · vgg8 · init" in Page(render_page(twice)).text
+
+
+def test_runs_that_were_made_differently_are_marked_as_such(conftest) -> None:
+    first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
+    alike = Page(render_page([first, second])).text
+    other = {**conftest.DETAILS["affinity"], "options": {"shrinkage": "none"}}
+    measures = {**second.manifest["measures"], "affinity": other}
+    second = replace(second, manifest={**second.manifest, "measures": measures})
+    differing = Page(render_page([first, second])).text
+    assert "not made alike" not in alike
+    assert "not made alike" in differing
+    assert "version 1, shrinkage = none in late" in differing
+
+
+def test_a_measure_that_a_run_was_not_asked_for_is_not_missing_from_it(conftest) -> None:
+    first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
+    del second.manifest["measures"]["pathlength"]
+    second.scores = second.scores[second.scores["measure"] != "pathlength"]
+    text = Page(render_page([first, second])).text
+    assert "nothing is recorded" not in text[text.index("Missing values") :]
+    assert "25 of 30 cells have a value" in text
+
+
+def test_numbers_per_logit_are_left_to_the_table_of_scores(conftest) -> None:
+    rows = conftest.cell_rows(("a", "init", "d", 0), "absdev", {"path0": 1.0, "path1": 2.0})
+    subject = ("a", "init", "d", 0)
+    rows += [
+        (*subject, "absdev", "path0", name, value, 8, "ok", "")
+        for name, value in {"logit0": 0.25, "logit1": 0.75, "length": 31.5, "q90": 4.0}.items()
+    ]
+    scores = conftest.frame(rows)
+    run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["absdev"]))
+    text = Page(render_page(run)).text
+    assert "length" in text
+    assert "q90" in text
+    assert "logit0" not in text
+    assert "Each logit's own value is in the run's table of scores." in text
+
+
+def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
+    reading = Reading.of(
+        [
+            Value("relu", {"value": 0.123456, "std": 0.01, "batches": 2.0}, 64),
+            Value("relu:1", {"value": 0.654321, "std": 0.02, "batches": 2.0}, 64),
+            Value.missing("relu:2", "undefined", "constant output", 64),
+        ]
+    )
+    about = {"name": "affinity", "probe": "sites", "more_means": "less nonlinear"}
+    record = Record(
+        key="0",
+        subject={"model": "net", "weights": "init", "data": "digits", "seed": 3},
+        measure={**about, "bounds": [0.0, 1.0], "version": "1", "options": {}},
+        probe={"name": "sites", "options": {"reduction": "spatial"}},
+        machine={"device": "cpu", "dtype": "float32"},
+        reading=reading,
+    )
+    folder = Run({**contents([record]), "device": "cpu"}, [record]).save(tmp_path / "saved")
+    page = Page(render_page(load_run(folder)))
+    assert "How nonlinear: saved" in page.text
+    assert "0.3889 ± 0.2654" in page.texts  # mean and half the difference of the two
+    assert "0.1235" in page.texts
+    assert "undefined: constant output" in page.texts
+
+
+def test_a_manifest_that_says_little_is_no_obstacle(conftest, run) -> None:
+    bare = conftest.FakeRun("bare", None, run.scores, {"subjects": [{"model": "vgg8"}]})
+    assert "vgg8" in Page(render_page(bare)).text
+
+
+def test_the_same_runs_give_the_same_page(conftest) -> None:
+    assert render_page(conftest.realistic_run()) == render_page(conftest.realistic_run())
+
+
+def test_the_page_is_written_whole_and_replaces_an_older_one(run, tmp_path) -> None:
+    target = tmp_path / "new" / "report.html"
+    assert write_page([run], target) == target
+    target.write_text("old")
+    write_page([run], target)
+    assert target.read_text(encoding="utf-8") == render_page([run])
+    assert [file.name for file in target.parent.iterdir()] == ["report.html"]
+
+
+def test_a_page_that_cannot_be_rendered_leaves_the_older_one(run, tmp_path) -> None:
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    run.scores = run.scores.drop(columns="status")
+    with pytest.raises(RequestError):
+        write_page([run], target)
+    assert target.read_text() == "old"
+
+
+def test_a_name_that_utf8_cannot_hold_does_not_stop_the_page(conftest, tmp_path) -> None:
+    rows = conftest.cell_rows(("bad\ud800name", "init", "d", 0), "affinity", {"relu": 0.5})
+    run = conftest.FakeRun("r", None, conftest.frame(rows), {})
+    page = write_page(run, tmp_path / "report.html")
+    assert "bad?name" in page.read_text(encoding="utf-8")
+
+
+def test_a_folder_or_no_run_is_refused_in_one_line(run, tmp_path) -> None:
+    with pytest.raises(RequestError, match="is a folder; expected the name of an HTML file"):
+        write_page([run], tmp_path)
+    with pytest.raises(RequestError, match="no run to report"):
+        write_page([], tmp_path / "report.html")

@@ -1,0 +1,66 @@
+"""How numbers and phrases are written."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nlbench.reports.text import (
+    bounds_text,
+    column_decimals,
+    number,
+    one_line,
+    value_with_std,
+)
+
+finite = st.floats(-1e300, 1e300)
+
+
+def read_back(text: str) -> float:
+    return float(text.replace(",", "").replace("∞", "inf"))
+
+
+@given(finite)
+def test_a_number_written_alone_is_right_to_four_digits(value: float) -> None:
+    assert math.isclose(read_back(number(value)), value, rel_tol=6e-4, abs_tol=0)
+
+
+@given(st.lists(finite, min_size=1, max_size=8))
+def test_in_a_column_no_number_but_zero_reads_as_zero(values: list[float]) -> None:
+    decimals = column_decimals(values)
+    for value in values:
+        assert (read_back(number(value, decimals)) == 0) == (value == 0)
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=8))
+def test_a_column_is_right_to_four_digits_of_its_largest_number(values: list[float]) -> None:
+    decimals = column_decimals(values)
+    for value in values:
+        assert abs(read_back(number(value, decimals)) - value) <= 1e-3 * max(values)
+
+
+def test_a_column_of_whole_numbers_has_no_decimals() -> None:
+    assert column_decimals([3.0, 283.0, float("nan")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(math.nan, "nan"), (math.inf, "∞"), (-math.inf, "-∞"), (-0.5, "-0.5000")]
+)
+def test_numbers_that_are_not_plain_are_still_told_apart(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_spread_that_rounds_to_nothing_is_shown_with_an_exponent() -> None:
+    assert value_with_std(0.9, 1e-7, 3) == "0.900 ± 1e-07"
+
+
+def test_a_bound_at_infinity_is_no_bound() -> None:
+    assert bounds_text([-math.inf, 1.0]) == "at most 1"
+    assert bounds_text([None, math.inf]) == "unbounded"
+
+
+@given(st.text())
+def test_one_line_has_neither_breaks_nor_control_characters(text: str) -> None:
+    line = one_line(text)
+    assert line.isprintable()
+    assert len(line.splitlines()) <= 1
