@@ -1,0 +1,147 @@
+"""Measure anyone's model on anyone's inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.environment import exact_arithmetic
+from nlbench.errors import RequestError
+from nlbench.looking import steps_of
+from nlbench.manifest import contents, make_manifest, measure_facts
+from nlbench.measure import Measure
+from nlbench.options import OptionValue
+from nlbench.plan import Settings, checked_measure, content_key, load_measures, make_bench
+from nlbench.probes import PROBES
+from nlbench.records import Run
+from nlbench.runner import Progress, Silent, records_of
+from nlbench.subject import Subject, tensor_hash
+from nlbench.weights import state_hash
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    model: nn.Module,
+    inputs: Tensor | Iterable[Any],
+    measures: Sequence[str | type[Measure]] = ("affinity", "r2", "cka"),
+    *,
+    settings: Settings | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Measure anyone's model on anyone's inputs, where the model is.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Left as it is found: mode, dtype, weights, hooks.
+    inputs : tensor of shape (n, ...), or iterable
+        What the model is given; or a loader that yields such batches, alone or as the first
+        of a tuple (with labels).
+    measures : sequence of str or Measure class
+        Registered names, or measures defined on the spot.
+    settings : mapping, optional
+        Options: ``{"affinity.shrinkage": "none", "lines.number": 2}``.
+    name : str, optional
+        What the model is called in the table; by default its class's name.
+    progress : Progress, optional
+
+    Returns
+    -------
+    Run
+        ``scores`` is the tidy table, ``["affinity"]`` one reading; ``save(path)`` writes it
+        to a folder.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a measure, a setting or the inputs can't be used.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> run = evaluate(model, torch.randn(64, 4), measures=["affinity", "absdev"])
+    >>> [reading.reading.status for reading in run.records]
+    ['ok', 'ok']
+    """
+    progress = progress or Silent()
+    given = _gather(inputs)
+    names = [measure for measure in measures if isinstance(measure, str)]
+    loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
+    classes = [m for m in measures if not isinstance(m, str)]
+    for measure in classes:
+        loaded[measure.name] = checked_measure(measure, getattr(measure, "name", repr(measure)))
+    if not loaded:
+        raise RequestError("no measure to run")
+    bench = make_bench(
+        list(loaded.values()), {**_lines_defaults(given, loaded), **(settings or {})}
+    )
+    device = next((p.device for p in model.parameters()), given.device)
+    facts: dict[str, Any] = {
+        "model": name or type(model).__name__,
+        "weights": "given",
+        "data": "given",
+        "seed": 0,
+        "weights_hash": state_hash(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "preprocessing": "as given",
+        "samples": len(given),
+        "sample_hash": tensor_hash(given),
+    }
+    subject = Subject(model, given, None, facts)
+
+    def key_of(measure: type[Measure]) -> str:
+        return content_key(
+            {
+                "measure": measure_facts(measure, dict(bench.measures)[measure]),
+                "probe": dict(bench.probes[measure.probe]),
+                "subject": facts,
+                "device": device.type,
+            }
+        )
+
+    began = time.perf_counter()
+    steps = (steps_of(p, len(given), options) for p, options in bench.probes.items())
+    progress.begin(sum(steps))
+    with exact_arithmetic():
+        records = list(records_of(subject, bench, device, progress, key_of))
+    request = {"measures": list(loaded), "settings": dict(settings or {})}
+    manifest = make_manifest(request, device)
+    seconds = round(time.perf_counter() - began, 3)
+    manifest = {**manifest, "seconds": seconds, **contents(records)}
+    return Run(manifest, records)
+
+
+def _gather(inputs: Tensor | Iterable[Any]) -> Tensor:
+    if isinstance(inputs, Tensor):
+        given = inputs
+    else:
+        batches = [batch[0] if isinstance(batch, tuple | list) else batch for batch in inputs]
+        wrong = next((batch for batch in batches if not isinstance(batch, Tensor)), None)
+        if wrong is not None or not batches:
+            what = f"yields a {type(wrong).__name__}" if batches else "yields nothing"
+            raise RequestError(f"inputs: the loader {what}, expected batches of tensors")
+        given = torch.cat(batches)
+    if given.ndim < 2 or len(given) == 0:
+        raise RequestError(
+            f"inputs have shape {tuple(given.shape)}, expected (n, ...) with n of at least 1"
+        )
+    return given
+
+
+def _lines_defaults(given: Tensor, measures: Mapping[str, type[Measure]]) -> dict[str, OptionValue]:
+    """Paths that the inputs allow: loops of translated images, else lines between samples."""
+    if not any(measure.probe == "lines" for measure in measures.values()):
+        return {}
+    is_images = given.ndim == 4
+    most = len(given) if is_images else len(given) // 2
+    number = int(PROBES["lines"].options["number"].default)
+    return {
+        "lines.paths": "closed" if is_images else "pairs",
+        "lines.number": max(1, min(number, most)),
+    }

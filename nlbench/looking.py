@@ -1,0 +1,229 @@
+"""Show a subject to measures through their probes: one pass a probe feeds them all."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import NlbenchError, RequestError, Undefined
+from nlbench.measure import Measure, Reading
+from nlbench.options import OptionValue
+from nlbench.probes.lines import look_along
+from nlbench.probes.paths import closed_paths, pair_paths
+from nlbench.probes.sites import look_at_sites
+from nlbench.subject import Subject, tensor_hash
+
+__all__ = ["Outcome", "Step", "look", "steps_of"]
+
+ProbeSettings = Mapping[str, OptionValue]
+
+
+class Step(Protocol):
+    """Told after each batch or segment, for progress."""
+
+    def __call__(self) -> None:
+        """Count one more."""
+
+
+@dataclass
+class Outcome:
+    """What one measure came to on one subject.
+
+    Parameters
+    ----------
+    measure : Measure
+    reading : Reading
+    seconds : float
+        The measure's own time.
+    traceback : str
+        Of a failure.
+    shown : dict
+        What the probe looked at, such as the number of segments.
+    """
+
+    measure: Measure
+    reading: Reading
+    seconds: float
+    traceback: str
+    shown: dict[str, Any]
+
+
+class _Feed:
+    """One measure while a probe's pass runs: its time, and its failure if there is one."""
+
+    def __init__(self, measure: Measure) -> None:
+        self.measure = measure
+        self.seconds = 0.0
+        self.failure: Reading | None = None
+        self.traceback = ""
+        self._guard(measure.start)
+
+    def update(self, look: object) -> None:
+        """Give the measure one look, unless it has failed."""
+        if self.failure is None:
+            self._guard(lambda: self.measure.update(look))
+
+    def finish(self) -> Reading:
+        """Take the measure's reading, or say why there is none."""
+        if self.failure is not None:
+            return self.failure
+        reading = self._guard(self.measure.finish)
+        if self.failure is not None:
+            return self.failure
+        if not isinstance(reading, Reading):
+            return Reading.missing(
+                "failed", f"finish gave a {type(reading).__name__}, expected nlbench.Reading"
+            )
+        return reading
+
+    def _guard(self, call: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            # A plugin may raise anything. It is recorded, and concerns no other measure.
+            self.failure, self.traceback = _reading_of(error)
+            return None
+        finally:
+            self.seconds += time.perf_counter() - begin
+
+
+def _reading_of(error: BaseException) -> tuple[Reading, str]:
+    """Turn an exception into the reading that says so, with its traceback if it is a failure."""
+    text = " ".join(str(error).split())
+    if isinstance(error, Undefined):
+        return Reading.missing("undefined", text), ""
+    reason = text if isinstance(error, NlbenchError) else f"{type(error).__name__}: {text}"
+    return Reading.missing("failed", reason), traceback.format_exc()
+
+
+def steps_of(probe: str, subject_size: int, settings: ProbeSettings) -> int:
+    """How many steps a probe's pass will count."""
+    if probe == "sites":
+        return -(-subject_size // int(settings["batch"]))
+    if settings["paths"] == "closed":
+        return int(settings["number"]) * int(settings["anchors"])
+    return int(settings["number"])
+
+
+def look(
+    subject: Subject,
+    measures: Sequence[Measure],
+    settings: ProbeSettings,
+    *,
+    device: torch.device,
+    step: Step = lambda: None,
+) -> list[Outcome]:
+    """Run one probe's pass over a subject and collect the readings of its measures.
+
+    Parameters
+    ----------
+    subject : Subject
+    measures : sequence of Measure
+        All of one probe.
+    settings : mapping
+        The probe's options.
+    device : torch.device
+    step : callable
+        Called after each batch or segment.
+
+    Returns
+    -------
+    list of Outcome
+        One a measure, in their order. A measure that raises is ``failed``, or
+        ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
+        itself can't look.
+    """
+    feeds = [_Feed(measure) for measure in measures]
+    shown: dict[str, Any] = {}
+    failure: tuple[Reading, str] | None = None
+    try:
+        _PASSES[measures[0].probe](subject, feeds, settings, device, step, shown)
+    except Exception as error:
+        # The model's own forward can raise anything; every measure of the pass is told.
+        failure = _reading_of(error)
+    outcomes = []
+    for feed in feeds:
+        if failure is None or feed.failure is not None:
+            reading, trace = feed.finish(), feed.traceback
+        else:
+            reading, trace = failure
+        outcomes.append(Outcome(feed.measure, reading, feed.seconds, trace, shown))
+    return outcomes
+
+
+def _look_at_sites(
+    subject: Subject,
+    feeds: Sequence[_Feed],
+    settings: ProbeSettings,
+    device: torch.device,
+    step: Step,
+    shown: dict[str, Any],
+) -> None:
+    places: set[str] = set()
+
+    def on_look(look: object) -> None:
+        for feed in feeds:
+            feed.update(look)
+        places.add(look.place)  # type: ignore[attr-defined]
+
+    def batches() -> Iterator[Tensor]:
+        for batch in torch.split(subject.inputs, int(settings["batch"])):
+            yield batch.to(device)
+            step()
+
+    shown["samples"] = look_at_sites(
+        subject.model, batches(), on_look, reduction=str(settings["reduction"])
+    )
+    shown["sites"] = len(places)
+    if not places:
+        raise Undefined("the model calls no activation function that is known as one")
+
+
+def _look_along_lines(
+    subject: Subject,
+    feeds: Sequence[_Feed],
+    settings: ProbeSettings,
+    device: torch.device,
+    step: Step,
+    shown: dict[str, Any],
+) -> None:
+    paths = _paths(subject, settings)
+    shown["segments"] = paths.shape[0] * (paths.shape[1] - 1)
+    shown["paths_hash"] = tensor_hash(paths)
+    for look in look_along(subject.model, paths.to(device)):
+        for feed in feeds:
+            feed.update(look)
+        step()
+
+
+def _paths(subject: Subject, settings: ProbeSettings) -> Tensor:
+    number, kind = int(settings["number"]), str(settings["paths"])
+    needed = number if kind == "closed" else 2 * number
+    if len(subject.inputs) < needed:
+        raise RequestError(
+            f"lines.number: {number} paths ({kind}) need {needed} samples, there are "
+            f"{len(subject.inputs)}"
+        )
+    if kind == "pairs":
+        return pair_paths(subject.inputs[:needed])
+    images = subject.inputs if subject.images is None else subject.images
+    if images.ndim != 4:
+        raise RequestError(
+            "lines.paths: closed paths translate images, but the inputs have shape "
+            f"{tuple(images.shape[1:])}; set lines.paths=pairs"
+        )
+    anchors, radius = int(settings["anchors"]), float(settings["radius"])
+    return subject.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
+
+
+_PASSES: Mapping[str, Callable[..., None]] = {
+    "sites": _look_at_sites,
+    "lines": _look_along_lines,
+}

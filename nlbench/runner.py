@@ -1,0 +1,275 @@
+"""From a request to records: look at each subject once, record each cell."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from nlbench.environment import exact_arithmetic, resolve_device
+from nlbench.errors import NlbenchError, RequestError
+from nlbench.files import make_folder
+from nlbench.looking import Outcome, look, steps_of
+from nlbench.manifest import contents, make_manifest, measure_facts, now
+from nlbench.measure import Measure, Reading
+from nlbench.options import OptionValue
+from nlbench.plan import Bench, Cell, Request, load_measures, make_bench, plan_cells
+from nlbench.records import Record, Run, load_run
+from nlbench.subject import Subject, load_subject
+
+__all__ = ["Progress", "Silent", "records_of", "run"]
+
+
+class Progress(Protocol):
+    """Told how a run goes on."""
+
+    def begin(self, steps: int) -> None:
+        """Get ready for that many steps."""
+
+    def step(self, what: str) -> None:
+        """Count one step."""
+
+    def warn(self, message: str) -> None:
+        """Say something that the user should know."""
+
+
+class Silent:
+    """Progress that nobody wants to see."""
+
+    def begin(self, steps: int) -> None:
+        """Do nothing."""
+
+    def step(self, what: str) -> None:
+        """Do nothing."""
+
+    def warn(self, message: str) -> None:
+        """Do nothing."""
+
+
+def run(
+    request: Request,
+    out: str | Path,
+    *,
+    progress: Progress | None = None,
+    command: str = "",
+) -> Run:
+    """Measure subjects, one record a cell, in a run's folder.
+
+    Cells that the folder already holds are not measured again, failed ones excepted. Each
+    record is on the disk as soon as it exists.
+
+    Parameters
+    ----------
+    request : Request
+    out : path
+        The run's folder; it is made, or extended if it is one already.
+    progress : Progress, optional
+    command : str
+        The command line, for the manifest.
+
+    Returns
+    -------
+    Run
+        All that the folder holds.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.PluginError
+        If the request can't be carried out as a whole. What concerns one cell only is a
+        ``failed`` reading.
+    """
+    progress = progress or Silent()
+    began = time.perf_counter()
+    bench = make_bench(load_measures(request.measures, progress.warn), request.settings)
+    device = resolve_device(request.device)
+    plan = plan_cells(request, bench, device)
+    result = _open(Path(out), [cell for cells in plan.values() for cell in cells])
+    done = {record.key: record for record in result.records}
+    todo = [
+        [cell for cell in cells if cell.key not in done or not done[cell.key].is_done]
+        for cells in plan.values()
+    ]
+    order = [cell.key for cells in plan.values() for cell in cells]
+    manifest = make_manifest(
+        asdict(request), device, command=command, created=result.manifest.get("created")
+    )
+    progress.begin(sum(_steps(cells, bench, request) for cells in todo))
+
+    def write_tables() -> None:
+        places = {key: place for place, key in enumerate(order)}
+        result.records = sorted(
+            done.values(), key=lambda r: (places.get(r.key, len(order)), r.identity)
+        )
+        seconds = round(time.perf_counter() - began, 3)
+        result.manifest = {**manifest, "seconds": seconds, **contents(result.records)}
+        result.write_tables()
+
+    try:
+        with exact_arithmetic():
+            for cells in filter(None, todo):
+                for record in _measure(cells, bench, device, progress, alone=len(plan) == 1):
+                    done[record.key] = record
+                    result.write_record(record)
+                write_tables()
+    except KeyboardInterrupt:
+        write_tables()
+        raise
+    except NlbenchError:
+        if not done:
+            _remove_empty(Path(out))
+        raise
+    write_tables()
+    return result
+
+
+def _remove_empty(folder: Path) -> None:
+    """Take back the folder of a run that came to nothing; never one that holds anything."""
+    with contextlib.suppress(OSError):
+        (folder / "cells").rmdir()
+        folder.rmdir()
+
+
+def _open(folder: Path, cells: Sequence[Cell]) -> Run:
+    """Make a run's folder or take up an old one, if what it holds goes with what is asked."""
+    result = Run({}, [], folder)
+    if (folder / "manifest.json").is_file():
+        result = load_run(folder)
+        wanted = {cell.key for cell in cells}
+        named = {cell.identity for cell in cells}
+        for record in result.records:
+            if record.key not in wanted and record.identity in named:
+                raise RequestError(
+                    f"{folder} already holds {record.measure['name']} of "
+                    f"{record.subject['model']} ({record.subject['weights']}) measured "
+                    "differently (options, samples or device); choose another --out"
+                )
+    elif folder.exists() and not _is_unused(folder):
+        raise RequestError(f"{folder} exists and is not a run; choose another --out")
+    make_folder(folder / "cells")
+    return result
+
+
+def _is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing, or only the cells of a run killed before its manifest."""
+    try:
+        return all(entry.name == "cells" for entry in folder.iterdir())
+    except OSError:
+        return False
+
+
+def _steps(cells: Sequence[Cell], bench: Bench, request: Request) -> int:
+    probes = {cell.measure.probe for cell in cells}
+    return sum(steps_of(name, request.samples or 1, bench.probes[name]) for name in probes)
+
+
+def _measure(
+    cells: Sequence[Cell],
+    bench: Bench,
+    device: torch.device,
+    progress: Progress,
+    *,
+    alone: bool,
+) -> Iterator[Record]:
+    """Load a subject once and yield the records of its cells.
+
+    A subject that can't be loaded fails its own cells, or the request if it is the only one.
+    """
+    if not cells:
+        return
+    spec = cells[0].spec
+    keys = {cell.measure: cell.key for cell in cells}
+    wanted = replace(bench, measures=tuple((cell.measure, cell.options) for cell in cells))
+    try:
+        subject = load_subject(spec, device)
+    except Exception as error:
+        # Whatever a model's or dataset's plugin raises concerns this subject only.
+        reason = " ".join(str(error).split())
+        if not isinstance(error, NlbenchError):
+            reason = f"{spec.model} on {spec.data}: {type(error).__name__}: {reason}"
+        if alone:
+            raise RequestError(reason) from error
+        trace = traceback.format_exc()
+        yield from (_unloaded(cell, bench, device, reason, trace) for cell in cells)
+        return
+    yield from records_of(subject, wanted, device, progress, lambda measure: keys[measure])
+
+
+def _unloaded(cell: Cell, bench: Bench, device: torch.device, reason: str, trace: str) -> Record:
+    """Record of a cell whose subject couldn't be loaded."""
+    spec, probe = cell.spec, cell.measure.probe
+    return Record(
+        key=cell.key,
+        subject={
+            "model": spec.model,
+            "weights": cell.weights.label,
+            "data": spec.data,
+            "seed": spec.seed,
+        },
+        measure=measure_facts(cell.measure, cell.options),
+        probe={"name": probe, "options": dict(bench.probes[probe])},
+        machine={"device": str(device), "dtype": ""},
+        reading=Reading.missing("failed", reason),
+        finished=now(),
+        traceback=trace,
+    )
+
+
+def records_of(
+    subject: Subject,
+    bench: Bench,
+    device: torch.device,
+    progress: Progress,
+    key_of: Callable[[type[Measure]], str],
+) -> Iterator[Record]:
+    facts = subject.facts
+    for probe, entries in bench.by_probe().items():
+        settings = bench.probes[probe]
+        what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
+        instances = [measure(**options) for measure, options in entries]
+        step = partial(progress.step, what)
+        outcomes = look(subject, instances, settings, device=device, step=step)
+        for outcome, (measure, options) in zip(outcomes, entries, strict=True):
+            yield _record(
+                key_of(measure),
+                facts,
+                measure_facts(measure, options),
+                settings,
+                device,
+                subject,
+                outcome,
+            )
+
+
+def _record(
+    key: str,
+    facts: Mapping[str, Any],
+    measure: Mapping[str, Any],
+    settings: Mapping[str, OptionValue],
+    device: torch.device,
+    subject: Subject,
+    outcome: Outcome,
+) -> Record:
+    return Record(
+        key=key,
+        subject=facts,
+        measure=measure,
+        probe={"name": measure["probe"], "options": dict(settings), **outcome.shown},
+        machine={"device": str(device), "dtype": str(_dtype(subject.model)).removeprefix("torch.")},
+        reading=outcome.reading,
+        seconds=round(outcome.seconds, 6),
+        finished=now(),
+        traceback=outcome.traceback,
+    )
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return next(floats, torch.get_default_dtype())

@@ -1,0 +1,381 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench import registry
+from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
+from nlbench.measure import Measure, Reading, site_measure
+from nlbench.plan import Request
+from nlbench.runner import run
+
+QUICK = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 1}
+
+
+@site_measure()
+def good(x, y):
+    """Fine."""
+    return (y - x).abs().mean()
+
+
+@site_measure()
+def crashing(x, y):
+    """Never works."""
+    raise ZeroDivisionError("no such luck")
+
+
+@site_measure()
+def exiting(x, y):
+    """Calls exit."""
+    raise SystemExit(3)
+
+
+class Wrong(Measure):
+    """Gives something else than a reading."""
+
+    probe = "sites"
+
+    def update(self, look):
+        pass
+
+    def finish(self):
+        return 0.5
+
+
+class Counting(Measure):
+    """Counts its looks."""
+
+    probe = "sites"
+    looks = 0
+
+    def update(self, look):
+        type(self).looks += 1
+
+    def finish(self):
+        return Reading.of({"all": 1.0})
+
+
+def tiny(in_channels=3, num_classes=10):
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 4, 3, stride=4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, num_classes),
+    )
+
+
+def nan_model():
+    model = tiny()
+    with torch.no_grad():
+        model[0].bias.fill_(math.nan)
+    return model
+
+
+def smooth():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 5), nn.Tanh(), nn.Linear(5, 10))
+
+
+def broken():
+    raise RuntimeError("can't be built")
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Measures and models that exist for these tests, beside the installed ones."""
+    local = {
+        "measures": {m.name: m for m in (good, crashing, exiting, Wrong, Counting)},
+        "models": {"tiny": tiny, "nan": nan_model, "smooth": smooth, "broken": broken},
+    }
+    load, entries = registry.load, registry.entries
+
+    def both(group):
+        found = dict(entries(group))
+        some = next(iter(found.values()))
+        return found | {n: registry.Entry(group, n, some.claims) for n in local.get(group, {})}
+
+    def local_first(group, name):
+        return local.get(group, {}).get(name) or load(group, name)
+
+    monkeypatch.setattr(registry, "entries", both)
+    monkeypatch.setattr(registry, "load", local_first)
+    return local
+
+
+def request(measures="good", models="tiny", **changes):
+    defaults = {"samples": 16, "weights": "init", "settings": {}}
+    return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
+
+
+def statuses(result):
+    return {
+        (r.subject["model"], r.measure["name"]): (r.reading.status, r.reading.reason)
+        for r in result.records
+    }
+
+
+def test_a_run_writes_manifest_records_and_table(names, tmp_path):
+    result = run(request("good,affinity"), tmp_path / "run")
+    assert sorted(p.name for p in result.path.iterdir()) == [
+        "cells",
+        "manifest.json",
+        "scores.csv",
+    ]
+    loaded = nlbench.load_run(result.path)
+    assert loaded.scores.equals(result.scores)
+    manifest = loaded.manifest
+    assert manifest["measures"]["affinity"]["options"]["shrinkage"] == "ledoit-wolf"
+    (subject,) = manifest["subjects"]
+    assert {"weights_hash", "sample_hash", "preprocessing", "parameters"} <= set(subject)
+    assert manifest["environment"]["packages"]["torch"] == torch.__version__.partition("+")[0]
+    assert manifest["cells"] == {"ok": 2}
+
+
+def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_path):
+    result = run(request("crashing,exiting,wrong,good"), tmp_path / "run")
+    status = statuses(result)
+    assert status["tiny", "crashing"] == ("failed", "ZeroDivisionError: no such luck")
+    assert status["tiny", "exiting"][0] == "failed"
+    assert status["tiny", "wrong"] == ("failed", "finish gave a float, expected nlbench.Reading")
+    assert status["tiny", "good"][0] == "ok"
+    record = next(r for r in result.records if r.measure["name"] == "crashing")
+    assert "ZeroDivisionError" in record.traceback
+
+
+def test_one_pass_feeds_all_measures_of_a_probe(names, tmp_path, monkeypatch):
+    passes = []
+    model = tiny()
+    monkeypatch.setitem(names["models"], "tiny", lambda: model)
+    model.register_forward_hook(lambda *args: passes.append(1))
+    run(request("good,affinity,cka,r2", settings={"sites.batch": 8}), tmp_path / "run")
+    # One more than the two batches: the accuracy on the sample.
+    assert len(passes) == 3
+
+
+def test_a_subject_that_cannot_be_loaded_fails_its_own_cells(names, tmp_path):
+    result = run(request("good", "broken,tiny"), tmp_path / "run")
+    assert statuses(result) == {
+        ("broken", "good"): ("failed", "broken on digits: RuntimeError: can't be built"),
+        ("tiny", "good"): ("ok", ""),
+    }
+
+
+def test_a_lone_subject_that_cannot_be_loaded_is_a_wrong_request_and_leaves_no_folder(
+    names, tmp_path
+):
+    with pytest.raises(RequestError, match="can't be built"):
+        run(request("good", "broken"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_gives_nan_fails_its_cells_and_no_other(names, tmp_path):
+    result = run(request("affinity,r2,absdev", "nan,tiny", settings=QUICK), tmp_path / "run")
+    for (model, _), (status, reason) in statuses(result).items():
+        assert status == ("failed" if model == "nan" else "ok"), reason
+    assert result.manifest["cells"] == {"failed": 3, "ok": 3}
+
+
+def test_a_smooth_network_has_no_density_and_the_reason_names_the_operation(names, tmp_path):
+    result = run(request("density,good", "smooth", settings=QUICK), tmp_path / "run")
+    status, reason = statuses(result)["smooth", "density"]
+    assert status == "undefined"
+    assert reason.startswith("tanh at 2")
+    assert statuses(result)["smooth", "good"][0] == "ok"
+
+
+def test_recorded_cells_are_not_measured_again_and_failed_ones_are(names, tmp_path, monkeypatch):
+    Counting.looks = 0
+    run(request("counting,crashing"), tmp_path / "run")
+    looks = Counting.looks
+    assert looks > 0
+    monkeypatch.setitem(names["measures"], "crashing", repaired())
+    result = run(request("counting,crashing"), tmp_path / "run")
+    assert Counting.looks == looks
+    assert statuses(result)["tiny", "crashing"] == ("ok", "")
+
+
+def repaired():
+    @site_measure()
+    def crashing(x, y):
+        """Works now."""
+        return 1.0
+
+    return crashing
+
+
+def test_a_run_is_extended_by_more_measures_and_subjects(names, tmp_path):
+    run(request("good"), tmp_path / "run")
+    run(request("good,counting", seeds=(0, 1)), tmp_path / "run")
+    result = nlbench.load_run(tmp_path / "run")
+    assert len(result.records) == 4
+    assert len(result.manifest["subjects"]) == 2
+
+
+def test_the_same_cell_measured_differently_is_not_mixed_into_a_run(names, tmp_path):
+    run(request("affinity"), tmp_path / "run")
+    before = (tmp_path / "run" / "scores.csv").read_bytes()
+    with pytest.raises(RequestError, match="measured differently"):
+        run(request("affinity", settings={"affinity.shrinkage": "none"}), tmp_path / "run")
+    with pytest.raises(RequestError, match="measured differently"):
+        run(request("affinity", samples=8), tmp_path / "run")
+    assert (tmp_path / "run" / "scores.csv").read_bytes() == before
+
+
+def test_the_same_request_gives_the_same_scores_to_the_last_bit(names, tmp_path):
+    wanted = request("affinity,r2,cka,absdev,density", settings=QUICK)
+    first, second = (run(wanted, tmp_path / name) for name in ("a", "b"))
+    assert (first.path / "scores.csv").read_bytes() == (second.path / "scores.csv").read_bytes()
+    assert [r.key for r in first.records] == [r.key for r in second.records]
+
+
+def test_the_cells_key_changes_with_everything_that_decides_a_number(names, tmp_path):
+    keys = set()
+    variants = [
+        {},
+        {"samples": 15},
+        {"seeds": (1,)},
+        {"split": "train"},
+        {"settings": {"affinity.ridge": 1e-5}},
+        {"settings": {"sites.batch": 64}},
+        {"settings": {"sites.reduction": "flatten"}},
+    ]
+    for number, changes in enumerate(variants):
+        keys |= {r.key for r in run(request("affinity", **changes), tmp_path / f"{number}").records}
+    assert len(keys) == len(variants)
+
+
+def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_path):
+    result = run(request("absdev", "tiny,vgg8", settings=QUICK), tmp_path / "run")
+    assert len({r.probe["paths_hash"] for r in result.records}) == 1
+    assert len({r.subject["sample_hash"] for r in result.records}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"settings": {"affinity.ridge": "x"}}, "affinity.ridge: expected a number"),
+        ({"settings": {"affinity.rigde": "1"}}, "did you mean 'ridge'"),
+        ({"settings": {"afinity.ridge": "1"}}, "did you mean 'affinity'"),
+        ({"settings": {"ridge": "1"}}, "expected MEASURE.OPTION"),
+        ({"settings": {"sites.reduction": "spacial"}}, "did you mean 'spatial'"),
+        ({"data": ("digit",)}, "did you mean 'digits'"),
+        ({"models": "vgg9"}, "did you mean 'vgg8'"),
+        ({"measures": "afinity"}, "did you mean 'affinity'"),
+        ({"split": "validation"}, "expected test or train"),
+        ({"samples": -1}, "samples: -1 is out of bounds"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is absent"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"weights": "no/such/file.pt"}, "no such file"),
+        ({"weights": "trained", "models": "tiny"}, "no trained checkpoint of tiny on digits"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_leaves_nothing(names, tmp_path, changes, says):
+    wanted = {"measures": "affinity", "models": "tiny"} | changes
+    with pytest.raises((RequestError, PluginError), match=says) as caught:
+        run(request(**wanted), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_samples_for_the_paths_is_said(names, tmp_path):
+    result = run(request("absdev", samples=2), tmp_path / "run")
+    status, reason = statuses(result)["tiny", "absdev"]
+    assert status == "failed"
+    assert "4 paths (closed) need 4 samples, there are 2" in reason
+
+
+def test_a_batch_of_one_is_undefined_with_the_reason(names, tmp_path):
+    result = run(request("affinity", samples=1), tmp_path / "run")
+    status, reason = statuses(result)["tiny", "affinity"]
+    assert status == "undefined"
+    assert reason
+
+
+def test_a_folder_that_holds_something_else_is_refused_and_left_alone(names, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RequestError, match="exists and is not a run"):
+        run(request(), tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_output_that_is_a_file_or_below_one_is_refused(names, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(RequestError, match="is not a run"):
+        run(request(), file)
+    with pytest.raises(RequestError, match="can't write"):
+        run(request(), file / "below")
+
+
+def test_the_measured_model_of_evaluate_is_left_as_it_was():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    inputs = torch.randn(40, 4)
+    kept = inputs.clone()
+    nlbench.evaluate(model, inputs, measures=["affinity", "r2", "cka", "absdev", "density"])
+    assert model.training
+    assert torch.equal(inputs, kept)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_evaluate_takes_a_loader_with_labels_and_gives_what_the_tensor_gives():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    inputs, labels = torch.randn(40, 4), torch.zeros(40)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(inputs, labels), batch_size=7
+    )
+    measures = ["affinity", "absdev"]
+    given = nlbench.evaluate(model, inputs, measures).scores
+    assert nlbench.evaluate(model, loader, measures).scores.equals(given)
+    assert set(given.model) == {"Sequential"}
+
+
+def test_evaluate_takes_measures_made_on_the_spot():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    inputs = torch.randn(40, 4)
+    result = nlbench.evaluate(model, inputs, [good, "r2"], name="mine")
+    with torch.no_grad():
+        x = model[0](inputs)
+    assert result["good"].summary["value"] == pytest.approx(
+        (x.relu() - x).abs().mean().item(), rel=1e-5
+    )
+    assert set(result.scores.model) == {"mine"}
+
+
+def test_evaluate_gives_the_same_kind_of_object_as_load_run(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    result = nlbench.evaluate(model, torch.randn(40, 4), ["affinity", "r2"])
+    result.save(tmp_path / "mine")
+    loaded = nlbench.load_run(tmp_path / "mine")
+    assert type(loaded) is type(result)
+    assert loaded.scores.equals(result.scores)
+    json.dumps(loaded.manifest)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (torch.randn(4), "expected"),
+        (torch.randn(0, 4), "expected"),
+        ([], "yields nothing"),
+        (["text"], "yields a str"),
+    ],
+)
+def test_inputs_that_cannot_be_used_are_one_line(inputs, says):
+    with pytest.raises(RequestError, match=says):
+        nlbench.evaluate(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), inputs, ["r2"])
+
+
+def test_a_network_without_activations_is_undefined():
+    result = nlbench.evaluate(nn.Linear(4, 2), torch.randn(20, 4), ["affinity", "absdev"])
+    assert result["affinity"].status == "undefined"
+    assert result["absdev"].summary["value"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_errors_are_what_they_say():
+    assert issubclass(Undefined, nlbench.NlbenchError)
+    assert issubclass(NotFinite, ValueError)

@@ -1,0 +1,37 @@
+"""Every example in a docstring runs and gives what it says."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import nlbench
+
+
+def modules():
+    yield "nlbench"
+    for info in pkgutil.walk_packages(nlbench.__path__, "nlbench."):
+        if info.name != "nlbench.__main__":
+            yield info.name
+
+
+@pytest.mark.parametrize("name", sorted(set(modules())))
+def test_the_examples_run(name):
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    assert result.failed == 0
+
+
+def test_all_folders_are_walked():
+    names = set(modules())
+    assert {"nlbench.measures.affinity", "nlbench.models.vgg", "nlbench.reports.page"} <= names
+
+
+@pytest.mark.parametrize("name", sorted(set(modules())))
+def test_what_a_module_exports_exists_and_is_documented(name):
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", []):
+        thing = getattr(module, public)
+        if callable(thing) and getattr(thing, "__module__", name).startswith("nlbench"):
+            assert thing.__doc__, f"{name}.{public}"
