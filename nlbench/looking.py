@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from nlbench.errors import NlbenchError, RequestError, Undefined
+from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, Undefined
 from nlbench.measure import Measure, Reading
 from nlbench.options import OptionValue
 from nlbench.probes.lines import look_along
@@ -37,7 +39,6 @@ class Outcome:
 
     Parameters
     ----------
-    measure : Measure
     reading : Reading
     seconds : float
         The measure's own time.
@@ -47,7 +48,6 @@ class Outcome:
         What the probe looked at, such as the number of segments.
     """
 
-    measure: Measure
     reading: Reading
     seconds: float
     traceback: str
@@ -57,30 +57,26 @@ class Outcome:
 class _Feed:
     """One measure while a probe's pass runs: its time, and its failure if there is one."""
 
-    def __init__(self, measure: Measure) -> None:
-        self.measure = measure
+    def __init__(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
         self.seconds = 0.0
         self.failure: Reading | None = None
         self.traceback = ""
-        self._guard(measure.start)
+        self._measure: Measure
+        self._guard(lambda: self._begin(measure, options))
 
     def update(self, look: object) -> None:
         """Give the measure one look, unless it has failed."""
         if self.failure is None:
-            self._guard(lambda: self.measure.update(look))
+            self._guard(lambda: self._measure.update(look))
 
     def finish(self) -> Reading:
         """Take the measure's reading, or say why there is none."""
-        if self.failure is not None:
-            return self.failure
-        reading = self._guard(self.measure.finish)
-        if self.failure is not None:
-            return self.failure
-        if not isinstance(reading, Reading):
-            return Reading.missing(
-                "failed", f"finish gave a {type(reading).__name__}, expected nlbench.Reading"
-            )
-        return reading
+        reading = self.failure or self._guard(lambda: _sound(self._measure.finish()))
+        return self.failure or reading
+
+    def _begin(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
+        self._measure = measure(**options)
+        self._measure.start()
 
     def _guard(self, call: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -92,6 +88,22 @@ class _Feed:
             return None
         finally:
             self.seconds += time.perf_counter() - begin
+
+
+def _sound(reading: object) -> Reading:
+    """Give back what a measure's ``finish`` gave if it can be recorded.
+
+    Raises
+    ------
+    TypeError, ValueError, nlbench.NotFinite
+        If it can't.
+    """
+    if not isinstance(reading, Reading):
+        raise PluginError(f"finish gave a {type(reading).__name__}, expected nlbench.Reading")
+    if not all(math.isfinite(number) for number in reading.summary.values()):
+        raise NotFinite("the summary is not finite")
+    json.dumps(asdict(reading), allow_nan=False)
+    return reading
 
 
 def _reading_of(error: BaseException) -> tuple[Reading, str]:
@@ -114,7 +126,7 @@ def steps_of(probe: str, subject_size: int, settings: ProbeSettings) -> int:
 
 def look(
     subject: Subject,
-    measures: Sequence[Measure],
+    measures: Sequence[tuple[type[Measure], Mapping[str, OptionValue]]],
     settings: ProbeSettings,
     *,
     device: torch.device,
@@ -125,7 +137,7 @@ def look(
     Parameters
     ----------
     subject : Subject
-    measures : sequence of Measure
+    measures : sequence of (Measure class, options)
         All of one probe.
     settings : mapping
         The probe's options.
@@ -140,21 +152,22 @@ def look(
         ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
         itself can't look.
     """
-    feeds = [_Feed(measure) for measure in measures]
+    feeds = [_Feed(measure, options) for measure, options in measures]
     shown: dict[str, Any] = {}
     failure: tuple[Reading, str] | None = None
     try:
-        _PASSES[measures[0].probe](subject, feeds, settings, device, step, shown)
-    except Exception as error:
+        _PASSES[measures[0][0].probe](subject, feeds, settings, device, step, shown)
+    except (Exception, SystemExit) as error:
         # The model's own forward can raise anything; every measure of the pass is told.
         failure = _reading_of(error)
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:
-            reading, trace = feed.finish(), feed.traceback
+            reading = feed.finish()
+            trace = feed.traceback
         else:
             reading, trace = failure
-        outcomes.append(Outcome(feed.measure, reading, feed.seconds, trace, shown))
+        outcomes.append(Outcome(reading, feed.seconds, trace, shown))
     return outcomes
 
 

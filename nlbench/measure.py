@@ -59,6 +59,10 @@ class Source:
     bibtex: str = ""
 
 
+def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
+    return {str(name): float(number) for name, number in statistics.items()}
+
+
 @dataclass(frozen=True)
 class Value:
     """What a measure says of one place: a site, a path or a layer.
@@ -82,6 +86,10 @@ class Value:
     n: int = 0
     status: Status = "ok"
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        # Measures count with numpy and torch; a record holds plain numbers.
+        object.__setattr__(self, "statistics", _plain(self.statistics))
 
     @classmethod
     def missing(cls, place: str, status: Status, reason: str, n: int = 0) -> Value:
@@ -144,6 +152,9 @@ class Reading:
     status: Status = "ok"
     reason: str = ""
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summary", _plain(self.summary))
 
     @classmethod
     def missing(
@@ -227,6 +238,7 @@ class Measure(ABC):
     options : mapping of str to Option
         Options with their defaults; ``self.settings`` has the values in force.
     source : Source
+        Or the citation alone, as text.
 
     Examples
     --------
@@ -252,6 +264,8 @@ class Measure(ABC):
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
+        if isinstance(cls.source, str):
+            cls.source = Source(cls.source)
 
     def __init__(self, **settings: OptionValue | str) -> None:
         self.settings: Mapping[str, OptionValue] = resolve_options(
@@ -365,7 +379,7 @@ def site_measure(
             "more_means": more_means,
             "version": version,
             "options": dict(options or {}),
-            "source": Source(source) if isinstance(source, str) else source,
+            "source": source,
             "function": staticmethod(function),
         }
         return type(function.__name__, (FunctionMeasure,), attributes)

@@ -74,6 +74,7 @@ class Bench:
     probes: Mapping[str, Mapping[str, OptionValue]]
 
     def by_probe(self) -> dict[str, list[tuple[type[Measure], Mapping[str, OptionValue]]]]:
+        """Group the measures by the pass that feeds them."""
         groups: dict[str, list[tuple[type[Measure], Mapping[str, OptionValue]]]] = {}
         for entry in self.measures:
             groups.setdefault(entry[0].probe, []).append(entry)
@@ -94,12 +95,6 @@ def make_bench(measures: Sequence[type[Measure]], settings: Settings) -> Bench:
                 f"{nearest(owner, owners)}"
             )
         by_owner.setdefault(owner, {})[option] = value
-    for measure in measures:
-        if measure.probe not in PROBES:
-            raise PluginError(
-                f"measure '{measure.name}' wants probe '{measure.probe}'"
-                f"{nearest(measure.probe, PROBES)}"
-            )
     return Bench(
         tuple(
             (m, resolve_options(m.options, by_owner.get(m.name, {}), owner=m.name))
@@ -129,6 +124,13 @@ def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[typ
 
 
 def checked_measure(measure: object, name: str) -> type[Measure]:
+    """Give back what a name stands for if it is a measure of that name.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If it is something else.
+    """
     if not (isinstance(measure, type) and issubclass(measure, Measure)):
         raise PluginError(f"measure '{name}' is no nlbench.Measure but {measure!r}")
     if measure.name != name:
@@ -136,6 +138,11 @@ def checked_measure(measure: object, name: str) -> type[Measure]:
             f"measure '{name}' calls itself '{measure.name}'; an entry point and its measure "
             "must bear the same name"
         )
+    if name in PROBES:
+        raise PluginError(f"measure '{name}' bears the name of a probe; choose another")
+    probe = getattr(measure, "probe", "")
+    if probe not in PROBES:
+        raise PluginError(f"measure '{name}' wants probe '{probe}'{nearest(probe, PROBES)}")
     return measure
 
 

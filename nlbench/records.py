@@ -129,7 +129,8 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         raise RequestError(f"{origin} was not written by nlbench")
     if content["format"] > FORMAT:
         raise RequestError(
-            f"{origin} has format {content['format']}, from a newer nlbench; this one reads {FORMAT}"
+            f"{origin} has format {content['format']}, from a newer nlbench; "
+            f"this one reads up to {FORMAT}"
         )
     del content["format"]
     return content

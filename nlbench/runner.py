@@ -229,13 +229,13 @@ def records_of(
     progress: Progress,
     key_of: Callable[[type[Measure]], str],
 ) -> Iterator[Record]:
+    """Look at a subject through each probe that the measures need; yield a record a measure."""
     facts = subject.facts
     for probe, entries in bench.by_probe().items():
         settings = bench.probes[probe]
         what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
-        instances = [measure(**options) for measure, options in entries]
         step = partial(progress.step, what)
-        outcomes = look(subject, instances, settings, device=device, step=step)
+        outcomes = look(subject, entries, settings, device=device, step=step)
         for outcome, (measure, options) in zip(outcomes, entries, strict=True):
             yield _record(
                 key_of(measure),

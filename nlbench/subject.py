@@ -215,9 +215,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     return Subject(model, sample.inputs, sample.labels, facts, sample.images, dataset.normalize)
 
 
-def _accuracy(
-    model: nn.Module, sample: Sample, classes: int, device: torch.device
-) -> float | None:
+def _accuracy(model: nn.Module, sample: Sample, classes: int, device: torch.device) -> float | None:
     """Share of the sample classified right, by which a reader sees what weights these are.
 
     None for a model that doesn't give one finite logit a class.

@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,7 +9,7 @@ from torch import nn
 import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
-from nlbench.measure import Measure, Reading, site_measure
+from nlbench.measure import Measure, Reading, Value, site_measure
 from nlbench.plan import Request
 from nlbench.runner import run
 
@@ -379,3 +380,68 @@ def test_a_network_without_activations_is_undefined():
 def test_errors_are_what_they_say():
     assert issubclass(Undefined, nlbench.NlbenchError)
     assert issubclass(NotFinite, ValueError)
+
+
+class NoUpdate(Measure):
+    """Can't be made: a method is missing."""
+
+    probe = "sites"
+
+    def finish(self):
+        return Reading.of({"all": 1.0})
+
+
+class NumpyNumbers(Measure):
+    """Counts with numpy."""
+
+    probe = "sites"
+    source = "only a citation"
+
+    def update(self, look):
+        self.total = np.float32(0.5)
+
+    def finish(self):
+        return Reading.of([Value("all", {"value": self.total})], notes={"of": "numpy"})
+
+
+class OddNotes(NumpyNumbers):
+    """Notes what can't be recorded."""
+
+    def finish(self):
+        return Reading.of({"all": 1.0}, notes={"tensor": torch.zeros(1)})
+
+
+class NanSummary(NumpyNumbers):
+    """A summary that is no number."""
+
+    def finish(self):
+        return Reading({"value": math.nan})
+
+
+def test_a_measure_that_cannot_be_made_or_recorded_fails_alone():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    measures = [NoUpdate, OddNotes, NanSummary, NumpyNumbers]
+    result = nlbench.evaluate(model, torch.randn(8, 4), measures)
+    reasons = {r.measure["name"]: r.reading.reason for r in result.records}
+    assert [r.reading.status for r in result.records] == ["failed"] * 3 + ["ok"]
+    assert "update" in reasons["noupdate"]
+    assert "Tensor" in reasons["oddnotes"]
+    assert reasons["nansummary"] == "the summary is not finite"
+    assert result["numpynumbers"].summary["value"] == 0.5
+    assert result.records[-1].measure["source"]["citation"] == "only a citation"
+
+
+def test_a_measure_of_no_known_probe_is_refused():
+    class Odd(Measure):
+        """Looks nowhere."""
+
+        update = finish = None
+
+    class Sites(NumpyNumbers):
+        """Bears a probe's name."""
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(PluginError, match="measure 'odd' wants probe ''"):
+        nlbench.evaluate(model, torch.randn(8, 4), [Odd])
+    with pytest.raises(PluginError, match="bears the name of a probe"):
+        nlbench.evaluate(model, torch.randn(8, 4), [Sites])

@@ -1,0 +1,147 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from torch import nn
+
+from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
+from nlbench.probes.lines import LineLook, SegmentTrace, look_along, trace_segment
+
+
+def trace_of(t, values, length=1.0):
+    t = torch.tensor(t, dtype=torch.float64)
+    values = torch.tensor(values, dtype=torch.float64).reshape(len(t), -1)
+    origins = torch.tensor([-1, *[0] * (len(t) - 2), -1])
+    return SegmentTrace(t, values, length, origins, ("relu",))
+
+
+def by_quadrature(trace, logit):
+    """Adaptive quadrature of |f - g| over each region, times the length."""
+    t, f = trace.t.numpy(), trace.values[:, logit].numpy()
+
+    def distance(s):
+        return abs(np.interp(s, t, f) - (f[0] + s * (f[-1] - f[0])))
+
+    regions = itertools.pairwise(t)
+    return trace.length * sum(quad(distance, a, b, epsabs=1e-14, limit=200)[0] for a, b in regions)
+
+
+def test_a_relu_across_zero_has_the_closed_form():
+    # On [-1, 1] the distance is a triangle of height 1/2 over a length of 2.
+    trace = trace_segment(nn.ReLU(), torch.tensor([-1.0]), torch.tensor([1.0]))
+    assert float(absolute_deviation(trace)) == pytest.approx(0.5, rel=1e-15)
+
+
+@pytest.mark.parametrize("a", [0.1, 1.0, 3.0])
+def test_a_relu_bending_off_the_middle_has_the_closed_form(a):
+    # On [-a, 1] the triangle has height a / (1 + a) over a length of 1 + a.
+    trace = trace_segment(nn.ReLU(), torch.tensor([-a]), torch.tensor([1.0]))
+    assert float(absolute_deviation(trace)) == pytest.approx(a / 2, rel=1e-6)
+
+
+def test_an_absolute_value_has_the_closed_form():
+    class Abs(nn.Module):
+        def forward(self, x):
+            return x.abs()
+
+    trace = trace_segment(Abs(), torch.tensor([-2.0]), torch.tensor([2.0]))
+    assert float(absolute_deviation(trace)) == pytest.approx(4.0, rel=1e-15)
+
+
+def test_a_difference_that_changes_sign_is_not_integrated_as_if_it_did_not():
+    # From 1 to -1 within a region: two triangles, 1/2 of what |a| + |b| t would give.
+    trace = trace_of([0, 0.25, 0.75, 1], [0, 1, -1, 0])
+    assert float(absolute_deviation(trace)) == pytest.approx(0.125 + 0.25 + 0.125)
+
+
+def test_the_last_region_counts():
+    trace = trace_of([0, 0.5, 0.5 + 1e-9, 1], [0, 0, 1, 1])
+    # Between the chord t and the step at 1/2: two triangles of 1/8.
+    assert float(absolute_deviation(trace)) == pytest.approx(0.25, rel=1e-6)
+
+
+def test_an_affine_network_has_none():
+    assert float(absolute_deviation(trace_of([0, 1], [3, -5], 7.0))) == 0
+
+
+def test_a_segment_without_length_has_none():
+    x = torch.randn(3)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    assert absolute_deviation(trace_segment(net, x, x)).tolist() == [0, 0, 0, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0.01, 1), min_size=1, max_size=8),
+    st.integers(0, 10**6),
+    st.sampled_from([1e-6, 1.0, 1e6]),
+    st.floats(0.1, 10),
+)
+def test_any_trace_has_the_integral_that_quadrature_finds(widths, seed, scale, length):
+    t = np.cumsum([0, *widths]) / sum(widths)
+    t[-1] = 1
+    values = scale * np.random.default_rng(seed).normal(size=(len(t), 2))
+    trace = trace_of(t, values, length)
+    expected = [by_quadrature(trace, logit) for logit in range(2)]
+    assert absolute_deviation(trace).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9 * scale)
+
+
+def test_a_traced_network_has_the_integral_of_the_network_itself():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    net = net.double()
+    start, end = torch.randn(2, 3, dtype=torch.float64)
+    trace = trace_segment(net, start, end)
+    assert trace.crossings > 3
+    with torch.no_grad():
+        # Midpoints of 10^6 intervals, from the network alone.
+        t = (torch.arange(10**6, dtype=torch.float64)[:, None] + 0.5) / 10**6
+        f = net(torch.lerp(start, end, t))
+        chord = torch.lerp(net(start), net(end), t)
+    expected = float((end - start).norm()) * (f - chord).abs().mean(0)
+    torch.testing.assert_close(absolute_deviation(trace), expected, rtol=1e-6, atol=0)
+
+
+def test_a_reading_sums_segments_per_logit_and_takes_the_norm():
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    paths = torch.randn(2, 4, 3)
+    measure = AbsoluteDeviation()
+    measure.start()
+    for look in look_along(net, paths):
+        measure.update(look)
+    reading = measure.finish()
+    for path, value in zip(paths, reading.values, strict=True):
+        pairs = itertools.pairwise(path)
+        sums = sum(absolute_deviation(trace_segment(net, a, b)) for a, b in pairs)
+        assert value.statistics["logit0"] == pytest.approx(float(sums[0]))
+        assert value.statistics["logit1"] == pytest.approx(float(sums[1]))
+        assert value.statistics["value"] == pytest.approx(math.hypot(*sums.tolist()))
+        length = float(path.diff(dim=0).norm(dim=1).sum())
+        assert value.statistics["length"] == pytest.approx(length)
+        assert value.n == 3
+    assert [value.place for value in reading.values] == ["path0", "path1"]
+    numbers = [value.statistics["value"] for value in reading.values]
+    assert reading.summary["value"] == pytest.approx(np.mean(numbers))
+    assert reading.n == 6
+    assert reading.notes == {"method": "exact"}
+
+
+def test_start_forgets_what_was_measured_before():
+    look = LineLook(0, 0, trace_of([0, 0.5, 1], [0, 1, 0]))
+    measure = AbsoluteDeviation()
+    for _ in range(2):
+        measure.start()
+        measure.update(look)
+    assert measure.finish().summary["value"] == pytest.approx(0.5)
+
+
+def test_without_looks_there_is_nothing_to_measure():
+    measure = AbsoluteDeviation()
+    measure.start()
+    assert measure.finish().status == "undefined"

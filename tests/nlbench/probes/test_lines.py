@@ -1,0 +1,616 @@
+"""Tracing is checked against networks evaluated and observed by plain PyTorch."""
+
+import copy
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
+from nlbench.models.vgg import vgg8
+from nlbench.probes.lines import (
+    LineLook,
+    SegmentTrace,
+    look_along,
+    trace_segment,
+    trace_segments,
+)
+from nlbench.probes.paths import closed_paths
+from nlbench.probes.program import double_copy, record
+from nlbench.probes.tracing import trace_program
+
+WIDE = 1e-9  # Regions narrower than this are too small to be looked into.
+
+
+def on_segment(start, end, t):
+    """Points of the segment at shares t: (m, *input)."""
+    t = torch.as_tensor(t, dtype=torch.float64).reshape(-1, *[1] * start.ndim)
+    return (1 - t) * start.double() + t * end.double()
+
+
+def patterns(model, points):
+    """Which piece every unit is on: (m, units), by pre-hooks on a double copy."""
+    twin = copy.deepcopy(model).eval().double()
+    seen = []
+
+    def watch(module, inputs):
+        z = inputs[0].clone()
+        if isinstance(module, nn.MaxPool2d):
+            # The members that share the first place: units that are all off, or duplicates.
+            cells = nn.functional.unfold(z, module.kernel_size, stride=module.stride)
+            cells = cells.reshape(len(z), z.shape[1], -1, cells.shape[-1])
+            noise = 1e-13 * z.abs().amax(dim=(1, 2, 3), keepdim=True)
+            piece = (cells >= cells.amax(2, keepdim=True) - noise).long()
+        else:
+            noise = 1e-14 * z.abs().amax(dim=tuple(range(1, z.ndim)), keepdim=True)
+            kinks = (0.0, 6.0) if isinstance(module, nn.ReLU6) else (0.0,)
+            kinks = (-1.0, 1.0) if type(module) is nn.Hardtanh else kinks
+            piece = sum((z > kink + noise).long() for kink in kinks)
+            if isinstance(module, nn.PReLU):
+                bends = (module.weight != 1).reshape(1, -1, *[1] * (z.ndim - 2))
+                piece = piece * bends
+        seen.append(piece.flatten(1))
+
+    kinds = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.MaxPool2d)
+    for module in twin.modules():
+        if isinstance(module, kinds):
+            module.register_forward_pre_hook(watch)
+    with torch.no_grad():
+        twin(points)
+    return torch.cat(seen, 1)
+
+
+def outputs(model, points):
+    twin = copy.deepcopy(model).eval().double()
+    with torch.no_grad():
+        return twin(points).flatten(1)
+
+
+def assert_exact(model, start, end, trace):
+    """Between neighbouring breakpoints the network is the line through its values."""
+    assert trace.t[0] == 0
+    assert trace.t[-1] == 1
+    assert (trace.t.diff() > 0).all()
+    shares = torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64)
+    t = trace.t[:-1, None] + shares * trace.t.diff()[:, None]
+    found = outputs(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
+    left, right = trace.values[:-1, None], trace.values[1:, None]
+    expected = left + shares[:, None] * (right - left)
+    scale = float(trace.values.abs().max())
+    assert float((found - expected).abs().max()) <= 1e-9 * scale + 1e-300
+
+
+def assert_patterns(model, start, end, trace):
+    """Every unit keeps its piece inside a region; some unit changes at each breakpoint."""
+    wide = trace.t.diff() > WIDE
+    t = trace.t[:-1, None] + torch.tensor([0.2, 0.5, 0.8]) * trace.t.diff()[:, None]
+    seen = patterns(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
+    assert (seen[wide] == seen[wide][:, 1:2]).all()
+    pairs = wide[:-1] & wide[1:]
+    assert (seen[:-1, 1] != seen[1:, 1]).any(1)[pairs].all()
+
+
+def boundaries(model, start, end, samples=400, width=2e-11):
+    """Bracket every change of pattern between dense samples by bisection: (m, 2)."""
+    left = torch.linspace(0, 1, samples + 1, dtype=torch.float64)
+    found = []
+    seen = patterns(model, on_segment(start, end, left))
+    changed = (seen[:-1] != seen[1:]).any(1)
+    left, right = left[:-1][changed], left[1:][changed]
+    seen_left, seen_right = seen[:-1][changed], seen[1:][changed]
+    while len(left):
+        middle = (left + right) / 2
+        seen = patterns(model, on_segment(start, end, middle))
+        first, second = (seen != seen_left).any(1), (seen != seen_right).any(1)
+        left, right, seen_left, seen_right = (
+            torch.cat([left[first], middle[second]]),
+            torch.cat([middle[first], right[second]]),
+            torch.cat([seen_left[first], seen[second]]),
+            torch.cat([seen[first], seen_right[second]]),
+        )
+        narrow = right - left < width
+        found.append(torch.stack([left[narrow], right[narrow]], 1))
+        left, right = left[~narrow], right[~narrow]
+        seen_left, seen_right = seen_left[~narrow], seen_right[~narrow]
+    return torch.cat(found) if found else torch.zeros(0, 2, dtype=torch.float64)
+
+
+def assert_complete(model, start, end, trace):
+    """Every change of pattern found by brute force is one of the breakpoints."""
+    for left, right in boundaries(model, start, end).tolist():
+        distance = float(torch.maximum(left - trace.t, trace.t - right).min())
+        assert distance < 1e-8
+
+
+class Block(nn.Module):
+    """Residual or concatenating block whose one activation module is called twice."""
+
+    def __init__(self, layer, act, mode):
+        super().__init__()
+        self.first, self.second, self.act, self.mode = layer(), layer(), act, mode
+
+    def forward(self, x):
+        h = self.second(self.act(self.first(x)))
+        if self.mode == "cat":
+            return self.act(torch.cat([h[:, ::2], x[:, 1::2]], 1))
+        h += x
+        return self.act(h)
+
+
+ACTIVATIONS = [
+    nn.ReLU,
+    lambda: nn.ReLU(inplace=True),
+    lambda: nn.LeakyReLU(0.1),
+    lambda: nn.LeakyReLU(0.1, inplace=True),
+    nn.PReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+]
+
+
+def mlp(seed, act=nn.ReLU, widths=(3, 8, 8, 2), bias=True):
+    torch.manual_seed(seed)
+    layers = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b, bias=bias), act()]
+    return nn.Sequential(*layers[:-1])
+
+
+def small_residual(seed=0, act=nn.ReLU, mode="add", pool=nn.AvgPool2d, channels=4):
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(2, channels, 3, padding=1),
+        nn.BatchNorm2d(channels),
+        act(),
+        Block(lambda: nn.Conv2d(channels, channels, 3, padding=1, groups=2), act(), mode),
+        pool(2),
+        Block(lambda: nn.Conv2d(channels, channels, 3, padding=1), act(), mode),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(channels, 3),
+    )
+    norm = net[1]
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    return net
+
+
+@st.composite
+def networks(draw):
+    """A random network and the two ends of a segment."""
+    seed = draw(st.integers(0, 10**6))
+    act = draw(st.sampled_from(ACTIVATIONS))
+    kind = draw(st.sampled_from(["mlp", "add", "cat"]))
+    if kind == "mlp":
+        width = draw(st.integers(1, 10))
+        net = mlp(seed, act, (3, *[width] * draw(st.integers(1, 3)), 2))
+        ends = torch.randn(2, 3)
+    else:
+        pool = draw(st.sampled_from([nn.AvgPool2d, nn.MaxPool2d]))
+        net = small_residual(seed, act, kind, pool)
+        ends = torch.randn(2, 2, 4, 4)
+        if draw(st.booleans()):
+            ends[:, :, :, 2:] = ends[:, :, :, 1:2]  # replicated edges: exact ties
+    with torch.no_grad():
+        layers = [m for m in net.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
+        if draw(st.booleans()):
+            for layer in layers:
+                layer.bias.zero_()
+        for layer in layers:
+            if draw(st.booleans()) and len(layer.weight) > 1:
+                layer.weight[1] = layer.weight[0]  # a duplicate
+                layer.bias[1] = layer.bias[0]
+            if draw(st.booleans()):
+                layer.weight[-1] = 0  # a dead unit
+                layer.bias[-1] = min(0.0, float(layer.bias[-1]))
+        for module in net.modules():
+            if isinstance(module, nn.PReLU) and draw(st.booleans()):
+                module.weight.fill_(1.0)  # linearised
+    return net, ends[0], ends[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks())
+def test_a_random_network_is_exactly_affine_between_breakpoints(drawn):
+    net, start, end = drawn
+    assert_exact(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=40, deadline=None)
+@given(networks())
+def test_patterns_change_at_breakpoints_and_nowhere_else(drawn):
+    net, start, end = drawn
+    assert_patterns(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks())
+def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
+    net, start, end = drawn
+    assert_complete(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=30, deadline=None)
+@given(networks(), st.integers(2, 9))
+def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
+    net, start, end = drawn
+    start, end = start.double(), end.double()
+    program = record(double_copy(net), torch.stack([start, end]))
+    whole = trace_program(program, start, end, limit=10**6)
+    cut = trace_program(program, start, end, limit=limit)
+    assert len(cut.t) == len(whole.t)
+    torch.testing.assert_close(cut.t, whole.t, rtol=0, atol=1e-11)
+    torch.testing.assert_close(cut.values, whole.values, rtol=1e-9, atol=1e-9)
+    assert torch.equal(cut.origins, whole.origins)
+
+
+def test_no_more_points_than_the_limit_are_carried_at_once():
+    net = double_copy(mlp(0, widths=(3, 32, 32, 2)))
+    ends = torch.randn(2, 3, dtype=torch.float64)
+    program = record(net, ends)
+    carried = []
+
+    def counting(apply):
+        def counted(points, *bounds):
+            carried.append(len(points[0]))
+            return apply(points, *bounds)
+
+        return counted
+
+    def watched(rule):
+        land = counting(rule.land) if rule.land else None
+        return replace(rule, apply=counting(rule.apply), land=land)
+
+    steps = tuple(replace(step, rule=watched(step.rule)) for step in program.steps)
+    trace = trace_program(replace(program, steps=steps), *ends, limit=5)
+    assert trace.regions > 20
+    assert max(carried) == 5
+
+
+@settings(max_examples=30, deadline=None)
+@given(networks())
+def test_the_way_back_meets_the_same_regions(drawn):
+    net, start, end = drawn
+    there, back = trace_segment(net, start, end), trace_segment(net, end, start)
+    assert there.regions == back.regions
+    torch.testing.assert_close(back.t, 1 - there.t.flip(0), rtol=0, atol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def vgg_segment():
+    """VGG8 with biases, and a short piece between two shifted versions of an image."""
+    torch.manual_seed(0)
+    net = vgg8()
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+    path = closed_paths(torch.rand(1, 3, 32, 32))[0]
+    return net, path[0], torch.lerp(path[0], path[1], 0.02)
+
+
+def test_vgg8_is_exactly_affine_between_breakpoints(vgg_segment):
+    net, start, end = vgg_segment
+    trace = trace_segment(net, start, end)
+    assert trace.regions > 50
+    assert_exact(net, start, end, trace)
+    assert_patterns(net, start, end, trace)
+
+
+def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment):
+    net, start, end = vgg_segment
+    trace = trace_segment(net, start, end)
+    found = boundaries(net, start, end, samples=100, width=1e-8)
+    assert len(found) > 50
+    assert trace.t.diff().min() > 1e-5
+    for left, right in found.tolist():
+        assert ((trace.t > left - 1e-7) & (trace.t < right + 1e-7)).any()
+
+
+def test_a_unit_bends_at_its_zero():
+    trace = trace_segment(nn.ReLU(), torch.tensor([-1.0]), torch.tensor([3.0]))
+    assert trace.t.tolist() == [0, 0.25, 1]
+    assert trace.values.tolist() == [[0], [0], [3]]
+    assert (trace.regions, trace.crossings, trace.length) == (2, 1, 4)
+    assert trace.origins.tolist() == [-1, 0, -1]
+    assert trace.sites == ("relu",)
+
+
+class Functional(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "bends"),
+    [
+        (torch.abs, [0]),
+        (torch.relu, [0]),
+        (lambda x: x.relu_(), [0]),
+        (nn.functional.relu6, [0, 6]),
+        (nn.functional.hardtanh, [-1, 1]),
+        (lambda x: x.clamp(-2, 5), [-2, 5]),
+        (lambda x: x.clamp(min=1), [1]),
+        (lambda x: x.clamp_max(2), [2]),
+        (lambda x: x.clamp_min_(3), [3]),
+        (lambda x: torch.clip(x, -1), [-1]),
+        (nn.functional.hardsigmoid, [-3, 3]),
+        (nn.functional.softshrink, [-0.5, 0.5]),
+        (lambda x: nn.functional.threshold(x, 2, 2), [2]),
+        (lambda x: nn.functional.leaky_relu(x, 0.5), [0]),
+        (lambda x: nn.functional.leaky_relu(x, 1.0), []),
+        (lambda x: nn.functional.rrelu(x), [0]),
+        (lambda x: torch.maximum(x, 1 - x), [0.5]),
+        (lambda x: torch.minimum(x, torch.tensor([2.0])), [2]),
+        (lambda x: torch.max(2 * x, x), [0]),
+        (lambda x: 3 - 2 * x / 4, []),
+        (lambda x: (x - 1).abs() + (x + 1).abs(), [-1, 1]),
+        (lambda x: torch.clamp(x, 4, 4), []),
+    ],
+)
+def test_functions_bend_where_they_are_known_to(function, bends):
+    start, end = torch.tensor([-8.0]), torch.tensor([8.0])
+    trace = trace_segment(Functional(function), start, end)
+    assert (16 * trace.t - 8).tolist() == pytest.approx([-8, *bends, 8], abs=1e-12)
+    expected = function(on_segment(start, end, trace.t).clone())
+    torch.testing.assert_close(trace.values, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_max_pooling_bends_at_every_overtake():
+    # One window of four lines; the envelope is that of 1 - 2t, 0.4, t, in this order.
+    start = torch.tensor([[[1.0, 0.4], [0.0, 0.3]]])
+    end = torch.tensor([[[-1.0, 0.4], [1.0, 0.3]]])
+    trace = trace_segment(nn.MaxPool2d(2), start, end)
+    assert trace.t.tolist() == pytest.approx([0, 0.3, 0.4, 1])
+    assert trace.values.flatten().tolist() == pytest.approx([1, 0.4, 0.4, 1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(
+        [
+            (nn.MaxPool1d(2), 1),
+            (nn.MaxPool1d(3, 2, 1), 1),
+            (nn.MaxPool2d(2), 2),
+            (nn.MaxPool2d(3, 2, 1), 2),
+            (nn.MaxPool2d(3, 2, ceil_mode=True), 2),
+            (nn.MaxPool2d(2, 1, dilation=2), 2),
+            (nn.MaxPool2d((1, 3), (2, 1), (0, 1)), 2),
+            (nn.MaxPool3d(2), 3),
+            (nn.AdaptiveMaxPool1d(3), 1),
+            (nn.AdaptiveMaxPool2d((2, 3)), 2),
+        ]
+    ),
+)
+def test_max_pooling_is_exact_and_has_no_bend_too_many(seed, drawn):
+    pool, axes = drawn
+    torch.manual_seed(seed)
+    start, end = torch.randn(2, 2, *[5] * axes)
+    trace = trace_segment(pool, start, end)
+    assert_exact(pool, start, end, trace)
+    slopes = trace.values.diff(dim=0) / trace.t.diff()[:, None]
+    wide = trace.t.diff() > 1e-6
+    # A convex function's slope rises where it bends.
+    assert ((slopes.diff(dim=0) > 1e-6).any(1) | ~(wide[1:] & wide[:-1])).all()
+
+
+def test_units_that_tie_make_one_breakpoint():
+    net = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[3.0], [0.7], [-1.1]]))
+        net[0].bias.copy_(-0.3 * net[0].weight[:, 0])
+    trace = trace_segment(net, torch.tensor([0.0]), torch.tensor([1.0]))
+    assert trace.t.tolist() == pytest.approx([0, 0.3, 1], abs=1e-14)
+
+
+def test_a_segment_without_length_is_one_region():
+    net, x = mlp(0), torch.randn(3)
+    trace = trace_segment(net, x, x)
+    assert trace.t.tolist() == [0, 1]
+    assert (trace.regions, trace.crossings, trace.length) == (1, 0, 0)
+    assert torch.equal(trace.values[0], trace.values[1])
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_a_segment_inside_a_boundary_has_no_breakpoints(scale):
+    # Pre-activation 0.1 a + 0.2 b - 0.3 c is zero at a = b = c but for rounding.
+    net = nn.Sequential(nn.Linear(3, 1, bias=False), nn.ReLU()).double()
+    with torch.no_grad():
+        net[0].weight.copy_(scale * torch.tensor([[0.1, 0.2, -0.3]], dtype=torch.float64))
+    for a, b in np.random.default_rng(0).uniform(-1, 1, (20, 2)):
+        trace = trace_segment(net, torch.full((3,), a), torch.full((3,), b))
+        assert trace.crossings == 0
+
+
+def test_rounding_where_a_whole_layer_is_off_makes_no_breakpoints():
+    # For t between 0.2033 and 0.2124 all units of the first layer are off and the second
+    # is zero; at the ends of that gap a unit of the first is zero but for rounding.
+    net = mlp(816, widths=(3, 6, 6, 2))
+    start, end = torch.randn(2, 3)
+    with torch.no_grad():
+        net[0].bias.zero_()
+        net[2].bias.zero_()
+        net[0].weight[1] = net[0].weight[0]
+        net[0].weight[-1] = 0
+        hidden = net[1](net[0](on_segment(start, end, [0.2035, 0.208, 0.2122]).float()))
+    assert (hidden == 0).all()
+    t = trace_segment(net, start, end).t
+    assert not ((t > 0.2035) & (t < 0.2122)).any()
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1e-9, 1e9, 1e18])
+def test_a_unit_of_another_scale_than_the_rest_is_seen_like_them(scale):
+    net = mlp(1, widths=(2, 6, 1)).double()
+    start, end = torch.randn(2, 2)
+    before = trace_segment(net, start, end)
+    assert before.crossings > 3
+    with torch.no_grad():
+        net[0].weight[::2] *= scale
+        net[0].bias[::2] *= scale
+    after = trace_segment(net, start, end)
+    torch.testing.assert_close(after.t, before.t, rtol=0, atol=1e-12)
+
+
+def test_a_start_on_a_boundary_is_not_a_crossing():
+    trace = trace_segment(nn.ReLU(), torch.tensor([0.0, 1.0]), torch.tensor([2.0, -1.0]))
+    assert trace.t.tolist() == [0, 0.5, 1]
+
+
+def test_linearised_channels_have_no_boundary():
+    net = nn.Sequential(nn.PReLU(2, init=0.0))
+    start, end = torch.tensor([-1.0, -3.0]), torch.tensor([1.0, 1.0])
+    assert trace_segment(net, start, end).t.tolist() == [0, 0.5, 0.75, 1]
+    with torch.no_grad():
+        net[0].weight[1] = 1
+    assert trace_segment(net, start, end).t.tolist() == [0, 0.5, 1]
+
+
+def test_regions_shorter_than_a_millionth_are_found():
+    # Kinks 3e-8 apart: a search in steps of 1e-6 passes over the region between them.
+    net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.copy_(torch.tensor([-0.5, -0.5 - 3e-8], dtype=torch.float64))
+    trace = trace_segment(net, torch.tensor([0.0]), torch.tensor([1.0]))
+    assert trace.t.tolist() == pytest.approx([0, 0.5, 0.5 + 3e-8, 1], abs=1e-14)
+
+
+def test_in_place_relu_before_anything_sees_the_preactivation():
+    plain = nn.Sequential(nn.ReLU(), nn.Linear(2, 1))
+    inplace = nn.Sequential(nn.ReLU(inplace=True), plain[1])
+    start, end = torch.tensor([-1.0, 2.0]), torch.tensor([3.0, -2.0])
+    kept = start.clone(), end.clone()
+    trace = trace_segment(inplace, start, end)
+    assert trace.t.tolist() == [0, 0.25, 0.5, 1]
+    assert torch.equal(trace.values, trace_segment(plain, start, end).values)
+    assert torch.equal(start, kept[0])
+    assert torch.equal(end, kept[1])
+
+
+def test_origins_name_the_site_whose_unit_bends():
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1), nn.ReLU())
+    with torch.no_grad():
+        for layer, bias in ((net[0], -0.25), (net[2], -0.5)):
+            layer.weight.fill_(1.0)
+            layer.bias.fill_(bias)
+    trace = trace_segment(net, torch.tensor([0.0]), torch.tensor([1.0]))
+    assert trace.t.tolist() == [0, 0.25, 0.75, 1]
+    assert trace.sites == ("1", "3")
+    assert trace.origins.tolist() == [-1, 0, 1, -1]
+
+
+def test_the_model_is_left_as_it_was():
+    net = small_residual(act=lambda: nn.ReLU(inplace=True))
+    net.train()
+    net[3].eval()
+    net[0].weight.requires_grad_(False)
+    calls = []
+    net[1].register_forward_hook(lambda *_: calls.append(1))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    modes = [m.training for m in net.modules()]
+    flags = [p.requires_grad for p in net.parameters()]
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()]
+    trace_segment(net, *torch.randn(2, 2, 4, 4))
+    assert [m.training for m in net.modules()] == modes
+    assert [p.requires_grad for p in net.parameters()] == flags
+    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()] == hooks
+    assert all(p.grad is None for p in net.parameters())
+    after = net.state_dict()
+    assert all(value.dtype == after[name].dtype for name, value in before.items())
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_weight_that_is_nan_is_refused():
+    net = mlp(0)
+    with torch.no_grad():
+        net[0].weight[0, 0] = math.nan
+    with pytest.raises(NotFinite, match="not finite"):
+        trace_segment(net, *torch.randn(2, 3))
+
+
+def test_a_nan_that_only_hides_inside_is_refused():
+    # relu6 brings the overflow back to 6, so the output alone would look sound.
+    net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU6()).double()
+    with torch.no_grad():
+        net[0].weight.fill_(1.5e308)
+    with pytest.raises(NotFinite, match="output of linear at 0 is not finite"):
+        trace_segment(net, torch.tensor([2.0]), torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_end_that_is_not_finite_is_refused(bad):
+    with pytest.raises(NotFinite, match="end is not finite"):
+        trace_segment(mlp(0), torch.zeros(3), torch.tensor([0.0, bad, 0.0]))
+
+
+def test_ends_that_do_not_fit_are_refused():
+    with pytest.raises(RequestError, match=r"\(3,\) to \(4,\)"):
+        trace_segment(mlp(0), torch.zeros(3), torch.zeros(4))
+    with pytest.raises(RequestError, match=r"shape \(1, 4\)"):
+        trace_segment(mlp(0), torch.zeros(4), torch.ones(4))
+    with pytest.raises(RequestError, match="expected floats"):
+        trace_segment(mlp(0), torch.zeros(3).long(), torch.ones(3).long())
+
+
+def test_a_smooth_activation_is_refused_by_name_and_place():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.GELU()))
+    with pytest.raises(UnsupportedOperation, match=r"^gelu at 1\.1: not piecewise affine$"):
+        trace_segment(net, *torch.randn(2, 3))
+
+
+def test_many_segments_give_what_each_gives():
+    net = mlp(3)
+    starts, ends = torch.randn(2, 4, 3)
+    for trace, start, end in zip(trace_segments(net, starts, ends), starts, ends, strict=True):
+        assert torch.equal(trace.t, trace_segment(net, start, end).t)
+
+
+def test_looks_name_path_and_segment():
+    paths = torch.randn(2, 4, 3)
+    looks = list(look_along(mlp(3), paths))
+    assert [(look.path, look.segment) for look in looks] == [
+        (p, s) for p in range(2) for s in range(3)
+    ]
+    assert [look.place for look in looks] == ["path0"] * 3 + ["path1"] * 3
+    assert all(isinstance(look, LineLook) for look in looks)
+    last = trace_segment(mlp(3), paths[1, 2], paths[1, 3])
+    assert isinstance(last, SegmentTrace)
+    assert torch.equal(looks[-1].trace.values, last.values)
+
+
+def test_paths_without_a_segment_are_refused():
+    with pytest.raises(RequestError, match="2 anchors or more"):
+        list(look_along(mlp(3), torch.randn(2, 1, 3)))
+
+
+def test_control_flow_that_turns_on_the_second_segment_is_noticed():
+    class Turns(nn.Module):
+        def forward(self, x):
+            return 2 * x if float(x.data.numpy().sum()) > 10 else x
+
+    with pytest.raises(UnsupportedOperation, match=r"decide what is computed|does not reproduce"):
+        list(trace_segments(Turns(), torch.zeros(2, 1), torch.tensor([[1.0], [20.0]])))
+
+
+@settings(max_examples=20, deadline=None)
+@given(networks(), st.floats(0.1, 0.9))
+def test_a_part_of_a_segment_has_the_part_of_its_breakpoints(drawn, share):
+    net, start, end = drawn
+    net, start, end = net.double(), start.double(), end.double()
+    whole = trace_segment(net, start, end)
+    part = trace_segment(net, start, torch.lerp(start, end, share))
+    inside = whole.t[whole.t < share - 1e-6]
+    assume(bool((whole.t - share).abs().min() > 1e-6))
+    torch.testing.assert_close(part.t[:-1] * share, inside, rtol=0, atol=1e-10)
