@@ -13,6 +13,7 @@ from nlbench.errors import NotFinite
 
 from .program import Program
 from .rules import peak
+from .threads import work_off
 
 __all__ = ["SegmentTrace", "default_limit", "trace_program"]
 
@@ -125,7 +126,7 @@ def trace_program(
     Depth first: as soon as a run of points outgrows the limit it is cut at breakpoints,
     and each part goes through the rest of the program by itself. Memory is bounded by
     limit times depth, however many regions there are, and the result doesn't depend
-    on the limit.
+    on the limit. On a CPU as many parts are under way as PyTorch has threads.
 
     Parameters
     ----------
@@ -144,17 +145,17 @@ def trace_program(
     with torch.inference_mode():
         x = torch.stack([start, end])
         values = _Values({0: x}, {0: peak(x)})
-        waiting = [
-            _Chunk(-1, t, ends, values, torch.arange(2, device=x.device), torch.zeros_like(t))
-        ]
-        done: list[tuple[Tensor, Tensor, Tensor]] = []
-        while waiting:
-            chunk = waiting.pop()
-            finished = _advance(program, chunk, limit)
-            if isinstance(finished, _Chunk):
-                waiting.extend(reversed(_split(finished, limit)))
-            else:
-                done.append(finished)
+        whole = _Chunk(-1, t, ends, values, torch.arange(2, device=x.device), torch.zeros_like(t))
+        threads = torch.get_num_threads() if x.device.type == "cpu" else 1
+
+        def work(chunk: _Chunk) -> tuple[Sequence[_Chunk], Sequence[tuple[Tensor, ...]]]:
+            with torch.inference_mode():
+                finished = _advance(program, chunk, limit)
+                if isinstance(finished, _Chunk):
+                    return _split(finished, limit), []
+                return [], [finished]
+
+        done = sorted(work_off(whole, work, threads), key=lambda part: float(part[0][0]))
         # Neighbouring chunks share a point.
         parts = [done[0], *((t[1:], y[1:], o[1:]) for t, y, o in done[1:])]
         t, y, origins = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -1,0 +1,99 @@
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.probes.program import double_copy, record
+from nlbench.probes.threads import work_off
+from nlbench.probes.tracing import trace_program
+
+
+def split(limit):
+    def work(interval):
+        a, b = interval
+        if b - a <= limit:
+            return [], [interval]
+        middle = (a + b) // 2
+        return [(a, middle), (middle, b)], []
+
+    return work
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 4))
+def test_nothing_is_lost_or_done_twice(size, limit, threads):
+    found = sorted(work_off((0, size), split(limit), threads))
+    assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
+    assert found[-1][1] == size
+
+
+def test_the_latest_task_comes_first_so_that_few_are_waiting():
+    order = []
+
+    def work(interval):
+        order.append(interval)
+        return split(1)(interval)
+
+    work_off((0, 4), work, 1)
+    assert order == [(0, 4), (0, 2), (0, 1), (1, 2), (2, 4), (2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_an_error_in_a_task_is_raised_and_ends_the_others(threads):
+    def work(interval):
+        if interval == (96, 97):
+            raise KeyError("here")
+        return split(1)(interval)
+
+    with pytest.raises(KeyError, match="here"):
+        work_off((0, 1000), work, threads)
+    assert threading.active_count() == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_of_torch_is_put_back(threads):
+    before = torch.get_num_threads()
+    seen = []
+
+    def work(interval):
+        seen.append(torch.get_num_threads())
+        return split(1)(interval)
+
+    work_off((0, 50), work, threads)
+    assert torch.get_num_threads() == before
+    assert set(seen) == ({before} if threads == 1 else {1})
+    fresh = []
+    thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert fresh == [before]
+
+
+def test_a_trace_is_the_same_to_the_last_bit_whatever_the_number_of_threads():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.AvgPool2d(2),
+        torch.nn.Conv2d(8, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * 64, 10),
+    )
+    start, end = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    program = record(double_copy(model), torch.stack([start, end]))
+    before = torch.get_num_threads()
+    try:
+        traces = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            traces.append(trace_program(program, start, end, limit=20))
+    finally:
+        torch.set_num_threads(before)
+    assert traces[0].regions > 200
+    for trace in traces[1:]:
+        assert torch.equal(trace.t, traces[0].t)
+        assert torch.equal(trace.values, traces[0].values)
+        assert torch.equal(trace.origins, traces[0].origins)
