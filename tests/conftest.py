@@ -1,5 +1,13 @@
+import os
+
 import pytest
 import torch
+from hypothesis import settings
+
+# No example is too slow on a busy machine; and CI draws the same examples every time, so
+# that what it finds is about the change at hand.
+settings.register_profile("nlbench", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("nlbench")
 
 
 def pytest_collection_modifyitems(items):

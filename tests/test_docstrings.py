@@ -6,14 +6,14 @@ import pkgutil
 
 import pytest
 
-import nlbench
+PACKAGES = ("nlbench", *(f"nlbench.{p}" for p in ("probes", "measures", "models", "reports")))
 
 
 def modules():
-    yield "nlbench"
-    for info in pkgutil.walk_packages(nlbench.__path__, "nlbench."):
-        if info.name != "nlbench.__main__":
-            yield info.name
+    for package in PACKAGES:
+        yield package
+        path = importlib.import_module(package).__path__
+        yield from (info.name for info in pkgutil.iter_modules(path, f"{package}."))
 
 
 @pytest.mark.parametrize("name", sorted(set(modules())))

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nlbench.reports.board import board, cell_texts, missing_cells, print_boards
-from nlbench.reports.tables import labelled, per_place
 from rich.console import Console
 
 from nlbench.errors import RequestError
+from nlbench.reports.board import board, cell_texts, missing_cells, print_boards
+from nlbench.reports.tables import labelled, per_place
 
 SUBJECT = ("net", "init", "digits", 0)
 

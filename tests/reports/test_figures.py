@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import rcParams
+
+from nlbench.errors import RequestError
 from nlbench.reports.figures import (
     MOST_SERIES,
     bars,
@@ -17,8 +19,6 @@ from nlbench.reports.figures import (
     signature,
     to_svg,
 )
-
-from nlbench.errors import RequestError
 
 SUBJECT = ("net", "init", "digits", 0)
 

@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from nlbench.reports.board import board, cell_texts
-from nlbench.reports.page import render_page, write_page
 
 from nlbench.errors import RequestError
 from nlbench.manifest import contents
 from nlbench.measure import Reading, Value
 from nlbench.records import Record, Run, load_run
+from nlbench.reports.board import board, cell_texts
+from nlbench.reports.page import render_page, write_page
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -122,10 +122,14 @@ def boundaries(model, start, end, samples=400, width=2e-11):
 
 
 def assert_complete(model, start, end, trace):
-    """Every change of pattern found by brute force is one of the breakpoints."""
+    """Every change of pattern found by brute force is one of the breakpoints.
+
+    The members of a pooling window count as tied within 1e-13 of each other, so brute force
+    sees them part a little late: by 1e-13 over the rate at which they do.
+    """
     for left, right in boundaries(model, start, end).tolist():
         distance = float(torch.maximum(left - trace.t, trace.t - right).min())
-        assert distance < 1e-8
+        assert distance < 1e-6
 
 
 class Block(nn.Module):
