@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from nlbench.measure import Measure, Reading, Source, Value
+from nlbench.measure import Measure, Reading, Value
 from nlbench.probes.lines import LineLook, SegmentTrace
+
+from ._sources import traced_regions
 
 __all__ = ["AbsoluteDeviation", "absolute_deviation"]
 
@@ -65,20 +67,7 @@ class AbsoluteDeviation(Measure):
     probe = "lines"
     bounds = (0.0, math.inf)
     more_means = "more nonlinear"
-    source = Source(
-        "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman, "
-        '"Are All Linear Regions Created Equal?", AISTATS 2022; traced exactly after '
-        'M. Sotoudeh, A. V. Thakur, "Computing Linear Restrictions of Neural Networks", '
-        "NeurIPS 2019",
-        "eq. 4 and appendix D",
-        """@inproceedings{gamba2022regions,
-  title = {Are All Linear Regions Created Equal?},
-  author = {Gamba, Matteo and Chmielewski-Anders, Adrian and Sullivan, Josephine
-            and Azizpour, Hossein and Bj{\\"o}rkman, M{\\aa}rten},
-  booktitle = {International Conference on Artificial Intelligence and Statistics},
-  year = {2022}
-}""",
-    )
+    source = traced_regions("eq. 4 and appendix D")
 
     def start(self) -> None:
         """Forget all paths."""

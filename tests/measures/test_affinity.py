@@ -1,8 +1,6 @@
 """The affinity score against published values, closed forms and a direct computation."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import ot
@@ -18,16 +16,8 @@ from nlbench.errors import Undefined
 from nlbench.measures import affinity
 from nlbench.measures.affinity import affinity_score
 
-REFERENCE = json.loads((Path(__file__).parent / "affinity_reference.json").read_text())
-ACTIVATIONS = {
-    "relu": torch.relu,
-    "relu6": torch.nn.functional.relu6,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "hardswish": torch.nn.functional.hardswish,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
+import published
+
 BOTH = pytest.mark.parametrize("shrinkage", ["ledoit-wolf", "none"])
 shrinkages = st.sampled_from(["ledoit-wolf", "none"])
 
@@ -57,7 +47,7 @@ def direct_score(x, y, shrinkage="ledoit-wolf", ridge=1e-6):
 
 
 def normal(seed, n, d, scale=1.0, shift=0.0):
-    """Correlated normal samples, as REFERENCE["inputs"] describes them."""
+    """Correlated normal samples, as in the reference file."""
     r = np.random.RandomState(seed)
     mix = r.standard_normal((d, d)) / np.sqrt(d)
     return torch.tensor(np.float32(r.standard_normal((n, d)) @ mix * scale + shift))
@@ -80,12 +70,9 @@ def biased_relu(x):
     return torch.relu(x + torch.linspace(4, -4, x.shape[1], dtype=x.dtype))
 
 
-@pytest.mark.parametrize(
-    "case", REFERENCE["cases"], ids=lambda c: f"{c['activation']}-{c['n']}x{c['d']}"
-)
+@pytest.mark.parametrize("case", published.CASES, ids=published.IDS)
 def test_the_published_codes_values_are_met(case):
-    x = normal(case["seed"], case["n"], case["d"], case["scale"], case["shift"])
-    y = ACTIVATIONS[case["activation"]](x)
+    x, y = published.samples(case)
     assert affinity_score(x, y).item() == pytest.approx(case["affinity_ledoit_wolf"], abs=1e-5)
     if "affinity_no_shrinkage" in case:
         plain = affinity_score(x, y, shrinkage="none").item()

@@ -1,8 +1,7 @@
 """R² against scikit-learn, in one piece and streamed."""
 
-import json
 import math
-from pathlib import Path
+from operator import itemgetter
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,16 +14,7 @@ from sklearn.linear_model import LinearRegression
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.r2 import R2, r2_score
 
-REFERENCE = json.loads((Path(__file__).parent / "affinity_reference.json").read_text())
-ACTIVATIONS = {
-    "relu": torch.relu,
-    "relu6": torch.nn.functional.relu6,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "hardswish": torch.nn.functional.hardswish,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
+import published
 
 
 def normal(seed, n, d):
@@ -54,14 +44,10 @@ def batches_of(x, y, size):
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in REFERENCE["cases"] if c["n"] > c["d"] + 1], ids=lambda c: str(c["seed"])
+    "case", [case for case in published.CASES if case["n"] > case["d"] + 1], ids=itemgetter("seed")
 )
 def test_the_reference_values_are_met(case):
-    r = np.random.RandomState(case["seed"])
-    mix = r.standard_normal((case["d"], case["d"])) / np.sqrt(case["d"])
-    samples = r.standard_normal((case["n"], case["d"])) @ mix * case["scale"] + case["shift"]
-    x = torch.tensor(np.float32(samples))
-    y = ACTIVATIONS[case["activation"]](x)
+    x, y = published.samples(case)
     assert r2_score(x, y).item() == pytest.approx(case["r2"], abs=1e-5)
     streamed = reading(batches_of(x, y, 50)).summary["value"]
     assert streamed == pytest.approx(case["r2"], abs=1e-5)

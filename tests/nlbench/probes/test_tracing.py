@@ -1,0 +1,116 @@
+"""Traces of random networks and of VGG8 are exact and complete."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.models.vgg import vgg8
+from nlbench.probes.lines import (
+    trace_segment,
+)
+from nlbench.probes.paths import closed_paths
+from nlbench.probes.program import double_copy, record
+from nlbench.probes.tracing import trace_program
+
+from segments import assert_complete, assert_exact, assert_patterns, boundaries, mlp, networks
+
+
+@settings(max_examples=60, deadline=None)
+@given(networks())
+def test_a_random_network_is_exactly_affine_between_breakpoints(drawn):
+    net, start, end = drawn
+    assert_exact(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=40, deadline=None)
+@given(networks())
+def test_patterns_change_at_breakpoints_and_nowhere_else(drawn):
+    net, start, end = drawn
+    assert_patterns(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks())
+def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
+    net, start, end = drawn
+    assert_complete(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=30, deadline=None)
+@given(networks(), st.integers(2, 9))
+def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
+    net, start, end = drawn
+    start, end = start.double(), end.double()
+    program = record(double_copy(net), torch.stack([start, end]))
+    whole = trace_program(program, start, end, limit=10**6)
+    cut = trace_program(program, start, end, limit=limit)
+    assert len(cut.t) == len(whole.t)
+    torch.testing.assert_close(cut.t, whole.t, rtol=0, atol=1e-11)
+    torch.testing.assert_close(cut.values, whole.values, rtol=1e-9, atol=1e-9)
+    assert torch.equal(cut.origins, whole.origins)
+
+
+def test_no_more_points_than_the_limit_are_carried_at_once():
+    net = double_copy(mlp(0, widths=(3, 32, 32, 2)))
+    ends = torch.randn(2, 3, dtype=torch.float64)
+    program = record(net, ends)
+    carried = []
+
+    def counting(apply):
+        def counted(points, *bounds):
+            carried.append(len(points[0]))
+            return apply(points, *bounds)
+
+        return counted
+
+    def watched(rule):
+        land = counting(rule.land) if rule.land else None
+        return replace(rule, apply=counting(rule.apply), land=land)
+
+    steps = tuple(replace(step, rule=watched(step.rule)) for step in program.steps)
+    trace = trace_program(replace(program, steps=steps), *ends, limit=5)
+    assert trace.regions > 20
+    assert max(carried) == 5
+
+
+@settings(max_examples=30, deadline=None)
+@given(networks())
+def test_the_way_back_meets_the_same_regions(drawn):
+    net, start, end = drawn
+    there, back = trace_segment(net, start, end), trace_segment(net, end, start)
+    assert there.regions == back.regions
+    torch.testing.assert_close(back.t, 1 - there.t.flip(0), rtol=0, atol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def vgg_segment():
+    """VGG8 with biases, and a short piece between two shifted versions of an image."""
+    torch.manual_seed(0)
+    net = vgg8()
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+    path = closed_paths(torch.rand(1, 3, 32, 32))[0]
+    return net, path[0], torch.lerp(path[0], path[1], 0.02)
+
+
+def test_vgg8_is_exactly_affine_between_breakpoints(vgg_segment):
+    net, start, end = vgg_segment
+    trace = trace_segment(net, start, end)
+    assert trace.regions > 50
+    assert_exact(net, start, end, trace)
+    assert_patterns(net, start, end, trace)
+
+
+def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment):
+    net, start, end = vgg_segment
+    trace = trace_segment(net, start, end)
+    found = boundaries(net, start, end, samples=100, width=1e-8)
+    assert len(found) > 50
+    assert trace.t.diff().min() > 1e-5
+    for left, right in found.tolist():
+        assert ((trace.t > left - 1e-7) & (trace.t < right + 1e-7)).any()

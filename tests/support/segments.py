@@ -1,0 +1,202 @@
+"""Networks observed by plain PyTorch, against which traces of segments are checked."""
+
+import copy
+import itertools
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+WIDE = 1e-9  # Regions narrower than this are too small to be looked into.
+
+
+def on_segment(start, end, t):
+    """Points of the segment at shares t: (m, *input)."""
+    t = torch.as_tensor(t, dtype=torch.float64).reshape(-1, *[1] * start.ndim)
+    return (1 - t) * start.double() + t * end.double()
+
+
+def patterns(model, points):
+    """Which piece every unit is on: (m, units), by pre-hooks on a double copy."""
+    twin = copy.deepcopy(model).eval().double()
+    seen = []
+
+    def watch(module, inputs):
+        z = inputs[0].clone()
+        if isinstance(module, nn.MaxPool2d):
+            # The members that share the first place: units that are all off, or duplicates.
+            cells = nn.functional.unfold(z, module.kernel_size, stride=module.stride)
+            cells = cells.reshape(len(z), z.shape[1], -1, cells.shape[-1])
+            noise = 1e-13 * z.abs().amax(dim=(1, 2, 3), keepdim=True)
+            piece = (cells >= cells.amax(2, keepdim=True) - noise).long()
+        else:
+            noise = 1e-14 * z.abs().amax(dim=tuple(range(1, z.ndim)), keepdim=True)
+            kinks = (0.0, 6.0) if isinstance(module, nn.ReLU6) else (0.0,)
+            kinks = (-1.0, 1.0) if type(module) is nn.Hardtanh else kinks
+            piece = sum((z > kink + noise).long() for kink in kinks)
+            if isinstance(module, nn.PReLU):
+                bends = (module.weight != 1).reshape(1, -1, *[1] * (z.ndim - 2))
+                piece = piece * bends
+        seen.append(piece.flatten(1))
+
+    kinds = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.MaxPool2d)
+    for module in twin.modules():
+        if isinstance(module, kinds):
+            module.register_forward_pre_hook(watch)
+    with torch.no_grad():
+        twin(points)
+    return torch.cat(seen, 1)
+
+
+def outputs(model, points):
+    twin = copy.deepcopy(model).eval().double()
+    with torch.no_grad():
+        return twin(points).flatten(1)
+
+
+def assert_exact(model, start, end, trace):
+    """Between neighbouring breakpoints the network is the line through its values."""
+    assert trace.t[0] == 0
+    assert trace.t[-1] == 1
+    assert (trace.t.diff() > 0).all()
+    shares = torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64)
+    t = trace.t[:-1, None] + shares * trace.t.diff()[:, None]
+    found = outputs(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
+    left, right = trace.values[:-1, None], trace.values[1:, None]
+    expected = left + shares[:, None] * (right - left)
+    scale = float(trace.values.abs().max())
+    assert float((found - expected).abs().max()) <= 1e-9 * scale + 1e-300
+
+
+def assert_patterns(model, start, end, trace):
+    """Every unit keeps its piece inside a region; some unit changes at each breakpoint."""
+    wide = trace.t.diff() > WIDE
+    t = trace.t[:-1, None] + torch.tensor([0.2, 0.5, 0.8]) * trace.t.diff()[:, None]
+    seen = patterns(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
+    assert (seen[wide] == seen[wide][:, 1:2]).all()
+    pairs = wide[:-1] & wide[1:]
+    assert (seen[:-1, 1] != seen[1:, 1]).any(1)[pairs].all()
+
+
+def boundaries(model, start, end, samples=400, width=2e-11):
+    """Bracket every change of pattern between dense samples by bisection: (m, 2)."""
+    left = torch.linspace(0, 1, samples + 1, dtype=torch.float64)
+    found = []
+    seen = patterns(model, on_segment(start, end, left))
+    changed = (seen[:-1] != seen[1:]).any(1)
+    left, right = left[:-1][changed], left[1:][changed]
+    seen_left, seen_right = seen[:-1][changed], seen[1:][changed]
+    while len(left):
+        middle = (left + right) / 2
+        seen = patterns(model, on_segment(start, end, middle))
+        first, second = (seen != seen_left).any(1), (seen != seen_right).any(1)
+        left, right, seen_left, seen_right = (
+            torch.cat([left[first], middle[second]]),
+            torch.cat([middle[first], right[second]]),
+            torch.cat([seen_left[first], seen[second]]),
+            torch.cat([seen[first], seen_right[second]]),
+        )
+        narrow = right - left < width
+        found.append(torch.stack([left[narrow], right[narrow]], 1))
+        left, right = left[~narrow], right[~narrow]
+        seen_left, seen_right = seen_left[~narrow], seen_right[~narrow]
+    return torch.cat(found) if found else torch.zeros(0, 2, dtype=torch.float64)
+
+
+def assert_complete(model, start, end, trace):
+    """Every change of pattern found by brute force is one of the breakpoints.
+
+    The members of a pooling window count as tied within 1e-13 of each other, so brute force
+    sees them part a little late: by 1e-13 over the rate at which they do.
+    """
+    for left, right in boundaries(model, start, end).tolist():
+        distance = float(torch.maximum(left - trace.t, trace.t - right).min())
+        assert distance < 1e-6
+
+
+class Block(nn.Module):
+    """Residual or concatenating block whose one activation module is called twice."""
+
+    def __init__(self, layer, act, mode):
+        super().__init__()
+        self.first, self.second, self.act, self.mode = layer(), layer(), act, mode
+
+    def forward(self, x):
+        h = self.second(self.act(self.first(x)))
+        if self.mode == "cat":
+            return self.act(torch.cat([h[:, ::2], x[:, 1::2]], 1))
+        h += x
+        return self.act(h)
+
+
+ACTIVATIONS = [
+    nn.ReLU,
+    lambda: nn.ReLU(inplace=True),
+    lambda: nn.LeakyReLU(0.1),
+    lambda: nn.LeakyReLU(0.1, inplace=True),
+    nn.PReLU,
+    nn.ReLU6,
+    nn.Hardtanh,
+]
+
+
+def mlp(seed, act=nn.ReLU, widths=(3, 8, 8, 2), bias=True):
+    torch.manual_seed(seed)
+    layers = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b, bias=bias), act()]
+    return nn.Sequential(*layers[:-1])
+
+
+def small_residual(seed=0, act=nn.ReLU, mode="add", pool=nn.AvgPool2d, channels=4):
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(2, channels, 3, padding=1),
+        nn.BatchNorm2d(channels),
+        act(),
+        Block(lambda: nn.Conv2d(channels, channels, 3, padding=1, groups=2), act(), mode),
+        pool(2),
+        Block(lambda: nn.Conv2d(channels, channels, 3, padding=1), act(), mode),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(channels, 3),
+    )
+    norm = net[1]
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    return net
+
+
+@st.composite
+def networks(draw):
+    """A random network and the two ends of a segment."""
+    seed = draw(st.integers(0, 10**6))
+    act = draw(st.sampled_from(ACTIVATIONS))
+    kind = draw(st.sampled_from(["mlp", "add", "cat"]))
+    if kind == "mlp":
+        width = draw(st.integers(1, 10))
+        net = mlp(seed, act, (3, *[width] * draw(st.integers(1, 3)), 2))
+        ends = torch.randn(2, 3)
+    else:
+        pool = draw(st.sampled_from([nn.AvgPool2d, nn.MaxPool2d]))
+        net = small_residual(seed, act, kind, pool)
+        ends = torch.randn(2, 2, 4, 4)
+        if draw(st.booleans()):
+            ends[:, :, :, 2:] = ends[:, :, :, 1:2]  # replicated edges: exact ties
+    with torch.no_grad():
+        layers = [m for m in net.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
+        if draw(st.booleans()):
+            for layer in layers:
+                layer.bias.zero_()
+        for layer in layers:
+            if draw(st.booleans()) and len(layer.weight) > 1:
+                layer.weight[1] = layer.weight[0]  # a duplicate
+                layer.bias[1] = layer.bias[0]
+            if draw(st.booleans()):
+                layer.weight[-1] = 0  # a dead unit
+                layer.bias[-1] = min(0.0, float(layer.bias[-1]))
+        for module in net.modules():
+            if isinstance(module, nn.PReLU) and draw(st.booleans()):
+                module.weight.fill_(1.0)  # linearised
+    return net, ends[0], ends[1]
