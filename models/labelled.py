@@ -11,6 +11,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.data import Dataset
 from nlbench.errors import NotFinite, RequestError
+from nlbench.probes.sites import evaluation_mode
 
 __all__ = ["Items", "accuracy", "batches", "corrupt_labels", "relabelled", "share_right"]
 
@@ -59,20 +60,14 @@ def share_right(
     model: nn.Module, items: Items, dataset: Dataset, device: torch.device, batch_size: int = 512
 ) -> float:
     """Share of items classified right; `accuracy` for items that needn't be a split."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     right = 0
-    try:
-        with torch.no_grad():
-            for images, labels in batches(items, torch.arange(len_of(items)), batch_size):
-                logits = model(dataset.normalize(images.to(device)))
-                check_logits(logits, len(labels), dataset.classes)
-                if not bool(torch.isfinite(logits).all()):
-                    raise NotFinite("the network's logits are not finite, so it has no accuracy")
-                right += int((logits.argmax(dim=1).cpu() == labels).sum())
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluation_mode(model):
+        for images, labels in batches(items, torch.arange(len_of(items)), batch_size):
+            logits = model(dataset.normalize(images.to(device)))
+            check_logits(logits, len(labels), dataset.classes)
+            if not bool(torch.isfinite(logits).all()):
+                raise NotFinite("the network's logits are not finite, so it has no accuracy")
+            right += int((logits.argmax(dim=1).cpu() == labels).sum())
     return right / len_of(items)
 
 

@@ -287,7 +287,7 @@ def _names(text: str, option: str, group: str | None = None) -> tuple[str, ...]:
 
 
 def _seed(text: str) -> int:
-    if not text.isdigit() or int(text) >= 2**63:
+    if not (text.isascii() and text.isdecimal()) or int(text) >= 2**63:
         raise RequestError(f"--seeds: expected whole numbers of 0 or more, got '{text}'")
     return int(text)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,27 @@ import torch
 
 from nlbench.errors import RequestError
 
-__all__ = ["describe_environment", "exact_arithmetic", "resolve_device"]
+__all__ = ["Machine", "describe_environment", "exact_arithmetic", "resolve_device"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where cells are measured.
+
+    Parameters
+    ----------
+    device : torch.device
+    environment : mapping
+        See `describe_environment`.
+    """
+
+    device: torch.device
+    environment: Mapping[str, Any]
+
+    @classmethod
+    def at(cls, device: torch.device) -> Machine:
+        """Describe this machine, with one of its devices."""
+        return cls(device, describe_environment(device))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -98,16 +119,21 @@ def _processor() -> str:
 
 
 def _git_state() -> str | None:
-    """Commit of nlbench's own checkout, with ``+changes`` where it has any; else nothing."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always"]
+    """Commit of nlbench's own checkout, with ``+changes`` where it has any; else nothing.
+
+    Installed inside somebody's project, nlbench lies in that project's checkout without being
+    part of it.
+    """
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty=+changes", "--abbrev=12")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            [*command, "--dirty=+changes", "--abbrev=12"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip() if done.returncode == 0 else None

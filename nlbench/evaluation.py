@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.environment import exact_arithmetic
+from nlbench.environment import Machine, exact_arithmetic
 from nlbench.errors import RequestError
-from nlbench.looking import steps_of
+from nlbench.looking import is_channels_last, steps_of
 from nlbench.manifest import contents, make_manifest, measure_facts
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
@@ -28,7 +28,7 @@ __all__ = ["evaluate"]
 def evaluate(
     model: nn.Module,
     inputs: Tensor | Iterable[Any],
-    measures: Sequence[str | type[Measure]] = ("affinity", "r2", "cka"),
+    measures: str | Sequence[str | type[Measure]],
     *,
     settings: Settings | None = None,
     name: str | None = None,
@@ -44,7 +44,8 @@ def evaluate(
         What the model is given; or a loader that yields such batches, alone or as the first
         of a tuple (with labels).
     measures : sequence of str or Measure class
-        Registered names, or measures defined on the spot.
+        Registered names or globs, or measures defined on the spot; or names in one text, with
+        commas.
     settings : mapping, optional
         Options: ``{"affinity.shrinkage": "none", "lines.number": 2}``.
     name : str, optional
@@ -71,6 +72,8 @@ def evaluate(
     """
     progress = progress or Silent()
     given = _gather(inputs)
+    if isinstance(measures, str):
+        measures = [part.strip() for part in measures.split(",")]
     names = [measure for measure in measures if isinstance(measure, str)]
     loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
     classes = [m for m in measures if not isinstance(m, str)]
@@ -106,12 +109,13 @@ def evaluate(
         )
 
     began = time.perf_counter()
+    machine = Machine.at(device)
     steps = (steps_of(p, len(given), options) for p, options in bench.probes.items())
     progress.begin(sum(steps))
     with exact_arithmetic():
-        records = list(records_of(subject, bench, device, progress, key_of))
+        records = list(records_of(subject, bench, machine, progress, key_of))
     request = {"measures": list(loaded), "settings": dict(settings or {})}
-    manifest = make_manifest(request, device)
+    manifest = make_manifest(request, machine)
     seconds = round(time.perf_counter() - began, 3)
     manifest = {**manifest, "seconds": seconds, **contents(records)}
     return Run(manifest, records)
@@ -138,7 +142,7 @@ def _lines_defaults(given: Tensor, measures: Mapping[str, type[Measure]]) -> dic
     """Paths that the inputs allow: loops of translated images, else lines between samples."""
     if not any(measure.probe == "lines" for measure in measures.values()):
         return {}
-    is_images = given.ndim == 4
+    is_images = given.ndim == 4 and not is_channels_last(given)
     most = len(given) if is_images else len(given) // 2
     number = int(PROBES["lines"].options["number"].default)
     return {

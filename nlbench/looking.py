@@ -21,7 +21,7 @@ from nlbench.probes.paths import closed_paths, pair_paths
 from nlbench.probes.sites import look_at_sites
 from nlbench.subject import Subject, tensor_hash
 
-__all__ = ["Outcome", "Step", "look", "steps_of"]
+__all__ = ["Outcome", "Step", "is_channels_last", "look", "steps_of"]
 
 ProbeSettings = Mapping[str, OptionValue]
 
@@ -232,8 +232,19 @@ def _paths(subject: Subject, settings: ProbeSettings) -> Tensor:
             "lines.paths: closed paths translate images, but the inputs have shape "
             f"{tuple(images.shape[1:])}; set lines.paths=pairs"
         )
+    if is_channels_last(images):
+        raise RequestError(
+            "lines.paths: closed paths translate images of shape (channels, height, width), but "
+            f"the inputs have shape {tuple(images.shape[1:])}, with the channels last by the "
+            "look of it; set lines.paths=pairs"
+        )
     anchors, radius = int(settings["anchors"]), float(settings["radius"])
     return subject.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
+
+
+def is_channels_last(images: Tensor) -> bool:
+    """Whether 4-D inputs look like (n, height, width, channels): few of the last, many before."""
+    return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]
 
 
 _PASSES: Mapping[str, Callable[..., None]] = {

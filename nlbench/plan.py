@@ -41,10 +41,10 @@ class Request:
     ----------
     measures, models : tuple of str
         Registered names or globs.
+    data : tuple of str
+        Registered names or globs.
     weights : str
         ``auto``, ``trained``, ``init`` or a checkpoint's path.
-    data : tuple of str
-        Names of datasets.
     seeds : tuple of int
     samples : int
         How many samples of the split; 0: all.
@@ -57,8 +57,8 @@ class Request:
 
     measures: tuple[str, ...]
     models: tuple[str, ...]
+    data: tuple[str, ...]
     weights: str = "auto"
-    data: tuple[str, ...] = ("digits",)
     seeds: tuple[int, ...] = (0,)
     samples: int = 512
     split: str = "test"
@@ -213,13 +213,16 @@ def _cell_key(
 ) -> str:
     return content_key(
         {
-            "measure": [measure.name, measure.version, dict(options)],
+            "measure": [measure.name, measure.version, _provider("measures", measure.name)],
+            "options": dict(options),
             "probe": [measure.probe, dict(bench.probes[measure.probe])],
             "subject": {**asdict(spec), "weights": weights},
-            "providers": [
-                registry.entries("models")[spec.model].providers,
-                registry.entries("datasets")[spec.data].providers,
-            ],
+            "model": _provider("models", spec.model),
+            "data": _provider("datasets", spec.data),
             "device": device.type,
         }
     )
+
+
+def _provider(group: str, name: str) -> tuple[str, ...]:
+    return registry.entries(group)[name].providers

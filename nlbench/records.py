@@ -54,7 +54,7 @@ class Record:
     probe : mapping
         ``name`` and ``options``, and what was looked at (such as the paths' hash).
     machine : mapping
-        ``device`` and ``dtype``.
+        ``device``, ``dtype`` of the model, and the ``environment``: versions and hardware.
     reading : Reading
     seconds : float
         The measure's own time, without the probe's pass.

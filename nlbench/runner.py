@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nlbench.environment import exact_arithmetic, resolve_device
+from nlbench.environment import Machine, exact_arithmetic, resolve_device
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.files import make_folder
-from nlbench.looking import Outcome, look, steps_of
+from nlbench.looking import look, steps_of
 from nlbench.manifest import contents, make_manifest, measure_facts, now
 from nlbench.measure import Measure, Reading
-from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Request, load_measures, make_bench, plan_cells
 from nlbench.records import Record, Run, load_run
 from nlbench.subject import Subject, load_subject
@@ -89,9 +88,10 @@ def run(
     progress = progress or Silent()
     began = time.perf_counter()
     bench = make_bench(load_measures(request.measures, progress.warn), request.settings)
-    device = resolve_device(request.device)
-    plan = plan_cells(request, bench, device)
-    result = _open(Path(out), [cell for cells in plan.values() for cell in cells])
+    machine = Machine.at(resolve_device(request.device))
+    plan = plan_cells(request, bench, machine.device)
+    is_new = not Path(out).exists()
+    result = _open(Path(out), [cell for cells in plan.values() for cell in cells], bench)
     done = {record.key: record for record in result.records}
     todo = [
         [cell for cell in cells if cell.key not in done or not done[cell.key].is_done]
@@ -99,7 +99,7 @@ def run(
     ]
     order = [cell.key for cells in plan.values() for cell in cells]
     manifest = make_manifest(
-        asdict(request), device, command=command, created=result.manifest.get("created")
+        asdict(request), machine, command=command, created=result.manifest.get("created")
     )
     progress.begin(sum(_steps(cells, bench, request) for cells in todo))
 
@@ -112,10 +112,11 @@ def run(
         result.manifest = {**manifest, "seconds": seconds, **contents(result.records)}
         result.write_tables()
 
+    write_tables()
     try:
         with exact_arithmetic():
             for cells in filter(None, todo):
-                for record in _measure(cells, bench, device, progress, alone=len(plan) == 1):
+                for record in _measure(cells, bench, machine, progress, alone=len(plan) == 1):
                     done[record.key] = record
                     result.write_record(record)
                 write_tables()
@@ -123,44 +124,67 @@ def run(
         write_tables()
         raise
     except NlbenchError:
-        if not done:
-            _remove_empty(Path(out))
+        if is_new and not done:
+            _remove(Path(out))
         raise
     write_tables()
     return result
 
 
-def _remove_empty(folder: Path) -> None:
-    """Take back the folder of a run that came to nothing; never one that holds anything."""
+def _remove(folder: Path) -> None:
+    """Take back the folder of a run that came to nothing; never one that holds anything else."""
     with contextlib.suppress(OSError):
+        for name in ("manifest.json", "scores.csv"):
+            (folder / name).unlink(missing_ok=True)
         (folder / "cells").rmdir()
         folder.rmdir()
 
 
-def _open(folder: Path, cells: Sequence[Cell]) -> Run:
+def _open(folder: Path, cells: Sequence[Cell], bench: Bench) -> Run:
     """Make a run's folder or take up an old one, if what it holds goes with what is asked."""
     result = Run({}, [], folder)
     if (folder / "manifest.json").is_file():
         result = load_run(folder)
-        wanted = {cell.key for cell in cells}
-        named = {cell.identity for cell in cells}
-        for record in result.records:
-            if record.key not in wanted and record.identity in named:
-                raise RequestError(
-                    f"{folder} already holds {record.measure['name']} of "
-                    f"{record.subject['model']} ({record.subject['weights']}) measured "
-                    "differently (options, samples or device); choose another --out"
-                )
+        _check_alike(result, cells, bench)
     elif folder.exists() and not _is_unused(folder):
         raise RequestError(f"{folder} exists and is not a run; choose another --out")
     make_folder(folder / "cells")
     return result
 
 
+def _check_alike(old: Run, cells: Sequence[Cell], bench: Bench) -> None:
+    """Refuse to put numbers beside each other that were made in different ways.
+
+    A board has one column a measure and the manifest one set of options.
+    """
+    wanted = {cell.key for cell in cells}
+    named = {cell.identity for cell in cells}
+    measures = {m.name: (m.version, dict(options)) for m, options in bench.measures}
+    for record in old.records:
+        if record.key in wanted:
+            continue
+        name, probe = record.measure["name"], record.probe["name"]
+        made = record.measure["version"], dict(record.measure["options"])
+        what = ""
+        if name in measures and measures[name] != made:
+            what = f"{name} with other options or another version"
+        elif probe in bench.probes and dict(bench.probes[probe]) != dict(record.probe["options"]):
+            what = f"{name} through {probe} with other options"
+        elif record.identity in named:
+            what = (
+                f"{name} of {record.subject['model']} ({record.subject['weights']}) measured "
+                "differently (samples, weights, device or plugin)"
+            )
+        if what:
+            raise RequestError(f"{old.path} already holds {what}; choose another --out")
+
+
 def _is_unused(folder: Path) -> bool:
-    """Whether a folder holds nothing, or only the cells of a run killed before its manifest."""
+    """Whether a folder holds nothing, or what is left of a run killed before its manifest."""
     try:
-        return all(entry.name == "cells" for entry in folder.iterdir())
+        return folder.is_dir() and not any(
+            entry.name != "cells" or any(entry.iterdir()) for entry in folder.iterdir()
+        )
     except OSError:
         return False
 
@@ -173,7 +197,7 @@ def _steps(cells: Sequence[Cell], bench: Bench, request: Request) -> int:
 def _measure(
     cells: Sequence[Cell],
     bench: Bench,
-    device: torch.device,
+    machine: Machine,
     progress: Progress,
     *,
     alone: bool,
@@ -188,7 +212,7 @@ def _measure(
     keys = {cell.measure: cell.key for cell in cells}
     wanted = replace(bench, measures=tuple((cell.measure, cell.options) for cell in cells))
     try:
-        subject = load_subject(spec, device)
+        subject = load_subject(spec, machine.device)
     except Exception as error:
         # Whatever a model's or dataset's plugin raises concerns this subject only.
         reason = " ".join(str(error).split())
@@ -197,12 +221,12 @@ def _measure(
         if alone:
             raise RequestError(reason) from error
         trace = traceback.format_exc()
-        yield from (_unloaded(cell, bench, device, reason, trace) for cell in cells)
+        yield from (_unloaded(cell, bench, machine, reason, trace) for cell in cells)
         return
-    yield from records_of(subject, wanted, device, progress, lambda measure: keys[measure])
+    yield from records_of(subject, wanted, machine, progress, lambda measure: keys[measure])
 
 
-def _unloaded(cell: Cell, bench: Bench, device: torch.device, reason: str, trace: str) -> Record:
+def _unloaded(cell: Cell, bench: Bench, machine: Machine, reason: str, trace: str) -> Record:
     """Record of a cell whose subject couldn't be loaded."""
     spec, probe = cell.spec, cell.measure.probe
     return Record(
@@ -215,7 +239,7 @@ def _unloaded(cell: Cell, bench: Bench, device: torch.device, reason: str, trace
         },
         measure=measure_facts(cell.measure, cell.options),
         probe={"name": probe, "options": dict(bench.probes[probe])},
-        machine={"device": str(device), "dtype": ""},
+        machine=_machine_facts(machine, ""),
         reading=Reading.missing("failed", reason),
         finished=now(),
         traceback=trace,
@@ -225,7 +249,7 @@ def _unloaded(cell: Cell, bench: Bench, device: torch.device, reason: str, trace
 def records_of(
     subject: Subject,
     bench: Bench,
-    device: torch.device,
+    machine: Machine,
     progress: Progress,
     key_of: Callable[[type[Measure]], str],
 ) -> Iterator[Record]:
@@ -235,41 +259,30 @@ def records_of(
         settings = bench.probes[probe]
         what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
         step = partial(progress.step, what)
-        outcomes = look(subject, entries, settings, device=device, step=step)
+        outcomes = look(subject, entries, settings, device=machine.device, step=step)
         for outcome, (measure, options) in zip(outcomes, entries, strict=True):
-            yield _record(
-                key_of(measure),
-                facts,
-                measure_facts(measure, options),
-                settings,
-                device,
-                subject,
-                outcome,
+            yield Record(
+                key=key_of(measure),
+                subject=facts,
+                measure=measure_facts(measure, options),
+                probe={"name": probe, "options": dict(settings), **outcome.shown},
+                machine=_machine_facts(machine, _dtype(subject.model)),
+                reading=outcome.reading,
+                seconds=round(outcome.seconds, 6),
+                finished=now(),
+                traceback=outcome.traceback,
             )
 
 
-def _record(
-    key: str,
-    facts: Mapping[str, Any],
-    measure: Mapping[str, Any],
-    settings: Mapping[str, OptionValue],
-    device: torch.device,
-    subject: Subject,
-    outcome: Outcome,
-) -> Record:
-    return Record(
-        key=key,
-        subject=facts,
-        measure=measure,
-        probe={"name": measure["probe"], "options": dict(settings), **outcome.shown},
-        machine={"device": str(device), "dtype": str(_dtype(subject.model)).removeprefix("torch.")},
-        reading=outcome.reading,
-        seconds=round(outcome.seconds, 6),
-        finished=now(),
-        traceback=outcome.traceback,
-    )
+def _machine_facts(machine: Machine, dtype: str) -> dict[str, Any]:
+    """What a record says of where it was made."""
+    return {
+        "device": str(machine.device),
+        "dtype": dtype,
+        "environment": dict(machine.environment),
+    }
 
 
-def _dtype(model: nn.Module) -> torch.dtype:
+def _dtype(model: nn.Module) -> str:
     floats = (p.dtype for p in model.parameters() if p.is_floating_point())
-    return next(floats, torch.get_default_dtype())
+    return str(next(floats, torch.get_default_dtype())).removeprefix("torch.")

@@ -16,7 +16,7 @@ def record(measure="affinity", key="k", reading=None, model="vgg8", seed=0):
         subject={"model": model, "weights": "init", "data": "digits", "seed": seed},
         measure={"name": measure, "version": "1", "options": {}},
         probe={"name": "sites", "options": {}},
-        machine={"device": "cpu", "dtype": "float32"},
+        machine={"device": "cpu", "dtype": "float32", "environment": {"python": "3.11"}},
         reading=reading or Reading.of({"a": 0.25, "b": 0.75}, n=8),
         seconds=0.5,
         finished="2026-01-01T00:00:00+00:00",

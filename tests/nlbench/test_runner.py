@@ -1,5 +1,6 @@
 import json
 import math
+import subprocess
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench import registry
+from nlbench import environment, registry
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.measure import Measure, Reading, Value, site_measure
 from nlbench.plan import Request
@@ -107,7 +108,7 @@ def names(monkeypatch):
 
 
 def request(measures="good", models="tiny", **changes):
-    defaults = {"samples": 16, "weights": "init", "settings": {}}
+    defaults = {"samples": 16, "weights": "init", "settings": {}, "data": ("digits",)}
     return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
 
 
@@ -218,8 +219,12 @@ def test_a_run_is_extended_by_more_measures_and_subjects(names, tmp_path):
 def test_the_same_cell_measured_differently_is_not_mixed_into_a_run(names, tmp_path):
     run(request("affinity"), tmp_path / "run")
     before = (tmp_path / "run" / "scores.csv").read_bytes()
-    with pytest.raises(RequestError, match="measured differently"):
+    with pytest.raises(RequestError, match="affinity with other options"):
         run(request("affinity", settings={"affinity.shrinkage": "none"}), tmp_path / "run")
+    with pytest.raises(RequestError, match="affinity with other options"):
+        run(request("affinity", seeds=(1,), settings={"affinity.ridge": 1e-3}), tmp_path / "run")
+    with pytest.raises(RequestError, match="affinity through sites with other options"):
+        run(request("good", settings={"sites.batch": 8}), tmp_path / "run")
     with pytest.raises(RequestError, match="measured differently"):
         run(request("affinity", samples=8), tmp_path / "run")
     assert (tmp_path / "run" / "scores.csv").read_bytes() == before
@@ -445,3 +450,76 @@ def test_a_measure_of_no_known_probe_is_refused():
         nlbench.evaluate(model, torch.randn(8, 4), [Odd])
     with pytest.raises(PluginError, match="bears the name of a probe"):
         nlbench.evaluate(model, torch.randn(8, 4), [Sites])
+
+
+def test_each_cell_keeps_the_versions_it_was_measured_with(names, tmp_path, monkeypatch):
+    run(request("good"), tmp_path / "run")
+    real = environment.describe_environment
+    monkeypatch.setattr(
+        environment, "describe_environment", lambda device: {**real(device), "python": "4.0"}
+    )
+    result = nlbench.load_run(run(request("good,counting"), tmp_path / "run").path)
+    pythons = {r.measure["name"]: r.machine["environment"]["python"] for r in result.records}
+    assert pythons["good"] != "4.0"
+    assert pythons["counting"] == "4.0"
+    assert {e["python"] for e in result.manifest["environments"]} == set(pythons.values())
+
+
+def test_a_run_has_its_manifest_before_its_first_cell(names, tmp_path):
+    seen = []
+
+    class Watching(Counting):
+        """Looks at the folder while it is measured."""
+
+        def update(self, look):
+            seen.append((tmp_path / "run" / "manifest.json").is_file())
+
+    names["measures"]["watching"] = Watching
+    run(request("watching"), tmp_path / "run")
+    assert seen
+    assert all(seen)
+
+
+def test_cells_without_a_manifest_are_not_overwritten(names, tmp_path):
+    result = run(request("good"), tmp_path / "run")
+    (result.path / "manifest.json").unlink()
+    with pytest.raises(RequestError, match="is not a run"):
+        run(request("good"), tmp_path / "run")
+    assert len(list((result.path / "cells").iterdir())) == 1
+
+
+def test_names_in_one_text_are_taken_apart():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    result = nlbench.evaluate(model, torch.randn(40, 4), "affinity, r2")
+    assert [r.measure["name"] for r in result.records] == ["affinity", "r2"]
+
+
+def test_channels_last_images_are_not_translated_along_their_channels():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return torch.relu(self.conv(x.permute(0, 3, 1, 2))).mean((2, 3))
+
+    inputs = torch.rand(8, 16, 16, 3)
+    result = nlbench.evaluate(Last(), inputs, ["density"])
+    assert result.manifest["probes"]["lines"]["paths"] == "pairs"
+    assert result["density"].status == "ok"
+    forced = nlbench.evaluate(Last(), inputs, ["density"], settings={"lines.paths": "closed"})
+    assert forced["density"].status == "failed"
+    assert "channels last" in forced["density"].reason
+
+
+def test_the_git_state_is_nlbenchs_own_and_nobody_elses(tmp_path, monkeypatch):
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
+    subprocess.run([*command, "init", "-q"], check=True)
+    (tmp_path / "theirs").write_text("")
+    (tmp_path / "environment.py").write_text("")
+    subprocess.run([*command, "add", "theirs"], check=True)
+    subprocess.run([*command, "commit", "-qm", "theirs"], check=True)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
+    assert environment.describe_environment(torch.device("cpu"))["git"] is None
+    subprocess.run([*command, "add", "environment.py"], check=True)
+    assert environment.describe_environment(torch.device("cpu"))["git"].endswith("+changes")

@@ -278,7 +278,7 @@ def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
         subject={"model": "net", "weights": "init", "data": "digits", "seed": 3},
         measure={**about, "bounds": [0.0, 1.0], "version": "1", "options": {}},
         probe={"name": "sites", "options": {"reduction": "spatial"}},
-        machine={"device": "cpu", "dtype": "float32"},
+        machine={"device": "cpu", "dtype": "float32", "environment": {}},
         reading=reading,
     )
     folder = Run({**contents([record]), "device": "cpu"}, [record]).save(tmp_path / "saved")
