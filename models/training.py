@@ -153,6 +153,7 @@ vanilla = Recipe(
         ),
     ),
 )
+"""Plain training: momentum, one step down of the learning rate, no augmentation."""
 
 
 @dataclass(frozen=True)

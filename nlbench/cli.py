@@ -6,9 +6,11 @@ imports what it needs when it runs.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from nlbench.records import Run
 
 __all__ = ["app", "main"]
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
 
 app = typer.Typer(
     name="nlbench",
@@ -53,17 +58,20 @@ class Listing(StrEnum):
 @app.command()
 def run(
     measures: Annotated[
-        str, typer.Option(help="Names or globs, with commas: affinity,absdev or '*'.")
-    ] = "affinity,absdev",
-    model: Annotated[str, typer.Option(help="Names or globs, with commas.")] = "vgg8",
+        list[str] | None, typer.Option(help="Names or globs, with commas. [affinity,absdev]")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Names or globs, with commas. [vgg8]")
+    ] = None,
     weights: Annotated[
         str,
         typer.Option(help="trained, init, or a checkpoint's path; auto: trained where it ships."),
     ] = "auto",
-    data: Annotated[str, typer.Option(help="Datasets, with commas.")] = "digits",
+    data: Annotated[list[str] | None, typer.Option(help="Datasets, with commas. [digits]")] = None,
     seeds: Annotated[
-        str, typer.Option(help="Seeds of the initialisation and the sample, with commas.")
-    ] = "0",
+        list[str] | None,
+        typer.Option(help="Seeds of the initialisation and the sample, with commas. [0]"),
+    ] = None,
     samples: Annotated[int, typer.Option(help="Samples to look at; 0: the whole split.")] = 512,
     split: Annotated[str, typer.Option(help="test or train.")] = "test",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
@@ -85,12 +93,18 @@ def run(
 
     # Misspelt names are found before anything slow is imported.
     names: dict[str, Any] = {
-        "measures": _names(measures, "--measures", "measures"),
-        "models": _names(model, "--model", "models"),
-        "data": _names(data, "--data", "datasets"),
-        "seeds": tuple(_seed(text) for text in _names(seeds, "--seeds")),
+        "measures": _names(measures or ["affinity,absdev"], "--measures", "measures"),
+        "models": _names(model or ["vgg8"], "--model", "models"),
+        "data": _names(data or ["digits"], "--data", "datasets"),
+        "seeds": tuple(_seed(text) for text in _names(seeds or ["0"], "--seeds")),
     }
     settings = _settings(setting or [])
+    if not weights:
+        raise RequestError("--weights: expected trained, init, auto or a checkpoint's path, got ''")
+    folder = _default_folder(names["models"]) if out is None else out
+    if out == Path():
+        raise RequestError("--out: expected a folder's name, got ''")
+    command = shlex.join(["nlbench", *sys.argv[1:]])
     with Bar() as bar:
         bar.say("loading")
         from nlbench.plan import Request
@@ -104,27 +118,26 @@ def run(
             device=device,
             settings=settings,
         )
-        folder = out or _default_folder(request.models)
-        command = shlex.join(["nlbench", *sys.argv[1:]])
         try:
             result = run_request(request, folder, progress=bar, command=command)
         except KeyboardInterrupt:
-            bar.stop()
-            _note(f"interrupted; what was finished is in {folder}")
-            _note(f"go on with: {_resume_command(command, folder, out)}")
-            raise typer.Exit(130) from None
+            raise _Interrupted(
+                f"interrupted; what was finished is in {folder}",
+                f"go on with: {_resume_command(command, folder, out)}",
+            ) from None
     _show(result, report)
 
 
 def _show(result: Run, report: bool) -> None:
     from rich.console import Console
 
-    registry.load("reports", "terminal")(result, Console())
     assert result.path is not None
+    # The page first: what is printed may have no reader.
+    page = result.report(result.path / "report.html") if report else None
+    registry.load("reports", "terminal")(result, Console())
     print(f"\nrun     {result.path}")
     print(f"table   {result.path / 'scores.csv'}")
-    if report:
-        page = registry.load("reports", "html")([result], result.path / "report.html")
+    if page:
         print(f"report  {page}")
     if result.failed:
         raise typer.Exit(1)
@@ -138,6 +151,8 @@ def list_(
     data: Annotated[str, typer.Option(help="Dataset that decides the input's shape.")] = "digits",
 ) -> None:
     """List what can be named: measures, models, datasets, … or the sites of a model."""
+    if what is not Listing.sites and model is not None:
+        raise RequestError(f"list {what.value}: takes no --model; list sites --model {model} does")
     if what is Listing.sites:
         _print_table(_sites(model, data), as_json)
         return
@@ -277,10 +292,11 @@ def train(
     print(f"weights         {out}")
 
 
-def _names(text: str, option: str, group: str | None = None) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+def _names(texts: list[str], option: str, group: str | None = None) -> tuple[str, ...]:
+    parts = (part.strip() for text in texts for part in text.split(","))
+    names = tuple(dict.fromkeys(part for part in parts if part))
     if not names:
-        raise RequestError(f"{option}: expected at least one name, got '{text}'")
+        raise RequestError(f"{option}: expected at least one name, got '{','.join(texts)}'")
     if group:
         registry.expand(group, names)
     return names
@@ -328,14 +344,27 @@ def _print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
         print("  ".join(str(value).ljust(widths[key]) for key, value in row.items()).rstrip())
 
 
+class _Interrupted(Exception):
+    """The user stopped a run that can be taken up again; its arguments are lines to print."""
+
+
 def _note(message: str) -> None:
     print(f"nlbench: {' '.join(message.split())}", file=sys.stderr)
 
 
 def main() -> None:
     """Run a command; every error that a user can cause is one line and exit status 2."""
+    _tame_output()
     try:
         status = app(standalone_mode=False)
+        sys.stdout.flush()
+        if status == INTERRUPTED:
+            # Typer turns an interruption into this status, without a word.
+            _note("interrupted")
+    except _Interrupted as stop:
+        for line in stop.args:
+            _note(line)
+        status = INTERRUPTED
     except NlbenchError as error:
         _note(str(error))
         status = 2
@@ -347,18 +376,24 @@ def main() -> None:
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         _note("interrupted")
-        status = 130
-    except BrokenPipeError:
-        # The reader of a pipe went away: nothing to say, and nobody to say it to.
-        sys.stderr.close()
-        status = 141
+        status = INTERRUPTED
     except Exception as error:
-        # A defect of nlbench or of a plugin. The traceback is for whoever mends it.
+        # A defect of nlbench or of a plugin, or nowhere to print to. The traceback is for
+        # whoever mends it.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
         _note(f"{type(error).__name__}: {error} (set NLBENCH_TRACEBACK=1 to see where)")
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _tame_output() -> None:
+    """Print what a terminal can't show as ``?``, and end quietly when a pipe's reader is gone."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

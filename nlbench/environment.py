@@ -58,7 +58,8 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (number and not number.isdigit()):
+    is_index = not number or (number.isascii() and number.isdecimal())
+    if kind not in ("cpu", "cuda", "mps") or not is_index:
         raise RequestError(f"unknown device '{name}'; expected auto, cpu, cuda, cuda:N or mps")
     count = {
         "cpu": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -71,6 +72,7 @@ def evaluate(
     ['ok', 'ok']
     """
     progress = progress or Silent()
+    _check_model(model)
     given = _gather(inputs)
     if isinstance(measures, str):
         measures = [part.strip() for part in measures.split(",")]
@@ -78,7 +80,12 @@ def evaluate(
     loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
     classes = [m for m in measures if not isinstance(m, str)]
     for measure in classes:
-        loaded[measure.name] = checked_measure(measure, getattr(measure, "name", repr(measure)))
+        checked = checked_measure(measure, getattr(measure, "name", repr(measure)))
+        if loaded.setdefault(checked.name, checked) is not checked:
+            raise RequestError(
+                f"two measures are called '{checked.name}', of {loaded[checked.name].__module__} "
+                f"and of {checked.__module__}; rename one"
+            )
     if not loaded:
         raise RequestError("no measure to run")
     bench = make_bench(
@@ -121,15 +128,29 @@ def evaluate(
     return Run(manifest, records)
 
 
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise RequestError(f"the model is a {type(model).__name__}, expected a torch.nn.Module")
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise RequestError(f"{name} of the model is on the meta device, without values")
+
+
 def _gather(inputs: Tensor | Iterable[Any]) -> Tensor:
     if isinstance(inputs, Tensor):
         given = inputs
+    elif not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
+        kind = type(inputs).__name__
+        raise RequestError(f"inputs: a {kind}, expected a tensor or a loader of tensors")
     else:
         batches = [batch[0] if isinstance(batch, tuple | list) else batch for batch in inputs]
         wrong = next((batch for batch in batches if not isinstance(batch, Tensor)), None)
         if wrong is not None or not batches:
             what = f"yields a {type(wrong).__name__}" if batches else "yields nothing"
             raise RequestError(f"inputs: the loader {what}, expected batches of tensors")
+        shapes = {tuple(batch.shape[1:]) for batch in batches}
+        if len(shapes) > 1:
+            raise RequestError(f"inputs: the loader yields samples of shapes {sorted(shapes)}")
         given = torch.cat(batches)
     if given.ndim < 2 or len(given) == 0:
         raise RequestError(

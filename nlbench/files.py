@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nlbench.errors import RequestError
 
-__all__ = ["make_folder", "write_atomically"]
+__all__ = ["is_unused", "make_folder", "write_atomically"]
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -61,6 +61,13 @@ def make_folder(path: Path) -> None:
             pass
     except OSError as error:
         raise RequestError(f"can't write to {path}: {error.strerror or error}") from error
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing, or what is left of a run killed before its manifest."""
+    return folder.is_dir() and not any(
+        entry.name != "cells" or any(entry.iterdir()) for entry in folder.iterdir()
+    )
 
 
 def _umask() -> int:

@@ -7,21 +7,28 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, Undefined
-from nlbench.measure import Measure, Reading
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    PluginError,
+    RequestError,
+    Undefined,
+    nearest,
+)
+from nlbench.measure import Measure, Reading, Status
 from nlbench.options import OptionValue
 from nlbench.probes.lines import look_along
-from nlbench.probes.paths import closed_paths, pair_paths
+from nlbench.probes.paths import closed_paths, pair_paths, translations
 from nlbench.probes.sites import look_at_sites
 from nlbench.subject import Subject, tensor_hash
 
-__all__ = ["Outcome", "Step", "is_channels_last", "look", "steps_of"]
+__all__ = ["Outcome", "Step", "check_samples", "is_channels_last", "look", "steps_of"]
 
 ProbeSettings = Mapping[str, OptionValue]
 
@@ -102,8 +109,25 @@ def _sound(reading: object) -> Reading:
         raise PluginError(f"finish gave a {type(reading).__name__}, expected nlbench.Reading")
     if not all(math.isfinite(number) for number in reading.summary.values()):
         raise NotFinite("the summary is not finite")
+    answers = [(reading.status, reading.reason), *((v.status, v.reason) for v in reading.values)]
+    for status, reason in answers:
+        if status not in get_args(Status):
+            raise PluginError(f"unknown status '{status}'{nearest(str(status), get_args(Status))}")
+        if status != "ok" and not reason:
+            raise PluginError(f"status '{status}' without a reason")
+    if reading.status == "ok" and "value" not in reading.summary:
+        raise PluginError("the summary has no 'value'")
+    places = [value.place for value in reading.values]
+    if "" in places or len(set(places)) < len(places):
+        raise PluginError("places must have names, each its own")
     json.dumps(asdict(reading), allow_nan=False)
     return reading
+
+
+def _counted(reading: Reading, n: int) -> Reading:
+    """Say how many samples or segments were shown, where a measure doesn't."""
+    values = tuple(value if value.n else replace(value, n=n) for value in reading.values)
+    return replace(reading, values=values, n=reading.n or n)
 
 
 def _reading_of(error: BaseException) -> tuple[Reading, str]:
@@ -163,7 +187,7 @@ def look(
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:
-            reading = feed.finish()
+            reading = _counted(feed.finish(), shown.get("samples", shown.get("segments", 0)))
             trace = feed.traceback
         else:
             reading, trace = failure
@@ -187,7 +211,9 @@ def _look_at_sites(
         places.add(look.place)  # type: ignore[attr-defined]
 
     def batches() -> Iterator[Tensor]:
-        for batch in torch.split(subject.inputs, int(settings["batch"])):
+        # Of nearly equal size: a last batch of a few samples would weigh as much as a full one.
+        parts = steps_of("sites", len(subject.inputs), settings)
+        for batch in torch.tensor_split(subject.inputs, parts):
             yield batch.to(device)
             step()
 
@@ -216,14 +242,26 @@ def _look_along_lines(
         step()
 
 
-def _paths(subject: Subject, settings: ProbeSettings) -> Tensor:
+def check_samples(settings: ProbeSettings, samples: int) -> int:
+    """Number of samples that the paths of a run are made of.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there are fewer.
+    """
     number, kind = int(settings["number"]), str(settings["paths"])
     needed = number if kind == "closed" else 2 * number
-    if len(subject.inputs) < needed:
+    if samples < needed:
         raise RequestError(
-            f"lines.number: {number} paths ({kind}) need {needed} samples, there are "
-            f"{len(subject.inputs)}"
+            f"lines.number: {number} paths ({kind}) need {needed} samples, there are {samples}"
         )
+    return needed
+
+
+def _paths(subject: Subject, settings: ProbeSettings) -> Tensor:
+    number, kind = int(settings["number"]), str(settings["paths"])
+    needed = check_samples(settings, len(subject.inputs))
     if kind == "pairs":
         return pair_paths(subject.inputs[:needed])
     images = subject.inputs if subject.images is None else subject.images
@@ -239,6 +277,11 @@ def _paths(subject: Subject, settings: ProbeSettings) -> Tensor:
             "look of it; set lines.paths=pairs"
         )
     anchors, radius = int(settings["anchors"]), float(settings["radius"])
+    if len(set(translations(anchors, radius))) < 2:
+        raise RequestError(
+            f"lines.radius: at {radius:g} pixels all {anchors} anchors are the same whole-pixel "
+            "translation, so the path has no length"
+        )
     return subject.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
 
 

@@ -7,14 +7,15 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError, nearest
-from nlbench.measure import Measure
-from nlbench.options import OptionValue, resolve_options
+from nlbench.looking import check_samples
+from nlbench.measure import Measure, MoreMeans, Source
+from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import PROBES
 from nlbench.subject import SubjectSpec, WeightsChoice, choose_weights
 
@@ -143,7 +144,34 @@ def checked_measure(measure: object, name: str) -> type[Measure]:
     probe = getattr(measure, "probe", "")
     if probe not in PROBES:
         raise PluginError(f"measure '{name}' wants probe '{probe}'{nearest(probe, PROBES)}")
+    for attribute, (is_right, expected) in _DECLARED.items():
+        given = getattr(measure, attribute)
+        if not is_right(given):
+            raise PluginError(f"measure '{name}': {attribute} is {given!r}, expected {expected}")
     return measure
+
+
+def _are_bounds(given: object) -> bool:
+    if not isinstance(given, tuple) or len(given) != 2:
+        return False
+    low, high = given
+    return all(isinstance(n, int | float) for n in given) and bool(low <= high)
+
+
+def _are_options(given: object) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(o, Option) for o in given.values())
+
+
+_DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "bounds": (_are_bounds, "two numbers, the smaller first"),
+    "more_means": (
+        lambda given: given in get_args(MoreMeans),
+        "one of " + ", ".join(f"'{word}'" for word in get_args(MoreMeans)),
+    ),
+    "version": (lambda given: isinstance(given, str), "a text"),
+    "options": (_are_options, "a mapping of names to nlbench.Option"),
+    "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a text"),
+}
 
 
 def content_key(content: Mapping[str, Any]) -> str:
@@ -157,6 +185,7 @@ class Cell:
     """One subject and one measure: what is recorded, cached and may fail on its own."""
 
     key: str
+    subject_key: str
     spec: SubjectSpec
     weights: WeightsChoice
     measure: type[Measure]
@@ -193,33 +222,34 @@ def plan_cells(
         If a name, a number or a file in it can't be used.
     """
     plan: dict[SubjectSpec, list[Cell]] = {}
+    if "lines" in bench.probes and request.samples:
+        check_samples(bench.probes["lines"], request.samples)
     for spec in _subject_specs(request):
         weights = choose_weights(spec)
-        identity = weights.identity
+        subject = content_key(
+            {
+                "subject": {**asdict(spec), "weights": weights.identity},
+                "model": _provider("models", spec.model),
+                "data": _provider("datasets", spec.data),
+                "device": device.type,
+            }
+        )
         plan[spec] = [
-            Cell(_cell_key(spec, identity, m, o, bench, device), spec, weights, m, o)
+            Cell(_cell_key(subject, m, o, bench), subject, spec, weights, m, o)
             for m, o in bench.measures
         ]
     return plan
 
 
 def _cell_key(
-    spec: SubjectSpec,
-    weights: str,
-    measure: type[Measure],
-    options: Mapping[str, OptionValue],
-    bench: Bench,
-    device: torch.device,
+    subject: str, measure: type[Measure], options: Mapping[str, OptionValue], bench: Bench
 ) -> str:
     return content_key(
         {
+            "subject": subject,
             "measure": [measure.name, measure.version, _provider("measures", measure.name)],
             "options": dict(options),
             "probe": [measure.probe, dict(bench.probes[measure.probe])],
-            "subject": {**asdict(spec), "weights": weights},
-            "model": _provider("models", spec.model),
-            "data": _provider("datasets", spec.data),
-            "device": device.type,
         }
     )
 

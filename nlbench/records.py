@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.files import make_folder, write_atomically
+from nlbench.files import is_unused, make_folder, write_atomically
 from nlbench.measure import Reading, Value
 
 if TYPE_CHECKING:
@@ -195,19 +197,36 @@ class Run:
         return [record for record in self.records if not record.is_done]
 
     def save(self, path: str | Path) -> Path:
-        """Write the run to a folder; what the folder holds of other cells stays.
+        """Write the run to a folder of its own: manifest, records and table.
 
         Returns
         -------
         Path
             The folder.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the folder holds something else, or can't be written.
         """
-        self.path = Path(path)
-        make_folder(self.path / "cells")
+        folder = Path(path)
+        try:
+            is_free = folder == self.path or not os.path.lexists(folder) or is_unused(folder)
+        except OSError as error:
+            raise RequestError(f"can't write to {folder}: {error.strerror or error}") from error
+        if not is_free:
+            raise RequestError(f"{folder} holds something else; choose another folder")
+        make_folder(folder / "cells")
+        self.path = folder
         for record in self.records:
             self.write_record(record)
         self.write_tables()
         return self.path
+
+    def report(self, output: str | Path) -> Path:
+        """Write the page that the command line writes as ``report.html``; give its path."""
+        page: Path = registry.load("reports", "html")([self], Path(output))
+        return page
 
     def write_record(self, record: Record) -> None:
         """Write one cell's file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -165,10 +166,18 @@ def describe(entry: Entry) -> str:
     except (OSError, SyntaxError, ValueError, ImportError):
         return ""
     name = point.attr.split(".")[0]
-    for node in tree.body:
+    for node, following in itertools.pairwise([*tree.body, ast.Pass()]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return (ast.get_docstring(node) or "").partition("\n")[0]
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return _text_of(following).partition("\n")[0]
     return ""
+
+
+def _text_of(node: ast.stmt) -> str:
+    """Text that stands by itself, as the docstring of the constant above it does."""
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return str(node.value.value) if is_constant else ""  # type: ignore[attr-defined]
 
 
 def _find_spec(module: str) -> ModuleSpec | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from torch import nn
 
 from nlbench.environment import Machine, exact_arithmetic, resolve_device
 from nlbench.errors import NlbenchError, RequestError
-from nlbench.files import make_folder
+from nlbench.files import is_unused, make_folder
 from nlbench.looking import look, steps_of
 from nlbench.manifest import contents, make_manifest, measure_facts, now
 from nlbench.measure import Measure, Reading
@@ -90,7 +91,7 @@ def run(
     bench = make_bench(load_measures(request.measures, progress.warn), request.settings)
     machine = Machine.at(resolve_device(request.device))
     plan = plan_cells(request, bench, machine.device)
-    is_new = not Path(out).exists()
+    is_new = not os.path.lexists(out)
     result = _open(Path(out), [cell for cells in plan.values() for cell in cells], bench)
     done = {record.key: record for record in result.records}
     todo = [
@@ -103,13 +104,21 @@ def run(
     )
     progress.begin(sum(_steps(cells, bench, request) for cells in todo))
 
+    call: dict[str, Any] = {"started": now(), "command": command, "request": asdict(request)}
+    calls = [*result.manifest.get("calls", []), call]
+
     def write_tables() -> None:
         places = {key: place for place, key in enumerate(order)}
         result.records = sorted(
             done.values(), key=lambda r: (places.get(r.key, len(order)), r.identity)
         )
-        seconds = round(time.perf_counter() - began, 3)
-        result.manifest = {**manifest, "seconds": seconds, **contents(result.records)}
+        call["seconds"] = round(time.perf_counter() - began, 3)
+        result.manifest = {
+            **manifest,
+            "seconds": round(sum(one["seconds"] for one in calls), 3),
+            "calls": calls,
+            **contents(result.records),
+        }
         result.write_tables()
 
     write_tables()
@@ -143,11 +152,15 @@ def _remove(folder: Path) -> None:
 def _open(folder: Path, cells: Sequence[Cell], bench: Bench) -> Run:
     """Make a run's folder or take up an old one, if what it holds goes with what is asked."""
     result = Run({}, [], folder)
-    if (folder / "manifest.json").is_file():
-        result = load_run(folder)
-        _check_alike(result, cells, bench)
-    elif folder.exists() and not _is_unused(folder):
-        raise RequestError(f"{folder} exists and is not a run; choose another --out")
+    try:
+        if (folder / "manifest.json").is_file():
+            result = load_run(folder)
+            _check_alike(result, cells, bench)
+            _forget_failures(result, cells)
+        elif folder.exists() and not is_unused(folder):
+            raise RequestError(f"{folder} exists and is not a run; choose another --out")
+    except OSError as error:
+        raise RequestError(f"can't write to {folder}: {error.strerror or error}") from error
     make_folder(folder / "cells")
     return result
 
@@ -158,10 +171,10 @@ def _check_alike(old: Run, cells: Sequence[Cell], bench: Bench) -> None:
     A board has one column a measure and the manifest one set of options.
     """
     wanted = {cell.key for cell in cells}
-    named = {cell.identity for cell in cells}
+    subjects = {cell.identity[:4]: cell.subject_key for cell in cells}
     measures = {m.name: (m.version, dict(options)) for m, options in bench.measures}
     for record in old.records:
-        if record.key in wanted:
+        if record.key in wanted or not record.is_done:
             continue
         name, probe = record.measure["name"], record.probe["name"]
         made = record.measure["version"], dict(record.measure["options"])
@@ -170,23 +183,23 @@ def _check_alike(old: Run, cells: Sequence[Cell], bench: Bench) -> None:
             what = f"{name} with other options or another version"
         elif probe in bench.probes and dict(bench.probes[probe]) != dict(record.probe["options"]):
             what = f"{name} through {probe} with other options"
-        elif record.identity in named:
+        elif subjects.get(record.identity[:4], record.subject["key"]) != record.subject["key"]:
             what = (
-                f"{name} of {record.subject['model']} ({record.subject['weights']}) measured "
-                "differently (samples, weights, device or plugin)"
+                f"{name} of another {record.subject['model']} ({record.subject['weights']}): "
+                "the weights, samples, split, device or plugin differ"
             )
         if what:
             raise RequestError(f"{old.path} already holds {what}; choose another --out")
 
 
-def _is_unused(folder: Path) -> bool:
-    """Whether a folder holds nothing, or what is left of a run killed before its manifest."""
-    try:
-        return folder.is_dir() and not any(
-            entry.name != "cells" or any(entry.iterdir()) for entry in folder.iterdir()
-        )
-    except OSError:
-        return False
+def _forget_failures(old: Run, cells: Sequence[Cell]) -> None:
+    """Remove failed cells that are now asked for in another way."""
+    assert old.path is not None
+    wanted, named = {cell.key for cell in cells}, {cell.identity for cell in cells}
+    for record in list(old.records):
+        if not record.is_done and record.key not in wanted and record.identity in named:
+            old.records.remove(record)
+            (old.path / "cells" / f"{record.key}.json").unlink(missing_ok=True)
 
 
 def _steps(cells: Sequence[Cell], bench: Bench, request: Request) -> int:
@@ -213,6 +226,7 @@ def _measure(
     wanted = replace(bench, measures=tuple((cell.measure, cell.options) for cell in cells))
     try:
         subject = load_subject(spec, machine.device)
+        subject.facts["key"] = cells[0].subject_key
     except Exception as error:
         # Whatever a model's or dataset's plugin raises concerns this subject only.
         reason = " ".join(str(error).split())
@@ -232,6 +246,7 @@ def _unloaded(cell: Cell, bench: Bench, machine: Machine, reason: str, trace: st
     return Record(
         key=cell.key,
         subject={
+            "key": cell.subject_key,
             "model": spec.model,
             "weights": cell.weights.label,
             "data": spec.data,

@@ -212,7 +212,8 @@ def _head(name: str, details: Mapping[str, Any]) -> str:
 
 
 def _width(texts: Sequence[str]) -> int:
-    return 2 + max(cell_len(line) for text in texts for line in text.split("\n"))
+    # Padding on both sides, and the space that parts it from the next column.
+    return 3 + max(cell_len(line) for text in texts for line in text.split("\n"))
 
 
 def _groups(

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import nlbench
+from nlbench import registry
 from nlbench.cli import main
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
@@ -148,6 +149,14 @@ def test_importing_nlbench_does_not_import_torch():
         (["run", "--set", "affinity.shrinkage"], "--set: expected OWNER.OPTION=VALUE"),
         (["run", "--set", "affinity.shrinkage=non"], "did you mean 'none'?"),
         (["run", "--set", "lines.number=1e99"], "out of bounds"),
+        (["run", "--seeds", "²"], "--seeds: expected whole numbers"),
+        (["run", "--device", "cuda:²"], "unknown device"),
+        (["run", "--weights", ""], "--weights: expected trained, init, auto"),
+        (["run", "--out", ""], "--out: expected a folder's name"),
+        (["run", "--out", "x" * 300], "File name too long"),
+        (["run", "--samples", "2"], "need 4 samples, there are 2"),
+        (["run", "--measures", "lines", "--measures", "r2"], "there is no measure 'lines'"),
+        (["list", "measures", "--model", "vgg8"], "takes no --model"),
         (["run", "--seeds", "one"], "--seeds: expected whole numbers"),
         (["run", "--samples", "many"], "--samples"),
         (["run", "--device", "cuda:77"], "device 'cuda:77' is absent"),
@@ -203,6 +212,29 @@ def test_an_output_below_a_file_is_one_line(here, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_pipe_whose_reader_is_gone_ends_quietly_with_everything_written(tmp_path):
+    done = subprocess.run(
+        f"set -o pipefail; {NLBENCH} run --measures r2 --samples 64 --out r | true; echo $?",
+        shell=True,
+        executable="/bin/bash",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", "141")
+    assert (tmp_path / "r" / "report.html").is_file()
+
+
+def test_a_terminal_that_knows_no_arrows_still_gets_its_board(tmp_path):
+    done = nlbench_run(
+        "run", "--measures", "r2", "--samples", "64", "--out", "r", cwd=tmp_path,
+        env={"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "vgg8" in done.stdout
+
+
 def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
     done = here(
         "train", "--model", "vgg8", "--epochs", "1", "--label-noise", "0.4", "--out",
@@ -214,6 +246,14 @@ def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
     (subject,) = nlbench.load_run(tmp_path / "r").manifest["subjects"]
     assert subject["weights"] == "noisy.safetensors"
     assert subject["weights_metadata"]["label_noise"] == "0.4"
+
+
+def test_an_interruption_while_loading_is_one_line(here, monkeypatch):
+    def interrupted(group, names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "expand", interrupted)
+    assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
 
 
 def test_an_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):

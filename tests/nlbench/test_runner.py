@@ -11,6 +11,7 @@ import nlbench
 from nlbench import environment, registry
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.measure import Measure, Reading, Value, site_measure
+from nlbench.options import Option
 from nlbench.plan import Request
 from nlbench.runner import run
 
@@ -200,10 +201,10 @@ def test_recorded_cells_are_not_measured_again_and_failed_ones_are(names, tmp_pa
 
 
 def repaired():
-    @site_measure()
-    def crashing(x, y):
+    @site_measure(options={"factor": Option(1.0)})
+    def crashing(x, y, factor):
         """Works now."""
-        return 1.0
+        return factor
 
     return crashing
 
@@ -225,8 +226,11 @@ def test_the_same_cell_measured_differently_is_not_mixed_into_a_run(names, tmp_p
         run(request("affinity", seeds=(1,), settings={"affinity.ridge": 1e-3}), tmp_path / "run")
     with pytest.raises(RequestError, match="affinity through sites with other options"):
         run(request("good", settings={"sites.batch": 8}), tmp_path / "run")
-    with pytest.raises(RequestError, match="measured differently"):
-        run(request("affinity", samples=8), tmp_path / "run")
+    for changes in ({"samples": 8}, {"split": "train"}):
+        with pytest.raises(RequestError, match="affinity of another tiny"):
+            run(request("affinity", **changes), tmp_path / "run")
+        with pytest.raises(RequestError, match="affinity of another tiny"):
+            run(request("good", **changes), tmp_path / "run")
     assert (tmp_path / "run" / "scores.csv").read_bytes() == before
 
 
@@ -286,11 +290,25 @@ def test_a_wrong_request_is_one_line_and_leaves_nothing(names, tmp_path, changes
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_samples_for_the_paths_is_said(names, tmp_path):
-    result = run(request("absdev", samples=2), tmp_path / "run")
+def test_too_few_samples_for_the_paths_is_said_before_anything_is_measured(names, tmp_path):
+    with pytest.raises(RequestError, match=r"4 paths \(closed\) need 4 samples, there are 2"):
+        run(request("good,absdev", samples=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_split_that_is_too_small_for_the_paths_fails_the_cell_with_the_reason(names, tmp_path):
+    result = run(request("absdev", samples=0, settings={"lines.number": 513}), tmp_path / "run")
     status, reason = statuses(result)["tiny", "absdev"]
     assert status == "failed"
-    assert "4 paths (closed) need 4 samples, there are 2" in reason
+    assert "513 paths (closed) need 513 samples, there are 512" in reason
+
+
+def test_a_failure_does_not_stand_in_the_way_of_its_correction(names, tmp_path, monkeypatch):
+    run(request("crashing,good"), tmp_path / "run")
+    monkeypatch.setitem(names["measures"], "crashing", repaired())
+    result = run(request("crashing", settings={"crashing.factor": 2}), tmp_path / "run")
+    assert statuses(result)["tiny", "crashing"] == ("ok", "")
+    assert len(nlbench.load_run(tmp_path / "run").records) == 2
 
 
 def test_a_batch_of_one_is_undefined_with_the_reason(names, tmp_path):
@@ -523,3 +541,137 @@ def test_the_git_state_is_nlbenchs_own_and_nobody_elses(tmp_path, monkeypatch):
     assert environment.describe_environment(torch.device("cpu"))["git"] is None
     subprocess.run([*command, "add", "environment.py"], check=True)
     assert environment.describe_environment(torch.device("cpu"))["git"].endswith("+changes")
+
+
+def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        torch.manual_seed(ord(folder))
+        torch.save(tiny().state_dict(), tmp_path / folder / "w.pt")
+    run(request("good", weights=str(tmp_path / "a" / "w.pt")), tmp_path / "run")
+    with pytest.raises(RequestError, match="the weights, samples, split, device or plugin differ"):
+        run(request("counting", weights=str(tmp_path / "b" / "w.pt")), tmp_path / "run")
+
+
+def test_the_last_batch_weighs_no_more_than_its_samples():
+    model, inputs = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), torch.randn(258, 6)
+    sizes = []
+
+    @site_measure()
+    def size(x, y):
+        """Samples of a batch."""
+        sizes.append(len(x))
+        return 0.0
+
+    nlbench.evaluate(model, inputs, [size])
+    assert sizes == [86, 86, 86]
+
+
+def test_every_call_of_a_run_is_in_its_manifest(names, tmp_path):
+    run(request("good"), tmp_path / "run", command="first")
+    result = run(request("counting"), tmp_path / "run", command="second")
+    calls = nlbench.load_run(result.path).manifest["calls"]
+    assert [call["command"] for call in calls] == ["first", "second"]
+    assert [call["request"]["measures"] for call in calls] == [["good"], ["counting"]]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "says"),
+    [
+        ("bounds", None, "two numbers"),
+        ("bounds", (0,), "two numbers"),
+        ("bounds", ("0", "1"), "two numbers"),
+        ("bounds", (1, 0), "the smaller first"),
+        ("more_means", "bogus", "'more nonlinear'"),
+        ("options", {"k": 2}, "nlbench.Option"),
+        ("source", None, "nlbench.Source"),
+        ("version", 1, "a text"),
+    ],
+)
+def test_a_malformed_declaration_is_named(attribute, value, says):
+    odd = type("Odd", (NumpyNumbers,), {attribute: value})
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(PluginError, match=f"measure 'odd': {attribute} is ") as caught:
+        nlbench.evaluate(model, torch.randn(8, 4), [odd])
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reading", "says"),
+    [
+        (Reading({}), "no 'value'"),
+        (Reading({"foo": 1.0}), "no 'value'"),
+        (Reading({"value": 1.0}, status="great"), "unknown status 'great'"),
+        (Reading.missing("undefined", ""), "without a reason"),
+        (Reading({"value": 1.0}, (Value("", {"value": 1.0}),)), "places must have names"),
+        (Reading({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2), "each its own"),
+    ],
+)
+def test_a_reading_that_says_nothing_usable_is_a_failure(reading, says):
+    class Odd(NumpyNumbers):
+        """Gives it."""
+
+        def finish(self):
+            return reading
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    result = nlbench.evaluate(model, torch.randn(8, 4), [Odd, "r2"])
+    assert result["odd"].status == "failed"
+    assert says in result["odd"].reason
+    assert result["r2"].status == "undefined"
+
+
+def test_a_reading_says_how_many_samples_even_if_the_measure_does_not():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    result = nlbench.evaluate(model, torch.randn(30, 4), [NumpyNumbers])
+    assert set(result.scores.n) == {30}
+
+
+def test_two_measures_of_one_name_are_refused():
+    @site_measure()
+    def r2(x, y):
+        """Somebody else's."""
+        return 1.0
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(RequestError, match="two measures are called 'r2'"):
+        nlbench.evaluate(model, torch.randn(30, 4), ["r2", r2])
+
+
+@pytest.mark.parametrize("settings", [{"lines.radius": 0}, {"lines.radius": 0.4}])
+def test_a_path_without_length_is_refused(settings):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
+    result = nlbench.evaluate(model, torch.rand(4, 3, 8, 8), ["density"], settings=settings)
+    assert result["density"].status == "failed"
+    assert "the path has no length" in result["density"].reason
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "says"),
+    [
+        (lambda z: z, torch.zeros(3, 2), "expected a torch.nn.Module"),
+        (nn.Linear(2, 2, device="meta"), torch.zeros(3, 2), "on the meta device"),
+        (nn.Linear(2, 2), None, "a NoneType, expected a tensor or a loader"),
+        (nn.Linear(2, 2), np.zeros((3, 2)), "a ndarray, expected a tensor or a loader"),
+        (nn.Linear(2, 2), [torch.zeros(3, 2), torch.zeros(3, 5)], "samples of shapes"),
+    ],
+)
+def test_an_ordinary_mistake_is_one_line(model, inputs, says):
+    with pytest.raises(RequestError, match=says):
+        nlbench.evaluate(model, inputs, ["r2"])
+
+
+def test_a_run_is_not_saved_over_anything_else(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    first, second = (nlbench.evaluate(model, torch.randn(40, 4), ["r2"]) for _ in range(2))
+    first.save(tmp_path / "run")
+    first.save(tmp_path / "run")
+    with pytest.raises(RequestError, match="holds something else"):
+        second.save(tmp_path / "run")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "manifest.json").write_text("{}")
+    with pytest.raises(RequestError, match="holds something else"):
+        second.save(tmp_path / "app")
+    assert nlbench.load_run(tmp_path / "run").scores.equals(first.scores)
+    page = nlbench.load_run(tmp_path / "run").report(tmp_path / "page.html")
+    assert "Sequential" in page.read_text(encoding="utf-8")

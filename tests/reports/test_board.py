@@ -2,6 +2,7 @@
 
 import io
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from nlbench.errors import RequestError
+from nlbench.records import COLUMNS
 from nlbench.reports.board import board, cell_texts, missing_cells, print_boards
 from nlbench.reports.tables import labelled, per_place
 
@@ -172,3 +174,37 @@ def test_a_run_without_scores_says_so(conftest) -> None:
 
 def test_output_that_is_not_a_terminal_has_no_escape_codes(run) -> None:
     assert "\x1b" not in printed(run)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_name_is_broken_at_usual_widths(width):
+    names = [f"measure{i}" for i in range(6)]
+    measures = {name: {"more_means": "less nonlinear"} for name in names}
+    rows = [
+        (*SUBJECT, name, place, statistic, 0.123456, 64, "ok", "")
+        for name in names
+        for place, statistic in (("", "value"), ("", "std"), ("a", "value"), ("b", "value"))
+    ]
+    columns = [
+        "model",
+        "weights",
+        "data",
+        "seed",
+        "measure",
+        "place",
+        "statistic",
+        "value",
+        "n",
+        "status",
+        "reason",
+    ]
+    run = SimpleNamespace(
+        name="run",
+        scores=pd.DataFrame(rows, columns=list(COLUMNS)),
+        manifest={"measures": measures},
+    )
+    out = io.StringIO()
+    print_boards(run, Console(file=out, width=width))
+    words = out.getvalue().split()
+    assert set(names) <= set(words)
+    assert words.count("model") == words.count(SUBJECT[0]) >= 1

@@ -143,7 +143,7 @@ def test_what_is_missing_is_listed_with_its_reason(page) -> None:
     assert "hardswish at features.0.2: not piecewise affine" in listed
     assert "failed out of memory" in listed
     assert "vgg8 · init layer0.2.relu, layer1.2.relu undefined constant output" in listed
-    assert "Not everything has a value" in page.text
+    assert "Some cells or places have no value" in page.text
 
 
 def test_a_complete_run_says_that_nothing_is_missing(conftest) -> None:
