@@ -14,6 +14,7 @@ __all__ = [
     "as_samples",
     "centered",
     "check_count",
+    "power_of_two",
     "unit_scaled",
     "varying",
     "varying_columns",
@@ -94,10 +95,21 @@ def unit_scaled(values: Tensor) -> Tensor:
     the units change by a power of two, and no square under- or overflows. The scale
     carries no gradient: it is only right for functions that don't depend on it.
     """
+    return values / power_of_two(values)
+
+
+def power_of_two(values: Tensor) -> float:
+    """Give the largest power of two up to the largest magnitude; 1/2 where all are zero.
+
+    Raises
+    ------
+    nlbench.NotFinite
+        For an infinity, which a difference of finite values may be.
+    """
     peak = values.detach().abs().max().item()
     if not math.isfinite(peak):
         raise NotFinite("the range of the values is too large for float64")
-    return values / 2.0 ** (math.frexp(peak)[1] - 1)
+    return float(2.0 ** (math.frexp(peak)[1] - 1))
 
 
 def varying(low: Tensor, high: Tensor) -> Tensor:

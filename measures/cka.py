@@ -14,7 +14,14 @@ from nlbench.options import Option
 
 from ._moments import PairStream
 from ._pooled import PooledMeasure, SiteStream
-from ._samples import as_samples, centered, check_count, unit_scaled, varying_columns
+from ._samples import (
+    as_samples,
+    centered,
+    check_count,
+    power_of_two,
+    unit_scaled,
+    varying_columns,
+)
 
 __all__ = ["CKA", "linear_cka"]
 
@@ -75,10 +82,10 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
     for features, role in ((x, "input"), (y, "output")):
         if not varying_columns(features).any():
             raise Undefined(f"constant {role}")
-    x, y = unit_scaled(centered(x)), unit_scaled(centered(y))
+    x, y = centered(x), centered(y)
     if debiased:
         return _UnbiasedHSIC.of(x, y).alignment()
-    return _alignment(*_inner_products(x, y))
+    return _alignment(*_inner_products(unit_scaled(x), unit_scaled(y)))
 
 
 def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,6 +110,9 @@ class _UnbiasedHSIC:
     xy, xx, yy : tensor, scalar
     size_x, size_y : tensor, scalar
         (tr K)² and (tr L)² over the same divisor: the scale of rounding.
+    unit_x, unit_y : float
+        Powers of two that x and y are measured in, so that no fourth power of theirs
+        under- or overflows.
     """
 
     xy: Tensor
@@ -110,6 +120,8 @@ class _UnbiasedHSIC:
     yy: Tensor
     size_x: Tensor
     size_y: Tensor
+    unit_x: float
+    unit_y: float
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor) -> _UnbiasedHSIC:
@@ -120,6 +132,9 @@ class _UnbiasedHSIC:
         -κ: all sums of the definition become sums of κ and of the diagonal λ of L.
         """
         n = len(x)
+        # No column varies, and none is left, where a batch is constant.
+        unit_x, unit_y = (power_of_two(v) if v.numel() else 0.0 for v in (x, y))
+        x, y = x / (unit_x or 1.0), y / (unit_y or 1.0)
         kappa, lam = x.square().sum(1), y.square().sum(1)
         trace_x, trace_y = kappa.sum(), lam.sum()
         xy, xx, yy = _inner_products(x, y)
@@ -134,16 +149,35 @@ class _UnbiasedHSIC:
             corrected(yy, lam @ lam, trace_y**2),
             trace_x**2 / (n * (n - 3)),
             trace_y**2 / (n * (n - 3)),
+            unit_x,
+            unit_y,
+        )
+
+    def in_units(self, unit_x: float, unit_y: float) -> _UnbiasedHSIC:
+        """Give the same terms in units that are no smaller."""
+        x = (self.unit_x / unit_x) ** 2 if unit_x else 1.0
+        y = (self.unit_y / unit_y) ** 2 if unit_y else 1.0
+        return _UnbiasedHSIC(
+            self.xy * x * y,
+            self.xx * x * x,
+            self.yy * y * y,
+            self.size_x * x * x,
+            self.size_y * y * y,
+            unit_x,
+            unit_y,
         )
 
     def plus(self, other: _UnbiasedHSIC) -> _UnbiasedHSIC:
         """Add another minibatch."""
+        units = max(self.unit_x, other.unit_x), max(self.unit_y, other.unit_y)
+        first, second = self.in_units(*units), other.in_units(*units)
         return _UnbiasedHSIC(
-            self.xy + other.xy,
-            self.xx + other.xx,
-            self.yy + other.yy,
-            self.size_x + other.size_x,
-            self.size_y + other.size_y,
+            first.xy + second.xy,
+            first.xx + second.xx,
+            first.yy + second.yy,
+            first.size_x + second.size_x,
+            first.size_y + second.size_y,
+            *units,
         )
 
     def alignment(self) -> Tensor:
@@ -168,7 +202,8 @@ class _BiasedStream(PairStream):
         for varies, role in ((self.moments.varying_x, "input"), (self.moments.varying_y, "output")):
             if not varies.any():
                 raise Undefined(f"constant {role}")
-        norms = (m.square().sum() for m in (self.moments.xy, self.moments.xx, self.moments.yy))
+        moments = self.moments.in_common_units()
+        norms = (m.square().sum() for m in (moments.xy, moments.xx, moments.yy))
         return _alignment(*norms).item()
 
     def remark(self) -> str:

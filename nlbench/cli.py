@@ -183,7 +183,12 @@ def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
     network = build_model(model, dataset, seed=0)
     example = dataset.sample(2).inputs
     return [
-        {"site": site.name, "kind": site.kind, "shape": "×".join(map(str, site.shape))}
+        {
+            "site": site.name,
+            "kind": site.kind,
+            "shape": "×".join(map(str, site.shape)),
+            "channels": f"axis {site.channel_axis}" + (" (assumed)" if site.assumed else ""),
+        }
         for site in list_sites(network, example)
     ]
 

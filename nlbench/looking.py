@@ -25,7 +25,7 @@ from nlbench.measure import Measure, Reading, Status
 from nlbench.options import OptionValue
 from nlbench.probes.lines import look_along
 from nlbench.probes.paths import closed_paths, pair_paths, translations
-from nlbench.probes.sites import look_at_sites
+from nlbench.probes.sites import Site, SiteLook, look_at_sites, remark_on_channels
 from nlbench.subject import Subject, tensor_hash
 
 __all__ = ["Outcome", "Step", "check_samples", "is_channels_last", "look", "steps_of"]
@@ -124,9 +124,13 @@ def _sound(reading: object) -> Reading:
     return reading
 
 
-def _counted(reading: Reading, n: int) -> Reading:
-    """Say how many samples or segments were shown, where a measure doesn't."""
-    values = tuple(value if value.n else replace(value, n=n) for value in reading.values)
+def _annotated(reading: Reading, shown: Mapping[str, Any]) -> Reading:
+    """Add what the probe knows: how many samples or segments, and remarks on places."""
+    n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
+    values = tuple(
+        replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
+        for value in reading.values
+    )
     return replace(reading, values=values, n=reading.n or n)
 
 
@@ -187,7 +191,7 @@ def look(
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:
-            reading = _counted(feed.finish(), shown.get("samples", shown.get("segments", 0)))
+            reading = _annotated(feed.finish(), shown)
             trace = feed.traceback
         else:
             reading, trace = failure
@@ -203,12 +207,12 @@ def _look_at_sites(
     step: Step,
     shown: dict[str, Any],
 ) -> None:
-    places: set[str] = set()
+    sites: dict[str, Site] = {}
 
-    def on_look(look: object) -> None:
+    def on_look(look: SiteLook) -> None:
+        sites.setdefault(look.place, look.site)
         for feed in feeds:
             feed.update(look)
-        places.add(look.place)  # type: ignore[attr-defined]
 
     def batches() -> Iterator[Tensor]:
         # Of nearly equal size: a last batch of a few samples would weigh as much as a full one.
@@ -220,8 +224,11 @@ def _look_at_sites(
     shown["samples"] = look_at_sites(
         subject.model, batches(), on_look, reduction=str(settings["reduction"])
     )
-    shown["sites"] = len(places)
-    if not places:
+    shown["sites"] = len(sites)
+    remarks = {name: remark_on_channels([site]) for name, site in sites.items() if site.assumed}
+    if remarks and settings["reduction"] == "spatial":
+        shown["remarks"] = remarks
+    if not sites:
         raise Undefined("the model calls no activation function that is known as one")
 
 

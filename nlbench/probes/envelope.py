@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["overtakes", "pooling_windows", "window_overtakes"]
+__all__ = ["overtakes", "pooling_windows", "window_overtakes", "window_tops"]
 
 
 def pooling_windows(
@@ -86,8 +86,9 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
         Spatial axes flattened; affine between neighbouring points.
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
-    noise : tensor of shape (P,)
-        Members this close to the largest share the first place.
+    noise : tensor of shape (P, ..., positions)
+        Members this close to the largest share the first place: by the noise of either.
+        Each axis but the first may be 1.
 
     Returns
     -------
@@ -96,9 +97,12 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     share : tensor of shape (m,)
         Where between left (0) and right (1).
     """
-    x = x.reshape(len(x), -1, x.shape[-1])
-    members = x[:, :, windows.to(x.device)].flatten(1, 2)
-    top = members >= members.amax(-1, keepdim=True) - noise[:, None, None]
+    members, noise = _members(x, windows), _members(noise, windows)
+    if noise.shape[-1] > 1:
+        largest = members.argmax(-1, keepdim=True)
+        noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
+    top = (members >= members.amax(-1, keepdim=True) - noise).flatten(1, 2)
+    members = members.flatten(1, 2)
     # The maximum is convex: a member that is largest at both points is so between them.
     moved = ~(top[:-1] & top[1:]).any(-1)
     interval, window = moved.nonzero().unbind(1)
@@ -109,6 +113,37 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
         top[interval + 1, window],
     )
     return interval[line], share
+
+
+def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
+    """Give the value that belongs to the largest member of each window.
+
+    Parameters
+    ----------
+    x : tensor of shape (P, ..., positions)
+    windows : tensor of shape (windows, members)
+    values : tensor of shape (P, ..., positions)
+        Each axis but the first and the last may be 1.
+
+    Returns
+    -------
+    tensor of shape (P, channels, windows)
+
+    Examples
+    --------
+    >>> x, values = torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[0.1, 0.2, 0.3]])
+    >>> window_tops(x, torch.tensor([[0, 1], [1, 2]]), values)
+    tensor([[[0.1000, 0.3000]]])
+    """
+    members = _members(x, windows)
+    values = _members(values, windows).expand_as(members)
+    return values.gather(-1, members.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _members(x: Tensor, windows: Tensor) -> Tensor:
+    """Give the members of each window, (P, channels, windows, members); of one number, that."""
+    x = x.reshape(len(x), -1, x.shape[-1])
+    return x[..., None] if x.shape[-1] == 1 else x[:, :, windows.to(x.device)]
 
 
 def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

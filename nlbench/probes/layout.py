@@ -3,12 +3,14 @@
 A shape alone doesn't say: (8, 56, 56, 96) is channels-last in ConvNeXt, and
 (8, 197, 768) is tokens by channels in a vision transformer but channels by length
 after a 1-D convolution. What made the tensor does say, so the axis is followed
-from one operation to the next while the network runs.
+from one operation to the next while the network runs, and so is the batch's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-__all__ = ["REDUCTIONS", "ChannelAxes", "reduce_site"]
+__all__ = ["REDUCTIONS", "Layout", "Layouts", "reduce_site"]
 
 # Operations whose output has its channels second, whatever came in.
 _CHANNELS_SECOND = {
@@ -34,32 +36,99 @@ _CHANNELS_SECOND = {
     )
 } | {"batch_norm", "instance_norm", "group_norm"}
 # Operations whose output has its channels last.
-_CHANNELS_LAST = {"linear", "embedding", "multi_head_attention_forward", "bilinear"}
-# Operations after which nothing is known.
-_FORGET = {"matmul", "bmm", "baddbmm", "einsum", "__matmul__", "scaled_dot_product_attention"}
+_RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
+_CHANNELS_LAST = _RECURRENT | {
+    "linear", "embedding", "multi_head_attention_forward", "bilinear",
+}  # fmt: skip
+_PRODUCTS = {"matmul", "__matmul__", "__rmatmul__"}
+# Operations after which nothing is known of the channels.
+_FORGET = _PRODUCTS | {"bmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
+
+_RESHAPES = {"flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel"}
+_EXPANSIONS = {"expand", "expand_as", "repeat", "tile", "broadcast_to"}
+_REDUCTIONS_OF_AXES = {
+    "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
+    "nansum", "prod", "std", "sum", "var",
+}  # fmt: skip
+
+# An axis that was indexed away or reduced, other than one that is only unknown.
+_GONE = -1
+# Where each axis of an operation's input is in its output; `_GONE`, or None if not known.
+AxisMap = Sequence[int | None]
 
 
-class ChannelAxes:
-    """Remembers the channel axis of every live tensor; see `follow`."""
+@dataclass(frozen=True)
+class Layout:
+    """What is known of a tensor's axes; None where nothing is.
 
-    def __init__(self) -> None:
-        self._axes: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+    Parameters
+    ----------
+    channel, batch : int or None
+        -1 where the axis is gone.
+    sampled : bool
+        Whether it comes from the model's input, and so differs from sample to sample.
+    """
 
-    def of(self, tensor: Tensor) -> int:
-        """Give the channel axis: the one followed, else the usual one for the shape.
+    channel: int | None
+    batch: int | None
+    sampled: bool
 
-        Unknown 3-D tensors are taken as (batch, tokens, channels), all others as
-        (batch, channels, ...).
+
+class Layouts:
+    """Remembers the layout of every live tensor that the model's operations give.
+
+    Parameters
+    ----------
+    batch : int
+        Number of samples in the batch.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
+
+    def begin(self, given: Tensor) -> None:
+        """Note the model's input: samples along its first axis, channels unknown."""
+        self._layouts[given] = Layout(None, 0, sampled=True)
+
+    def of(self, tensor: Tensor) -> tuple[int, int, bool]:
+        """Give a tensor's batch axis, its channel axis, and whether the latter is assumed.
+
+        The channel axis is the one followed. Where nothing is known of it a tensor of three
+        axes is taken as (batch, tokens, channels), a larger one as (batch, channels, ...),
+        and that is said. Up to two axes leave no choice.
+
+        Where nothing is known of the batch axis it is the first if that has a multiple of
+        the batch's entries: samples, or the windows or tokens of all samples. A single entry
+        that doesn't come from the model's input, such as a table of positions, is one row.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the batch isn't found.
         """
-        known = self._axes.get(tensor)
-        if known is not None and known < tensor.ndim:
-            return known
-        return 2 if tensor.ndim == 3 else 1
+        layout = self._layouts.get(tensor)
+        batch = layout.batch if layout else None
+        if batch == _GONE and self._batch > 1:
+            raise _lost(len(tensor) if tensor.ndim else 1, self._batch)
+        if batch in (None, _GONE) or batch >= tensor.ndim:
+            batch = 0
+            rows = len(tensor) if tensor.ndim else self._batch
+            is_row = rows == 1 and not (layout and layout.sampled)
+            if not (self._holds(rows) or is_row):
+                raise _lost(rows, self._batch)
+        if tensor.ndim <= 2:
+            return batch, (0 if batch == 1 else 1), False
+        channel = layout.channel if layout else None
+        if channel is not None and 0 <= channel < tensor.ndim and channel != batch:
+            return batch, channel, False
+        usual = [axis for axis in range(tensor.ndim) if axis != batch]
+        return batch, usual[-1] if tensor.ndim == 3 else usual[0], True
 
     def follow(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], output: object
     ) -> None:
-        """Note the channel axis of an operation's output.
+        """Note the layout of an operation's output.
 
         Parameters
         ----------
@@ -68,77 +137,256 @@ class ChannelAxes:
         args, kwargs
             What it was called with.
         output
-            What it gave; a tuple's first tensor is followed, and all tensors of a list.
+            What it gave; all tensors of a tuple or list are followed.
         """
-        if isinstance(output, tuple) and name in _CHANNELS_LAST:
-            output = output[0]
         outputs = output if isinstance(output, tuple | list) else (output,)
-        source = _first_tensor(args, kwargs)
-        known = None if source is None else self._axes.get(source)
-        for tensor in outputs:
-            if not isinstance(tensor, Tensor) or tensor.ndim < 3:
+        if not any(isinstance(tensor, Tensor) for tensor in outputs):
+            return
+        name = name if name.startswith("__") else name.removesuffix("_")
+        sources = list(_tensors((*args, *kwargs.values())))
+        known = [(s, self._layouts[s]) for s in sources if s in self._layouts]
+        if not known and name not in _LAYERS:
+            return
+        sampled = any(layout.sampled for _, layout in known)
+        if name in _OF_FIRST:
+            known = [(s, layout) for s, layout in known if s is sources[0]]
+        for number, tensor in enumerate(outputs):
+            if not isinstance(tensor, Tensor):
                 continue
-            axis = _axis_after(name, args, kwargs, source, known, tensor)
-            if axis is not None:
-                self._axes[tensor] = axis
+            if number and name in _CHANNELS_LAST:
+                # Last states are (layers, batch, channels); attention weights have none.
+                state = name in _RECURRENT and tensor.ndim == 3
+                channel, batch = (2, 1) if state else (None, None)
+                self._layouts[tensor] = Layout(channel, batch, sampled)
+                continue
+            channel, batch = self._after(name, args, kwargs, sources, known, tensor)
+            self._layouts[tensor] = Layout(channel, batch, sampled)
+
+    def _after(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sources: Sequence[Tensor],
+        known: Sequence[tuple[Tensor, Layout]],
+        output: Tensor,
+    ) -> tuple[int | None, int | None]:
+        channel = batch = None
+        # Arguments of the output's own rank first: a sum has the layout of the larger term.
+        for source, layout in sorted(known, key=lambda pair: pair[0].ndim != output.ndim):
+            moved = _axis_map(name, args, kwargs, source, output)
+            if channel in (None, _GONE) and layout.channel is not None:
+                channel = _at(moved, layout.channel)
+            if batch in (None, _GONE) and layout.batch is not None:
+                batch = _at(moved, layout.batch)
+                merged = layout.batch == 0 and name in _RESHAPES and output.ndim > 0
+                if batch is None and merged and self._holds(len(output)):
+                    batch = 0
+                if batch not in (None, _GONE) and not self._holds(output.shape[batch]):
+                    batch = _GONE
+        if batch == _GONE and name in ("stack", "cat", "concat", "concatenate"):
+            # Single samples may have been put together again.
+            batch = None
+        if name in _CHANNELS_SECOND:
+            channel = 1
+        elif name in _CHANNELS_LAST or (name == "layer_norm" and _normalizes_last(args, kwargs)):
+            channel = output.ndim - 1
+        elif name in _FORGET:
+            # A two-dimensional weight on the right makes features of the last axis.
+            is_weight = name in _PRODUCTS and len(sources) == 2 and sources[1].ndim == 2
+            by_weight = is_weight and sources[1] not in self._layouts
+            channel = output.ndim - 1 if by_weight else None
+        return channel, batch
+
+    def _holds(self, rows: int) -> bool:
+        return rows > 0 and rows % max(self._batch, 1) == 0
 
 
-def _axis_after(
-    name: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    source: Tensor | None,
-    known: int | None,
-    output: Tensor,
-) -> int | None:
-    if name in _CHANNELS_SECOND:
-        return 1
-    if name in _CHANNELS_LAST:
-        return output.ndim - 1
-    if name == "layer_norm":
-        shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())
-        return output.ndim - 1 if len(shape) == 1 else known
-    if name in _FORGET or source is None or known is None:
-        return None
-    if name == "permute":
-        order = [int(axis) % source.ndim for axis in _permutation(args, kwargs)]
-        return order.index(known)
-    if name in ("transpose", "swapaxes", "swapdims", "transpose_"):
-        first, second = (int(axis) % source.ndim for axis in _pair(args, kwargs))
-        return {first: second, second: first}.get(known, known)
-    if name in ("flatten", "view", "reshape", "unflatten"):
-        return _axis_after_reshape(source, known, output)
-    return known if output.ndim == source.ndim else None
+def _lost(rows: int, batch: int) -> Undefined:
+    return Undefined(
+        f"its first axis has {rows} entries, the batch {batch}: "
+        "which axis holds the samples is not known"
+    )
 
 
-def _axis_after_reshape(source: Tensor, known: int, output: Tensor) -> int | None:
-    size = source.shape[known]
-    if known == source.ndim - 1:
-        return output.ndim - 1 if output.shape[-1] == size else None
-    kept = known < output.ndim and output.shape[: known + 1] == source.shape[: known + 1]
-    return known if kept else None
+def _at(moved: AxisMap, axis: int) -> int | None:
+    if axis == _GONE:
+        return _GONE
+    return moved[axis] if axis < len(moved) else None
 
 
-def _first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    for argument in (*args, *kwargs.values()):
-        if isinstance(argument, Tensor):
-            return argument
-        if isinstance(argument, tuple | list) and argument and isinstance(argument[0], Tensor):
-            return argument[0]
-    return None
+def _axis_map(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], source: Tensor, output: Tensor
+) -> AxisMap:
+    rank = source.ndim
+    if source is output and name in ("squeeze", "unsqueeze"):
+        # In place: the axes from before the call are no longer to be seen.
+        return [None] * rank
+    if name in _MOVES:
+        return _MOVES[name](args, kwargs, source, output)
+    if name in _RESHAPES:
+        return [_kept(source.shape, axis, output.shape) for axis in range(rank)]
+    if name in _REDUCTIONS_OF_AXES and output.ndim < rank:
+        return _without(rank, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
+    if name in _EXPANSIONS:
+        return [axis + output.ndim - rank for axis in range(rank)]
+    if name == "embedding" or output.ndim == rank:
+        return list(range(rank))
+    return [None] * rank
 
 
-def _permutation(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
-    if "dims" in kwargs:
-        dims: Sequence[int] = kwargs["dims"]
-        return dims
-    return args[1] if isinstance(args[1], tuple | list) else args[1:]
+def _kept(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
+    """Where a reshape leaves an axis: as long as before, with as many entries ahead of it."""
+    ahead, size = math.prod(before[:axis]), before[axis]
+    places = [
+        place
+        for place in range(len(after))
+        if after[place] == size and math.prod(after[:place]) == ahead
+    ]
+    return min(places, key=lambda place: abs(place - axis), default=None)
 
 
-def _pair(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, int]:
-    first = kwargs.get("dim0", kwargs.get("axis0", args[1] if len(args) > 1 else 0))
-    second = kwargs.get("dim1", kwargs.get("axis1", args[2] if len(args) > 2 else 0))
-    return first, second
+def _without(rank: int, dropped: Sequence[int], left: int) -> AxisMap:
+    """Map the axes that stay when some are dropped, if as many stay as are `left`."""
+    gone = {axis % rank for axis in dropped}
+    stay = [axis for axis in range(rank) if axis not in gone]
+    if len(stay) != left:
+        return [None] * rank
+    return [stay.index(axis) if axis in stay else _GONE for axis in range(rank)]
+
+
+def _permute(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    order = [axis % source.ndim for axis in _axes(args, kwargs, 1, "dims")]
+    return [order.index(axis) for axis in range(source.ndim)]
+
+
+def _transpose(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    first = _axes(args[:2], kwargs, 1, "dim0", "axis0")[0] % source.ndim
+    second = _axes(args, kwargs, 2, "dim1", "axis1")[0] % source.ndim
+    return [{first: second, second: first}.get(axis, axis) for axis in range(source.ndim)]
+
+
+def _swap_last(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [*range(source.ndim - 2), source.ndim - 1, source.ndim - 2]
+
+
+def _reverse(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return list(reversed(range(source.ndim)))
+
+
+def _movedim(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    rank = source.ndim
+    origins = [axis % rank for axis in _axes(args[:2], kwargs, 1, "source")]
+    targets = [axis % rank for axis in _axes(args, kwargs, 2, "destination")]
+    moved: list[int | None] = [None] * rank
+    for origin, target in zip(origins, targets, strict=True):
+        moved[origin] = target
+    free = iter(axis for axis in range(rank) if axis not in targets)
+    return [next(free) if place is None else place for place in moved]
+
+
+def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    rank = source.ndim
+    axes = _axes(args, kwargs, 1, "dim") or range(rank)
+    return _without(rank, [axis for axis in axes if source.shape[axis] == 1], output.ndim)
+
+
+def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``unsqueeze`` and ``stack``, which put one axis in."""
+    place = (_axes(args, kwargs, 1, "dim") or [0])[0] % output.ndim
+    if output.ndim != source.ndim + 1:
+        return [None] * source.ndim
+    return [axis + (axis >= place) for axis in range(source.ndim)]
+
+
+def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``select`` and ``unbind``, which take one axis away."""
+    return _without(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
+
+
+def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``x[...]``; where a tensor or list picks, only the axes ahead of it are sure."""
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    moved: list[int | None] = []
+    place = 0
+    named = sum(part is not None and part is not Ellipsis for part in index)
+    for part in index:
+        if part is None:
+            place += 1
+        elif part is Ellipsis:
+            skipped = source.ndim - named
+            moved += range(place, place + skipped)
+            place += skipped
+        elif isinstance(part, slice):
+            moved.append(place)
+            place += 1
+        elif isinstance(part, int) and not isinstance(part, bool):
+            moved.append(_GONE)
+        else:
+            # Several index tensors may broadcast and go to the front: only one is safe.
+            picks = [p for p in index if isinstance(p, Tensor | list)]
+            one = len(picks) == 1 and isinstance(part, Tensor) and part.ndim == 1
+            plain = all(p is Ellipsis or isinstance(p, slice | Tensor) for p in index)
+            if not (one and plain and part.dtype not in (torch.bool, torch.uint8)):
+                return [None] * source.ndim
+            moved.append(place)
+            place += 1
+    rest = source.ndim - len(moved)
+    moved += range(place, place + rest)
+    return moved if place + rest == output.ndim else [None] * source.ndim
+
+
+_MOVES: Mapping[str, Callable[[Any, Any, Tensor, Tensor], AxisMap]] = {
+    "__getitem__": _index,
+    "H": _reverse,
+    "T": _reverse,
+    "mH": _swap_last,
+    "mT": _swap_last,
+    "moveaxis": _movedim,
+    "movedim": _movedim,
+    "permute": _permute,
+    "select": _drop,
+    "squeeze": _squeeze,
+    "stack": _insert,
+    "swapaxes": _transpose,
+    "swapdims": _transpose,
+    "t": _reverse,
+    "transpose": _transpose,
+    "unbind": _drop,
+    "unsqueeze": _insert,
+}
+
+_LAYERS = _CHANNELS_SECOND | _CHANNELS_LAST
+# Operations whose output is arranged by their first tensor, whatever the others are.
+_OF_FIRST = {*_MOVES, *_RESHAPES, *_EXPANSIONS, *_LAYERS, "layer_norm"} - {"stack"}
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Tensors among arguments, also those in lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from (item for item in value if isinstance(item, Tensor))
+
+
+def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
+    """Axes that an operation was given by name, or from one place on; none if it wasn't."""
+    for name in names:
+        if name in kwargs:
+            value = kwargs[name]
+            break
+    else:
+        value = args[place] if len(args) > place else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return [axis for axis in args[place:] if type(axis) is int]
+    if isinstance(value, tuple | list):
+        return [int(axis) for axis in value]
+    return [value] if type(value) is int else []
+
+
+def _normalizes_last(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return len(kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())) == 1
 
 
 def _spatial(tensor: Tensor, axis: int) -> Tensor:

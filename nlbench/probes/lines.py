@@ -18,10 +18,13 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError
 
-from .program import Program, check_outputs, double_copy, record
+from .program import Program, check_values, double_copy, record
 from .tracing import SegmentTrace, trace_program
 
 __all__ = ["LineLook", "SegmentTrace", "look_along", "trace_segment", "trace_segments"]
+
+CHECKED = 5
+"""In how many regions, besides the widest, a trace is compared with the network."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ def trace_segment(model: nn.Module, start: Tensor, end: Tensor) -> SegmentTrace:
     Raises
     ------
     nlbench.UnsupportedOperation
-        If the network does something that is not piecewise affine.
+        If the network does something that is not piecewise affine, or if the values found
+        are not those that it gives when it is run.
     nlbench.NotFinite
         If an input, a weight or an output is not finite.
     nlbench.RequestError
@@ -114,7 +118,7 @@ def trace_segments(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[S
         if program is None:
             program = record(network, torch.cat([points, points.mean(0, keepdim=True)]))
         trace = trace_program(program, start, end)
-        check_outputs(program, network, points)
+        _check_trace(program, network, points, trace)
         yield trace
 
 
@@ -147,6 +151,17 @@ def look_along(model: nn.Module, paths: Tensor) -> Iterator[LineLook]:
     traces = trace_segments(model, paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1))
     for index, trace in enumerate(traces):
         yield LineLook(index // segments, index % segments, trace)
+
+
+def _check_trace(program: Program, network: nn.Module, points: Tensor, trace: SegmentTrace) -> None:
+    """Compare a trace with the network itself, at both ends and inside a few regions."""
+    spread = torch.arange(CHECKED) * trace.regions // CHECKED + trace.regions // (2 * CHECKED)
+    widest = trace.t.diff().argmax().reshape(1)
+    left = torch.unique(torch.cat([spread.to(widest.device), widest]))
+    t = torch.cat([trace.t[[0, -1]], (trace.t[left] + trace.t[left + 1]) / 2])
+    values = torch.cat([trace.values[[0, -1]], (trace.values[left] + trace.values[left + 1]) / 2])
+    inputs = torch.lerp(points[:1], points[1:], t.reshape(-1, *[1] * (points.ndim - 1)))
+    check_values(program, network, inputs, values, trace.values)
 
 
 def _tensors(network: nn.Module) -> Iterator[Tensor]:

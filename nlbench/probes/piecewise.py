@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from .envelope import pooling_windows, window_overtakes
+from .envelope import pooling_windows, window_overtakes, window_tops
 from .rules import (
     NOISE,
+    Apply,
     Bound,
     Call,
     Crossings,
@@ -21,15 +24,23 @@ from .rules import (
     Rule,
     carried,
     collapsed,
+    constant_size,
     kept,
     measured,
     peak,
     sign_changes,
+    single,
 )
 
 __all__ = ["has_rule", "ignores_values", "reads_values", "rule_for"]
 
 Maker = Callable[[Call], Rule]
+
+# What rounding leaves of the largest term, half an eps, as a share of the noise.
+ROUNDED = 1 / 32
+# Most that a unit's bound exceeds its size: bounds multiply from layer to layer by sums of
+# magnitudes, errors don't.
+INHERITED = 32
 
 
 def ignores_values(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -72,7 +83,31 @@ def _affine(bound: Bound) -> Maker:
 
 
 def _view(call: Call) -> Rule:
-    return Rule(lambda points: points[0].reshape(len(points[0]), *call.shape[1:]), carried)
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        return points[0].reshape(len(points[0]), *call.shape[1:])
+
+    return Rule(apply, _moved(apply, copies=True))
+
+
+def _rearrangement(call: Call) -> Rule:
+    _only_first_traced(call, (*call.args[1:], *call.kwargs.values()))
+    return Rule(call.apply, _moved(call.apply, copies=call.name == "flatten"))
+
+
+def _moved(apply: Apply, *, copies: bool) -> Bound:
+    """Bound of an output that selects or rearranges its input: so are the bounds.
+
+    What would have to be copied many times over is the largest bound of each point instead.
+    """
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        given = bounds[0]
+        if single(given) or (copies and given.shape != inputs[0].shape):
+            return collapsed(bounds, output.ndim)
+        moved: Tensor = apply([given.expand_as(inputs[0])])
+        return moved
+
+    return bound
 
 
 def _expand(call: Call) -> Rule:
@@ -111,19 +146,21 @@ def _batch_norm(call: Call) -> Rule:
 
 
 def _sum_of_two(call: Call) -> Rule:
-    first, second, alpha = call.args[0], call.args[1], abs(call.kwargs.get("alpha", 1))
-    ndim = len(call.shape)
-
-    def size(term: Any, bounds: Sequence[Tensor]) -> Tensor | float:
-        if not isinstance(term, Input):
-            return _largest(term)
-        bound = bounds[term.index]
-        return bound if bound.ndim == ndim else collapsed([bound], ndim)
+    first, second = call.args[:2]
+    alpha = abs(float(call.kwargs.get("alpha", 1)))
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        return torch.as_tensor(size(first, bounds) + alpha * size(second, bounds))
+        return _size(first, bounds, output) + alpha * _size(second, bounds, output)
 
     return Rule(call.apply, bound)
+
+
+def _size(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Bound of a traced or constant term of an operation whose result is like `like`."""
+    if not isinstance(term, Input):
+        return constant_size(term, like)
+    bound = bounds[term.index]
+    return bound if bound.ndim == like.ndim else collapsed([bound], like.ndim)
 
 
 def _scaling(call: Call) -> Rule:
@@ -153,8 +190,27 @@ def _contraction(call: Call) -> Rule:
 
 
 def _concatenation(call: Call) -> Rule:
+    # The axis that the parts are joined along; `stack` makes a new one.
+    axis = call.argument(1, "dim", 0) % len(call.shape)
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        parts = []
+        for part in call.args[0]:
+            given = bounds[part.index] if isinstance(part, Input) else part.abs()
+            size = inputs[part.index].shape if isinstance(part, Input) else part.shape
+            if call.name == "stack":
+                given, size = given.unsqueeze(axis), (*size[:axis], 1, *size[axis:])
+            if given.ndim == output.ndim:
+                others = [i for i in range(1, output.ndim) if i != axis]
+                if others:
+                    given = given.amax(others, keepdim=True)
+                shape = [len(output), *(1 for _ in size[1:])]
+                shape[axis] = size[axis]
+                parts.append(given.expand(shape))
+        return torch.cat(parts, axis)
+
     if not any(isinstance(a, Tensor) for a in call.args[0]):
-        return Rule(call.apply, carried)
+        return Rule(call.apply, bound)
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         count = len(points[0])
@@ -162,7 +218,28 @@ def _concatenation(call: Call) -> Rule:
         result: Tensor = replace(call, args=(parts, *call.args[1:])).apply(points)
         return result
 
-    return Rule(apply, measured)
+    return Rule(apply, bound)
+
+
+def _padding(call: Call) -> Rule:
+    _only_first_traced(call, (*call.args[1:], *call.kwargs.values()))
+    if call.name == "pad" and call.argument(2, "mode", "constant") != "constant":
+        return Rule(call.apply, carried)
+    pads = list(call.argument(1, "pad"))
+    value = call.argument(3, "value") if call.name == "pad" else call.argument(2, "value", 0)
+    size = abs(float(value or 0))
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        shape, kept_pads = list(bounds[0].shape), list(pads)
+        for i in range(len(pads) // 2):
+            axis = len(shape) - 1 - i
+            if size == 0 and shape[axis] == 1:
+                kept_pads[2 * i : 2 * i + 2] = 0, 0
+            else:
+                shape[axis] = inputs[0].shape[axis]
+        return functional.pad(bounds[0].expand(shape), kept_pads, value=size)
+
+    return Rule(call.apply, bound)
 
 
 def _dropout(call: Call) -> Rule:
@@ -171,7 +248,9 @@ def _dropout(call: Call) -> Rule:
     return Rule(call.apply, kept)
 
 
-def _kinked(kinks: Sequence[float], call: Call, mask: Tensor | None = None) -> Rule:
+def _kinked(
+    kinks: Sequence[float], call: Call, mask: Tensor | None = None, bound: Bound | None = None
+) -> Rule:
     """Rule of a function of one value that bends at `kinks`, where `mask` is 1."""
     if not kinks:
         return Rule(call.apply, measured)
@@ -190,12 +269,28 @@ def _kinked(kinks: Sequence[float], call: Call, mask: Tensor | None = None) -> R
         result: Tensor = call.apply([x])
         return result
 
-    return Rule(call.apply, _own, bend, land)
+    return Rule(call.apply, bound or _passed(1.0), bend, land)
 
 
 def _own(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
     """Bound of an output that is free of noise where its input is on a kink: its own size."""
     return peak(output)
+
+
+def _passed(slope: float) -> Bound:
+    """Bound of an output that is its input times `slope` at most.
+
+    Its own size; more where the input is what a cancellation left, which passes on its
+    rounding errors; less where the unit is small beside the others of its tensor, as it has
+    no more noise than its input.
+    """
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        given = bounds[0] if slope <= 1 else bounds[0] * slope
+        size = peak(output)
+        return torch.clamp(given * ROUNDED, size, size * INHERITED).minimum(given)
+
+    return bound
 
 
 def _relu(call: Call) -> Rule:
@@ -208,20 +303,18 @@ def _relu(call: Call) -> Rule:
     return replace(_kinked((0.0,), call), land=land)
 
 
-def _abs(call: Call) -> Rule:
-    return _kinked((0.0,), call)
-
-
 def _leaky_relu(call: Call) -> Rule:
     slope = float(call.argument(1, "negative_slope", 0.01))
-    return _kinked((0.0,) if slope != 1 else (), call) if slope != 1 else Rule(call.apply, kept)
+    if slope == 1:
+        return Rule(call.apply, kept)
+    return _kinked((0.0,), call, bound=_passed(abs(slope)))
 
 
 def _rrelu(call: Call) -> Rule:
     if call.argument(3, "training", False):
         raise NotAffine("it draws at random")
     slope = (call.argument(1, "lower", 1 / 8) + call.argument(2, "upper", 1 / 3)) / 2
-    return _kinked((0.0,) if slope != 1 else (), call)
+    return _kinked((0.0,) if slope != 1 else (), call, bound=_passed(abs(slope)))
 
 
 def _prelu(call: Call) -> Rule:
@@ -231,7 +324,7 @@ def _prelu(call: Call) -> Rule:
     # Slope 1 doesn't bend: a linearised channel has no boundary.
     bends = (slope != 1).to(slope.dtype).reshape(units)
     mask = None if bool(bends.all()) else bends
-    return _kinked((0.0,), call, mask)
+    return _kinked((0.0,), call, mask, _passed(float(slope.abs().max())))
 
 
 def _clip(low: Any, high: Any, call: Call) -> Rule:
@@ -262,7 +355,7 @@ def _threshold(call: Call) -> Rule:
 
 
 def _hardsigmoid(call: Call) -> Rule:
-    return _kinked((-3.0, 3.0), call)
+    return _kinked((-3.0, 3.0), call, bound=_own)
 
 
 def _softshrink(call: Call) -> Rule:
@@ -274,12 +367,23 @@ def _larger_of_two(call: Call) -> Rule:
     if len(call.args) < 2 or not all(isinstance(a, (Input, Tensor)) for a in call.args[:2]):
         raise NotAffine("the maximum over an axis is not supported")
 
-    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        terms = [inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2]]
-        sizes = [bounds[a.index] if isinstance(a, Input) else _largest(a) for a in call.args[:2]]
-        return sign_changes(terms[0] - terms[1], NOISE * torch.as_tensor(sizes[0] + sizes[1]))
+    def margin(inputs: Sequence[Tensor]) -> Tensor:
+        first, second = (inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2])
+        return torch.sub(first, second)
 
-    return Rule(call.apply, measured, bend)
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        difference = margin(inputs)
+        first, second = (_size(a, bounds, difference) for a in call.args[:2])
+        return sign_changes(difference, NOISE * (first + second))
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        first, second = (_size(a, bounds, output) for a in call.args[:2])
+        if single(first) and single(second):
+            return torch.maximum(first, second)
+        larger = margin(inputs) >= 0
+        return torch.where(~larger if call.name.startswith("min") else larger, first, second)
+
+    return Rule(call.apply, bound, bend)
 
 
 def _max_pool(call: Call) -> Rule:
@@ -288,16 +392,23 @@ def _max_pool(call: Call) -> Rule:
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
     )
 
+    def positions(x: Tensor, bound: Tensor) -> Tensor:
+        """Bounds with the spatial axes flattened: one of each channel, or of each position."""
+        if any(size > 1 for size in bound.shape[-axes:]):
+            bound = bound.expand(*bound.shape[:-axes], *x.shape[-axes:])
+        return bound.flatten(-axes)
+
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        return window_overtakes(inputs[0].flatten(-axes), windows, NOISE * collapsed(bounds, 1))
+        noise = NOISE * positions(inputs[0], bounds[0])
+        return window_overtakes(inputs[0].flatten(-axes), windows, noise)
 
-    return Rule(call.apply, carried, bend)
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        given = positions(inputs[0], bounds[0])
+        if given.shape[-1] == 1:
+            return bounds[0]
+        return window_tops(inputs[0].flatten(-axes), windows, given).reshape(output.shape)
 
-
-def _largest(constant: Tensor | float) -> float:
-    if isinstance(constant, Tensor):
-        return float(constant.abs().max()) if constant.numel() else 0.0
-    return abs(float(constant))
+    return Rule(call.apply, bound, bend)
 
 
 # The last two precede a copy to NumPy or to a list.
@@ -323,13 +434,14 @@ _RULES: Mapping[str, Maker] = {
     **_named("neg clone contiguous detach alias lift_fresh to _to_copy", _affine(kept)),
     **_named("view reshape _unsafe_view view_as reshape_as", _view),
     **_named("expand expand_as", _expand),
-    **_named("flatten unflatten squeeze unsqueeze permute transpose mT", _affine(carried)),
-    **_named("swapaxes swapdims movedim select slice narrow index", _affine(carried)),
-    **_named("index_select split split_with_sizes chunk tensor_split unbind", _affine(carried)),
-    **_named("roll flip repeat pixel_shuffle pixel_unshuffle", _affine(carried)),
-    **_named("channel_shuffle mean", _affine(carried)),
+    **_named("flatten unflatten squeeze unsqueeze permute transpose mT", _rearrangement),
+    **_named("swapaxes swapdims movedim select slice narrow index", _rearrangement),
+    **_named("index_select split split_with_sizes chunk tensor_split unbind", _rearrangement),
+    **_named("roll flip", _rearrangement),
+    **_named("repeat pixel_shuffle pixel_unshuffle channel_shuffle mean", _affine(carried)),
     **_named(_of_axes("avg_pool", "adaptive_avg_pool", "upsample_nearest"), _affine(carried)),
-    **_named("sum pad constant_pad_nd upsample_linear1d", _affine(measured)),
+    **_named("sum upsample_linear1d", _affine(measured)),
+    **_named("pad constant_pad_nd", _padding),
     **_named("upsample_bilinear2d upsample_bicubic2d", _affine(measured)),
     **_named(_of_axes("conv_transpose"), _affine(measured)),
     **_named(["linear", *_of_axes("conv")], _convolution),
@@ -340,7 +452,7 @@ _RULES: Mapping[str, Maker] = {
     **_named("dropout feature_dropout alpha_dropout feature_alpha_dropout", _dropout),
     **_named("batch_norm", _batch_norm),
     **_named("relu", _relu),
-    **_named("abs absolute", _abs),
+    **_named("abs absolute", partial(_kinked, (0.0,))),
     **_named("leaky_relu", _leaky_relu),
     **_named("rrelu", _rrelu),
     **_named("prelu", _prelu),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
 
 from .recorder import Recorder, Step
+from .rules import NOISE, peak
+from .sites import refuse_unobservable
 
-__all__ = ["Program", "check_outputs", "double_copy", "record", "run_alone", "run_program"]
+__all__ = ["Program", "check_values", "double_copy", "record", "run_alone", "run_program"]
 
 AGREEMENT = 1e-9
 """Relative difference up to which program and network count as the same function."""
-CANCELLED = 1e-13
-"""What rounding may leave of values that cancel, relative to the largest on the way."""
+CANCELLED = 1e-12
+"""What rounding may leave of values that cancel, relative to the bound of their terms."""
 
 
 @dataclass(frozen=True)
@@ -75,21 +77,25 @@ def double_copy(model: nn.Module) -> nn.Module:
     nlbench.RequestError
         If the model is compiled or scripted or can't be copied.
     """
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, torch.jit.ScriptModule) or kind == "OptimizedModule":
-            raise RequestError(
-                f"{name or 'the model'} is a {kind}, whose operations can't be observed; "
-                "pass the module it was made from"
-            )
+    refuse_unobservable(model)
     try:
-        twin = copy.deepcopy(model).eval()
+        twin = copy.deepcopy(model, _computed_attributes(model)).eval()
     except (RuntimeError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RequestError(f"the model can't be copied: {reason}") from error
     if any(t.device.type == "mps" for t in itertools.chain(twin.parameters(), twin.buffers())):
         twin = twin.cpu()
     return twin.double()
+
+
+def _computed_attributes(model: nn.Module) -> dict[int, Tensor]:
+    """Copies of tensors that modules keep though they were computed, by identity.
+
+    PyTorch refuses to copy them. Older weight normalisation leaves its product so, and
+    computes it again before each forward pass.
+    """
+    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+    return {id(t): t.detach().clone() for t in kept if not t.is_leaf}
 
 
 def record(network: nn.Module, example: Tensor) -> Program:
@@ -129,35 +135,66 @@ def record(network: nn.Module, example: Tensor) -> Program:
         output = _one_output(network, first, recorder)
     program = _program(recorder.steps, recorder.output_value(output), tuple(example.shape[1:]))
     with torch.inference_mode():
-        together = _all_values(program, example)
+        together, _ = _all_values(program, example)
         for i in range(len(example)):
-            _same_steps(program, together, _all_values(program, example[i : i + 1]), i)
-    check_outputs(program, network, example)
+            _same_steps(program, together, example[i : i + 1], i)
+    values = run_program(program, example)
+    check_values(program, network, example, values, values, "the recorded program does")
     return program
 
 
-def check_outputs(program: Program, network: nn.Module, inputs: Tensor) -> Tensor:
-    """Run both on inputs, (m, ...), and give the outputs, (m, ...), if they agree.
+def check_values(
+    program: Program,
+    network: nn.Module,
+    inputs: Tensor,
+    values: Tensor,
+    others: Tensor,
+    what: str = "the traced values do",
+) -> None:
+    """Compare values with what the network gives on each input by itself.
+
+    An output is allowed 1e-9 of its largest magnitude, and 1e-12 of the terms that it was
+    summed from, which may be larger than their sum.
+
+    Parameters
+    ----------
+    program : Program
+        Of the network.
+    network : torch.nn.Module
+    inputs : tensor of shape (m, *input)
+    values : tensor of shape (m, ...)
+        To be compared with the network's output.
+    others : tensor of shape (n, ...)
+        Values of the same outputs elsewhere, which say how large they are.
+    what : str
+        The subject of the error.
 
     Raises
     ------
     nlbench.UnsupportedOperation
-        If they don't.
+        If they differ.
     """
     expected = run_alone(network, inputs)
     with torch.inference_mode():
-        values = _all_values(program, inputs)
-        if not agree(values[program.output], expected, _largest(values)):
+        found, bounds = _all_values(program, inputs)
+        count, output = len(inputs), found[program.output]
+        bound = bounds[program.output].expand_as(output).reshape(count, -1)
+        expected, values = expected.reshape(count, -1), values.reshape(count, -1)
+        same = expected.shape == values.shape
+        if same and values.numel():
+            others = others.reshape(len(others), -1)
+            scale = torch.maximum(others.abs().amax(0), expected.abs().amax(0))
+            same = _within(values, expected, AGREEMENT * scale + CANCELLED * bound)
+        if not same:
             raise UnsupportedOperation(
-                "forward", "the network", "the recorded program does not reproduce its output"
+                "forward", "the network", f"{what} not reproduce the network's output"
             )
-    return expected
 
 
 def run_program(program: Program, inputs: Tensor) -> Tensor:
     """Run a program on a batch of inputs, (m, ...)."""
     with torch.inference_mode():
-        return _all_values(program, inputs)[program.output]
+        return _all_values(program, inputs)[0][program.output]
 
 
 def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
@@ -192,47 +229,39 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
     return output
 
 
-def _all_values(program: Program, inputs: Tensor) -> dict[int, Tensor]:
-    """Value of every step for a batch; names the step that can't take one."""
-    values = {0: inputs}
+def _all_values(program: Program, inputs: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Value of every step for a batch, and its bound; names the step that can't take one."""
+    values, bounds = {0: inputs}, {0: peak(inputs)}
     for step in program.steps:
+        x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
         try:
-            output = step.rule.apply([values[i] for i in step.inputs])
+            output = step.rule.apply(x)
         except RuntimeError as error:
             raise step.refusal("it does not take more than one sample") from error
         if output.shape != (len(inputs), *step.shape):
             raise step.refusal("it mixes the samples of a batch")
         values[step.output] = output
-    return values
+        bounds[step.output] = step.rule.bound(x, b, output)
+        if step.rule.land:
+            # A trace has such units on their kink: off by noise, which the next steps carry on.
+            landed = (step.rule.land(x, b) != output) * b[0] * (NOISE / CANCELLED)
+            bounds[step.output] = torch.maximum(bounds[step.output], landed)
+    return values, bounds
 
 
-def _same_steps(
-    program: Program, together: Mapping[int, Tensor], alone: Mapping[int, Tensor], row: int
-) -> None:
-    largest = _largest(alone)
+def _same_steps(program: Program, together: dict[int, Tensor], one: Tensor, row: int) -> None:
+    alone, bounds = _all_values(program, one)
     for step in program.steps:
-        if not torch.isfinite(alone[step.output]).all():
+        expected, bound = alone[step.output], bounds[step.output]
+        if not torch.isfinite(expected).all():
             raise NotFinite(f"the output of {step.operation} at {step.place} is not finite")
-        if not agree(together[step.output][row : row + 1], alone[step.output], largest):
+        if not _within(together[step.output][row : row + 1], expected, AGREEMENT * bound):
             raise step.refusal("it mixes the samples of a batch")
 
 
-def _largest(values: Mapping[int, Tensor]) -> float:
-    return max(float(x.abs().max()) for x in values.values() if x.numel())
-
-
-def agree(found: Tensor, expected: Tensor, largest: float) -> bool:
-    """Tell whether two results are the same but for rounding.
-
-    `largest` is the largest magnitude met on the way: what cancels leaves noise in
-    proportion to it.
-    """
-    if found.shape != expected.shape:
-        return False
-    if not found.numel():
-        return True
-    scale = max(float(found.abs().max()), float(expected.abs().max()))
-    return bool((found - expected).abs().max() <= AGREEMENT * scale + CANCELLED * largest)
+def _within(found: Tensor, expected: Tensor, tolerance: Tensor) -> bool:
+    # An infinite tolerance is none.
+    return bool((((found - expected).abs() <= tolerance) & tolerance.isfinite()).all())
 
 
 def _program(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_iter, tree_map
 from nlbench.errors import UnsupportedOperation
 
 from .piecewise import has_rule, ignores_values, reads_values, rule_for
-from .rules import Apply, Call, Input, NotAffine, Rule, peak
+from .rules import Call, Input, NotAffine, Rule, peak
 from .sites import ACTIVATION_MODULES
 
 __all__ = ["Recorder", "Step"]
 
-POOLING_MODULES = (
+POOLING_MODULES: tuple[type[nn.Module], ...] = (
     nn.MaxPool1d,
     nn.MaxPool2d,
     nn.MaxPool3d,
@@ -201,12 +201,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise self._refusal(call.name, f"it converts to {tensor.dtype}")
             if tensor.ndim == 0 or len(tensor) != 1:
                 raise self._refusal(call.name, "it moves or drops the axis of samples")
+            made = replace(call, shape=tuple(tensor.shape))
+            if not isinstance(result, Tensor):
+                made = replace(made, function=_part(call.function, part))
             try:
-                rule = rule_for(replace(call, shape=tuple(tensor.shape)))
+                rule = rule_for(made)
             except NotAffine as error:
                 raise self._refusal(call.name, str(error)) from None
-            if not isinstance(result, Tensor):
-                rule = replace(rule, apply=_part(rule.apply, part))
             if written:
                 self._clock += 1
                 self._changed_at[_storage(tensor)] = self._clock
@@ -238,13 +239,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _site(self, name: str) -> str:
         """Name an activation call: the module's path, or path and function."""
-        module = self._stack[-1]
-        path, function = self._names.get(module, ""), (self._composites or [name])[0]
+        # Outside of all modules there are the hooks that a user put on the network.
+        module = self._stack[-1] if self._stack else None
+        path = self._names.get(module, "") if module is not None else ""
+        function = (self._composites or [name])[0]
         if not path:
             site = function
-        elif (
-            type(module) in ACTIVATION_MODULES or type(module).__module__ == nn.MaxPool2d.__module__
-        ):
+        elif type(module) in ACTIVATION_MODULES + POOLING_MODULES:
             site = path
         else:
             site = f"{path}/{function}"
@@ -277,11 +278,10 @@ def _kept_constant(argument: Any) -> Any:
     return argument.clone() if isinstance(argument, Tensor) else argument
 
 
-def _part(apply: Apply, index: int) -> Apply:
+def _part(function: Callable[..., Any], index: int) -> Callable[..., Any]:
     """Make of an operation with several results one with a single result."""
 
-    def one(points: Sequence[Tensor]) -> Tensor:
-        result: Tensor = apply(points)[index]
-        return result
+    def one(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)[index]
 
     return one

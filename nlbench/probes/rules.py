@@ -26,10 +26,12 @@ __all__ = [
     "Rule",
     "carried",
     "collapsed",
+    "constant_size",
     "kept",
     "measured",
     "peak",
     "sign_changes",
+    "single",
 ]
 
 Crossings = tuple[Tensor, Tensor]
@@ -185,8 +187,19 @@ def kept(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> 
     return bounds[0]
 
 
+def single(bound: Tensor) -> bool:
+    """Tell whether a bound is one number a point."""
+    return bound[:1].numel() <= 1
+
+
+def constant_size(constant: Tensor | float, like: Tensor) -> Tensor:
+    """Give the bound of a constant beside a tensor: its size, element by element."""
+    size = torch.as_tensor(constant, device=like.device).to(like.dtype).abs()
+    return size.reshape((1,) * (like.ndim - size.ndim) + tuple(size.shape))
+
+
 def carried(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-    """Bound of an output that rearranges, selects or averages its inputs."""
+    """Bound of an output that averages its inputs, or repeats them."""
     return collapsed(bounds, output.ndim)
 
 

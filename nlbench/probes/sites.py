@@ -17,13 +17,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from nlbench.errors import RequestError
-from nlbench.probes.layout import ChannelAxes, reduce_site
+from nlbench.errors import RequestError, Undefined
+from nlbench.probes.layout import Layouts, reduce_site
 
-__all__ = ["Site", "SiteLook", "evaluation_mode", "list_sites", "look_at_sites"]
+__all__ = [
+    "Site",
+    "SiteLook",
+    "evaluation_mode",
+    "list_sites",
+    "look_at_sites",
+    "refuse_unobservable",
+    "remark_on_channels",
+]
 
 # Name of a function, without a trailing underscore, to the kind of activation.
 ACTIVATIONS = {
@@ -98,7 +107,10 @@ class Site:
     shape : tuple of int
         Of one sample's activation, without the batch.
     channel_axis : int
-        Counted with the batch axis, from 0.
+        Counted from 0 with the batch axis, which is put first where it wasn't.
+    assumed : bool
+        True where nothing on the way said which axis holds the channels, and the usual
+        one for the shape was taken; see `nlbench.probes.layout.Layouts.of`.
     """
 
     name: str
@@ -106,6 +118,7 @@ class Site:
     index: int
     shape: tuple[int, ...]
     channel_axis: int
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,8 @@ class SiteLook:
         Number of the batch, from 0.
     x, y : tensor of shape (n, d)
         The activation's input and output after reduction, in the model's dtype (at
-        least float32) and on its device.
+        least float32) and on its device. n is the batch's number of samples, or a multiple
+        of it where a network folds windows or tokens into the first axis.
     """
 
     site: Site
@@ -142,12 +156,14 @@ class _Watch(TorchFunctionMode):
         stack: list[nn.Module],
         on_call: Callable[[Site, Tensor, Tensor], None],
         reduction: str,
+        given: Tensor,
     ) -> None:
         super().__init__()
         self.names, self.stack = names, stack
         self.on_call, self.reduction = on_call, reduction
         self.calls: Counter[str] = Counter()
-        self.axes = ChannelAxes()
+        self.layouts = Layouts(len(given))
+        self.layouts.begin(given)
 
     def __torch_function__(
         self,
@@ -161,20 +177,23 @@ class _Watch(TorchFunctionMode):
         kind = ACTIVATIONS.get(name) or ACTIVATIONS.get(name.removesuffix("_"))
         if kind is None:
             output = func(*args, **kwargs)
-            if not name.startswith("__get"):
-                self.axes.follow(name, args, kwargs, output)
+            self.layouts.follow(_property(func) or name, args, kwargs, output)
             return output
         given = args[0] if args else kwargs["input"]
-        axis, shape = self.axes.of(given), tuple(given.shape[1:])
-        x = reduce_site(given, axis, self.reduction)
-        output = func(*args, **kwargs)
-        self.axes.follow(name, args, kwargs, output)
-        y = reduce_site(output, axis, self.reduction)
+        count = sum(self.calls.values())
         label, kind = self._label(kind)
-        count, total = self.calls[label], sum(self.calls.values())
-        self.calls[label] += 1
-        site = Site(f"{label}:{count}" if count else label, kind, total, shape, axis)
-        self.on_call(site, x, y)
+        try:
+            batch, axis, assumed = self.layouts.of(given)
+        except Undefined as error:
+            raise Undefined(f"{label}: {error}") from None
+        moved = _batch_first(given, batch)
+        axis = axis + 1 if axis < batch else axis
+        shape = tuple(moved.shape[1:])
+        x = reduce_site(moved, axis, self.reduction)
+        output = func(*args, **kwargs)
+        self.layouts.follow(name, args, kwargs, output)
+        y = reduce_site(_batch_first(output, batch), axis, self.reduction)
+        self.on_call(Site(label, kind, count, shape, axis, assumed), x, y)
         return output
 
     def _label(self, kind: str) -> tuple[str, str]:
@@ -182,14 +201,39 @@ class _Watch(TorchFunctionMode):
         path = self.names.get(module, "") if module is not None else ""
         if type(module) in ACTIVATION_MODULES:
             kind = "relu6" if isinstance(module, nn.ReLU6) else kind
-            return path or kind, kind
-        return (f"{path}/{kind}" if path else kind), kind
+            label = path or kind
+        else:
+            label = f"{path}/{kind}" if path else kind
+        count = self.calls[label]
+        self.calls[label] += 1
+        return (f"{label}:{count}" if count else label), kind
+
+
+def _property(func: Callable[..., Any]) -> str:
+    """Name of the property that ``func`` reads, such as ``mT``; empty if it reads none."""
+    if getattr(func, "__name__", "") != "__get__":
+        return ""
+    return str(getattr(getattr(func, "__self__", None), "__name__", ""))
+
+
+def _batch_first(tensor: Tensor, batch: int) -> Tensor:
+    return tensor.movedim(batch, 0) if batch else tensor
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients; put every module back after."""
+    """Put a model into evaluation mode without gradients; put every module back after.
+
+    Buffers that the forward pass changes, such as a counter of calls, get their values back.
+    One that it replaces by another shape is a cache that has grown, and stays.
+    """
     was_training = {module: module.training for module in model.modules()}
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
     try:
         model.eval()
         with torch.no_grad():
@@ -197,6 +241,20 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, flag in was_training.items():
             module.training = flag
+        with torch.no_grad():
+            for module, name, buffer, before in buffers:
+                _put_back(module, name, buffer, before)
+
+
+def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
+    now = module._buffers.get(name)
+    if now is None or now.shape != before.shape or now.dtype != before.dtype:
+        return
+    if buffer.shape == before.shape and not torch.equal(buffer, before):
+        buffer.copy_(before)
+    # A model moved to another device meanwhile keeps its new buffers.
+    if now.device == buffer.device:
+        module._buffers[name] = buffer
 
 
 @contextmanager
@@ -254,6 +312,8 @@ def look_at_sites(
     ------
     nlbench.RequestError
         For a compiled or scripted model, whose activations can't be observed.
+    nlbench.Undefined
+        Where an activation's first axis is not the batch, and it isn't known which is.
 
     Examples
     --------
@@ -264,7 +324,7 @@ def look_at_sites(
     >>> seen
     ['1', '3']
     """
-    _refuse_unobservable(model)
+    refuse_unobservable(model)
     names = {module: name for name, module in model.named_modules()}
     samples = 0
     with evaluation_mode(model), _module_stack(model) as stack:
@@ -273,9 +333,10 @@ def look_at_sites(
             def on_call(site: Site, x: Tensor, y: Tensor, number: int = number) -> None:
                 on_look(SiteLook(site, number, x, y))
 
-            with _Watch(names, stack, on_call, reduction):
-                # A copy: a first layer that works in place would change the caller's data.
-                model(batch.clone())
+            # A copy: a first layer that works in place would change the caller's data.
+            given = batch.clone()
+            with _Watch(names, stack, on_call, reduction, given):
+                model(given)
             samples += len(batch)
     return samples
 
@@ -300,7 +361,31 @@ def list_sites(model: nn.Module, example: Tensor) -> list[Site]:
     return found
 
 
-def _refuse_unobservable(model: nn.Module) -> None:
+def remark_on_channels(sites: Iterable[Site]) -> str:
+    """Say at which sites the channel axis is assumed; nothing if it is known at all.
+
+    Parameters
+    ----------
+    sites : iterable of Site
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
+    >>> remark_on_channels(list_sites(model, torch.zeros(2, 3, 5, 5)))
+    'channel axis not known, assumed: 0 (axis 1)'
+    """
+    assumed = [f"{site.name} (axis {site.channel_axis})" for site in sites if site.assumed]
+    return f"channel axis not known, assumed: {', '.join(assumed)}" if assumed else ""
+
+
+def refuse_unobservable(model: nn.Module) -> None:
+    """Refuse a model of which a part is compiled or scripted.
+
+    Raises
+    ------
+    nlbench.RequestError
+        Naming the part.
+    """
     for name, module in model.named_modules():
         is_compiled = type(module).__name__ == "OptimizedModule"
         if isinstance(module, torch.jit.ScriptModule) or is_compiled:

@@ -201,7 +201,7 @@ def _advance(program: Program, chunk: _Chunk, limit: int) -> _Chunk | tuple[Tens
         bounds[step.output] = step.rule.bound(x, b, tensors[step.output])
         for value in step.ends:
             del tensors[value], bounds[value]
-    return t, tensors[program.output].flatten(1), origins
+    return t, tensors[program.output].reshape(len(t), -1), origins
 
 
 def _insert(

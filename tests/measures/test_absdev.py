@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.integrate import quad
 from torch import nn
 
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
@@ -21,16 +20,17 @@ def trace_of(t, values, length=1.0):
 
 
 def by_quadrature(trace, logit):
-    """Adaptive quadrature of |f - g| over each region, times the length."""
+    """Trapezium rule on 20,000 steps of |f - g| in each region, times the length.
+
+    Not adaptive: where the integrand bends close to a region's end, adaptive rules see nothing
+    of it and say that they are exact.
+    """
     t, f = trace.t.numpy(), trace.values[:, logit].numpy()
-
-    def distance(s):
-        return abs(np.interp(s, t, f) - (f[0] + s * (f[-1] - f[0])))
-
-    # A bend in the integrand is approached by halving, so many halvings are allowed.
-    precision = {"epsabs": 1e-12 * np.abs(f).max(), "epsrel": 1e-12, "limit": 1000}
-    regions = itertools.pairwise(t)
-    return trace.length * sum(quad(distance, a, b, **precision)[0] for a, b in regions)
+    total = 0.0
+    for a, b in itertools.pairwise(t):
+        s = np.linspace(a, b, 20_001)
+        total += np.trapezoid(abs(np.interp(s, t, f) - (f[0] + s * (f[-1] - f[0]))), s)
+    return trace.length * total
 
 
 def test_a_relu_across_zero_has_the_closed_form():

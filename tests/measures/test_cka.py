@@ -118,6 +118,34 @@ def test_extreme_scales_change_nothing(power):
     assert linear_cka(x * 2.0**power, y).item() == linear_cka(x, y).item()
 
 
+@pytest.mark.parametrize("debiased", [False, True])
+@pytest.mark.parametrize("size", [5, 40])
+@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e-90, 1e90, 1e150, 1e300])
+def test_extreme_scales_change_nothing_in_a_stream(scale, size, debiased):
+    x = normal(0, 40, 3)
+    y = torch.relu(x)
+    plain = reading(batches_of(x, y, size), debiased=debiased).summary["value"]
+    for a, b in ((scale * x, y), (x, scale * y), (scale * x, scale * y)):
+        found = reading(batches_of(a, b, size), debiased=debiased)
+        assert found.summary["value"] == pytest.approx(plain, abs=1e-12)
+        if not debiased or size == 40:
+            whole = linear_cka(a, b, debiased=debiased).item()
+            assert found.summary["value"] == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+def test_batches_of_very_different_scales_are_those_of_the_largest(debiased):
+    x = normal(0, 30, 3)
+    x[:10] *= 1e-200
+    x[20:] *= 1e150
+    y = torch.relu(x)
+    found = reading(batches_of(x, y, 10), debiased=debiased).summary["value"]
+    x[:20], y[:20] = 0, 0
+    assert found == pytest.approx(
+        reading(batches_of(x, y, 10), debiased=debiased).summary["value"], abs=1e-12
+    )
+
+
 def test_float32_features_with_an_offset_keep_their_digits():
     x = (normal(1, 300, 8) + 1000).float()
     y = torch.relu(x - 1000)

@@ -38,13 +38,14 @@ def test_scatters_are_those_of_numpy_whatever_the_batches(seed, sizes, units):
     z = np.concatenate([x, y], 1) - offset
     expected = np.cov(z.T, ddof=0) * len(z)
     tolerance = 1e-9 * np.abs(expected).max()
+    of_x, of_y = moments.unit[:3], moments.unit[3:]
     for ours, block in (
-        (moments.xx, expected[:3, :3]),
-        (moments.xy, expected[:3, 3:]),
-        (moments.yy, expected[3:, 3:]),
+        (moments.xx * torch.outer(of_x, of_x), expected[:3, :3]),
+        (moments.xy * torch.outer(of_x, of_y), expected[:3, 3:]),
+        (moments.yy * torch.outer(of_y, of_y), expected[3:, 3:]),
     ):
         np.testing.assert_allclose(ours.numpy(), block, rtol=0, atol=tolerance)
-    mean = moments.mean + (moments.origin - offset)
+    mean = moments.mean * moments.unit + (moments.origin - offset)
     np.testing.assert_allclose(mean.numpy(), z.mean(0), rtol=0, atol=1e-12 * scale)
     assert moments.n == len(z)
 
@@ -75,7 +76,7 @@ def test_a_column_that_is_constant_in_each_batch_but_not_overall_varies():
     x[:20, 1], x[20:, 1] = 1.0, 2.0
     moments = streamed(x, y, 20).moments
     assert moments.varying_x.tolist() == [True, True, True]
-    assert moments.xx[1, 1].item() == pytest.approx(10.0, rel=1e-12)
+    assert (moments.xx[1, 1] * moments.unit[1] ** 2).item() == pytest.approx(10.0, rel=1e-12)
 
 
 def test_rows_are_kept_only_while_there_are_few():
@@ -94,7 +95,35 @@ def test_float32_is_accumulated_in_float64():
     x, y = (v.float() for v in pair(4, 100, offset=1000.0))
     moments = streamed(x, y, 10).moments
     expected = np.cov(np.concatenate([x, y], 1).astype(np.float64).T, ddof=0) * 100
-    np.testing.assert_allclose(moments.scatter.numpy(), expected, rtol=1e-9, atol=1e-7)
+    scatter = moments.scatter * torch.outer(moments.unit, moments.unit)
+    np.testing.assert_allclose(scatter.numpy(), expected, rtol=1e-9, atol=1e-7)
+
+
+@pytest.mark.parametrize("power", [-1000, -500, 500, 1000])
+def test_units_take_up_a_power_of_two_to_the_last_bit(power):
+    x, y = pair(6, 30)
+    plain, other = streamed(x, y, 4).moments, streamed(x * 2.0**power, y, 4).moments
+    assert torch.equal(other.scatter, plain.scatter)
+    assert torch.equal(other.unit[:3], plain.unit[:3] * 2.0**power)
+    assert torch.equal(other.unit[3:], plain.unit[3:])
+    assert other.varying_x.all()
+
+
+def test_a_column_far_smaller_than_its_neighbours_keeps_its_scatter():
+    x, y = pair(7, 30)
+    small = x * torch.tensor([1.0, 2.0**-700, 2.0**600], dtype=torch.float64)
+    plain, other = streamed(x, y, 4).moments, streamed(small, y, 4).moments
+    assert torch.equal(other.scatter, plain.scatter)
+    common = other.in_common_units()
+    assert len(common.unit[:3].unique()) == len(common.unit[3:].unique()) == 1
+    assert torch.equal(common.xx[2, 2], plain.xx[2, 2])
+
+
+def test_a_range_beyond_float64_is_refused():
+    with pytest.raises(NotFinite, match="range"):
+        streamed(
+            torch.tensor([[-1.7e308], [1.7e308], [0.0]], dtype=torch.float64), torch.zeros(3, 1), 3
+        )
 
 
 def test_a_batch_that_does_not_fit_is_refused():

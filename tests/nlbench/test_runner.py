@@ -675,3 +675,13 @@ def test_a_run_is_not_saved_over_anything_else(tmp_path):
     assert nlbench.load_run(tmp_path / "run").scores.equals(first.scores)
     page = nlbench.load_run(tmp_path / "run").report(tmp_path / "page.html")
     assert "Sequential" in page.read_text(encoding="utf-8")
+
+
+def test_a_channel_axis_that_is_only_assumed_is_said_beside_the_score():
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU())
+    first, second = nlbench.evaluate(model, torch.randn(40, 3, 8, 8), ["affinity"])[
+        "affinity"
+    ].values
+    assert (first.status, second.status) == ("ok", "ok")
+    assert "channel axis not known, assumed: 0 (axis 1)" in first.reason
+    assert second.reason == ""

@@ -185,19 +185,6 @@ def test_no_name_is_broken_at_usual_widths(width):
         for name in names
         for place, statistic in (("", "value"), ("", "std"), ("a", "value"), ("b", "value"))
     ]
-    columns = [
-        "model",
-        "weights",
-        "data",
-        "seed",
-        "measure",
-        "place",
-        "statistic",
-        "value",
-        "n",
-        "status",
-        "reason",
-    ]
     run = SimpleNamespace(
         name="run",
         scores=pd.DataFrame(rows, columns=list(COLUMNS)),

@@ -4,7 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nlbench.probes.envelope import overtakes, pooling_windows
+from nlbench.probes.envelope import (
+    overtakes,
+    pooling_windows,
+    window_overtakes,
+    window_tops,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -60,3 +65,11 @@ def test_the_windows_have_the_maxima_that_pooling_gives(pool):
         kwargs = {"padding": pool.padding, "dilation": pool.dilation}
     windows = pooling_windows(name, args, kwargs, x.shape[2:], expected.shape[2:])
     assert torch.equal(x.flatten(2)[..., windows].amax(-1), expected.flatten(2))
+
+
+def test_a_member_far_below_the_others_does_not_blur_them():
+    x = torch.tensor([[[1.0, 0.0, -1e30]], [[0.0, 1.0, -1e30]]], dtype=torch.float64)
+    windows, noise = torch.tensor([[0, 1, 2]]), 1e-15 * x.abs()
+    interval, share = window_overtakes(x, windows, noise)
+    assert (interval.tolist(), share.tolist()) == ([0], [0.5])
+    assert window_tops(x, windows, x.abs()).tolist() == [[[1.0]], [[1.0]]]

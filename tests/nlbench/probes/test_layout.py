@@ -1,10 +1,11 @@
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.layout import reduce_site
+from nlbench.probes.layout import Layouts, reduce_site
 from nlbench.probes.sites import list_sites, look_at_sites
 
 
@@ -56,6 +57,7 @@ def test_the_channel_axis_is_right_on_every_kind_of_network(name, size, axis):
     model = torchvision.models.get_model(name, weights=None)
     sites = list_sites(model, torch.randn(2, 3, size, size))
     assert {site.channel_axis for site in sites} == {axis}
+    assert not any(site.assumed for site in sites)
 
 
 def test_a_one_dimensional_convolution_has_its_channels_second():
@@ -95,3 +97,230 @@ def test_the_sum_of_a_skip_branch_keeps_the_axis():
             return torch.relu(x + self.conv(x))
 
     assert widths(Residual(), torch.randn(4, 5, 30)) == [5]
+
+
+class Given(nn.Module):
+    """A network written as one function of a convolution's or linear layer's output."""
+
+    def __init__(self, layer, function):
+        super().__init__()
+        self.layer, self.function = layer, function
+        self.table = nn.Parameter(torch.rand(5, 1) + 0.5)
+        self.weight = nn.Parameter(torch.randn(5, 6))
+
+    def forward(self, x):
+        return F.relu(self.function(self, x, self.layer(x)))
+
+
+def assert_reduced_over(model, x, others):
+    """The only site is reduced as the mean over `others` does by hand, and known to be."""
+    sites, found = list_sites(model, x), []
+    look_at_sites(model, [x], lambda look: found.append((look.x, look.y)))
+    (site,), ((before, after),) = sites, found
+    assert not site.assumed
+    with torch.no_grad():
+        given = model.function(model, x, model.layer(x))
+        expected = [v.mean(others) if others else v for v in (given, given.relu())]
+    torch.testing.assert_close(before, expected[0])
+    torch.testing.assert_close(after, expected[1])
+    kept = [axis for axis in range(1, given.ndim) if axis not in others]
+    assert [site.channel_axis] == kept
+
+
+CONV1D = {
+    "the chomp of a causal convolution": (lambda m, x, h: h[:, :, :-2], (2,)),
+    "an ellipsis ahead of a slice": (lambda m, x, h: h[..., 2:], (2,)),
+    "an index that drops an axis behind": (lambda m, x, h: h[:, :, None, 1], (2,)),
+    "an axis put in ahead": (lambda m, x, h: h[:, None], (1, 3)),
+    "an index tensor": (lambda m, x, h: h[:, torch.tensor([1, 0, 2])], (2,)),
+    "a sum that begins with the input": (lambda m, x, h: x + h, (2,)),
+    "a sum that ends with the input": (lambda m, x, h: h + x, (2,)),
+    "a number that multiplies": (lambda m, x, h: 2 * h - 1, (2,)),
+    "a parameter that multiplies": (lambda m, x, h: m.table * h, (2,)),
+    "a concatenation that begins with the input": (lambda m, x, h: torch.cat([x, h], 1), (2,)),
+    "a stack": (lambda m, x, h: torch.stack([h, h], 1), (1, 3)),
+    "movedim": (lambda m, x, h: h.movedim(1, -1), (1,)),
+    "moveaxis by name": (lambda m, x, h: torch.moveaxis(h, source=2, destination=1), (1,)),
+    "mT": (lambda m, x, h: h.mT, (1,)),
+    "unsqueeze": (lambda m, x, h: h.unsqueeze(1), (1, 3)),
+    "unsqueeze and squeeze": (lambda m, x, h: h.unsqueeze(1).squeeze(1), (2,)),
+    "a narrowed axis": (lambda m, x, h: h.narrow(2, 0, 4), (2,)),
+    "a part": (lambda m, x, h: h.chunk(2, 2)[1], (2,)),
+    "a mean that keeps the axis": (lambda m, x, h: h - h.mean(1, keepdim=True), (2,)),
+    "an expansion": (lambda m, x, h: h[:, None].expand(-1, 2, -1, -1), (1, 3)),
+    "a product with a weight": (lambda m, x, h: h.transpose(1, 2) @ m.weight, (1,)),
+}  # fmt: skip
+CONV2D = {
+    "a mean over rows": (lambda m, x, h: h.mean(2), (2,)),
+    "a maximum over the last axis": (lambda m, x, h: h.max(-1).values, (2,)),
+    "a sum over both axes": (lambda m, x, h: h.sum(dim=(2, 3)), ()),
+    "amax by name": (lambda m, x, h: torch.amax(h, dim=3, keepdim=False), (2,)),
+    "one of an unbound axis": (lambda m, x, h: h.unbind(3)[0], (2,)),
+    "a selected row": (lambda m, x, h: h.select(2, 0), (2,)),
+    "an integer index": (lambda m, x, h: h[:, :, 0], (2,)),
+    "tokens of an image": (lambda m, x, h: h.flatten(2).transpose(1, 2), (1,)),
+    "channels last": (lambda m, x, h: h.permute(0, 2, 3, 1)[:, 1:], (1, 2)),
+    "channels last, a part of them": (lambda m, x, h: h.permute(0, 2, 3, 1)[..., :4], (1, 2)),
+    "a product with a weight": (lambda m, x, h: h.permute(0, 2, 3, 1) @ m.weight, (1, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "others"), CONV1D.values(), ids=CONV1D)
+def test_the_channels_of_a_one_dimensional_convolution_are_followed_through(function, others):
+    model = Given(nn.Conv1d(5, 5, 3, padding=1), function)
+    assert_reduced_over(model, torch.randn(4, 5, 12), others)
+
+
+@pytest.mark.parametrize(("function", "others"), CONV2D.values(), ids=CONV2D)
+def test_the_channels_of_an_image_are_followed_through(function, others):
+    model = Given(nn.Conv2d(3, 5, 3), function)
+    assert_reduced_over(model, torch.randn(4, 3, 9, 8), others)
+
+
+def test_the_transposed_weight_of_a_product_is_no_activation():
+    model = Given(nn.Identity(), lambda m, x, h: torch.matmul(h, m.weight.T))
+    assert_reduced_over(model, torch.randn(4, 3, 7, 6), (1, 2))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4, 3, 8, 8), 1), ((4, 8, 6), 2)])
+def test_where_nothing_says_which_axis_holds_the_channels_the_guess_is_said(shape, axis):
+    (site,) = list_sites(nn.ReLU(), torch.randn(shape))
+    assert (site.channel_axis, site.assumed) == (axis, True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, h: h[:, torch.tensor([[0, 1]]), 0],
+        lambda m, x, h: torch.einsum("bcl,bkl->bck", h, h),
+        lambda m, x, h: h.reshape(4, 10, 6),
+        lambda m, x, h: h @ h.mT,
+    ],
+)
+def test_what_mixes_axes_leaves_a_guess_that_is_said(function):
+    (site,) = list_sites(Given(nn.Conv1d(5, 5, 1), function), torch.randn(4, 5, 12))
+    assert site.assumed
+
+
+def test_a_matrix_leaves_no_choice():
+    (site,) = list_sites(nn.ReLU(), torch.randn(4, 3))
+    assert not site.assumed
+
+
+@pytest.mark.parametrize(("layer", "size"), [("conv2d", 5), ("linear", 11)])
+@pytest.mark.parametrize(
+    "index",
+    [
+        (slice(None), slice(None), 1),
+        (Ellipsis, 0, slice(None)),
+        (None, slice(1, None), Ellipsis, None, 2, slice(None)),
+        (0,),
+        1,
+        slice(2),
+        (Ellipsis, None),
+        (slice(None), slice(None), torch.tensor([0, 2])),
+    ],
+    ids=str,
+)
+def test_an_index_leaves_the_channels_where_their_size_is_found(index, layer, size):
+    x = torch.empty(3, 5, 7, 11)
+    layouts, output = Layouts(1), x[index]
+    layouts.follow(layer, (x,), {}, x)
+    layouts.follow("__getitem__", (x, index), {}, output)
+    channel, assumed = layouts.of(output)[1:]
+    # The first axis of what is left counts as the batch, which is no place for channels.
+    if output.shape[0] != size:
+        assert (output.shape[channel], assumed) == (size, False)
+
+
+class Transposing(nn.Module):
+    """A transformer layer that wants tokens first, in a network that has samples first."""
+
+    def __init__(self, back=lambda x: x):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.back = back
+
+    def forward(self, x):
+        return self.layer(self.back(x.transpose(0, 1)))
+
+
+def test_samples_are_rows_also_where_tokens_come_first():
+    model, x = Transposing(), torch.randn(6, 7, 8)
+    (site,) = list_sites(model, x)
+    assert (site.shape, site.channel_axis, site.assumed) == ((7, 16), 2, False)
+    found, given = [], []
+    hook = model.layer.linear1.register_forward_hook(lambda m, a, output: given.append(output))
+    look_at_sites(model, [x], lambda look: found.append(look.x))
+    hook.remove()
+    torch.testing.assert_close(found[0], given[0].mean(0))
+
+
+def test_as_many_tokens_as_samples_are_not_taken_for_samples():
+    model, x = Transposing(), torch.randn(7, 7, 8)
+    found, given = [], []
+    hook = model.layer.linear1.register_forward_hook(lambda m, a, output: given.append(output))
+    look_at_sites(model, [x], lambda look: found.append(look.x))
+    hook.remove()
+    torch.testing.assert_close(found[0], given[0].mean(0))
+
+
+def test_a_site_whose_samples_are_lost_is_refused_by_name():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: torch.einsum("btc->tbc", h))
+    with pytest.raises(Undefined, match="relu: its first axis has 7 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 7, 4))
+
+
+def test_a_mean_over_the_batch_is_refused():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: h.mean(0, keepdim=True))
+    with pytest.raises(Undefined, match="its first axis has 1 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 4))
+
+
+def test_a_part_of_the_batch_is_refused():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: h[1:])
+    with pytest.raises(Undefined, match="its first axis has 3 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 4))
+
+
+def test_one_sample_of_the_batch_is_refused_also_where_its_size_fits():
+    model = Given(nn.Conv1d(5, 8, 1), lambda m, x, h: h[0])
+    with pytest.raises(Undefined, match="its first axis has 8 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 5, 12))
+
+
+def test_samples_that_are_put_together_again_are_rows():
+    model = Given(nn.Conv1d(5, 8, 1), lambda m, x, h: torch.stack([2 * one for one in h]))
+    (site,) = list_sites(model, torch.randn(4, 5, 12))
+    assert site.shape == (8, 12)
+
+
+@pytest.mark.parametrize("pick", [0, 1], ids=["outputs", "last states"])
+def test_a_recurrent_layer_is_followed_where_steps_come_first(pick):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(6, 5)
+
+        def forward(self, x):
+            return F.relu(self.gru(x.transpose(0, 1))[pick])
+
+    (site,) = list_sites(Recurrent(), torch.randn(4, 7, 6))
+    assert (site.shape, site.channel_axis, site.assumed) == (((7, 5), (1, 5))[pick], 2, False)
+
+
+def test_tokens_folded_into_the_first_axis_are_rows():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: h.flatten(0, 1))
+    found = []
+    look_at_sites(model, [torch.randn(4, 7, 4)], lambda look: found.append(look.x.shape))
+    assert found == [(28, 6)]
+
+
+def test_a_table_that_does_not_come_from_the_input_is_one_row():
+    swin = torchvision.models.get_model("swin_v2_t", weights=None)
+    rows = {}
+    look_at_sites(
+        swin, [torch.randn(2, 3, 32, 32)], lambda look: rows.setdefault(look.place, len(look.x))
+    )
+    assert {n for place, n in rows.items() if "attn" in place} == {1}
+    assert {n for place, n in rows.items() if "attn" not in place} == {2}

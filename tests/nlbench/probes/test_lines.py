@@ -1,5 +1,6 @@
 """Tracing is checked against networks evaluated and observed by plain PyTorch."""
 
+import copy
 import math
 
 import numpy as np
@@ -321,3 +322,138 @@ def test_a_part_of_a_segment_has_the_part_of_its_breakpoints(drawn, share):
     inside = whole.t[whole.t < share - 1e-6]
     assume(bool((whole.t - share).abs().min() > 1e-6))
     torch.testing.assert_close(part.t[:-1] * share, inside, rtol=0, atol=1e-10)
+
+
+def masked(value, size=16, where=3):
+    mask = torch.zeros(size, dtype=torch.float64)
+    mask[where] = value
+    return mask
+
+
+MASK_VALUES = [-1e9, -1e12, -1e15, -1e30, torch.finfo(torch.float32).min]
+
+
+@pytest.mark.parametrize("value", MASK_VALUES)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h, v: torch.relu(h + masked(v)),
+        lambda h, v: torch.relu(torch.cat([h, h.new_full((1, 1), v).expand(len(h), 1)], 1))[:, :16],
+        lambda h, v: torch.maximum(h, masked(v)[None]),
+        lambda h, v: torch.minimum(h, -masked(v)[None]),
+        lambda h, v: nn.functional.max_pool1d(nn.functional.pad(h, (1, 1), value=v)[:, None], 3, 1)[
+            :, 0
+        ],
+        lambda h, v: nn.functional.adaptive_max_pool1d((h + masked(v))[:, None], 4)[:, 0].repeat(
+            1, 4
+        ),
+        lambda h, v: h.clamp(0, -v),
+    ],
+)
+def test_a_large_constant_hides_no_crossing(function, value):
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(6, 16), nn.Linear(16, 3)]).double()
+    net = Functional(lambda x: layers[1](function(layers[0](x), value)))
+    start, end = torch.randn(2, 6)
+    trace = trace_segment(net, start, end)
+    assert_exact(net, start, end, trace)
+    # A moderate constant is out of reach as well, and so makes the same function.
+    plain = Functional(lambda x: layers[1](function(layers[0](x), -1e3)))
+    expected = trace_segment(plain, start, end).t
+    assert len(trace.t) > 3
+    torch.testing.assert_close(trace.t, expected, rtol=0, atol=1e-12)
+
+
+def test_padding_by_hand_is_padding_of_the_pool():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 4, 3).double()
+    start, end = torch.randn(2, 3, 12, 12)
+    by_hand = Functional(
+        lambda x: nn.functional.max_pool2d(nn.functional.pad(conv(x), (1, 1, 1, 1), value=-1e30), 2)
+    )
+    of_the_pool = Functional(lambda x: nn.functional.max_pool2d(conv(x), 2, padding=1))
+    trace, expected = (trace_segment(net, start, end) for net in (by_hand, of_the_pool))
+    assert trace.regions > 50
+    assert torch.equal(trace.t, expected.t)
+    assert torch.equal(trace.values, expected.values)
+
+
+def test_units_of_very_different_scales_do_not_hide_each_other():
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 16).double()
+
+    def forward(x):
+        h = torch.relu(torch.cat([layer(x)[:, :8] * 1e8, layer(x)[:, 8:] * 1e-9], 1))
+        return torch.relu(h[:, 8:] * 1e9 - 0.3).sum(1, keepdim=True)
+
+    start, end = torch.randn(2, 6)
+    trace = trace_segment(Functional(forward), start, end)
+    assert trace.regions > 3
+    assert_exact(Functional(forward), start, end, trace)
+
+
+def test_rounding_that_a_unit_passes_on_makes_no_breakpoints():
+    start, end = torch.rand(2, 64, dtype=torch.float64, generator=torch.manual_seed(0)) + 0.1
+    for constant in (1, 30, 1000):
+
+        def forward(x, c=constant):
+            return torch.relu(torch.relu((x + c) - c) - torch.relu(x))
+
+        assert trace_segment(Functional(forward), start, end).regions == 1
+
+
+@pytest.mark.parametrize("head", [lambda y: y[:, 0], lambda y: y[:, :1].squeeze(-1)])
+def test_a_head_of_one_number_is_traced(head):
+    net = mlp(0)
+    single = nn.Sequential(net, Functional(head))
+    start, end = torch.randn(2, 3)
+    trace, full = trace_segment(single, start, end), trace_segment(net, start, end)
+    assert trace.values.shape == (len(full.t), 1)
+    torch.testing.assert_close(trace.values[:, 0], full.values[:, 0])
+
+
+class Sneaky(nn.Module):
+    """Does something that is not seen, given by `factor`, a function of the input."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.net, self.factor = mlp(0), factor
+
+    def forward(self, x):
+        return self.net(x) * self.factor(self, x)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.calls = mlp(0), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) * (1.0 if self.calls < 6 else 2.0)
+
+
+def _factor(value):
+    return 1.0 if float(value) in (0, 0.5, 1) else 2.0
+
+
+def _by_copy(module, x):
+    return _factor(copy.deepcopy(x)[0, 0])
+
+
+def _by_numpy(module, x):
+    return _factor(np.from_dlpack(x)[0, 0])
+
+
+def _by_storage(module, x):
+    return _factor(torch.tensor([], dtype=x.dtype).set_(x.untyped_storage())[0])
+
+
+@pytest.mark.parametrize(
+    "net", [Sneaky(_by_copy), Sneaky(_by_numpy), Sneaky(_by_storage), Counting()]
+)
+def test_values_read_unnoticed_are_caught_inside_the_segment(net):
+    # The program is recorded and checked at 0, 1/2 and 1, where the factor is 1.
+    start, end = torch.zeros(3), torch.tensor([1.0, 0.5, -1.0])
+    with pytest.raises(UnsupportedOperation, match="traced values do not reproduce"):
+        trace_segment(net, start, end)

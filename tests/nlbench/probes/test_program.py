@@ -293,3 +293,48 @@ def test_a_network_that_cannot_be_used_is_refused(function, message):
 def test_a_scripted_model_is_refused():
     with pytest.raises(RequestError, match="pass the module it was made from"):
         double_copy(torch.jit.trace(nn.ReLU(), torch.zeros(1)))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    if before:
+        net.register_forward_pre_hook(lambda module, inputs: (F.relu(inputs[0]),))
+    else:
+        net.register_forward_hook(lambda module, inputs, output: F.relu(output - 1))
+    _, program = recorded(net, 3)
+    assert sorted(program.sites) == ["1", "relu"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_weight_that_is_computed_before_each_pass_is_copied():
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.ReLU())
+    weight = net[0].weight
+    program = record(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(run_program(program, x.double()).float(), net(x).detach())
+    assert net[0].weight.requires_grad
+    assert weight.dtype == torch.float32
+
+
+def test_mixing_the_samples_is_seen_beside_a_large_constant():
+    def forward(m, x):
+        h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
+        return h - h.mean(0, keepdim=True) + 2 * h
+
+    with pytest.raises(UnsupportedOperation, match="mean at the network: it mixes the samples"):
+        recorded(Net(forward), 4)
+
+
+def test_a_program_is_compared_with_its_network_beside_a_large_constant():
+    def forward(m, x):
+        h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
+        return h + torch.randn(4).double()
+
+    with pytest.raises(UnsupportedOperation, match="not reproduce"):
+        recorded(Net(forward), 4)
+
+
+def test_outputs_that_are_nothing_but_rounding_are_accepted():
+    assert_reproduces(Net(lambda m, x: F.relu((x + 1000) - 1000 - x)), 4)
+    assert_reproduces(Net(lambda m, x: m.a(x) * 3 - m.a(x * 3), a=nn.Linear(4, 4, bias=False)), 4)

@@ -8,7 +8,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import RequestError
-from nlbench.probes.sites import ACTIVATION_MODULES, list_sites, look_at_sites
+from nlbench.probes.sites import (
+    ACTIVATION_MODULES,
+    list_sites,
+    look_at_sites,
+    refuse_unobservable,
+    remark_on_channels,
+)
 
 
 def looks_of(model, *batches, **options):
@@ -153,6 +159,7 @@ def test_sites_of_torchvision_networks_are_what_the_kernels_count(name, size):
     assert len({site.name for site in sites}) == len(sites)
     kinds = [site.kind.replace("relu6", "hardtanh") for site in sites]
     assert kinds == counted
+    assert remark_on_channels(sites) == ""
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -214,6 +221,29 @@ def test_the_model_is_left_as_it_was_found_after_an_error_in_the_listener_or_the
     assert names_of(model, torch.randn(5, 4))[1] == "block.1"
 
 
+def test_buffers_that_the_forward_pass_changes_get_their_values_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+            self.register_buffer("last", torch.zeros(3))
+            self.register_buffer("cache", torch.zeros(0))
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = x.mean(0)
+            self.cache = torch.arange(len(x))
+            return torch.relu(x)
+
+    model = Counting()
+    last = model.last
+    look_at_sites(model, [torch.randn(4, 3)] * 2, lambda look: None)
+    assert model.calls.item() == 0
+    assert model.last is last
+    assert torch.equal(model.last, torch.zeros(3))
+    assert len(model.cache) == 4
+
+
 def test_the_input_is_not_changed_by_a_first_layer_that_works_in_place():
     x = torch.randn(4, 3)
     before = x.clone()
@@ -254,6 +284,23 @@ def test_a_compiled_model_is_refused_in_one_line():
     compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     with pytest.raises(RequestError, match="compiled, so its activations can't be observed"):
         list_sites(compiled, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, torch.jit.script], ids=["compiled", "scripted"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
+def test_a_part_that_can_not_be_observed_is_refused_by_name(wrap):
+    model = nn.Sequential(nn.ReLU(), wrap(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    with pytest.raises(RequestError, match=r"1 is .*pass the module it was made from"):
+        refuse_unobservable(model)
+    refuse_unobservable(nn.Sequential(nn.ReLU()))
+
+
+def test_a_reader_is_told_where_the_channel_axis_is_assumed():
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
+    sites = list_sites(model, torch.randn(2, 3, 5, 5))
+    assert [site.assumed for site in sites] == [True, False]
+    assert remark_on_channels(sites) == "channel axis not known, assumed: 0 (axis 1)"
+    assert remark_on_channels(sites[1:]) == ""
 
 
 def test_a_copy_of_a_model_has_the_same_sites():
