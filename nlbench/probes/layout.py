@@ -1,4 +1,4 @@
-"""Which axis of an activation holds the channels, and how a site's tensor becomes (n, d).
+"""Which axis of an activation holds the channels, and which the samples.
 
 A shape alone doesn't say: (8, 56, 56, 96) is channels-last in ConvNeXt, and
 (8, 197, 768) is tokens by channels in a vision transformer but channels by length
@@ -8,18 +8,18 @@ from one operation to the next while the network runs, and so is the batch's.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-__all__ = ["REDUCTIONS", "Layout", "Layouts", "reduce_site"]
+from .axes import EXPANSIONS, GONE, MOVES, RESHAPES, at, axis_map
+
+__all__ = ["Layout", "Layouts"]
 
 # Operations whose output has its channels second, whatever came in.
 _CHANNELS_SECOND = {
@@ -43,18 +43,6 @@ _CHANNELS_LAST = _RECURRENT | {
 _PRODUCTS = {"matmul", "__matmul__", "__rmatmul__"}
 # Operations after which nothing is known of the channels.
 _FORGET = _PRODUCTS | {"bmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
-
-_RESHAPES = {"flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel"}
-_EXPANSIONS = {"expand", "expand_as", "repeat", "tile", "broadcast_to"}
-_REDUCTIONS_OF_AXES = {
-    "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
-    "nansum", "prod", "std", "sum", "var",
-}  # fmt: skip
-
-# An axis that was indexed away or reduced, other than one that is only unknown.
-_GONE = -1
-# Where each axis of an operation's input is in its output; `_GONE`, or None if not known.
-AxisMap = Sequence[int | None]
 
 
 @dataclass(frozen=True)
@@ -109,9 +97,9 @@ class Layouts:
         """
         layout = self._layouts.get(tensor)
         batch = layout.batch if layout else None
-        if batch == _GONE and self._batch > 1:
+        if batch == GONE and self._batch > 1:
             raise _lost(len(tensor) if tensor.ndim else 1, self._batch)
-        if batch in (None, _GONE) or batch >= tensor.ndim:
+        if batch in (None, GONE) or batch >= tensor.ndim:
             batch = 0
             rows = len(tensor) if tensor.ndim else self._batch
             is_row = rows == 1 and not (layout and layout.sampled)
@@ -174,17 +162,17 @@ class Layouts:
         channel = batch = None
         # Arguments of the output's own rank first: a sum has the layout of the larger term.
         for source, layout in sorted(known, key=lambda pair: pair[0].ndim != output.ndim):
-            moved = _axis_map(name, args, kwargs, source, output)
-            if channel in (None, _GONE) and layout.channel is not None:
-                channel = _at(moved, layout.channel)
-            if batch in (None, _GONE) and layout.batch is not None:
-                batch = _at(moved, layout.batch)
-                merged = layout.batch == 0 and name in _RESHAPES and output.ndim > 0
+            moved = axis_map(name, args, kwargs, source, output)
+            if channel in (None, GONE) and layout.channel is not None:
+                channel = at(moved, layout.channel)
+            if batch in (None, GONE) and layout.batch is not None:
+                batch = at(moved, layout.batch)
+                merged = layout.batch == 0 and name in RESHAPES and output.ndim > 0
                 if batch is None and merged and self._holds(len(output)):
                     batch = 0
-                if batch not in (None, _GONE) and not self._holds(output.shape[batch]):
-                    batch = _GONE
-        if batch == _GONE and name in ("stack", "cat", "concat", "concatenate"):
+                if batch not in (None, GONE) and not self._holds(output.shape[batch]):
+                    batch = GONE
+        if batch == GONE and name in ("stack", "cat", "concat", "concatenate"):
             # Single samples may have been put together again.
             batch = None
         if name in _CHANNELS_SECOND:
@@ -209,156 +197,9 @@ def _lost(rows: int, batch: int) -> Undefined:
     )
 
 
-def _at(moved: AxisMap, axis: int) -> int | None:
-    if axis == _GONE:
-        return _GONE
-    return moved[axis] if axis < len(moved) else None
-
-
-def _axis_map(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], source: Tensor, output: Tensor
-) -> AxisMap:
-    rank = source.ndim
-    if source is output and name in ("squeeze", "unsqueeze"):
-        # In place: the axes from before the call are no longer to be seen.
-        return [None] * rank
-    if name in _MOVES:
-        return _MOVES[name](args, kwargs, source, output)
-    if name in _RESHAPES:
-        return [_kept(source.shape, axis, output.shape) for axis in range(rank)]
-    if name in _REDUCTIONS_OF_AXES and output.ndim < rank:
-        return _without(rank, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
-    if name in _EXPANSIONS:
-        return [axis + output.ndim - rank for axis in range(rank)]
-    if name == "embedding" or output.ndim == rank:
-        return list(range(rank))
-    return [None] * rank
-
-
-def _kept(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
-    """Where a reshape leaves an axis: as long as before, with as many entries ahead of it."""
-    ahead, size = math.prod(before[:axis]), before[axis]
-    places = [
-        place
-        for place in range(len(after))
-        if after[place] == size and math.prod(after[:place]) == ahead
-    ]
-    return min(places, key=lambda place: abs(place - axis), default=None)
-
-
-def _without(rank: int, dropped: Sequence[int], left: int) -> AxisMap:
-    """Map the axes that stay when some are dropped, if as many stay as are `left`."""
-    gone = {axis % rank for axis in dropped}
-    stay = [axis for axis in range(rank) if axis not in gone]
-    if len(stay) != left:
-        return [None] * rank
-    return [stay.index(axis) if axis in stay else _GONE for axis in range(rank)]
-
-
-def _permute(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    order = [axis % source.ndim for axis in _axes(args, kwargs, 1, "dims")]
-    return [order.index(axis) for axis in range(source.ndim)]
-
-
-def _transpose(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    first = _axes(args[:2], kwargs, 1, "dim0", "axis0")[0] % source.ndim
-    second = _axes(args, kwargs, 2, "dim1", "axis1")[0] % source.ndim
-    return [{first: second, second: first}.get(axis, axis) for axis in range(source.ndim)]
-
-
-def _swap_last(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    return [*range(source.ndim - 2), source.ndim - 1, source.ndim - 2]
-
-
-def _reverse(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    return list(reversed(range(source.ndim)))
-
-
-def _movedim(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    rank = source.ndim
-    origins = [axis % rank for axis in _axes(args[:2], kwargs, 1, "source")]
-    targets = [axis % rank for axis in _axes(args, kwargs, 2, "destination")]
-    moved: list[int | None] = [None] * rank
-    for origin, target in zip(origins, targets, strict=True):
-        moved[origin] = target
-    free = iter(axis for axis in range(rank) if axis not in targets)
-    return [next(free) if place is None else place for place in moved]
-
-
-def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    rank = source.ndim
-    axes = _axes(args, kwargs, 1, "dim") or range(rank)
-    return _without(rank, [axis for axis in axes if source.shape[axis] == 1], output.ndim)
-
-
-def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``unsqueeze`` and ``stack``, which put one axis in."""
-    place = (_axes(args, kwargs, 1, "dim") or [0])[0] % output.ndim
-    if output.ndim != source.ndim + 1:
-        return [None] * source.ndim
-    return [axis + (axis >= place) for axis in range(source.ndim)]
-
-
-def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``select`` and ``unbind``, which take one axis away."""
-    return _without(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
-
-
-def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``x[...]``; where a tensor or list picks, only the axes ahead of it are sure."""
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    moved: list[int | None] = []
-    place = 0
-    named = sum(part is not None and part is not Ellipsis for part in index)
-    for part in index:
-        if part is None:
-            place += 1
-        elif part is Ellipsis:
-            skipped = source.ndim - named
-            moved += range(place, place + skipped)
-            place += skipped
-        elif isinstance(part, slice):
-            moved.append(place)
-            place += 1
-        elif isinstance(part, int) and not isinstance(part, bool):
-            moved.append(_GONE)
-        else:
-            # Several index tensors may broadcast and go to the front: only one is safe.
-            picks = [p for p in index if isinstance(p, Tensor | list)]
-            one = len(picks) == 1 and isinstance(part, Tensor) and part.ndim == 1
-            plain = all(p is Ellipsis or isinstance(p, slice | Tensor) for p in index)
-            if not (one and plain and part.dtype not in (torch.bool, torch.uint8)):
-                return [None] * source.ndim
-            moved.append(place)
-            place += 1
-    rest = source.ndim - len(moved)
-    moved += range(place, place + rest)
-    return moved if place + rest == output.ndim else [None] * source.ndim
-
-
-_MOVES: Mapping[str, Callable[[Any, Any, Tensor, Tensor], AxisMap]] = {
-    "__getitem__": _index,
-    "H": _reverse,
-    "T": _reverse,
-    "mH": _swap_last,
-    "mT": _swap_last,
-    "moveaxis": _movedim,
-    "movedim": _movedim,
-    "permute": _permute,
-    "select": _drop,
-    "squeeze": _squeeze,
-    "stack": _insert,
-    "swapaxes": _transpose,
-    "swapdims": _transpose,
-    "t": _reverse,
-    "transpose": _transpose,
-    "unbind": _drop,
-    "unsqueeze": _insert,
-}
-
 _LAYERS = _CHANNELS_SECOND | _CHANNELS_LAST
 # Operations whose output is arranged by their first tensor, whatever the others are.
-_OF_FIRST = {*_MOVES, *_RESHAPES, *_EXPANSIONS, *_LAYERS, "layer_norm"} - {"stack"}
+_OF_FIRST = {*MOVES, *RESHAPES, *EXPANSIONS, *_LAYERS, "layer_norm"} - {"stack"}
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
@@ -370,83 +211,5 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
             yield from (item for item in value if isinstance(item, Tensor))
 
 
-def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
-    """Axes that an operation was given by name, or from one place on; none if it wasn't."""
-    for name in names:
-        if name in kwargs:
-            value = kwargs[name]
-            break
-    else:
-        value = args[place] if len(args) > place else None
-        if isinstance(value, int) and not isinstance(value, bool):
-            return [axis for axis in args[place:] if type(axis) is int]
-    if isinstance(value, tuple | list):
-        return [int(axis) for axis in value]
-    return [value] if type(value) is int else []
-
-
 def _normalizes_last(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return len(kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())) == 1
-
-
-def _spatial(tensor: Tensor, axis: int) -> Tensor:
-    others = tuple(d for d in range(1, tensor.ndim) if d != axis)
-    return tensor.mean(others) if others else tensor
-
-
-def _flatten(tensor: Tensor, axis: int) -> Tensor:
-    return tensor.flatten(1)
-
-
-def _published(tensor: Tensor, axis: int) -> Tensor:
-    if tensor.ndim == 4:
-        return tensor.mean((2, 3))
-    if tensor.ndim == 3:
-        return tensor.mean(2)
-    return tensor.flatten(1)
-
-
-REDUCTIONS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
-    "spatial": _spatial,
-    "flatten": _flatten,
-    "published": _published,
-}
-
-
-def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor:
-    """Bring one side of an activation call to (n, d).
-
-    Parameters
-    ----------
-    tensor : tensor of shape (n, ...)
-    axis : int
-        Where the channels are; only ``spatial`` uses it.
-    reduction : {"spatial", "flatten", "published"}
-        ``spatial``: mean over all positions or tokens, keeping channels. ``flatten``:
-        all but the batch. ``published``: mean over the last two axes of a 4-D tensor and
-        the last one of a 3-D tensor, whatever they are, as the affinity paper's code does.
-
-    Returns
-    -------
-    tensor of shape (n, d)
-        Never the tensor itself, so that an in-place activation can't change it.
-
-    Raises
-    ------
-    nlbench.Undefined
-        If the tensor has no batch axis.
-
-    Examples
-    --------
-    >>> reduce_site(torch.ones(5, 7, 4, 4), axis=1).shape
-    torch.Size([5, 7])
-    """
-    if tensor.ndim == 0:
-        raise Undefined("the activation is a single number, without a batch")
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        tensor = tensor.float()
-    if tensor.ndim == 1:
-        return tensor[:, None].clone()
-    reduced = REDUCTIONS[reduction](tensor, axis)
-    same_memory = reduced.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    return reduced.clone() if same_memory else reduced

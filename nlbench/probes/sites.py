@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from nlbench.errors import RequestError, Undefined
-from nlbench.probes.layout import Layouts, reduce_site
+from nlbench.probes.layout import Layouts
+from nlbench.probes.reduction import reduce_site
 
 __all__ = [
     "Site",
@@ -301,7 +302,7 @@ def look_at_sites(
     on_look : callable
         Called with a `SiteLook` for each batch of each site, in order of call.
     reduction : {"spatial", "flatten", "published"}
-        See `nlbench.probes.layout.reduce_site`.
+        See `nlbench.probes.reduction.reduce_site`.
 
     Returns
     -------

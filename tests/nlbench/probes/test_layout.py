@@ -5,7 +5,8 @@ import torchvision
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.layout import Layouts, reduce_site
+from nlbench.probes.layout import Layouts
+from nlbench.probes.reduction import reduce_site
 from nlbench.probes.sites import list_sites, look_at_sites
 
 

@@ -1,0 +1,197 @@
+"""Rules of the operations that are affine in pieces: one each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._affine import only_first_traced, size_of
+from .envelope import pooling_windows, window_overtakes, window_tops
+from .rules import (
+    NOISE,
+    Bound,
+    Call,
+    Crossings,
+    Input,
+    NotAffine,
+    Rule,
+    kept,
+    measured,
+    peak,
+    sign_changes,
+    single,
+)
+
+# What rounding leaves of the largest term, half an eps, as a share of the noise.
+ROUNDED = 1 / 32
+# Most that a unit's bound exceeds its size: bounds multiply from layer to layer by sums of
+# magnitudes, errors don't.
+INHERITED = 32
+
+
+def kinked(
+    kinks: Sequence[float], call: Call, mask: Tensor | None = None, bound: Bound | None = None
+) -> Rule:
+    """Rule of a function of one value that bends at `kinks`, where `mask` is 1."""
+    if not kinks:
+        return Rule(call.apply, measured)
+
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        x, bound = inputs[0], bounds[0]
+        if mask is not None:
+            x = x * mask
+        found = [sign_changes(x - c if c else x, NOISE * (bound + abs(c))) for c in kinks]
+        return torch.cat([i for i, _ in found]), torch.cat([s for _, s in found])
+
+    def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        x = inputs[0]
+        for c in kinks:
+            x = x.masked_fill((x - c).abs() <= NOISE * (bounds[0] + abs(c)), c)
+        result: Tensor = call.apply([x])
+        return result
+
+    return Rule(call.apply, bound or _passed(1.0), bend, land)
+
+
+def _own(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+    """Bound of an output that is free of noise where its input is on a kink: its own size."""
+    return peak(output)
+
+
+def _passed(slope: float) -> Bound:
+    """Bound of an output that is its input times `slope` at most.
+
+    Its own size; more where the input is what a cancellation left, which passes on its
+    rounding errors; less where the unit is small beside the others of its tensor, as it has
+    no more noise than its input.
+    """
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        given = bounds[0] if slope <= 1 else bounds[0] * slope
+        size = peak(output)
+        return torch.clamp(given * ROUNDED, size, size * INHERITED).minimum(given)
+
+    return bound
+
+
+def relu(call: Call) -> Rule:
+    def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        # A product of numbers, as to select by a mask of bools takes ten times as long;
+        # the absolute value makes 0 of -0.
+        x = inputs[0]
+        return torch.gt(x, NOISE * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
+
+    return replace(kinked((0.0,), call), land=land)
+
+
+def leaky_relu(call: Call) -> Rule:
+    slope = float(call.argument(1, "negative_slope", 0.01))
+    if slope == 1:
+        return Rule(call.apply, kept)
+    return kinked((0.0,), call, bound=_passed(abs(slope)))
+
+
+def rrelu(call: Call) -> Rule:
+    if call.argument(3, "training", False):
+        raise NotAffine("it draws at random")
+    slope = (call.argument(1, "lower", 1 / 8) + call.argument(2, "upper", 1 / 3)) / 2
+    return kinked((0.0,) if slope != 1 else (), call, bound=_passed(abs(slope)))
+
+
+def prelu(call: Call) -> Rule:
+    only_first_traced(call, call.args[1:])
+    slope: Tensor = call.args[1]
+    units = (1, -1) + (1,) * (len(call.shape) - 2) if slope.numel() > 1 else ()
+    # Slope 1 doesn't bend: a linearised channel has no boundary.
+    bends = (slope != 1).to(slope.dtype).reshape(units)
+    mask = None if bool(bends.all()) else bends
+    return kinked((0.0,), call, mask, _passed(float(slope.abs().max())))
+
+
+def _clip(low: Any, high: Any, call: Call) -> Rule:
+    if isinstance(low, (Input, Tensor)) or isinstance(high, (Input, Tensor)):
+        raise NotAffine("bounds that are tensors are not supported")
+    ends = [float(c) for c in (low, high) if c is not None]
+    constant = len(ends) == 2 and ends[0] >= ends[1]
+    return kinked([c for c in ends if math.isfinite(c) and not constant], call)
+
+
+def hardtanh(call: Call) -> Rule:
+    return _clip(call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0), call)
+
+
+def clamp(call: Call) -> Rule:
+    return _clip(call.argument(1, "min"), call.argument(2, "max"), call)
+
+
+def clamp_max(call: Call) -> Rule:
+    return _clip(None, call.argument(1, "max"), call)
+
+
+def threshold(call: Call) -> Rule:
+    threshold, value = float(call.args[1]), float(call.args[2])
+    if threshold != value:
+        raise NotAffine(f"it jumps from {value:g} to {threshold:g} at {threshold:g}")
+    return kinked((threshold,), call)
+
+
+def hardsigmoid(call: Call) -> Rule:
+    return kinked((-3.0, 3.0), call, bound=_own)
+
+
+def softshrink(call: Call) -> Rule:
+    width = float(call.argument(1, "lambd", 0.5))
+    return kinked((-width, width) if width else (), call)
+
+
+def larger_of_two(call: Call) -> Rule:
+    if len(call.args) < 2 or not all(isinstance(a, (Input, Tensor)) for a in call.args[:2]):
+        raise NotAffine("the maximum over an axis is not supported")
+
+    def margin(inputs: Sequence[Tensor]) -> Tensor:
+        first, second = (inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2])
+        return torch.sub(first, second)
+
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        difference = margin(inputs)
+        first, second = (size_of(a, bounds, difference) for a in call.args[:2])
+        return sign_changes(difference, NOISE * (first + second))
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        first, second = (size_of(a, bounds, output) for a in call.args[:2])
+        if single(first) and single(second):
+            return torch.maximum(first, second)
+        larger = margin(inputs) >= 0
+        return torch.where(~larger if call.name.startswith("min") else larger, first, second)
+
+    return Rule(call.apply, bound, bend)
+
+
+def max_pool(call: Call) -> Rule:
+    axes = int(call.name.partition("pool")[2][0])
+    windows = pooling_windows(
+        call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
+    )
+
+    def positions(x: Tensor, bound: Tensor) -> Tensor:
+        """Bounds with the spatial axes flattened: one of each channel, or of each position."""
+        if any(size > 1 for size in bound.shape[-axes:]):
+            bound = bound.expand(*bound.shape[:-axes], *x.shape[-axes:])
+        return bound.flatten(-axes)
+
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        noise = NOISE * positions(inputs[0], bounds[0])
+        return window_overtakes(inputs[0].flatten(-axes), windows, noise)
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        given = positions(inputs[0], bounds[0])
+        if given.shape[-1] == 1:
+            return bounds[0]
+        return window_tops(inputs[0].flatten(-axes), windows, given).reshape(output.shape)
+
+    return Rule(call.apply, bound, bend)
