@@ -1,8 +1,6 @@
-import json
 import math
 import subprocess
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,7 @@ from torch import nn
 import nlbench
 from nlbench import environment, registry
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
-from nlbench.measure import Measure, Reading, Value, site_measure
+from nlbench.measure import Measure, Reading, site_measure
 from nlbench.options import Option
 from nlbench.plan import Request
 from nlbench.runner import run
@@ -334,140 +332,9 @@ def test_an_output_that_is_a_file_or_below_one_is_refused(names, tmp_path):
         run(request(), file / "below")
 
 
-def test_the_measured_model_of_evaluate_is_left_as_it_was():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)).train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    inputs = torch.randn(40, 4)
-    kept = inputs.clone()
-    nlbench.evaluate(model, inputs, measures=["affinity", "r2", "cka", "absdev", "density"])
-    assert model.training
-    assert torch.equal(inputs, kept)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def test_evaluate_takes_a_loader_with_labels_and_gives_what_the_tensor_gives():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    inputs, labels = torch.randn(40, 4), torch.zeros(40)
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(inputs, labels), batch_size=7
-    )
-    measures = ["affinity", "absdev"]
-    given = nlbench.evaluate(model, inputs, measures).scores
-    assert nlbench.evaluate(model, loader, measures).scores.equals(given)
-    assert set(given.model) == {"Sequential"}
-
-
-def test_evaluate_takes_measures_made_on_the_spot():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    inputs = torch.randn(40, 4)
-    result = nlbench.evaluate(model, inputs, [good, "r2"], name="mine")
-    with torch.no_grad():
-        x = model[0](inputs)
-    assert result["good"].summary["value"] == pytest.approx(
-        (x.relu() - x).abs().mean().item(), rel=1e-5
-    )
-    assert set(result.scores.model) == {"mine"}
-
-
-def test_evaluate_gives_the_same_kind_of_object_as_load_run(tmp_path):
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    result = nlbench.evaluate(model, torch.randn(40, 4), ["affinity", "r2"])
-    result.save(tmp_path / "mine")
-    loaded = nlbench.load_run(tmp_path / "mine")
-    assert type(loaded) is type(result)
-    assert loaded.scores.equals(result.scores)
-    json.dumps(loaded.manifest)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "says"),
-    [
-        (torch.randn(4), "expected"),
-        (torch.randn(0, 4), "expected"),
-        ([], "yields nothing"),
-        (["text"], "yields a str"),
-    ],
-)
-def test_inputs_that_cannot_be_used_are_one_line(inputs, says):
-    with pytest.raises(RequestError, match=says):
-        nlbench.evaluate(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), inputs, ["r2"])
-
-
-def test_a_network_without_activations_is_undefined():
-    result = nlbench.evaluate(nn.Linear(4, 2), torch.randn(20, 4), ["affinity", "absdev"])
-    assert result["affinity"].status == "undefined"
-    assert result["absdev"].summary["value"] == pytest.approx(0.0, abs=1e-9)
-
-
 def test_errors_are_what_they_say():
     assert issubclass(Undefined, nlbench.NlbenchError)
     assert issubclass(NotFinite, ValueError)
-
-
-class NoUpdate(Measure):
-    """Can't be made: a method is missing."""
-
-    probe = "sites"
-
-    def finish(self):
-        return Reading.of({"all": 1.0})
-
-
-class NumpyNumbers(Measure):
-    """Counts with numpy."""
-
-    probe = "sites"
-    source = "only a citation"
-
-    def update(self, look):
-        self.total = np.float32(0.5)
-
-    def finish(self):
-        return Reading.of([Value("all", {"value": self.total})], notes={"of": "numpy"})
-
-
-class OddNotes(NumpyNumbers):
-    """Notes what can't be recorded."""
-
-    def finish(self):
-        return Reading.of({"all": 1.0}, notes={"tensor": torch.zeros(1)})
-
-
-class NanSummary(NumpyNumbers):
-    """A summary that is no number."""
-
-    def finish(self):
-        return Reading({"value": math.nan})
-
-
-def test_a_measure_that_cannot_be_made_or_recorded_fails_alone():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    measures = [NoUpdate, OddNotes, NanSummary, NumpyNumbers]
-    result = nlbench.evaluate(model, torch.randn(8, 4), measures)
-    reasons = {r.measure["name"]: r.reading.reason for r in result.records}
-    assert [r.reading.status for r in result.records] == ["failed"] * 3 + ["ok"]
-    assert "update" in reasons["noupdate"]
-    assert "Tensor" in reasons["oddnotes"]
-    assert reasons["nansummary"] == "the summary is not finite"
-    assert result["numpynumbers"].summary["value"] == 0.5
-    assert result.records[-1].measure["source"]["citation"] == "only a citation"
-
-
-def test_a_measure_of_no_known_probe_is_refused():
-    class Odd(Measure):
-        """Looks nowhere."""
-
-        update = finish = None
-
-    class Sites(NumpyNumbers):
-        """Bears a probe's name."""
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(PluginError, match="measure 'odd' wants probe ''"):
-        nlbench.evaluate(model, torch.randn(8, 4), [Odd])
-    with pytest.raises(PluginError, match="bears the name of a probe"):
-        nlbench.evaluate(model, torch.randn(8, 4), [Sites])
 
 
 def test_each_cell_keeps_the_versions_it_was_measured_with(names, tmp_path, monkeypatch):
@@ -506,30 +373,6 @@ def test_cells_without_a_manifest_are_not_overwritten(names, tmp_path):
     assert len(list((result.path / "cells").iterdir())) == 1
 
 
-def test_names_in_one_text_are_taken_apart():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    result = nlbench.evaluate(model, torch.randn(40, 4), "affinity, r2")
-    assert [r.measure["name"] for r in result.records] == ["affinity", "r2"]
-
-
-def test_channels_last_images_are_not_translated_along_their_channels():
-    class Last(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x):
-            return torch.relu(self.conv(x.permute(0, 3, 1, 2))).mean((2, 3))
-
-    inputs = torch.rand(8, 16, 16, 3)
-    result = nlbench.evaluate(Last(), inputs, ["density"])
-    assert result.manifest["probes"]["lines"]["paths"] == "pairs"
-    assert result["density"].status == "ok"
-    forced = nlbench.evaluate(Last(), inputs, ["density"], settings={"lines.paths": "closed"})
-    assert forced["density"].status == "failed"
-    assert "channels last" in forced["density"].reason
-
-
 def test_the_git_state_is_nlbenchs_own_and_nobody_elses(tmp_path, monkeypatch):
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
     subprocess.run([*command, "init", "-q"], check=True)
@@ -553,135 +396,9 @@ def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):
         run(request("counting", weights=str(tmp_path / "b" / "w.pt")), tmp_path / "run")
 
 
-def test_the_last_batch_weighs_no_more_than_its_samples():
-    model, inputs = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), torch.randn(258, 6)
-    sizes = []
-
-    @site_measure()
-    def size(x, y):
-        """Samples of a batch."""
-        sizes.append(len(x))
-        return 0.0
-
-    nlbench.evaluate(model, inputs, [size])
-    assert sizes == [86, 86, 86]
-
-
 def test_every_call_of_a_run_is_in_its_manifest(names, tmp_path):
     run(request("good"), tmp_path / "run", command="first")
     result = run(request("counting"), tmp_path / "run", command="second")
     calls = nlbench.load_run(result.path).manifest["calls"]
     assert [call["command"] for call in calls] == ["first", "second"]
     assert [call["request"]["measures"] for call in calls] == [["good"], ["counting"]]
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value", "says"),
-    [
-        ("bounds", None, "two numbers"),
-        ("bounds", (0,), "two numbers"),
-        ("bounds", ("0", "1"), "two numbers"),
-        ("bounds", (1, 0), "the smaller first"),
-        ("more_means", "bogus", "'more nonlinear'"),
-        ("options", {"k": 2}, "nlbench.Option"),
-        ("source", None, "nlbench.Source"),
-        ("version", 1, "a text"),
-    ],
-)
-def test_a_malformed_declaration_is_named(attribute, value, says):
-    odd = type("Odd", (NumpyNumbers,), {attribute: value})
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(PluginError, match=f"measure 'odd': {attribute} is ") as caught:
-        nlbench.evaluate(model, torch.randn(8, 4), [odd])
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("reading", "says"),
-    [
-        (Reading({}), "no 'value'"),
-        (Reading({"foo": 1.0}), "no 'value'"),
-        (Reading({"value": 1.0}, status="great"), "unknown status 'great'"),
-        (Reading.missing("undefined", ""), "without a reason"),
-        (Reading({"value": 1.0}, (Value("", {"value": 1.0}),)), "places must have names"),
-        (Reading({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2), "each its own"),
-    ],
-)
-def test_a_reading_that_says_nothing_usable_is_a_failure(reading, says):
-    class Odd(NumpyNumbers):
-        """Gives it."""
-
-        def finish(self):
-            return reading
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    result = nlbench.evaluate(model, torch.randn(8, 4), [Odd, "r2"])
-    assert result["odd"].status == "failed"
-    assert says in result["odd"].reason
-    assert result["r2"].status == "undefined"
-
-
-def test_a_reading_says_how_many_samples_even_if_the_measure_does_not():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    result = nlbench.evaluate(model, torch.randn(30, 4), [NumpyNumbers])
-    assert set(result.scores.n) == {30}
-
-
-def test_two_measures_of_one_name_are_refused():
-    @site_measure()
-    def r2(x, y):
-        """Somebody else's."""
-        return 1.0
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(RequestError, match="two measures are called 'r2'"):
-        nlbench.evaluate(model, torch.randn(30, 4), ["r2", r2])
-
-
-@pytest.mark.parametrize("settings", [{"lines.radius": 0}, {"lines.radius": 0.4}])
-def test_a_path_without_length_is_refused(settings):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
-    result = nlbench.evaluate(model, torch.rand(4, 3, 8, 8), ["density"], settings=settings)
-    assert result["density"].status == "failed"
-    assert "the path has no length" in result["density"].reason
-
-
-@pytest.mark.parametrize(
-    ("model", "inputs", "says"),
-    [
-        (lambda z: z, torch.zeros(3, 2), "expected a torch.nn.Module"),
-        (nn.Linear(2, 2, device="meta"), torch.zeros(3, 2), "on the meta device"),
-        (nn.Linear(2, 2), None, "a NoneType, expected a tensor or a loader"),
-        (nn.Linear(2, 2), np.zeros((3, 2)), "a ndarray, expected a tensor or a loader"),
-        (nn.Linear(2, 2), [torch.zeros(3, 2), torch.zeros(3, 5)], "samples of shapes"),
-    ],
-)
-def test_an_ordinary_mistake_is_one_line(model, inputs, says):
-    with pytest.raises(RequestError, match=says):
-        nlbench.evaluate(model, inputs, ["r2"])
-
-
-def test_a_run_is_not_saved_over_anything_else(tmp_path):
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    first, second = (nlbench.evaluate(model, torch.randn(40, 4), ["r2"]) for _ in range(2))
-    first.save(tmp_path / "run")
-    first.save(tmp_path / "run")
-    with pytest.raises(RequestError, match="holds something else"):
-        second.save(tmp_path / "run")
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "manifest.json").write_text("{}")
-    with pytest.raises(RequestError, match="holds something else"):
-        second.save(tmp_path / "app")
-    assert nlbench.load_run(tmp_path / "run").scores.equals(first.scores)
-    page = nlbench.load_run(tmp_path / "run").report(tmp_path / "page.html")
-    assert "Sequential" in page.read_text(encoding="utf-8")
-
-
-def test_a_channel_axis_that_is_only_assumed_is_said_beside_the_score():
-    model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU())
-    first, second = nlbench.evaluate(model, torch.randn(40, 3, 8, 8), ["affinity"])[
-        "affinity"
-    ].values
-    assert (first.status, second.status) == ("ok", "ok")
-    assert "channel axis not known, assumed: 0 (axis 1)" in first.reason
-    assert second.reason == ""
