@@ -177,13 +177,15 @@ def _check_alike(old: Run, cells: Sequence[Cell], bench: Bench) -> None:
         if record.key in wanted or not record.is_done:
             continue
         name, probe = record.measure["name"], record.probe["name"]
+        # What `evaluate` measured and saved has no key: it answers no request.
+        key = record.subject.get("key")
         made = record.measure["version"], dict(record.measure["options"])
         what = ""
         if name in measures and measures[name] != made:
             what = f"{name} with other options or another version"
         elif probe in bench.probes and dict(bench.probes[probe]) != dict(record.probe["options"]):
             what = f"{name} through {probe} with other options"
-        elif subjects.get(record.identity[:4], record.subject["key"]) != record.subject["key"]:
+        elif subjects.get(record.identity[:4], key) != key:
             what = (
                 f"{name} of another {record.subject['model']} ({record.subject['weights']}): "
                 "the weights, samples, split, device or plugin differ"

@@ -1,7 +1,6 @@
 """Linear CKA against centring matrices, its debiased form against U-centring."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.cka import CKA, linear_cka
 
 import published
+from streams import batches_of, read
 
 
 def normal(seed, n, d):
@@ -51,15 +51,7 @@ def naive_debiased(batches):
 
 
 def reading(batches, **settings):
-    measure = CKA(**settings)
-    measure.start()
-    for index, (x, y) in enumerate(batches):
-        measure.update(SimpleNamespace(place="act", x=x, y=y, site=None, batch=index))
-    return measure.finish()
-
-
-def batches_of(x, y, size):
-    return list(zip(x.split(size), y.split(size), strict=True))
+    return read(CKA(**settings), batches)
 
 
 @pytest.mark.parametrize("case", published.CASES, ids=published.IDS)

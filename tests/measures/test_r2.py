@@ -15,6 +15,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.r2 import R2, r2_score
 
 import published
+from streams import batches_of, read
 
 
 def normal(seed, n, d):
@@ -32,15 +33,7 @@ def sklearn_r2(x, y):
 
 
 def reading(batches, **settings):
-    measure = R2(**settings)
-    measure.start()
-    for index, (x, y) in enumerate(batches):
-        measure.update(SimpleNamespace(place="act", x=x, y=y, site=None, batch=index))
-    return measure.finish()
-
-
-def batches_of(x, y, size):
-    return list(zip(x.split(size), y.split(size), strict=True))
+    return read(R2(**settings), batches)
 
 
 @pytest.mark.parametrize(

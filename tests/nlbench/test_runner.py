@@ -386,6 +386,13 @@ def test_the_git_state_is_nlbenchs_own_and_nobody_elses(tmp_path, monkeypatch):
     assert environment.describe_environment(torch.device("cpu"))["git"].endswith("+changes")
 
 
+def test_a_run_that_evaluate_saved_is_extended_like_any_other(names, tmp_path):
+    nlbench.evaluate(tiny(), torch.rand(16, 3, 32, 32), [good]).save(tmp_path / "run")
+    result = run(request("good"), tmp_path / "run")
+    assert {r.subject["model"] for r in result.records} == {"Sequential", "tiny"}
+    assert len(nlbench.load_run(tmp_path / "run").manifest["subjects"]) == 2
+
+
 def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -12,19 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-COLUMNS = (
-    "model",
-    "weights",
-    "data",
-    "seed",
-    "measure",
-    "place",
-    "statistic",
-    "value",
-    "n",
-    "status",
-    "reason",
-)
+from nlbench.records import COLUMNS
 
 DETAILS: dict[str, dict[str, Any]] = {
     "affinity": {
