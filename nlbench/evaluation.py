@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from nlbench.environment import Machine, exact_arithmetic
 from nlbench.errors import RequestError
-from nlbench.looking import is_channels_last, steps_of
+from nlbench.looking import steps_of
 from nlbench.manifest import contents, make_manifest, measure_facts
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
+from nlbench.passes.lines import is_channels_last
 from nlbench.plan import Settings, checked_measure, content_key, load_measures, make_bench
 from nlbench.probes import PROBES
 from nlbench.records import Run

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, get_args
+from types import ModuleType
+from typing import Any, get_args
 
-import torch
-from torch import Tensor
-
-from nlbench.errors import (
-    NlbenchError,
-    NotFinite,
-    PluginError,
-    RequestError,
-    Undefined,
-    nearest,
-)
+from nlbench.errors import NlbenchError, NotFinite, PluginError, Undefined, nearest
 from nlbench.measure import Measure, Reading, Status
 from nlbench.options import OptionValue
-from nlbench.probes.lines import look_along
-from nlbench.probes.paths import closed_paths, pair_paths, translations
-from nlbench.probes.sites import Site, SiteLook, look_at_sites, remark_on_channels
-from nlbench.subject import Subject, tensor_hash
+from nlbench.passes import Means, ProbeSettings, Step
+from nlbench.subject import Subject
 
-__all__ = ["Outcome", "Step", "check_samples", "is_channels_last", "look", "steps_of"]
-
-ProbeSettings = Mapping[str, OptionValue]
-
-
-class Step(Protocol):
-    """Told after each batch or segment, for progress."""
-
-    def __call__(self) -> None:
-        """Count one more."""
+__all__ = ["Outcome", "look", "steps_of"]
 
 
 @dataclass
@@ -143,21 +124,12 @@ def _reading_of(error: BaseException) -> tuple[Reading, str]:
     return Reading.missing("failed", reason), traceback.format_exc()
 
 
-def steps_of(probe: str, subject_size: int, settings: ProbeSettings) -> int:
-    """How many steps a probe's pass will count."""
-    if probe == "sites":
-        return -(-subject_size // int(settings["batch"]))
-    if settings["paths"] == "closed":
-        return int(settings["number"]) * int(settings["anchors"])
-    return int(settings["number"])
-
-
 def look(
     subject: Subject,
     measures: Sequence[tuple[type[Measure], Mapping[str, OptionValue]]],
     settings: ProbeSettings,
     *,
-    device: torch.device,
+    means: Means,
     step: Step = lambda: None,
 ) -> list[Outcome]:
     """Run one probe's pass over a subject and collect the readings of its measures.
@@ -169,7 +141,8 @@ def look(
         All of one probe.
     settings : mapping
         The probe's options.
-    device : torch.device
+    means : Means
+        Device and memory.
     step : callable
         Called after each batch or segment.
 
@@ -184,7 +157,7 @@ def look(
     shown: dict[str, Any] = {}
     failure: tuple[Reading, str] | None = None
     try:
-        _PASSES[measures[0][0].probe](subject, feeds, settings, device, step, shown)
+        _pass_of(measures[0][0].probe).show(subject, feeds, settings, means, step, shown)
     except (Exception, SystemExit) as error:
         # The model's own forward can raise anything; every measure of the pass is told.
         failure = _reading_of(error)
@@ -199,105 +172,11 @@ def look(
     return outcomes
 
 
-def _look_at_sites(
-    subject: Subject,
-    feeds: Sequence[_Feed],
-    settings: ProbeSettings,
-    device: torch.device,
-    step: Step,
-    shown: dict[str, Any],
-) -> None:
-    sites: dict[str, Site] = {}
-
-    def on_look(look: SiteLook) -> None:
-        sites.setdefault(look.place, look.site)
-        for feed in feeds:
-            feed.update(look)
-
-    def batches() -> Iterator[Tensor]:
-        # Of nearly equal size: a last batch of a few samples would weigh as much as a full one.
-        parts = steps_of("sites", len(subject.inputs), settings)
-        for batch in torch.tensor_split(subject.inputs, parts):
-            yield batch.to(device)
-            step()
-
-    shown["samples"] = look_at_sites(
-        subject.model, batches(), on_look, reduction=str(settings["reduction"])
-    )
-    shown["sites"] = len(sites)
-    remarks = {name: remark_on_channels([site]) for name, site in sites.items() if site.assumed}
-    if remarks and settings["reduction"] == "spatial":
-        shown["remarks"] = remarks
-    if not sites:
-        raise Undefined("the model calls no activation function that is known as one")
+def steps_of(probe: str, size: int, settings: ProbeSettings) -> int:
+    """How many steps a probe's pass over that many samples will count."""
+    steps: int = _pass_of(probe).steps(size, settings)
+    return steps
 
 
-def _look_along_lines(
-    subject: Subject,
-    feeds: Sequence[_Feed],
-    settings: ProbeSettings,
-    device: torch.device,
-    step: Step,
-    shown: dict[str, Any],
-) -> None:
-    paths = _paths(subject, settings)
-    shown["segments"] = paths.shape[0] * (paths.shape[1] - 1)
-    shown["paths_hash"] = tensor_hash(paths)
-    for look in look_along(subject.model, paths.to(device)):
-        for feed in feeds:
-            feed.update(look)
-        step()
-
-
-def check_samples(settings: ProbeSettings, samples: int) -> int:
-    """Number of samples that the paths of a run are made of.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are fewer.
-    """
-    number, kind = int(settings["number"]), str(settings["paths"])
-    needed = number if kind == "closed" else 2 * number
-    if samples < needed:
-        raise RequestError(
-            f"lines.number: {number} paths ({kind}) need {needed} samples, there are {samples}"
-        )
-    return needed
-
-
-def _paths(subject: Subject, settings: ProbeSettings) -> Tensor:
-    number, kind = int(settings["number"]), str(settings["paths"])
-    needed = check_samples(settings, len(subject.inputs))
-    if kind == "pairs":
-        return pair_paths(subject.inputs[:needed])
-    images = subject.inputs if subject.images is None else subject.images
-    if images.ndim != 4:
-        raise RequestError(
-            "lines.paths: closed paths translate images, but the inputs have shape "
-            f"{tuple(images.shape[1:])}; set lines.paths=pairs"
-        )
-    if is_channels_last(images):
-        raise RequestError(
-            "lines.paths: closed paths translate images of shape (channels, height, width), but "
-            f"the inputs have shape {tuple(images.shape[1:])}, with the channels last by the "
-            "look of it; set lines.paths=pairs"
-        )
-    anchors, radius = int(settings["anchors"]), float(settings["radius"])
-    if len(set(translations(anchors, radius))) < 2:
-        raise RequestError(
-            f"lines.radius: at {radius:g} pixels all {anchors} anchors are the same whole-pixel "
-            "translation, so the path has no length"
-        )
-    return subject.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
-
-
-def is_channels_last(images: Tensor) -> bool:
-    """Whether 4-D inputs look like (n, height, width, channels): few of the last, many before."""
-    return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]
-
-
-_PASSES: Mapping[str, Callable[..., None]] = {
-    "sites": _look_at_sites,
-    "lines": _look_along_lines,
-}
+def _pass_of(probe: str) -> ModuleType:
+    return importlib.import_module(f"nlbench.passes.{probe}")

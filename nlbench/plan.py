@@ -13,9 +13,9 @@ import torch
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError, nearest
-from nlbench.looking import check_samples
 from nlbench.measure import Measure, MoreMeans, Source
 from nlbench.options import Option, OptionValue, resolve_options
+from nlbench.passes.lines import check_samples
 from nlbench.probes import PROBES
 from nlbench.subject import SubjectSpec, WeightsChoice, choose_weights
 

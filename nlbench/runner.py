@@ -21,6 +21,7 @@ from nlbench.files import is_unused, make_folder
 from nlbench.looking import look, steps_of
 from nlbench.manifest import contents, make_manifest, measure_facts, now
 from nlbench.measure import Measure, Reading
+from nlbench.passes import Means
 from nlbench.plan import Bench, Cell, Request, load_measures, make_bench, plan_cells
 from nlbench.records import Record, Run, load_run
 from nlbench.subject import Subject, load_subject
@@ -272,11 +273,12 @@ def records_of(
 ) -> Iterator[Record]:
     """Look at a subject through each probe that the measures need; yield a record a measure."""
     facts = subject.facts
+    means = Means(machine.device)
     for probe, entries in bench.by_probe().items():
         settings = bench.probes[probe]
         what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
         step = partial(progress.step, what)
-        outcomes = look(subject, entries, settings, device=machine.device, step=step)
+        outcomes = look(subject, entries, settings, means=means, step=step)
         for outcome, (measure, options) in zip(outcomes, entries, strict=True):
             yield Record(
                 key=key_of(measure),

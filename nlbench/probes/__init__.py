@@ -57,5 +57,11 @@ _LINES = Probe(
         "radius": Option(4.0, "pixels by which an anchor is translated", minimum=0.0, maximum=1e4),
     },
 )
+_GRAPH = Probe("graph", "the channel graph from input to output", {})
+_FUNCTION = Probe(
+    "function",
+    "the network as a plain differentiable function of its input",
+    {"batch": Option(128, "samples a batch", minimum=1, maximum=1e9)},
+)
 
-PROBES: Mapping[str, Probe] = {probe.name: probe for probe in (_SITES, _LINES)}
+PROBES: Mapping[str, Probe] = {probe.name: probe for probe in (_SITES, _LINES, _GRAPH, _FUNCTION)}
