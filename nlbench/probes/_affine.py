@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,9 @@ from .rules import (
 )
 
 Maker = Callable[[Call], Rule]
+
+UNFOLDED = 4 * 2**20
+"""Bytes of unfolded inputs that fit the cache of a core (2 to 8 MiB differ little)."""
 
 
 def affine(bound: Bound) -> Maker:
@@ -81,8 +85,30 @@ def convolution(call: Call) -> Rule:
     # A linear layer's units lie on the last axis, a convolution's on the second.
     units = (-1,) if call.name == "linear" else (-1,) + (1,) * (len(call.shape) - 2)
     reach, offset = reach.reshape(units), offset.reshape(units)
+    # A convolution lays out the inputs of each output side by side, for all points at once.
+    # On a CPU that has to stay in the cache: few points at a time are up to four times as
+    # fast (16 channels of 32×32: 0.16 ms a point in place of 0.69).
+    unfolded = weight[0].numel() * math.prod(call.shape[2:]) if call.name != "linear" else 0
+    part = max(1, UNFOLDED // (weight.element_size() * max(1, unfolded)))
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        x = points[0]
+        if not unfolded or len(x) <= part or x.device.type != "cpu":
+            result: Tensor = call.apply(points)
+            return result
+        joined: Tensor = torch.cat([call.apply([few]) for few in torch.split(x, part)])
+        return joined
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        size: Tensor = collapsed(bounds, output.ndim) * reach + offset
+        return size
+
+    on_cpu = weight.device.type == "cpu"
     return Rule(
-        call.apply, lambda i, bounds, output: collapsed(bounds, output.ndim) * reach + offset
+        apply,
+        bound,
+        workspace=0 if on_cpu else unfolded,
+        reserve=part * unfolded if on_cpu else 0,
     )
 
 
@@ -121,14 +147,15 @@ def scaling(call: Call) -> Rule:
     first, second = call.args[:2]
     if isinstance(first, Input) and isinstance(second, Input):
         raise NotAffine("a product of two values that both depend on the input")
-    if call.name == "div" and (isinstance(second, Input) or call.kwargs.get("rounding_mode")):
+    divides = call.name in ("div", "divide", "true_divide")
+    if divides and (isinstance(second, Input) or call.kwargs.get("rounding_mode")):
         raise NotAffine("not piecewise affine")
     factor = second if isinstance(first, Input) else first
     size = factor.abs() if isinstance(factor, Tensor) else abs(factor)
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         base = bounds[0] if inputs[0].ndim == output.ndim else collapsed(bounds, output.ndim)
-        return base / size if call.name == "div" else base * size
+        return base / size if divides else base * size
 
     return Rule(call.apply, bound)
 

@@ -11,19 +11,26 @@ import torch
 from torch import Tensor
 
 from ._affine import only_first_traced, size_of
-from .envelope import pooling_windows, window_overtakes, window_tops
+from .envelope import (
+    pooling_windows,
+    window_front,
+    window_leaders,
+    window_overtakes,
+    window_tops,
+)
+from .moving import bending, changed
 from .rules import (
-    NOISE,
     Bound,
     Call,
     Crossings,
+    Front,
     Input,
     NotAffine,
     Rule,
     kept,
     measured,
+    noise_of,
     peak,
-    sign_changes,
     single,
 )
 
@@ -41,21 +48,26 @@ def kinked(
     if not kinks:
         return Rule(call.apply, measured)
 
-    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        x, bound = inputs[0], bounds[0]
-        if mask is not None:
-            x = x * mask
-        found = [sign_changes(x - c if c else x, NOISE * (bound + abs(c))) for c in kinks]
-        return torch.cat([i for i, _ in found]), torch.cat([s for _, s in found])
+    def margins(inputs: Sequence[Tensor]) -> list[Tensor]:
+        x = inputs[0] if mask is None else inputs[0] * mask
+        return [x - c if c else x for c in kinks]
+
+    def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
+        noise = noise_of(inputs[0].dtype)
+        return [noise * (bounds[0] + abs(c)) for c in kinks]
 
     def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
-        for c in kinks:
-            x = x.masked_fill((x - c).abs() <= NOISE * (bounds[0] + abs(c)), c)
+        for c, noise in zip(kinks, noises(inputs, bounds), strict=True):
+            x = x.masked_fill((x - c).abs() <= noise, c)
         result: Tensor = call.apply([x])
         return result
 
-    return Rule(call.apply, bound or _passed(1.0), bend, land)
+    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
+        return [inputs[0] + change]
+
+    rule = bending(call.apply, bound or _passed(1.0), margins, noises, shift)
+    return replace(rule, land=land)
 
 
 def _own(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -84,7 +96,7 @@ def relu(call: Call) -> Rule:
         # A product of numbers, as to select by a mask of bools takes ten times as long;
         # the absolute value makes 0 of -0.
         x = inputs[0]
-        return torch.gt(x, NOISE * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
+        return torch.gt(x, noise_of(x.dtype) * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
 
     return replace(kinked((0.0,), call), land=land)
 
@@ -109,6 +121,8 @@ def prelu(call: Call) -> Rule:
     units = (1, -1) + (1,) * (len(call.shape) - 2) if slope.numel() > 1 else ()
     # Slope 1 doesn't bend: a linearised channel has no boundary.
     bends = (slope != 1).to(slope.dtype).reshape(units)
+    if slope.is_meta:
+        return kinked((0.0,), call)
     mask = None if bool(bends.all()) else bends
     return kinked((0.0,), call, mask, _passed(float(slope.abs().max())))
 
@@ -141,7 +155,10 @@ def threshold(call: Call) -> Rule:
 
 
 def hardsigmoid(call: Call) -> Rule:
-    return kinked((-3.0, 3.0), call, bound=_own)
+    # PyTorch differentiates its own with a sixth in single precision.
+    exact = replace(call, function=lambda x: (x + 3).clamp(0, 6) / 6)
+    rule = kinked((-3.0, 3.0), call, bound=_own)
+    return replace(rule, advance=kinked((-3.0, 3.0), exact, bound=_own).advance)
 
 
 def softshrink(call: Call) -> Rule:
@@ -157,10 +174,18 @@ def larger_of_two(call: Call) -> Rule:
         first, second = (inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2])
         return torch.sub(first, second)
 
-    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+    def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
         difference = margin(inputs)
         first, second = (size_of(a, bounds, difference) for a in call.args[:2])
-        return sign_changes(difference, NOISE * (first + second))
+        return [noise_of(difference.dtype) * (first + second)]
+
+    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
+        moved, first, second = list(inputs), *call.args[:2]
+        if isinstance(first, Input):
+            moved[first.index] = inputs[first.index] + change
+        else:
+            moved[second.index] = inputs[second.index] - change
+        return moved
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         first, second = (size_of(a, bounds, output) for a in call.args[:2])
@@ -169,7 +194,7 @@ def larger_of_two(call: Call) -> Rule:
         larger = margin(inputs) >= 0
         return torch.where(~larger if call.name.startswith("min") else larger, first, second)
 
-    return Rule(call.apply, bound, bend)
+    return bending(call.apply, bound, lambda inputs: [margin(inputs)], noises, shift)
 
 
 def max_pool(call: Call) -> Rule:
@@ -184,9 +209,26 @@ def max_pool(call: Call) -> Rule:
             bound = bound.expand(*bound.shape[:-axes], *x.shape[-axes:])
         return bound.flatten(-axes)
 
+    def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
+
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        noise = NOISE * positions(inputs[0], bounds[0])
-        return window_overtakes(inputs[0].flatten(-axes), windows, noise)
+        return window_overtakes(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
+
+    def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        top, _ = window_leaders(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
+        return changed(lambda a, b: ~(a & b).any(-1), top)
+
+    def advance(
+        inputs: Sequence[Tensor],
+        rates: Sequence[Tensor],
+        bounds: Sequence[Tensor],
+        rate_bounds: Sequence[Tensor],
+    ) -> Front:
+        x, rate = inputs[0].flatten(-axes), rates[0].flatten(-axes)
+        front = window_front(x, rate, windows, noise(inputs, bounds))
+        shape = (len(x), *call.shape[1:])
+        return replace(front, value=front.value.reshape(shape), rate=front.rate.reshape(shape))
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         given = positions(inputs[0], bounds[0])
@@ -194,4 +236,6 @@ def max_pool(call: Call) -> Rule:
             return bounds[0]
         return window_tops(inputs[0].flatten(-axes), windows, given).reshape(output.shape)
 
-    return Rule(call.apply, bound, bend)
+    # Members, who is largest, and which change places.
+    workspace = 4 * windows.numel() * (call.shape[1] if len(call.shape) > axes + 1 else 1)
+    return Rule(call.apply, bound, bend, advance=advance, differ=differ, workspace=workspace)

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["overtakes", "pooling_windows", "window_overtakes", "window_tops"]
+from .rules import Front, Margin
+
+__all__ = [
+    "overtakes",
+    "pooling_windows",
+    "window_front",
+    "window_leaders",
+    "window_overtakes",
+    "window_tops",
+]
 
 
 def pooling_windows(
@@ -97,12 +106,8 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     share : tensor of shape (m,)
         Where between left (0) and right (1).
     """
-    members, noise = _members(x, windows), _members(noise, windows)
-    if noise.shape[-1] > 1:
-        largest = members.argmax(-1, keepdim=True)
-        noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
-    top = (members >= members.amax(-1, keepdim=True) - noise).flatten(1, 2)
-    members = members.flatten(1, 2)
+    top, members = window_leaders(x, windows, noise)
+    top, members = top.flatten(1, 2), members.flatten(1, 2)
     # The maximum is convex: a member that is largest at both points is so between them.
     moved = ~(top[:-1] & top[1:]).any(-1)
     interval, window = moved.nonzero().unbind(1)
@@ -113,6 +118,63 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
         top[interval + 1, window],
     )
     return interval[line], share
+
+
+def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Tell which members of each window share the first place.
+
+    Parameters
+    ----------
+    x, windows, noise
+        See `window_overtakes`.
+
+    Returns
+    -------
+    top : bool tensor of shape (P, channels, windows, members)
+    members : tensor of shape (P, channels, windows, members)
+    """
+    members = _members(x, windows)
+    return members >= members.amax(-1, keepdim=True) - _noise(members, noise, windows), members
+
+
+def _noise(members: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
+    """Give the noise of each member's distance from the largest: the larger of the two's."""
+    noise = _members(noise, windows)
+    if noise.shape[-1] > 1:
+        largest = members.argmax(-1, keepdim=True)
+        noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
+    return noise
+
+
+def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Front:
+    """Give the maximum of each window at points that move, and who may overtake.
+
+    Of members that share the first place the one that rises fastest has it.
+
+    Parameters
+    ----------
+    x, windows, noise
+        See `window_overtakes`.
+    rate : tensor of shape (P, ..., positions)
+
+    Returns
+    -------
+    Front
+        Value and rate (P, channels, windows), and the lead over each member as margin.
+
+    Examples
+    --------
+    >>> x, rate = torch.tensor([[3.0, 1.0]]), torch.tensor([[-1.0, 1.0]])
+    >>> front = window_front(x, rate, torch.tensor([[0, 1]]), torch.zeros(1, 1))
+    >>> front.value.item(), front.margins[0].value.tolist(), front.margins[0].rate.tolist()
+    (3.0, [[[[0.0, 2.0]]]], [[[[0.0, -2.0]]]])
+    """
+    top, members = window_leaders(x, windows, noise)
+    rates = _members(rate, windows)
+    first = rates.masked_fill(~top, -math.inf).argmax(-1, keepdim=True)
+    value, speed = members.gather(-1, first), rates.gather(-1, first)
+    lead = Margin(value - members, speed - rates, _noise(members, noise, windows))
+    return Front(value.squeeze(-1), speed.squeeze(-1), [lead])
 
 
 def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:

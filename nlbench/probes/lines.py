@@ -12,19 +12,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import NotFinite, RequestError
+from nlbench.errors import NotFinite, RequestError, nearest
 
-from .program import Program, check_values, double_copy, record
-from .tracing import SegmentTrace, trace_program
+from .adaptive import trace_adaptively
+from .checking import check_trace
+from .copies import tensors_of, typed_copy
+from .program import record, refusal
+from .sampling import trace_by_sampling
+from .segment import SegmentTrace, slope_changes
+from .threads import by_itself
+from .tracing import trace_exactly
 
-__all__ = ["LineLook", "SegmentTrace", "look_along", "trace_segment", "trace_segments"]
+if TYPE_CHECKING:
+    from .smooth import SmoothTrace
 
-CHECKED = 5
-"""In how many regions, besides the widest, a trace is compared with the network."""
+__all__ = [
+    "METHODS",
+    "LineLook",
+    "SegmentTrace",
+    "look_along",
+    "slope_changes",
+    "trace_segment",
+    "trace_segments",
+    "traceable",
+]
+
+METHODS = ("exact", "adaptive", "sampling")
+"""How breakpoints are found, best first."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +56,13 @@ class LineLook:
         Which path.
     segment : int
         Which segment of it.
-    trace : SegmentTrace
+    trace : SegmentTrace or SmoothTrace
+        The latter of a network that is not piecewise affine.
     """
 
     path: int
     segment: int
-    trace: SegmentTrace
+    trace: SegmentTrace | SmoothTrace
 
     @property
     def place(self) -> str:
@@ -50,16 +70,39 @@ class LineLook:
         return f"path{self.path}"
 
 
-def trace_segment(model: nn.Module, start: Tensor, end: Tensor) -> SegmentTrace:
+def trace_segment(
+    model: nn.Module,
+    start: Tensor,
+    end: Tensor,
+    *,
+    method: str = "exact",
+    dtype: torch.dtype = torch.float64,
+    memory: int | None = None,
+    sensitivity: float = 1e-6,
+    resolution: int = 1000,
+) -> SegmentTrace:
     """Find every breakpoint of a network on a straight segment.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Piecewise affine in eval mode. It is copied, not changed; the work is done in
-        float64 on the model's device.
+        Piecewise affine in eval mode. It is copied, not changed; the work is done on the
+        model's device.
     start, end : tensor of shape (*input)
         One input each, without the axis of samples.
+    method : {"exact", "adaptive", "sampling"}
+        ``exact`` finds all breakpoints, layer by layer. ``adaptive`` steps from one to the
+        next and passes over regions shorter than `sensitivity`, which it counts.
+        ``sampling`` compares activation patterns at uniform steps.
+    dtype : torch.dtype
+        What the network is computed in, float64 or float32.
+    memory : int, optional
+        Bytes that may be used beside the model and the traces; by default half of what is
+        free. It decides how many points are carried at once and changes no result.
+    sensitivity : float
+        Of ``adaptive``: how far behind a breakpoint the next search begins, in t.
+    resolution : int
+        Of ``sampling``: number of steps.
 
     Returns
     -------
@@ -73,11 +116,14 @@ def trace_segment(model: nn.Module, start: Tensor, end: Tensor) -> SegmentTrace:
     nlbench.NotFinite
         If an input, a weight or an output is not finite.
     nlbench.RequestError
-        If the ends don't fit each other or the network.
+        If the ends don't fit each other or the network, an option is out of bounds, or the
+        memory does not suffice for two points.
 
     References
     ----------
-    Sotoudeh and Thakur, "Computing Linear Restrictions of Neural Networks", NeurIPS 2019.
+    ``exact``: Sotoudeh and Thakur, "Computing Linear Restrictions of Neural Networks",
+    NeurIPS 2019. ``adaptive``: Gamba et al., "Are All Linear Regions Created Equal?",
+    AISTATS 2022, appendix C.
 
     Examples
     --------
@@ -85,21 +131,44 @@ def trace_segment(model: nn.Module, start: Tensor, end: Tensor) -> SegmentTrace:
     >>> trace.t.tolist(), trace.values.flatten().tolist(), trace.regions
     ([0.0, 0.25, 1.0], [0.0, 0.0, 3.0], 2)
     """
-    return next(trace_segments(model, start[None], end[None]))
+    traces = trace_segments(
+        model,
+        start[None],
+        end[None],
+        method=method,
+        dtype=dtype,
+        memory=memory,
+        sensitivity=sensitivity,
+        resolution=resolution,
+    )
+    return next(traces)
 
 
-def trace_segments(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[SegmentTrace]:
-    """Trace one segment after another; the model is recorded once.
+def trace_segments(
+    model: nn.Module,
+    starts: Tensor,
+    ends: Tensor,
+    *,
+    method: str = "exact",
+    dtype: torch.dtype = torch.float64,
+    memory: int | None = None,
+    sensitivity: float = 1e-6,
+    resolution: int = 1000,
+) -> Iterator[SegmentTrace]:
+    """Trace many segments; the model is recorded once, and a few are under way at a time.
 
     Parameters
     ----------
     model : torch.nn.Module
-        See `trace_segment`, which also says what is raised.
+        See `trace_segment`, also for the options and for what is raised.
     starts, ends : tensor of shape (n, *input)
+    method, dtype, memory, sensitivity, resolution
+        As in `trace_segment`.
 
     Yields
     ------
     SegmentTrace
+        In the order of the segments. A trace does not depend on which others are asked for.
 
     Examples
     --------
@@ -108,29 +177,49 @@ def trace_segments(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[S
     [0, 0]
     """
     _check_ends(starts, ends)
-    network = double_copy(model)
-    device = next((t.device for t in _tensors(network)), starts.device)
-    starts = starts.detach().to(device, torch.float64)
-    ends = ends.detach().to(device, torch.float64)
-    program: Program | None = None
-    for start, end in zip(starts, ends, strict=True):
-        points = torch.stack([start, end])
-        if program is None:
-            program = record(network, torch.cat([points, points.mean(0, keepdim=True)]))
-        trace = trace_program(program, start, end)
-        _check_trace(program, network, points, trace)
+    _check_options(method, dtype, memory, sensitivity, resolution)
+    if not len(starts):
+        return
+    network = typed_copy(model, dtype)
+    device = next((t.device for t in tensors_of(network)), starts.device)
+    starts, ends = starts.detach(), ends.detach()
+    segments = (
+        (a.to(device, dtype), b.to(device, dtype)) for a, b in zip(starts, ends, strict=True)
+    )
+    first = torch.stack([starts[0], ends[0]]).to(device, dtype)
+    program = record(network, torch.cat([first, first.mean(0, keepdim=True)]))
+    if method == "exact":
+        traces = trace_exactly(program, segments, memory=memory)
+    elif method == "adaptive":
+        traces = trace_adaptively(program, segments, sensitivity=sensitivity, memory=memory)
+    else:
+        traces = trace_by_sampling(program, segments, resolution=resolution, memory=memory)
+    for trace, start, end in zip(traces, starts, ends, strict=True):
+        with by_itself():
+            check_trace(program, network, torch.stack([start, end]).to(device, dtype), trace)
         yield trace
 
 
-def look_along(model: nn.Module, paths: Tensor) -> Iterator[LineLook]:
+def look_along(
+    model: nn.Module,
+    paths: Tensor,
+    *,
+    method: str = "exact",
+    dtype: torch.dtype = torch.float64,
+    memory: int | None = None,
+    sensitivity: float = 1e-6,
+    resolution: int = 1000,
+) -> Iterator[LineLook]:
     """Trace paths: consecutive anchors of each are joined by segments.
 
     Parameters
     ----------
     model : torch.nn.Module
-        See `trace_segment`, which also says what is raised.
+        See `trace_segment`, also for the options and for what is raised.
     paths : tensor of shape (p, a, *input)
         p paths of a anchors each.
+    method, dtype, memory, sensitivity, resolution
+        As in `trace_segment`.
 
     Yields
     ------
@@ -148,25 +237,46 @@ def look_along(model: nn.Module, paths: Tensor) -> Iterator[LineLook]:
             f"paths of shape {tuple(paths.shape)}, expected (paths, 2 anchors or more, *input)"
         )
     segments = paths.shape[1] - 1
-    traces = trace_segments(model, paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1))
+    traces = trace_segments(
+        model,
+        paths[:, :-1].flatten(0, 1),
+        paths[:, 1:].flatten(0, 1),
+        method=method,
+        dtype=dtype,
+        memory=memory,
+        sensitivity=sensitivity,
+        resolution=resolution,
+    )
     for index, trace in enumerate(traces):
         yield LineLook(index // segments, index % segments, trace)
 
 
-def _check_trace(program: Program, network: nn.Module, points: Tensor, trace: SegmentTrace) -> None:
-    """Compare a trace with the network itself, at both ends and inside a few regions."""
-    spread = torch.arange(CHECKED) * trace.regions // CHECKED + trace.regions // (2 * CHECKED)
-    widest = trace.t.diff().argmax().reshape(1)
-    left = torch.unique(torch.cat([spread.to(widest.device), widest]))
-    t = torch.cat([trace.t[[0, -1]], (trace.t[left] + trace.t[left + 1]) / 2])
-    values = torch.cat([trace.values[[0, -1]], (trace.values[left] + trace.values[left + 1]) / 2])
-    inputs = torch.lerp(points[:1], points[1:], t.reshape(-1, *[1] * (points.ndim - 1)))
-    check_values(program, network, inputs, values, trace.values)
+def traceable(model: nn.Module, example: Tensor) -> str:
+    """Say why a network can't be traced, from a look at its operations alone.
 
+    Nothing is computed where the network allows it: shapes go through it in place of
+    numbers, so that it costs as little for a large network as for a small one. What only
+    numbers show, such as a weight that is not finite, is found when it is traced.
 
-def _tensors(network: nn.Module) -> Iterator[Tensor]:
-    yield from network.parameters()
-    yield from network.buffers()
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is left as it was; it may be on the ``meta`` device.
+    example : tensor of shape (1, *input)
+        Of which only the shape counts.
+
+    Returns
+    -------
+    str
+        Empty if it is piecewise affine, else the first operation that isn't, its place
+        and the reason.
+
+    Examples
+    --------
+    >>> traceable(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU()), torch.zeros(1, 2))
+    'gelu at 1: not piecewise affine'
+    """
+    return refusal(model, example)
 
 
 def _check_ends(starts: Tensor, ends: Tensor) -> None:
@@ -180,5 +290,22 @@ def _check_ends(starts: Tensor, ends: Tensor) -> None:
     for name, end in (("start", starts), ("end", ends)):
         if not end.is_floating_point():
             raise RequestError(f"the segment's {name} has dtype {end.dtype}, expected floats")
+        if end.is_meta:
+            raise RequestError(f"the segment's {name} is on the device meta: it has no numbers")
         if not torch.isfinite(end).all():
             raise NotFinite(f"the segment's {name} is not finite")
+
+
+def _check_options(
+    method: str, dtype: torch.dtype, memory: int | None, sensitivity: float, resolution: int
+) -> None:
+    if method not in METHODS:
+        raise RequestError(f"unknown method '{method}'{nearest(method, METHODS)}")
+    if dtype not in (torch.float64, torch.float32):
+        raise RequestError(f"lines in {dtype}, expected torch.float64 or torch.float32")
+    if memory is not None and memory < 1:
+        raise RequestError(f"a memory of {memory} bytes, expected at least 1")
+    if not 0 < sensitivity < 1:
+        raise RequestError(f"a sensitivity of {sensitivity}, expected more than 0 and less than 1")
+    if resolution < 1:
+        raise RequestError(f"a resolution of {resolution} steps, expected at least 1")

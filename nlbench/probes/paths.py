@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nlbench.errors import RequestError
 
-__all__ = ["closed_paths", "pair_paths", "translations"]
+__all__ = ["closed_paths", "noise_paths", "open_paths", "pair_paths", "translations"]
 
 
 def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]:
@@ -80,16 +80,151 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     >>> closed_paths(torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 9, 3, 32, 32])
     """
+    _check_images(images)
+    _check_anchors(anchors, radius)
+    moved = [_translated(images, right, down) for right, down in translations(anchors, radius)]
+    return torch.stack([*moved, moved[0]], dim=1)
+
+
+def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int = 0) -> Tensor:
+    """Make an open path of each image: from the image through weak augmentations of it.
+
+    The path starts at the image and goes on to `anchors` copies of it, each translated by
+    whole pixels drawn uniformly from those within the radius, other than the one before;
+    edges are replicated. It doesn't come back.
+
+    Parameters
+    ----------
+    images : tensor of shape (n, channels, height, width)
+    anchors : int
+        Copies, at least 2.
+    radius : float
+        In pixels, at least 1.
+    seed : int
+        Decides the translations. Those of an image depend on its position alone, not on
+        how many images follow it.
+
+    Returns
+    -------
+    tensor of shape (n, anchors + 1, channels, height, width)
+
+    Raises
+    ------
+    nlbench.RequestError
+
+    References
+    ----------
+    Gamba et al., "Are All Linear Regions Created Equal?", AISTATS 2022, appendix F.
+
+    Examples
+    --------
+    >>> paths = open_paths(torch.rand(2, 3, 32, 32))
+    >>> paths.shape, bool((paths[:, 0] == paths[:, -1]).all())
+    (torch.Size([2, 9, 3, 32, 32]), False)
+    """
+    _check_images(images)
+    _check_anchors(anchors, radius)
+    height, width = images.shape[-2:]
+    within = _within(radius, width - 1, height - 1)
+    if len(within) < 2:
+        raise RequestError(
+            f"a radius of {radius:g} for images of {height} × {width}: there is no translation by "
+            "a whole pixel, expected a radius of 1 or more"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([_wander(image, anchors, within, generator) for image in images])
+
+
+def _wander(
+    image: Tensor, anchors: int, within: list[tuple[int, int]], generator: torch.Generator
+) -> Tensor:
+    place = within.index((0, 0))
+    points = [image]
+    # A step of 1 to n - 1 around the list of n leads to each of the others alike.
+    for step in torch.randint(1, len(within), (anchors,), generator=generator).tolist():
+        place = (place + step) % len(within)
+        points.append(_translated(image, *within[place]))
+    return torch.stack(points)
+
+
+def _within(radius: float, most_right: int, most_down: int) -> list[tuple[int, int]]:
+    """Whole-pixel translations no longer than a radius, nor than an image has pixels to move."""
+    rights = _reach(min(radius, most_right))
+    downs = _reach(min(radius, most_down))
+    return [
+        (right, down) for right in rights for down in downs if math.hypot(right, down) <= radius
+    ]
+
+
+def _reach(most: float) -> range:
+    return range(-math.floor(most), math.floor(most) + 1)
+
+
+def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) -> Tensor:
+    r"""Make closed paths through uniform noise that has the data's statistics.
+
+    Each number of an anchor is uniform on :math:`\mu \pm \sqrt{3} \sigma`, which has the mean
+    and the standard deviation that the data have at that place. The first anchor is
+    repeated at the end.
+
+    Parameters
+    ----------
+    inputs : tensor of shape (n, *input)
+        The data: at least two samples, floats.
+    number : int
+        How many paths.
+    anchors : int
+        Of a path, at least 2.
+    seed : int
+        Decides the noise. That of a path does not depend on how many follow it.
+
+    Returns
+    -------
+    tensor of shape (number, anchors + 1, *input)
+
+    Raises
+    ------
+    nlbench.RequestError
+
+    References
+    ----------
+    Gamba et al., "Are All Linear Regions Created Equal?", AISTATS 2022, appendix F.
+
+    Examples
+    --------
+    >>> noise_paths(torch.rand(16, 3, 8, 8), number=2, anchors=4).shape
+    torch.Size([2, 5, 3, 8, 8])
+    """
+    _check_anchors(anchors)
+    if inputs.ndim < 2 or len(inputs) < 2:
+        raise RequestError(
+            f"inputs of shape {tuple(inputs.shape)}, expected at least two samples (n, *input)"
+        )
+    if not inputs.is_floating_point():
+        raise RequestError(f"inputs of dtype {inputs.dtype}, expected floats")
+    data = inputs.detach().to("cpu", torch.float64)
+    centre, reach = data.mean(0), math.sqrt(3) * data.std(0, correction=0)
+    generator = torch.Generator().manual_seed(seed)
+    paths = []
+    for _ in range(number):
+        share = torch.rand(anchors, *centre.shape, dtype=torch.float64, generator=generator)
+        points = centre + (2 * share - 1) * reach
+        paths.append(torch.cat([points, points[:1]]))
+    return torch.stack(paths).to(inputs.device, inputs.dtype)
+
+
+def _check_images(images: Tensor) -> None:
     if images.ndim != 4:
         raise RequestError(
             f"images of shape {tuple(images.shape)}, expected (n, channels, height, width)"
         )
+
+
+def _check_anchors(anchors: int, radius: float = 0.0) -> None:
     if anchors < 2:
         raise RequestError(f"{anchors} anchors, expected at least 2")
     if not (radius >= 0 and math.isfinite(radius)):
         raise RequestError(f"a radius of {radius}, expected 0 or more")
-    moved = [_translated(images, right, down) for right, down in translations(anchors, radius)]
-    return torch.stack([*moved, moved[0]], dim=1)
 
 
 def _translated(images: Tensor, right: int, down: int) -> Tensor:

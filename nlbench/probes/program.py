@@ -9,8 +9,6 @@ resolved.
 
 from __future__ import annotations
 
-import copy
-import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,15 +18,24 @@ from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
 
+from .copies import double_copy, shape_copy, tensors_of, typed_copy
 from .recorder import Recorder, Step
-from .rules import NOISE, peak
-from .sites import refuse_unobservable
+from .rules import noise_of, peak
 
-__all__ = ["Program", "check_values", "double_copy", "record", "run_alone", "run_program"]
+__all__ = [
+    "Program",
+    "check_values",
+    "double_copy",
+    "record",
+    "refusal",
+    "run_alone",
+    "run_program",
+    "typed_copy",
+]
 
-AGREEMENT = 1e-9
+AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Relative difference up to which program and network count as the same function."""
-CANCELLED = 1e-12
+CANCELLED = {torch.float64: 1e-12, torch.float32: 1e-4}
 """What rounding may leave of values that cancel, relative to the bound of their terms."""
 
 
@@ -67,35 +74,22 @@ class Program:
         return most
 
 
-def double_copy(model: nn.Module) -> nn.Module:
-    """Copy a model, in eval mode and float64; the model itself is left alone.
-
-    Where a device has no float64 the copy is on the CPU.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the model is compiled or scripted or can't be copied.
-    """
-    refuse_unobservable(model)
+def refusal(model: nn.Module, example: Tensor) -> str:
+    """Say why a model can't be recorded; see `nlbench.probes.lines.traceable`."""
+    network = shape_copy(model)
     try:
-        twin = copy.deepcopy(model, _computed_attributes(model)).eval()
-    except (RuntimeError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RequestError(f"the model can't be copied: {reason}") from error
-    if any(t.device.type == "mps" for t in itertools.chain(twin.parameters(), twin.buffers())):
-        twin = twin.cpu()
-    return twin.double()
-
-
-def _computed_attributes(model: nn.Module) -> dict[int, Tensor]:
-    """Copies of tensors that modules keep though they were computed, by identity.
-
-    PyTorch refuses to copy them. Older weight normalisation leaves its product so, and
-    computes it again before each forward pass.
-    """
-    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
-    return {id(t): t.detach().clone() for t in kept if not t.is_leaf}
+        _recorded(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
+    except UnsupportedOperation as error:
+        return str(error)
+    except (NlbenchError, RuntimeError, TypeError, ValueError):
+        # Something on the way wants numbers.
+        try:
+            network = double_copy(model)
+            device = next((t.device for t in tensors_of(network)), example.device)
+            _recorded(network, example[:1].to(device, torch.float64, copy=True))
+        except UnsupportedOperation as error:
+            return str(error)
+    return ""
 
 
 def record(network: nn.Module, example: Tensor) -> Program:
@@ -104,8 +98,8 @@ def record(network: nn.Module, example: Tensor) -> Program:
     Parameters
     ----------
     network : torch.nn.Module
-        In eval mode and float64, see `double_copy`.
-    example : float64 tensor of shape (m, ...)
+        In eval mode, in float64 or float32, see `typed_copy`.
+    example : tensor of shape (m, ...), of the same dtype
         Inputs to check with; the first one is recorded.
 
     Returns
@@ -129,11 +123,7 @@ def record(network: nn.Module, example: Tensor) -> Program:
     >>> [step.operation for step in program.steps], program.sites
     (['linear', 'relu'], ('1',))
     """
-    first = example[:1].clone()
-    recorder = Recorder(network, first)
-    with recorder.hooked():
-        output = _one_output(network, first, recorder)
-    program = _program(recorder.steps, recorder.output_value(output), tuple(example.shape[1:]))
+    program = _recorded(network, example[:1].clone())
     with torch.inference_mode():
         together, _ = _all_values(program, example)
         for i in range(len(example)):
@@ -143,6 +133,13 @@ def record(network: nn.Module, example: Tensor) -> Program:
     return program
 
 
+def _recorded(network: nn.Module, one: Tensor) -> Program:
+    recorder = Recorder(network, one)
+    with recorder.hooked():
+        output = _one_output(network, one, recorder)
+    return _program(recorder.steps, recorder.output_value(output), tuple(one.shape[1:]))
+
+
 def check_values(
     program: Program,
     network: nn.Module,
@@ -150,6 +147,8 @@ def check_values(
     values: Tensor,
     others: Tensor,
     what: str = "the traced values do",
+    *,
+    slack: float = 0.0,
 ) -> None:
     """Compare values with what the network gives on each input by itself.
 
@@ -168,6 +167,8 @@ def check_values(
         Values of the same outputs elsewhere, which say how large they are.
     what : str
         The subject of the error.
+    slack : float
+        What any output is allowed beside.
 
     Raises
     ------
@@ -184,7 +185,8 @@ def check_values(
         if same and values.numel():
             others = others.reshape(len(others), -1)
             scale = torch.maximum(others.abs().amax(0), expected.abs().amax(0))
-            same = _within(values, expected, AGREEMENT * scale + CANCELLED * bound)
+            tolerance = AGREEMENT[inputs.dtype] * scale + CANCELLED[inputs.dtype] * bound
+            same = _within(values, expected, tolerance + slack)
         if not same:
             raise UnsupportedOperation(
                 "forward", "the network", f"{what} not reproduce the network's output"
@@ -213,7 +215,7 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
             output = network(one)
     except NlbenchError:
         raise
-    except (RuntimeError, TypeError, IndexError, ValueError) as error:
+    except (RuntimeError, TypeError, IndexError, ValueError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise RequestError(
             f"the network can't be run on one input of shape {tuple(one.shape)}: {reason}"
@@ -224,7 +226,7 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
     if output.ndim == 0 or len(output) != 1:
         shape = tuple(output.shape)
         raise RequestError(f"the network returns shape {shape} for one input, expected (1, logits)")
-    if not torch.isfinite(output).all():
+    if not output.is_meta and not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite")
     return output
 
@@ -232,6 +234,7 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
 def _all_values(program: Program, inputs: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Value of every step for a batch, and its bound; names the step that can't take one."""
     values, bounds = {0: inputs}, {0: peak(inputs)}
+    landing = noise_of(inputs.dtype) / CANCELLED[inputs.dtype]
     for step in program.steps:
         x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
         try:
@@ -244,7 +247,7 @@ def _all_values(program: Program, inputs: Tensor) -> tuple[dict[int, Tensor], di
         bounds[step.output] = step.rule.bound(x, b, output)
         if step.rule.land:
             # A trace has such units on their kink: off by noise, which the next steps carry on.
-            landed = (step.rule.land(x, b) != output) * b[0] * (NOISE / CANCELLED)
+            landed = (step.rule.land(x, b) != output) * b[0] * landing
             bounds[step.output] = torch.maximum(bounds[step.output], landed)
     return values, bounds
 
@@ -255,7 +258,9 @@ def _same_steps(program: Program, together: dict[int, Tensor], one: Tensor, row:
         expected, bound = alone[step.output], bounds[step.output]
         if not torch.isfinite(expected).all():
             raise NotFinite(f"the output of {step.operation} at {step.place} is not finite")
-        if not _within(together[step.output][row : row + 1], expected, AGREEMENT * bound):
+        if not _within(
+            together[step.output][row : row + 1], expected, AGREEMENT[one.dtype] * bound
+        ):
             raise step.refusal("it mixes the samples of a batch")
 
 

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
 
+from .activations import NAMED_MODULES
 from .piecewise import has_rule, ignores_values, reads_values, rule_for
 from .rules import Call, Input, NotAffine, Rule, peak
-from .sites import ACTIVATION_MODULES
 
 __all__ = ["Recorder", "Step"]
 
@@ -74,9 +74,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Parameters
     ----------
     network : torch.nn.Module
-        In eval mode and float64.
-    example : float64 tensor of shape (1, *input)
-        What the network is run on; it may be changed in place.
+        In eval mode.
+    example : tensor of shape (1, *input)
+        What the network is run on; it may be changed in place. All that is recorded must
+        have its dtype.
 
     Attributes
     ----------
@@ -87,6 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, network: nn.Module, example: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
+        self._dtype = example.dtype
         self._names = {module: name for name, module in network.named_modules()}
         self._stack: list[nn.Module] = []
         self._composites: list[str] = []
@@ -113,7 +115,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def hooked(self) -> Iterator[None]:
         """Follow which module is running; a user's own hooks count as outside of it."""
         hooks = [m.register_forward_pre_hook(self._enter) for m in self._names]
-        hooks += [m.register_forward_hook(self._leave, prepend=True) for m in self._names]
+        hooks += [
+            m.register_forward_hook(self._leave, prepend=True, always_call=True)
+            for m in self._names
+        ]
         try:
             yield
         finally:
@@ -197,7 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(result, Tensor) and not tensor.is_floating_point():
                 self._indices[id(tensor)] = tensor
                 continue
-            if tensor.dtype != torch.float64:
+            if tensor.dtype != self._dtype:
                 raise self._refusal(call.name, f"it converts to {tensor.dtype}")
             if tensor.ndim == 0 or len(tensor) != 1:
                 raise self._refusal(call.name, "it moves or drops the axis of samples")
@@ -245,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         function = (self._composites or [name])[0]
         if not path:
             site = function
-        elif type(module) in ACTIVATION_MODULES + POOLING_MODULES:
+        elif isinstance(module, NAMED_MODULES + POOLING_MODULES):
             site = path
         else:
             site = f"{path}/{function}"

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "NOISE",
     "Apply",
     "Bound",
     "Call",
     "Crossings",
+    "Front",
     "Input",
+    "Margin",
     "NotAffine",
     "Rule",
     "carried",
@@ -29,6 +30,7 @@ __all__ = [
     "constant_size",
     "kept",
     "measured",
+    "noise_of",
     "peak",
     "sign_changes",
     "single",
@@ -42,11 +44,22 @@ Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 Bend = Callable[[Sequence[Tensor], Sequence[Tensor]], Crossings]
 
 Land = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+Differ = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 # A sum of n products has an error of at most n eps/2 times the bound, typically of
 # sqrt(n) eps/2 or less, as products are summed in blocks; what the terms inherit from
-# the layers before is a few eps more.
-NOISE = 16 * torch.finfo(torch.float64).eps
+# the layers before is a few eps more. In single precision that would hide a good part of
+# the crossings, as a region is short beside it: there it is less than rounding may do, a
+# balance between regions missed and regions made of noise (measured in docs/how-it-works.md).
+_NOISE = {
+    torch.float64: 16 * torch.finfo(torch.float64).eps,
+    torch.float32: torch.finfo(torch.float32).eps / 16,
+}
+
+
+def noise_of(dtype: torch.dtype) -> float:
+    """Give the share of a bound up to which a value can't be told from zero."""
+    return _NOISE[dtype]
 
 
 class NotAffine(Exception):
@@ -105,6 +118,37 @@ def _filled(argument: Any, points: Sequence[Tensor]) -> Any:
 
 
 @dataclass(frozen=True)
+class Margin:
+    """What must pass through zero for a unit to bend, at points that move.
+
+    Parameters
+    ----------
+    value, rate : tensor of shape (P, ...)
+        The margin, and by how much it changes as t does by 1.
+    noise : tensor of shape (P, ...), each axis of full size or 1
+        Magnitude up to which the value can't be told from zero.
+    """
+
+    value: Tensor
+    rate: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class Front:
+    """What a call makes of points that move: (P, ...) each, and the margins of its units."""
+
+    value: Tensor
+    rate: Tensor
+    margins: Sequence[Margin]
+
+
+Advance = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], "Front"
+]
+
+
+@dataclass(frozen=True)
 class Rule:
     """How a call acts on points.
 
@@ -122,12 +166,26 @@ class Rule:
         be told from a kink are on it. At a breakpoint a unit is zero but for rounding;
         were that passed on where all other units are off, the next layer would see
         signs in the noise.
+    advance : callable, optional
+        From inputs, their rates, the bounds of either, to the `Front`. Where a unit is on
+        a kink it counts as where it is heading.
+    workspace : int
+        Numbers a point that `apply` or `bend` need beside inputs and output, if many.
+    reserve : int
+        The same, however many points.
+    differ : callable, optional
+        From inputs and their bounds to a bool for each two neighbouring points, whether
+        some unit is on another piece.
     """
 
     apply: Apply
     bound: Bound
     bend: Bend | None = None
     land: Land | None = None
+    advance: Advance | None = None
+    differ: Differ | None = None
+    workspace: int = 0
+    reserve: int = 0
 
 
 def peak(x: Tensor) -> Tensor:
@@ -157,6 +215,7 @@ def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
     left, right = flat[interval, unit], flat[interval + 1, unit]
     cell = torch.unravel_index(unit, margin.shape[1:])
     noise = noise.expand_as(margin)
+    left, right = left.double(), right.double()
     near, far = noise[(interval, *cell)], noise[(interval + 1, *cell)]
     opposite = ((left > near) & (right < -far)) | ((left < -near) & (right > far))
     interval, left, right = interval[opposite], left[opposite], right[opposite]

@@ -200,3 +200,58 @@ def networks(draw):
             if isinstance(module, nn.PReLU) and draw(st.booleans()):
                 module.weight.fill_(1.0)  # linearised
     return net, ends[0], ends[1]
+
+
+class Functional(nn.Module):
+    """A function as a network."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Depthwise(nn.Module):
+    """Depthwise and pointwise convolutions, a shuffle of channels, overlapping max pooling."""
+
+    def __init__(self, act=nn.ReLU):
+        super().__init__()
+        self.point, self.depth = nn.Conv2d(2, 6, 1), nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.act, self.pool = act(), nn.MaxPool2d(2, 1)
+        self.shuffle, self.head = nn.ChannelShuffle(2), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.pool(self.act(self.point(x)))
+        h = self.shuffle(self.act(self.depth(h) + h))
+        return self.head(h.mean((2, 3)))
+
+
+@st.composite
+def hostile_networks(draw):
+    """A depthwise network or an MLP, and a segment that begins, ends or runs on boundaries."""
+    torch.manual_seed(draw(st.integers(0, 10**6)))
+    if draw(st.booleans()):
+        net, start, end = Depthwise(draw(st.sampled_from(ACTIVATIONS))), *torch.randn(2, 2, 4, 4)
+    else:
+        net, start, end = mlp(draw(st.integers(0, 10**6))), *torch.randn(2, 3)
+    if draw(st.booleans()):
+        with torch.no_grad():
+            for module in net.modules():
+                if isinstance(module, (nn.Linear, nn.Conv2d)):
+                    module.bias.zero_()
+    kind = draw(
+        st.sampled_from(["", "from the origin", "to the origin", "through it", "ray", "none"])
+    )
+    if kind == "from the origin":
+        start = torch.zeros_like(start)
+    elif kind == "to the origin":
+        end = torch.zeros_like(end)
+    elif kind == "through it":
+        end = -start
+    elif kind == "ray":
+        end = 2 * start
+    elif kind == "none":
+        end = start.clone()
+    return net, start, end

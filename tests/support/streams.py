@@ -9,8 +9,15 @@ def batches_of(x, y, size):
 
 
 def read(measure, batches):
-    """Show a measure the batches of one site and take its reading."""
+    """Show a measure the batches of one site and take its reading.
+
+    What it asks of the unreduced tensors is taken of the same ones, flattened.
+    """
     measure.start()
     for index, (x, y) in enumerate(batches):
-        measure.update(SimpleNamespace(place="act", x=x, y=y, site=None, batch=index))
+        numbers = {name: (take(x), take(y)) for name, take in measure.unreduced.items()}
+        x, y = x.flatten(1), y.flatten(1)
+        measure.update(
+            SimpleNamespace(place="act", x=x, y=y, site=None, batch=index, unreduced=numbers)
+        )
     return measure.finish()

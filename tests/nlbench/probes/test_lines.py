@@ -19,7 +19,7 @@ from nlbench.probes.lines import (
     trace_segments,
 )
 
-from segments import assert_exact, mlp, networks, on_segment, small_residual
+from segments import Functional, assert_exact, mlp, networks, on_segment, small_residual
 
 
 def test_a_unit_bends_at_its_zero():
@@ -29,15 +29,6 @@ def test_a_unit_bends_at_its_zero():
     assert (trace.regions, trace.crossings, trace.length) == (2, 1, 4)
     assert trace.origins.tolist() == [-1, 0, -1]
     assert trace.sites == ("relu",)
-
-
-class Functional(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 @pytest.mark.parametrize(
@@ -457,3 +448,69 @@ def test_values_read_unnoticed_are_caught_inside_the_segment(net):
     start, end = torch.zeros(3), torch.tensor([1.0, 0.5, -1.0])
     with pytest.raises(UnsupportedOperation, match="traced values do not reproduce"):
         trace_segment(net, start, end)
+
+
+@settings(max_examples=25, deadline=None)
+@given(networks())
+def test_single_precision_finds_nearly_the_same_regions_on_request(drawn):
+    net, start, end = drawn
+    double, single = (
+        trace_segment(net, start, end, dtype=d) for d in (torch.float64, torch.float32)
+    )
+    assert (single.t.dtype, single.values.dtype) == (torch.float64, torch.float64)
+    assert single.precision == torch.finfo(torch.float32).eps
+    assert abs(double.regions - single.regions) <= 3 + 0.1 * double.regions
+    # Each breakpoint that is far from its neighbours is found.
+    wide = double.t.diff() > 1e-3
+    alone = (wide[1:] & wide[:-1]).nonzero().squeeze(1) + 1
+    distance = (double.t[alone, None] - single.t).abs().amin(1)
+    assert (distance < 1e-3).all()
+    at = torch.searchsorted(double.t, single.t).clamp(1, len(double.t) - 1)
+    share = (single.t - double.t[at - 1]) / (double.t[at] - double.t[at - 1])
+    expected = torch.lerp(double.values[at - 1], double.values[at], share[:, None])
+    scale = float(double.values.abs().max())
+    assert float((single.values - expected).abs().max()) <= 1e-4 * scale + 1e-6
+
+
+def test_a_model_in_single_precision_inside_is_traced_in_single_precision_only():
+    net = nn.Sequential(nn.Linear(3, 4), Functional(lambda x: x.float()), nn.ReLU())
+    with pytest.raises(UnsupportedOperation, match="converts to"):
+        trace_segment(net, *torch.randn(2, 3))
+    assert trace_segment(net, *torch.randn(2, 3), dtype=torch.float32).regions >= 1
+
+
+def test_looks_are_made_with_the_method_asked_for():
+    paths = torch.randn(2, 3, 3)
+    for method in ("exact", "adaptive", "sampling"):
+        looks = list(look_along(mlp(3), paths, method=method, resolution=20))
+        assert [look.trace.method for look in looks] == [method] * 4
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
+def test_a_trace_made_in_inference_mode_is_the_same(method):
+    net, ends = mlp(0), torch.randn(2, 3)
+    options = {"method": method, "resolution": 100}
+    expected = trace_segment(net, *ends, **options)
+    with torch.inference_mode():
+        found = trace_segment(copy.deepcopy(net), *ends.clone(), **options)
+    assert torch.equal(found.t, expected.t)
+    assert torch.equal(found.values, expected.values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_is_traced_in_double(dtype):
+    net, ends = mlp(0).to(dtype), torch.randn(2, 3)
+    trace = trace_segment(net, *ends)
+    assert trace.regions > 2
+    assert_exact(net, *ends, trace)
+    assert all(p.dtype == dtype for p in net.parameters())
+
+
+def test_ends_without_numbers_are_refused():
+    with pytest.raises(RequestError, match="the segment's start is on the device meta"):
+        trace_segment(mlp(0), *torch.zeros(2, 3, device="meta"))
+
+
+def test_integer_ends_are_refused():
+    with pytest.raises(RequestError, match=r"start has dtype torch\.int64, expected floats"):
+        trace_segment(mlp(0), *torch.zeros(2, 3, dtype=torch.int64))

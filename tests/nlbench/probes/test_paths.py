@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
-from nlbench.probes.paths import closed_paths, pair_paths, translations
+from nlbench.probes.paths import (
+    closed_paths,
+    noise_paths,
+    open_paths,
+    pair_paths,
+    translations,
+)
 
 
 def shifted_by_loops(image, right, down):
@@ -87,3 +93,93 @@ def test_settings_out_of_range_are_refused():
             closed_paths(images, radius=radius)
     with pytest.raises(RequestError, match="at least two samples"):
         pair_paths(torch.rand(1, 3))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 9), st.floats(1, 6), st.integers(2, 6), st.integers(2, 6), st.integers(0, 99))
+def test_an_open_path_goes_from_the_image_through_translations_of_it(
+    anchors, radius, height, width, seed
+):
+    images = torch.rand(2, 3, height, width)
+    paths = open_paths(images, anchors, radius, seed)
+    assert paths.shape == (2, anchors + 1, 3, height, width)
+    reach = range(-math.floor(radius), math.floor(radius) + 1)
+    shifts = [(x, y) for x in reach for y in reach if math.hypot(x, y) <= radius]
+    for path, image in zip(paths, images, strict=True):
+        assert torch.equal(path[0], image)
+        moved = [shifted_by_loops(image, *shift) for shift in shifts]
+        assert all(any(torch.equal(anchor, one) for one in moved) for anchor in path[1:])
+        assert (path.diff(dim=0).flatten(1).norm(dim=1) > 0).all()
+
+
+def test_every_translation_within_the_radius_is_drawn_alike():
+    image = torch.rand(1, 1, 9, 9)
+    anchors = open_paths(image, anchors=4000, radius=1.0)[0, 1:, 0, 4, 4]
+    places = [(4, 4), (3, 4), (5, 4), (4, 3), (4, 5)]
+    shares = [float((anchors == image[0, 0, y, x]).double().mean()) for x, y in places]
+    assert shares == pytest.approx([0.2] * 5, abs=0.03)
+
+
+@pytest.mark.parametrize("make", [open_paths, lambda x, seed=0: noise_paths(x, len(x), seed=seed)])
+def test_the_seed_decides_drawn_paths(make):
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(make(images, seed=5), make(images, seed=5))
+    assert not torch.equal(make(images, seed=5), make(images, seed=6))
+
+
+def test_drawn_paths_leave_the_global_random_state_alone():
+    before = torch.random.get_rng_state()
+    images = torch.ones(2, 1, 8, 8)
+    open_paths(images)
+    noise_paths(images, 2)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_more_paths_begin_with_the_same_ones():
+    images = torch.rand(5, 1, 8, 8)
+    assert torch.equal(open_paths(images)[:2], open_paths(images[:2]))
+    assert torch.equal(noise_paths(images, 5)[:2], noise_paths(images, 2))
+
+
+def test_noise_has_the_mean_and_the_spread_of_each_pixel():
+    images = torch.rand(40, 1, 2, 2, dtype=torch.float64) * torch.tensor([[1.0, 5.0], [0.0, 2.0]])
+    images += 3
+    noise = noise_paths(images, number=1, anchors=20000)[0, :-1]
+    torch.testing.assert_close(noise.mean(0), images.mean(0), atol=0.05, rtol=0)
+    torch.testing.assert_close(noise.std(0), images.std(0, correction=0), atol=0.02, rtol=0)
+    assert float(noise[:, 0, 1, 0].max()) == 3
+
+
+def test_noise_is_uniform():
+    images = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    noise = noise_paths(images, number=1, anchors=20000)[0, :-1, 0]
+    quantiles = torch.quantile(noise, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]).double())
+    edge = math.sqrt(3)
+    expected = torch.tensor([-edge, -edge / 2, 0, edge / 2, edge], dtype=torch.float64)
+    torch.testing.assert_close(quantiles, expected, atol=0.05, rtol=0)
+
+
+def test_a_noise_path_is_closed():
+    paths = noise_paths(torch.rand(4, 5), number=3, anchors=2)
+    assert paths.shape == (3, 3, 5)
+    assert torch.equal(paths[:, 0], paths[:, -1])
+
+
+def test_noise_keeps_the_dtype():
+    assert noise_paths(torch.rand(4, 5).half(), number=1).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("images", "radius"), [(torch.rand(1, 1, 8, 8), 0.9), (torch.rand(1, 3, 1, 1), 4.0)]
+)
+def test_an_open_path_that_can_not_move_is_refused(images, radius):
+    with pytest.raises(RequestError, match="no translation by a whole pixel"):
+        open_paths(images, radius=radius)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wrong"), [(torch.rand(1, 3), "at least two"), (torch.ones(3, 2).int(), "floats")]
+)
+def test_noise_without_statistics_is_refused(inputs, wrong):
+    with pytest.raises(RequestError, match=wrong):
+        noise_paths(inputs, 1)

@@ -8,7 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from nlbench.errors import RequestError, UnsupportedOperation
+from nlbench.models.sparsified import sparsify
 from nlbench.probes.program import double_copy, record, run_program
+from nlbench.probes.sites import list_sites
 
 
 class Net(nn.Module):
@@ -181,12 +183,66 @@ def test_sites_are_named_by_module_and_call():
 
 
 def test_sites_bear_the_names_that_the_probe_sites_gives_them():
-    from nlbench.probes.sites import list_sites
-
     inner = Net(lambda m, x: F.relu(m.act(m.act(x)) + F.relu6(x)), act=nn.LeakyReLU())
     net = nn.Sequential(nn.Linear(3, 3), nn.PReLU(), inner, nn.Hardtanh(), inner)
     _, program = recorded(net, 3)
     assert program.sites == tuple(site.name for site in list_sites(net, torch.randn(1, 3)))
+
+
+class Leak(nn.LeakyReLU):
+    def forward(self, input):
+        return F.leaky_relu(input, 0.3)
+
+
+class Twice(nn.ReLU):
+    def forward(self, input):
+        return torch.relu(input) - torch.relu(input - 1)
+
+
+class Pool(nn.MaxPool1d):
+    pass
+
+
+def test_a_subclass_of_an_activation_or_pool_bears_the_name_of_its_module():
+    net = nn.Sequential(Leak(), Pool(2), Twice())
+    _, program = recorded(net, 3, 4)
+    assert program.sites == ("0", "1", "2", "2:1")
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_sparsified_relus_bear_the_names_that_the_probe_sites_gives_them(layerwise):
+    relu = nn.ReLU()
+    net = nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4), relu, Net(lambda m, x: F.relu(x)))
+    net = sparsify(net, layerwise=layerwise)
+    _, program = recorded(net, 3)
+    assert program.sites == ("1.0", "1.1", "4.relu")
+    assert program.sites == tuple(site.name for site in list_sites(net, torch.randn(1, 3)))
+
+
+def test_an_error_that_the_network_catches_leaves_the_names_right():
+    def attempt(m, x):
+        try:
+            return m.wrong(x)
+        except RuntimeError:
+            return F.relu(x)
+
+    net = Net(lambda m, x: m.inner(x), inner=Net(attempt, wrong=nn.Linear(9, 9)))
+    _, program = recorded(net, 3)
+    assert program.sites == ("inner/relu",)
+
+
+def test_a_model_of_complex_numbers_is_refused():
+    net = Net(lambda m, x: F.relu(x * m.w.abs()))
+    net.w = nn.Parameter(torch.tensor([3 + 4j, 1j, 2 + 0j]))
+    with pytest.raises(RequestError, match="complex numbers, expected real ones"):
+        recorded(net, 3)
+
+
+def test_a_model_without_weights_is_refused():
+    with torch.device("meta"):
+        net = nn.Linear(3, 2)
+    with pytest.raises(RequestError, match="on the device meta: it has shapes, but no weights"):
+        recorded(net, 3)
 
 
 def test_what_the_output_does_not_need_is_left_out():
@@ -218,6 +274,9 @@ def test_width_counts_what_is_alive_at_once():
         (lambda m, x: x[:, None] @ x[..., None], "matmul at the network: a product of two values"),
         (lambda m, x: 1 / x, "reciprocal at the network: not piecewise affine"),
         (lambda m, x: torch.ones(3).double() / x, "div at the network: not piecewise affine"),
+        (lambda m, x: torch.divide(torch.ones(3), x), "divide at the network: not piecewise"),
+        (lambda m, x: torch.true_divide(x, x), "true_divide at the network: a product of two"),
+        (lambda m, x: torch.divide(x, 99, rounding_mode="trunc"), "divide at the network: not"),
         (lambda m, x: F.linear(x, x), "linear at the network: its parameters depend on the input"),
         (lambda m, x: x.clamp(max=x.mean(1, keepdim=True)), "clamp at the network: bounds that"),
         (lambda m, x: x.amax(1), "amax at the network: not piecewise affine"),
@@ -338,3 +397,12 @@ def test_a_program_is_compared_with_its_network_beside_a_large_constant():
 def test_outputs_that_are_nothing_but_rounding_are_accepted():
     assert_reproduces(Net(lambda m, x: F.relu((x + 1000) - 1000 - x)), 4)
     assert_reproduces(Net(lambda m, x: m.a(x) * 3 - m.a(x * 3), a=nn.Linear(4, 4, bias=False)), 4)
+
+
+def test_an_assertion_of_the_network_is_one_line():
+    def check(m, x):
+        assert x.shape[1] == 7, "expected 7 features"
+        return x
+
+    with pytest.raises(RequestError, match=r"can't be run .*\(1, 3\): expected 7 features"):
+        recorded(Net(check), 3)

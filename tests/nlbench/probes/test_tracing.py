@@ -13,9 +13,17 @@ from nlbench.probes.lines import (
 )
 from nlbench.probes.paths import closed_paths
 from nlbench.probes.program import double_copy, record
-from nlbench.probes.tracing import trace_program
+from nlbench.probes.tracing import trace_exactly, trace_program
 
-from segments import assert_complete, assert_exact, assert_patterns, boundaries, mlp, networks
+from segments import (
+    assert_complete,
+    assert_exact,
+    assert_patterns,
+    boundaries,
+    hostile_networks,
+    mlp,
+    networks,
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -114,3 +122,72 @@ def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment
     assert trace.t.diff().min() > 1e-5
     for left, right in found.tolist():
         assert ((trace.t > left - 1e-7) & (trace.t < right + 1e-7)).any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(hostile_networks())
+def test_segments_that_begin_end_or_run_on_boundaries_are_exact(drawn):
+    net, start, end = drawn
+    trace = trace_segment(net, start, end)
+    assert_exact(net, start, end, trace)
+    back = trace_segment(net, end, start)
+    assert back.regions == trace.regions
+    torch.testing.assert_close(back.t, 1 - trace.t.flip(0), rtol=0, atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(networks(), st.integers(1, 6), st.integers(2, 9))
+def test_segments_that_share_batches_give_what_each_gives(drawn, together, limit):
+    net, start, end = drawn
+    torch.manual_seed(0)
+    starts = torch.stack(
+        [start.double(), end.double(), start.double(), *torch.randn(3, *start.shape).double()]
+    )
+    ends = torch.stack(
+        [end.double(), start.double(), start.double(), *torch.randn(3, *start.shape).double()]
+    )
+    segments = list(zip(starts, ends, strict=True))
+    program = record(double_copy(net), torch.stack(segments[0]))
+    traces = list(trace_exactly(program, segments, together=together, limit=limit))
+    assert len(traces) == len(segments)
+    for trace, ends_of in zip(traces, segments, strict=True):
+        alone = trace_program(program, *ends_of)
+        assert torch.equal(trace.origins, alone.origins)
+        assert trace.length == alone.length
+        torch.testing.assert_close(trace.t, alone.t, rtol=0, atol=1e-11)
+        torch.testing.assert_close(trace.values, alone.values, rtol=1e-9, atol=1e-9)
+
+
+def test_segments_are_taken_as_their_traces_are_asked_for():
+    net, asked = double_copy(mlp(0)), []
+    ends = torch.randn(50, 2, 3, dtype=torch.float64)
+
+    def segments():
+        for i, (start, end) in enumerate(ends):
+            asked.append(i)
+            yield start, end
+
+    traces = trace_exactly(record(net, ends[0]), segments(), together=4)
+    next(traces)
+    assert len(asked) == 4
+    assert len(list(traces)) == 49
+
+
+def test_a_trace_keeps_no_memory_of_its_neighbours():
+    net, ends = double_copy(mlp(0)), torch.randn(3, 2, 3, dtype=torch.float64)
+    traces = list(trace_exactly(record(net, ends[0]), map(tuple, ends), together=3))
+    for trace in traces:
+        for tensor in (trace.t, trace.values, trace.origins):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks())
+def test_what_a_site_contributes_adds_up_to_the_crossings(drawn):
+    net, start, end = drawn
+    trace = trace_segment(net, start, end)
+    assert tuple(trace.contributions) == trace.sites
+    assert sum(trace.contributions.values()) == trace.crossings
+    for name, count in trace.contributions.items():
+        origins = [trace.sites[i] for i in trace.origins[1:-1].tolist()]
+        assert origins.count(name) == count

@@ -1,0 +1,126 @@
+"""A plugin that does to a run what plugins do, written as a distribution of its own."""
+
+from pathlib import Path
+
+CODE = '''
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+import nlbench
+
+
+@nlbench.site_measure()
+def plain(x, y):
+    """Mean change."""
+    return (y - x).abs().mean()
+
+
+@nlbench.site_measure()
+def drawing(x, y):
+    """Depends on all three global generators."""
+    return torch.rand(()).item() + np.random.rand() + random.random()
+
+
+@nlbench.site_measure()
+def sleepy(x, y):
+    """Never comes back."""
+    time.sleep(600)
+    return 0.0
+
+
+@nlbench.site_measure()
+def slow(x, y):
+    """Takes a while each time."""
+    time.sleep(0.8)
+    return 0.0
+
+
+@nlbench.site_measure()
+def exiting(x, y):
+    """Ends the process without a word."""
+    os._exit(3)
+
+
+@nlbench.site_measure()
+def killed(x, y):
+    """Is killed as the system kills when memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@nlbench.site_measure()
+def once(x, y):
+    """Kills its process the first time only."""
+    mark = os.environ["NLBENCH_TEST_MARK"]
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+@nlbench.site_measure()
+def chatty(x, y):
+    """Prints and reads where a protocol might be."""
+    print("hello on standard output")
+    os.write(1, b"hello below it\\n")
+    import sys
+    return float(len(sys.stdin.read()))
+
+
+def mini(in_channels=3, num_classes=10):
+    """A convolution, a ReLU, a linear layer."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 4, 3, stride=4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, num_classes),
+    )
+
+
+def mini2(in_channels=3, num_classes=10):
+    """The same, wider."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 8, 3, stride=4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, num_classes),
+    )
+
+
+def deadly(in_channels=3, num_classes=10):
+    """Ends the process while it is built."""
+    os._exit(7)
+
+
+def endless(in_channels=3, num_classes=10):
+    """Is never built."""
+    time.sleep(600)
+'''
+
+MEASURES = ("plain", "drawing", "sleepy", "slow", "exiting", "killed", "once", "chatty")
+MODELS = ("mini", "mini2", "deadly", "endless")
+
+
+def write_plugin(folder, code=CODE, measures=MEASURES, models=MODELS, name="hostile"):
+    """Write the distribution into a folder, which must come onto the path."""
+    folder = Path(folder)
+    module = f"nlbench_{name}"
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nlbench-{name}\nVersion: 1.0\n")
+    groups = {"measures": measures, "models": models}
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[nlbench.{group}]\n" + "".join(f"{n} = {module}:{n}\n" for n in names)
+            for group, names in groups.items()
+        )
+    )
+    return folder
