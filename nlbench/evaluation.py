@@ -5,26 +5,30 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from nlbench.batches import Batches, StreamedSubject, sample_facts
 from nlbench.environment import Machine, exact_arithmetic
 from nlbench.errors import RequestError
 from nlbench.looking import steps_of
 from nlbench.manifest import contents, make_manifest, measure_facts
 from nlbench.measure import Measure
+from nlbench.measuring import records_of
 from nlbench.options import OptionValue
 from nlbench.passes.lines import is_channels_last
 from nlbench.plan import Settings, checked_measure, content_key, load_measures, make_bench
 from nlbench.probes import PROBES
 from nlbench.records import Run
-from nlbench.runner import Progress, Silent, records_of
-from nlbench.subject import Subject, tensor_hash
+from nlbench.runner import Progress, Silent
 from nlbench.weights import state_hash
 
 __all__ = ["evaluate"]
+
+# Samples of a loader that are kept for other probes than `sites`.
+HEAD = 512
 
 
 def evaluate(
@@ -44,7 +48,9 @@ def evaluate(
         Left as it is found: mode, dtype, weights, hooks.
     inputs : tensor of shape (n, ...), or iterable
         What the model is given; or a loader that yields such batches, alone or as the first
-        of a tuple (with labels).
+        of a tuple (with labels). Measures of the probe ``sites`` go through a loader of any
+        length once, with no more than a batch in memory; the others get its first 512 samples
+        (more only if ``lines.number`` asks for them).
     measures : sequence of str or Measure class
         Registered names or globs, or measures defined on the spot; or names in one text, with
         commas.
@@ -67,6 +73,7 @@ def evaluate(
 
     Examples
     --------
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> run = evaluate(model, torch.randn(64, 4), measures=["affinity", "absdev"])
     >>> [reading.reading.status for reading in run.records]
@@ -74,7 +81,6 @@ def evaluate(
     """
     progress = progress or Silent()
     _check_model(model)
-    given = _gather(inputs)
     if isinstance(measures, str):
         measures = [part.strip() for part in measures.split(",")]
     names = [measure for measure in measures if isinstance(measure, str)]
@@ -89,6 +95,15 @@ def evaluate(
             )
     if not loaded:
         raise RequestError("no measure to run")
+    if isinstance(inputs, Tensor):
+        stream, given = None, inputs
+    else:
+        stream = _stream(inputs)
+        given = _head(stream, loaded, settings or {})
+    if given.ndim < 2 or len(given) == 0:
+        raise RequestError(
+            f"inputs have shape {tuple(given.shape)}, expected (n, ...) with n of at least 1"
+        )
     bench = make_bench(
         list(loaded.values()), {**_lines_defaults(given, loaded), **(settings or {})}
     )
@@ -101,10 +116,8 @@ def evaluate(
         "weights_hash": state_hash(model),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "preprocessing": "as given",
-        "samples": len(given),
-        "sample_hash": tensor_hash(given),
     }
-    subject = Subject(model, given, None, facts)
+    subject = StreamedSubject(model, given, None, facts, stream=stream)
 
     def key_of(measure: type[Measure]) -> str:
         return content_key(
@@ -118,10 +131,17 @@ def evaluate(
 
     began = time.perf_counter()
     machine = Machine.at(device)
-    steps = (steps_of(p, len(given), options) for p, options in bench.probes.items())
+    length = len(given) if stream is None else stream.known_length or len(given)
+    steps = (steps_of(p, length, options) for p, options in bench.probes.items())
     progress.begin(sum(steps))
     with exact_arithmetic():
         records = list(records_of(subject, bench, machine, progress, key_of))
+    if stream is not None and stream.error is not None:
+        raise stream.error
+    # Only now are the samples of a stream known, and with them what decided the numbers.
+    facts |= stream.facts() if stream is not None and stream.samples else sample_facts(given)
+    keys = {measure.name: key_of(measure) for measure, _ in bench.measures}
+    records = [replace(record, key=keys[record.measure["name"]]) for record in records]
     request = {"measures": list(loaded), "settings": dict(settings or {})}
     manifest = make_manifest(request, machine)
     seconds = round(time.perf_counter() - began, 3)
@@ -137,27 +157,19 @@ def _check_model(model: object) -> None:
             raise RequestError(f"{name} of the model is on the meta device, without values")
 
 
-def _gather(inputs: Tensor | Iterable[Any]) -> Tensor:
-    if isinstance(inputs, Tensor):
-        given = inputs
-    elif not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
+def _stream(inputs: Iterable[Any]) -> Batches:
+    if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
         kind = type(inputs).__name__
         raise RequestError(f"inputs: a {kind}, expected a tensor or a loader of tensors")
-    else:
-        batches = [batch[0] if isinstance(batch, tuple | list) else batch for batch in inputs]
-        wrong = next((batch for batch in batches if not isinstance(batch, Tensor)), None)
-        if wrong is not None or not batches:
-            what = f"yields a {type(wrong).__name__}" if batches else "yields nothing"
-            raise RequestError(f"inputs: the loader {what}, expected batches of tensors")
-        shapes = {tuple(batch.shape[1:]) for batch in batches}
-        if len(shapes) > 1:
-            raise RequestError(f"inputs: the loader yields samples of shapes {sorted(shapes)}")
-        given = torch.cat(batches)
-    if given.ndim < 2 or len(given) == 0:
-        raise RequestError(
-            f"inputs have shape {tuple(given.shape)}, expected (n, ...) with n of at least 1"
-        )
-    return given
+    return Batches(inputs)
+
+
+def _head(stream: Batches, measures: Mapping[str, type[Measure]], settings: Settings) -> Tensor:
+    """Read what every probe but `sites` is shown, which goes through the whole stream itself."""
+    if all(measure.probe == "sites" for measure in measures.values()):
+        return stream.head(1)
+    number = str(settings.get("lines.number", ""))
+    return stream.head(max(HEAD, 2 * int(number) if number.isdecimal() else 0))
 
 
 def _lines_defaults(given: Tensor, measures: Mapping[str, type[Measure]]) -> dict[str, OptionValue]:

@@ -45,9 +45,50 @@ def axis_map(
         return _without(rank, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
     if name in EXPANSIONS:
         return [axis + output.ndim - rank for axis in range(rank)]
+    if name == "einsum":
+        return _einsum(args, source)
     if name == "embedding" or output.ndim == rank:
         return list(range(rank))
     return [None] * rank
+
+
+def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+    """What an operation was given by name or at a place; None if it wasn't."""
+    return kwargs.get(name, args[place] if len(args) > place else None)
+
+
+def softmax_axis(given: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Axis along which a softmax or a gated linear unit works, counted from 0."""
+    dim = argument(args, kwargs, 1, "dim")
+    return int(-1 if dim is None else dim) % max(given.ndim, 1)
+
+
+def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
+    """Put the batch axis first; a tensor without one is a single sample."""
+    if batch is None:
+        return tensor[None]
+    return tensor.movedim(batch, 0) if batch else tensor
+
+
+def reduces(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], rank: int, axis: int
+) -> bool:
+    """Whether an operation is a reduction along one axis of its input, among others."""
+    dropped = _axes(args, kwargs, 1, "dim", "axis") if name in _REDUCTIONS_OF_AXES else []
+    return axis in {other % rank for other in dropped}
+
+
+def _einsum(args: Sequence[Any], source: Tensor) -> AxisMap:
+    """Follow each axis by its letter; what is summed over is gone."""
+    equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
+    given, arrow, made = equation.partition("->")
+    tensors = args[1] if isinstance(args[1], tuple | list) else args[1:]
+    letters = next(
+        (part for part, t in zip(given.split(","), tensors, strict=False) if t is source), ""
+    )
+    if not arrow or "." in equation or len(letters) != source.ndim:
+        return [None] * source.ndim
+    return [made.index(letter) if letter in made else GONE for letter in letters]
 
 
 def _kept(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:

@@ -8,7 +8,7 @@ from one operation to the next while the network runs, and so is the batch's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .axes import EXPANSIONS, GONE, MOVES, RESHAPES, at, axis_map
+from .axes import EXPANSIONS, GONE, MOVES, RESHAPES, argument, at, axis_map, reduces
 
-__all__ = ["Layout", "Layouts"]
+__all__ = ["Layout", "Layouts", "tensors_in"]
 
 # Operations whose output has its channels second, whatever came in.
 _CHANNELS_SECOND = {
@@ -40,6 +40,10 @@ _RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
 _CHANNELS_LAST = _RECURRENT | {
     "linear", "embedding", "multi_head_attention_forward", "bilinear",
 }  # fmt: skip
+# Operations that make a tensor of nothing but numbers.
+_FACTORIES = {
+    "arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros",
+}  # fmt: skip
 _PRODUCTS = {"matmul", "__matmul__", "__rmatmul__"}
 # Operations after which nothing is known of the channels.
 _FORGET = _PRODUCTS | {"bmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
@@ -53,13 +57,13 @@ class Layout:
     ----------
     channel, batch : int or None
         -1 where the axis is gone.
-    sampled : bool
+    sampled : bool or None
         Whether it comes from the model's input, and so differs from sample to sample.
     """
 
     channel: int | None
     batch: int | None
-    sampled: bool
+    sampled: bool | None
 
 
 class Layouts:
@@ -75,9 +79,39 @@ class Layouts:
         self._batch = batch
         self._layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
 
-    def begin(self, given: Tensor) -> None:
-        """Note the model's input: samples along its first axis, channels unknown."""
+    def begin(self, given: Tensor, constants: Iterable[Tensor] = ()) -> None:
+        """Note the model's input: samples along its first axis, channels unknown.
+
+        Constants are the model's parameters and buffers; what is made of them alone is
+        constant too.
+        """
+        for constant in constants:
+            self._layouts[constant] = Layout(None, None, sampled=False)
         self._layouts[given] = Layout(None, 0, sampled=True)
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is known not to come from the model's input."""
+        layout = self._layouts.get(tensor)
+        return layout is not None and layout.sampled is False
+
+    def is_sampled(self, tensor: Tensor) -> bool:
+        """Whether a tensor comes from the model's input."""
+        layout = self._layouts.get(tensor)
+        return layout is not None and layout.sampled is True
+
+    def is_over_samples(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether an operation on its first tensor takes a statistic of all samples."""
+        if name == "batch_norm":
+            return bool(argument(args, kwargs, 5, "training"))
+        layout = self._layouts.get(args[0]) if args and isinstance(args[0], Tensor) else None
+        if layout is None or layout.batch in (None, GONE) or not layout.sampled:
+            return False
+        return reduces(name, args, kwargs, args[0].ndim, layout.batch)
+
+    def adopt(self, output: Tensor, source: Tensor) -> None:
+        """Note that an output is arranged as its source, where nothing is known of it."""
+        if output not in self._layouts and source in self._layouts:
+            self._layouts[output] = self._layouts[source]
 
     def of(self, tensor: Tensor) -> tuple[int, int, bool]:
         """Give a tensor's batch axis, its channel axis, and whether the latter is assumed.
@@ -131,11 +165,11 @@ class Layouts:
         if not any(isinstance(tensor, Tensor) for tensor in outputs):
             return
         name = name if name.startswith("__") else name.removesuffix("_")
-        sources = list(_tensors((*args, *kwargs.values())))
+        sources = list(tensors_in((*args, *kwargs.values())))
         known = [(s, self._layouts[s]) for s in sources if s in self._layouts]
-        if not known and name not in _LAYERS:
+        if not known and name not in _LAYERS | _FACTORIES:
             return
-        sampled = any(layout.sampled for _, layout in known)
+        sampled = _origin(name, len(sources), [layout for _, layout in known])
         if name in _OF_FIRST:
             known = [(s, layout) for s, layout in known if s is sources[0]]
         for number, tensor in enumerate(outputs):
@@ -182,12 +216,20 @@ class Layouts:
         elif name in _FORGET:
             # A two-dimensional weight on the right makes features of the last axis.
             is_weight = name in _PRODUCTS and len(sources) == 2 and sources[1].ndim == 2
-            by_weight = is_weight and sources[1] not in self._layouts
+            by_weight = is_weight and not self.is_sampled(sources[1])
             channel = output.ndim - 1 if by_weight else None
         return channel, batch
 
     def _holds(self, rows: int) -> bool:
         return rows > 0 and rows % max(self._batch, 1) == 0
+
+
+def _origin(name: str, sources: int, known: Sequence[Layout]) -> bool | None:
+    """Whether what an operation gives comes from the model's input; None if that isn't known."""
+    if any(layout.sampled for layout in known):
+        return True
+    are_constant = len(known) == sources and all(layout.sampled is False for layout in known)
+    return False if are_constant and (sources or name in _FACTORIES) else None
 
 
 def _lost(rows: int, batch: int) -> Undefined:
@@ -202,7 +244,7 @@ _LAYERS = _CHANNELS_SECOND | _CHANNELS_LAST
 _OF_FIRST = {*MOVES, *RESHAPES, *EXPANSIONS, *_LAYERS, "layer_norm"} - {"stack"}
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
     """Tensors among arguments, also those in lists and tuples."""
     for value in values:
         if isinstance(value, Tensor):

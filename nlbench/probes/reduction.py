@@ -14,7 +14,17 @@ __all__ = ["REDUCTIONS", "reduce_site"]
 
 def _spatial(tensor: Tensor, axis: int) -> Tensor:
     others = tuple(d for d in range(1, tensor.ndim) if d != axis)
-    return tensor.mean(others) if others else tensor
+    return _mean(tensor, others) if others else tensor
+
+
+def _mean(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+    # Summed in the wider type without a copy of the whole tensor.
+    return tensor.mean(axes, dtype=_reduced_type(tensor))
+
+
+def _reduced_type(tensor: Tensor) -> torch.dtype:
+    is_wide = tensor.dtype in (torch.float32, torch.float64) or tensor.is_complex()
+    return tensor.dtype if is_wide else torch.float32
 
 
 def _flatten(tensor: Tensor, axis: int) -> Tensor:
@@ -23,9 +33,9 @@ def _flatten(tensor: Tensor, axis: int) -> Tensor:
 
 def _published(tensor: Tensor, axis: int) -> Tensor:
     if tensor.ndim == 4:
-        return tensor.mean((2, 3))
+        return _mean(tensor, (2, 3))
     if tensor.ndim == 3:
-        return tensor.mean(2)
+        return _mean(tensor, (2,))
     return tensor.flatten(1)
 
 
@@ -52,7 +62,8 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
     Returns
     -------
     tensor of shape (n, d)
-        Never the tensor itself, so that an in-place activation can't change it.
+        At least single precision. Never the tensor itself, so that an in-place activation
+        can't change it.
 
     Raises
     ------
@@ -66,10 +77,10 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
     """
     if tensor.ndim == 0:
         raise Undefined("the activation is a single number, without a batch")
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        tensor = tensor.float()
     if tensor.ndim == 1:
-        return tensor[:, None].clone()
-    reduced = REDUCTIONS[reduction](tensor, axis)
+        return tensor[:, None].to(_reduced_type(tensor), copy=True)
+    reduced = REDUCTIONS[reduction](tensor, axis).to(_reduced_type(tensor))
+    if reduced.is_meta:
+        return reduced
     same_memory = reduced.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     return reduced.clone() if same_memory else reduced

@@ -1,31 +1,28 @@
 """Probe ``sites``: the input and output of every activation call.
 
-Activations are caught where they are called, through PyTorch's function
-override, so that a module, a function, a tensor method, an in-place call and
-the second call of a reused module are all seen, once each, and no module is
-ever called again. What the probe keeps of an activation is its reduction to
-(n, d), taken before the call, so that an in-place call can't overwrite it.
+What the probe keeps of an activation is its reduction to (n, d), taken before the call, so
+that an in-place call can't overwrite it; see `nlbench.probes.watch` for how calls are caught.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
-from nlbench.errors import RequestError, Undefined
-from nlbench.probes.layout import Layouts
-from nlbench.probes.reduction import reduce_site
+from .activations import ACTIVATION_MODULES
+from .borrowing import evaluation_mode, refuse_unobservable, without_fast_path
+from .calls import Call, Kept
+from .capture import Function, Side, Unreduced
+from .footprint import bytes_a_sample
+from .parts import Collector, is_out_of_memory
+from .selection import Picker, Selection
+from .watch import Watch
 
 __all__ = [
+    "ACTIVATION_MODULES",
     "Site",
     "SiteLook",
     "evaluation_mode",
@@ -35,61 +32,8 @@ __all__ = [
     "remark_on_channels",
 ]
 
-# Name of a function, without a trailing underscore, to the kind of activation.
-ACTIVATIONS = {
-    "_threshold": "threshold",
-    "celu": "celu",
-    "elu": "elu",
-    "gelu": "gelu",
-    "hardshrink": "hardshrink",
-    "hardsigmoid": "hardsigmoid",
-    "hardswish": "hardswish",
-    "hardtanh": "hardtanh",
-    "leaky_relu": "leaky_relu",
-    "log_sigmoid": "logsigmoid",
-    "logsigmoid": "logsigmoid",
-    "mish": "mish",
-    "prelu": "prelu",
-    "relu": "relu",
-    "relu6": "relu6",
-    "rrelu": "rrelu",
-    "selu": "selu",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "softplus": "softplus",
-    "softshrink": "softshrink",
-    "softsign": "softsign",
-    "special_expit": "sigmoid",
-    "tanh": "tanh",
-    "tanhshrink": "tanhshrink",
-    "threshold": "threshold",
-}
-# Modules that are one activation and nothing else: their site bears their own name.
-ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
-    nn.CELU,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardshrink,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.PReLU,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.RReLU,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softshrink,
-    nn.Softsign,
-    nn.Tanh,
-    nn.Tanhshrink,
-    nn.Threshold,
-)
+# What the size of a part is called among the sizes that were found to fit.
+FOUND = "samples of a forward pass"
 
 
 @dataclass(frozen=True)
@@ -102,7 +46,8 @@ class Site:
         ``layer1.0.relu``, its second call ``layer1.0.relu:1``, a functional call
         ``Mixed_5b.branch1x1/relu``.
     kind : str
-        ``relu``, ``gelu``, ….
+        ``relu``, ``gelu``, …; of a module that writes its activation out in several
+        operations the class name in lower case.
     index : int
         Position in the order of calls, from 0.
     shape : tuple of int
@@ -112,6 +57,9 @@ class Site:
     assumed : bool
         True where nothing on the way said which axis holds the channels, and the usual
         one for the shape was taken; see `nlbench.probes.layout.Layouts.of`.
+    role : {"activation", "gate", "attention"}
+        ``gate``: a sigmoid whose output multiplies another tensor and does nothing else, or
+        a gated linear unit. ``attention``: a softmax over more than a row of logits.
     """
 
     name: str
@@ -120,6 +68,7 @@ class Site:
     shape: tuple[int, ...]
     channel_axis: int
     assumed: bool = False
+    role: str = "activation"
 
 
 @dataclass(frozen=True)
@@ -134,152 +83,23 @@ class SiteLook:
     x, y : tensor of shape (n, d)
         The activation's input and output after reduction, in the model's dtype (at
         least float32) and on its device. n is the batch's number of samples, or a multiple
-        of it where a network folds windows or tokens into the first axis.
+        of it where a network folds windows or tokens into the first axis. Of a gated linear
+        unit x is the half that is gated.
+    unreduced : mapping of str to pair of tensors of shape (n,)
+        What the functions that a measure declares as ``unreduced`` make of the whole input
+        and the whole output. Reading the result of a function that raised raises its error.
     """
 
     site: Site
     batch: int
     x: Tensor
     y: Tensor
+    unreduced: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
         """The site's name."""
         return self.site.name
-
-
-class _Watch(TorchFunctionMode):
-    """Sees every PyTorch function while one forward pass runs."""
-
-    def __init__(
-        self,
-        names: dict[nn.Module, str],
-        stack: list[nn.Module],
-        on_call: Callable[[Site, Tensor, Tensor], None],
-        reduction: str,
-        given: Tensor,
-    ) -> None:
-        super().__init__()
-        self.names, self.stack = names, stack
-        self.on_call, self.reduction = on_call, reduction
-        self.calls: Counter[str] = Counter()
-        self.layouts = Layouts(len(given))
-        self.layouts.begin(given)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        kind = ACTIVATIONS.get(name) or ACTIVATIONS.get(name.removesuffix("_"))
-        if kind is None:
-            output = func(*args, **kwargs)
-            self.layouts.follow(_property(func) or name, args, kwargs, output)
-            return output
-        given = args[0] if args else kwargs["input"]
-        count = sum(self.calls.values())
-        label, kind = self._label(kind)
-        try:
-            batch, axis, assumed = self.layouts.of(given)
-        except Undefined as error:
-            raise Undefined(f"{label}: {error}") from None
-        moved = _batch_first(given, batch)
-        axis = axis + 1 if axis < batch else axis
-        shape = tuple(moved.shape[1:])
-        x = reduce_site(moved, axis, self.reduction)
-        output = func(*args, **kwargs)
-        self.layouts.follow(name, args, kwargs, output)
-        y = reduce_site(_batch_first(output, batch), axis, self.reduction)
-        self.on_call(Site(label, kind, count, shape, axis, assumed), x, y)
-        return output
-
-    def _label(self, kind: str) -> tuple[str, str]:
-        module = self.stack[-1] if self.stack else None
-        path = self.names.get(module, "") if module is not None else ""
-        if type(module) in ACTIVATION_MODULES:
-            kind = "relu6" if isinstance(module, nn.ReLU6) else kind
-            label = path or kind
-        else:
-            label = f"{path}/{kind}" if path else kind
-        count = self.calls[label]
-        self.calls[label] += 1
-        return (f"{label}:{count}" if count else label), kind
-
-
-def _property(func: Callable[..., Any]) -> str:
-    """Name of the property that ``func`` reads, such as ``mT``; empty if it reads none."""
-    if getattr(func, "__name__", "") != "__get__":
-        return ""
-    return str(getattr(getattr(func, "__self__", None), "__name__", ""))
-
-
-def _batch_first(tensor: Tensor, batch: int) -> Tensor:
-    return tensor.movedim(batch, 0) if batch else tensor
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode without gradients; put every module back after.
-
-    Buffers that the forward pass changes, such as a counter of calls, get their values back.
-    One that it replaces by another shape is a cache that has grown, and stays.
-    """
-    was_training = {module: module.training for module in model.modules()}
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not is_lazy(buffer)
-    ]
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, flag in was_training.items():
-            module.training = flag
-        with torch.no_grad():
-            for module, name, buffer, before in buffers:
-                _put_back(module, name, buffer, before)
-
-
-def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
-    now = module._buffers.get(name)
-    if now is None or now.shape != before.shape or now.dtype != before.dtype:
-        return
-    if buffer.shape == before.shape and not torch.equal(buffer, before):
-        buffer.copy_(before)
-    # A model moved to another device meanwhile keeps its new buffers.
-    if now.device == buffer.device:
-        module._buffers[name] = buffer
-
-
-@contextmanager
-def _module_stack(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Keep the list of modules whose forward is running, outermost first."""
-    stack: list[nn.Module] = []
-    handles: list[RemovableHandle] = []
-
-    def enter(module: nn.Module, args: object) -> None:
-        stack.append(module)
-
-    def leave(module: nn.Module, args: object, output: object) -> None:
-        stack.pop()
-
-    try:
-        for module in model.modules():
-            # The last hook before and the first after forward, so that a user's own hooks
-            # count as called from outside.
-            handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave, prepend=True, always_call=True))
-        yield stack
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def look_at_sites(
@@ -288,11 +108,20 @@ def look_at_sites(
     on_look: Callable[[SiteLook], None],
     *,
     reduction: str = "spatial",
+    select: str = "*",
+    attention: bool = False,
+    functions: Mapping[str, Function] | None = None,
+    memory: int | None = None,
+    found: MutableMapping[str, int] | None = None,
+    on_unseen: Callable[[str], None] = lambda what: None,
 ) -> int:
     """Run a model over batches and show every activation call to a listener.
 
     The model is run in evaluation mode, once a batch, and left as it was found, also
-    after an error. No full activation is kept.
+    after an error. No full activation is kept. Its output is bit for bit what it is without
+    the probe (of transformer layers: without PyTorch's fused fast path), as long as the
+    batch fits into memory. Where it does not it is run in parts, and each site is shown as a
+    whole all the same.
 
     Parameters
     ----------
@@ -303,6 +132,19 @@ def look_at_sites(
         Called with a `SiteLook` for each batch of each site, in order of call.
     reduction : {"spatial", "flatten", "published"}
         See `nlbench.probes.reduction.reduce_site`.
+    select : str
+        Which sites to show; see `nlbench.probes.selection.Selection.parse`.
+    attention : bool
+        Whether softmaxes are sites too.
+    functions : mapping of str to callable, optional
+        Functions of an activation's tensor (n, ...) to one number a sample (n,); they may be
+        given some of the samples at a time. The results are in ``SiteLook.unreduced``.
+    memory : int, optional
+        Bytes that a forward pass may take. Two samples are run beforehand to see how many fit.
+    found : mutable mapping, optional
+        Remembers how many samples fit, for the next time.
+    on_unseen : callable, optional
+        Told of each kernel that computes activations which can't be seen, such as an LSTM's.
 
     Returns
     -------
@@ -312,7 +154,8 @@ def look_at_sites(
     Raises
     ------
     nlbench.RequestError
-        For a compiled or scripted model, whose activations can't be observed.
+        For a compiled or scripted model, whose activations can't be observed; for a selection
+        that matches no site.
     nlbench.Undefined
         Where an activation's first axis is not the batch, and it isn't known which is.
 
@@ -326,23 +169,93 @@ def look_at_sites(
     ['1', '3']
     """
     refuse_unobservable(model)
-    names = {module: name for name, module in model.named_modules()}
+    selection = Selection.parse(select)
+    looking = _Looking(selection, on_look)
+    kept = Kept(reduction, functions or {}, attention, looking.may_want)
+    watch = Watch(model, kept, looking.take, on_unseen)
+    found = {} if found is None else found
     samples = 0
-    with evaluation_mode(model), _module_stack(model) as stack:
-        for number, batch in enumerate(batches):
-
-            def on_call(site: Site, x: Tensor, y: Tensor, number: int = number) -> None:
-                on_look(SiteLook(site, number, x, y))
-
-            # A copy: a first layer that works in place would change the caller's data.
-            given = batch.clone()
-            with _Watch(names, stack, on_call, reduction, given):
-                model(given)
+    with evaluation_mode(model), without_fast_path(), watch.hooked():
+        for batch in batches:
+            if memory is not None and FOUND not in found:
+                found[FOUND] = max(1, memory // bytes_a_sample(model, batch[:2]))
+            looking.begin()
+            _look_once(watch, batch, looking, found)
+            looking.end()
             samples += len(batch)
     return samples
 
 
-def list_sites(model: nn.Module, example: Tensor) -> list[Site]:
+class _Looking:
+    """Turns the calls of one batch after another into looks at the chosen sites."""
+
+    def __init__(self, selection: Selection, on_look: Callable[[SiteLook], None]) -> None:
+        self._selection, self._on_look = selection, on_look
+        self._batch = -1
+        # The names chosen in the first batch; before that nobody knows them.
+        self._chosen: set[str] | None = None
+        self._sites: dict[str, Site] = {}
+        self._taken: set[str] = set()
+
+    def may_want(self, name: str, kind: str | None) -> bool:
+        """Whether a call's tensors are worth reducing."""
+        if self._chosen is not None:
+            return name in self._chosen
+        return self._selection.may_take(name, kind)
+
+    def begin(self) -> None:
+        """Begin the next batch."""
+        self._batch += 1
+        self._picker = Picker(self._selection)
+        self.collector = Collector(self._see)
+
+    def take(self, call: Call) -> None:
+        """Take in a call of the forward pass at hand."""
+        self.collector.take(call)
+
+    def end(self) -> None:
+        """End a batch; after the first it is known which sites there are."""
+        if self._chosen is None:
+            self._selection.check(self._sites.values())
+            self._chosen = self._taken if self._selection.choices else None
+
+    def _see(self, call: Call, index: int, x: Side | None, y: Side | None) -> None:
+        begun = call.begun
+        site = Site(call.name, call.kind, index, begun.shape, begun.axis, begun.assumed, call.role)
+        if self._chosen is None:
+            self._sites.setdefault(site.name, site)
+            if not self._picker.takes(site):
+                return
+            self._taken.add(site.name)
+        elif site.name not in self._chosen:
+            return
+        if x is None or y is None:
+            raise RuntimeError(f"{site.name} is chosen, but nothing was kept of it")
+        unreduced = Unreduced(x.numbers, y.numbers)
+        self._on_look(SiteLook(site, self._batch, x.reduced, y.reduced, unreduced))
+
+
+def _look_once(
+    watch: Watch, batch: Tensor, looking: _Looking, found: MutableMapping[str, int]
+) -> None:
+    """Show one batch, in smaller parts each time that memory runs out."""
+    while True:
+        most = min(found.get(FOUND, len(batch)), len(batch))
+        try:
+            for part in looking.collector.passes(batch, most):
+                # A copy: a first layer that works in place would change the caller's data.
+                watch.run(part.clone(), is_part=len(part) < len(batch))
+            return
+        except (MemoryError, RuntimeError) as error:
+            if most <= 1 or not is_out_of_memory(error):
+                raise
+        # Only here is the error gone, and with it the tensors that its traceback held.
+        found[FOUND] = max(1, most // 2)
+        if batch.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) -> list[Site]:
     """All sites of a model, in order of call.
 
     Parameters
@@ -350,6 +263,8 @@ def list_sites(model: nn.Module, example: Tensor) -> list[Site]:
     model : torch.nn.Module
     example : tensor
         A batch of inputs.
+    attention : bool
+        Whether softmaxes are sites too.
 
     Examples
     --------
@@ -358,7 +273,7 @@ def list_sites(model: nn.Module, example: Tensor) -> list[Site]:
     ['gelu']
     """
     found: list[Site] = []
-    look_at_sites(model, [example], lambda look: found.append(look.site))
+    look_at_sites(model, [example], lambda look: found.append(look.site), attention=attention)
     return found
 
 
@@ -377,21 +292,3 @@ def remark_on_channels(sites: Iterable[Site]) -> str:
     """
     assumed = [f"{site.name} (axis {site.channel_axis})" for site in sites if site.assumed]
     return f"channel axis not known, assumed: {', '.join(assumed)}" if assumed else ""
-
-
-def refuse_unobservable(model: nn.Module) -> None:
-    """Refuse a model of which a part is compiled or scripted.
-
-    Raises
-    ------
-    nlbench.RequestError
-        Naming the part.
-    """
-    for name, module in model.named_modules():
-        is_compiled = type(module).__name__ == "OptimizedModule"
-        if isinstance(module, torch.jit.ScriptModule) or is_compiled:
-            what = "compiled" if is_compiled else "scripted"
-            raise RequestError(
-                f"{name or 'the model'} is {what}, so its activations can't be observed; "
-                "pass the module it was made from"
-            )

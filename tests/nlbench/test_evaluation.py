@@ -1,5 +1,7 @@
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -168,7 +170,7 @@ def test_channels_last_images_are_not_translated_along_their_channels():
     assert result.manifest["probes"]["lines"]["paths"] == "pairs"
     assert result["density"].status == "ok"
     forced = nlbench.evaluate(Last(), inputs, ["density"], settings={"lines.paths": "closed"})
-    assert forced["density"].status == "failed"
+    assert forced["density"].status == "undefined"
     assert "channels last" in forced["density"].reason
 
 
@@ -296,3 +298,15 @@ def test_a_channel_axis_that_is_only_assumed_is_said_beside_the_score():
     assert (first.status, second.status) == ("ok", "ok")
     assert "channel axis not known, assumed: 0 (axis 1)" in first.reason
     assert second.reason == ""
+
+
+def test_a_precision_set_in_the_newer_way_is_put_aside_and_back():
+    code = (
+        "import torch, nlbench\n"
+        "torch.backends.fp32_precision = 'tf32'\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())\n"
+        "assert nlbench.evaluate(model, torch.randn(64, 4), ['r2'])['r2'].status == 'ok'\n"
+        "assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
