@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.measure import Measure, ProbeName, Reading, Value
+from nlbench.measure import Measure, ProbeName, Reading, Status, Value
 
 if TYPE_CHECKING:
     from nlbench.probes.sites import SiteLook
@@ -22,8 +23,8 @@ class SiteStream(Protocol):
     def add(self, x: Tensor, y: Tensor) -> None:
         """Take in one batch: x (n, d), y (n, k)."""
 
-    def score(self) -> float:
-        """Give the number of all batches; raises Undefined where there is none."""
+    def statistics(self) -> Mapping[str, float]:
+        """Give the numbers of all batches, ``value`` first; raises Undefined without one."""
 
     def remark(self) -> str:
         """Say what a reader of the number has to know; mostly nothing."""
@@ -42,7 +43,11 @@ class PooledMeasure(Measure):
         """Forget all sites."""
         self._streams: dict[str, SiteStream] = {}
         self._counts: dict[str, int] = {}
-        self._failed: dict[str, str] = {}
+        self._missing: dict[str, tuple[Status, str]] = {}
+
+    def samples(self, look: SiteLook) -> tuple[Tensor, Tensor]:
+        """Choose what a stream is given of a look: by default the reduced samples."""
+        return look.x, look.y
 
     def update(self, look: SiteLook) -> None:
         """Take in one batch of one site."""
@@ -50,12 +55,14 @@ class PooledMeasure(Measure):
         if place not in self._streams:
             self._streams[place] = self.stream()
         self._counts[place] = self._counts.get(place, 0) + len(look.x)
-        if place in self._failed:
+        if place in self._missing:
             return
         try:
-            self._streams[place].add(look.x, look.y)
+            self._streams[place].add(*self.samples(look))
+        except Undefined as error:
+            self._missing[place] = ("undefined", str(error))
         except (NotFinite, RequestError) as error:
-            self._failed[place] = str(error)
+            self._missing[place] = ("failed", str(error))
 
     def finish(self) -> Reading:
         """One value per site, in the order of the first call."""
@@ -63,10 +70,10 @@ class PooledMeasure(Measure):
 
     def _value(self, place: str) -> Value:
         n, stream = self._counts[place], self._streams[place]
-        if place in self._failed:
-            return Value.missing(place, "failed", self._failed[place], n)
+        if place in self._missing:
+            return Value.missing(place, *self._missing[place], n)
         try:
-            return Value(place, {"value": stream.score()}, n, reason=stream.remark())
+            return Value(place, stream.statistics(), n, reason=stream.remark())
         except Undefined as error:
             return Value.missing(place, "undefined", str(error), n)
         except NotFinite as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nlbench.measure import Source
 
-__all__ = ["traced_regions"]
+__all__ = ["affinity_paper", "traced_regions"]
 
 
 def traced_regions(equation: str) -> Source:
@@ -21,5 +21,26 @@ def traced_regions(equation: str) -> Source:
             and Azizpour, Hossein and Bj{\\"o}rkman, M{\\aa}rten},
   booktitle = {International Conference on Artificial Intelligence and Statistics},
   year = {2022}
+}""",
+    )
+
+
+def affinity_paper(equation: str) -> Source:
+    """Give the affinity score's paper as a source."""
+    return Source(
+        "Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, M. Heinonen, "
+        "V. Kyrki and S. Kaski, From Alexnet to Transformers: Measuring the Non-linearity of "
+        "Deep Neural Networks with Affine Optimal Transport, CVPR 2025, pages 25250-25260",
+        equation,
+        """@InProceedings{Bouniot_2025_CVPR,
+    author    = {Bouniot, Quentin and Redko, Ievgen and Mallasto, Anton and Laclau, Charlotte
+                 and Struckmeier, Oliver and Arndt, Karol and Heinonen, Markus
+                 and Kyrki, Ville and Kaski, Samuel},
+    title     = {From Alexnet to Transformers: Measuring the Non-linearity of Deep Neural
+                 Networks with Affine Optimal Transport},
+    booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
+    month     = {June},
+    year      = {2025},
+    pages     = {25250-25260}
 }""",
     )

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nlbench.measure import Measure, Reading, Value
 from nlbench.probes.lines import LineLook, SegmentTrace
+from nlbench.probes.smooth import SmoothTrace
 
+from ._deviation import Deviation, deviation_of
+from ._paths import Method, with_means
 from ._sources import traced_regions
 
 __all__ = ["AbsoluteDeviation", "absolute_deviation"]
 
 
-def absolute_deviation(trace: SegmentTrace) -> Tensor:
+def absolute_deviation(trace: SegmentTrace | SmoothTrace) -> Tensor:
     r"""Integrate the distance between a network and the chord of a segment.
 
     For each logit j, ``length`` :math:`\int_0^1 |f_j(t) - g_j(t)| dt` with
-    :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. The difference is affine between
-    breakpoints, so each region's share is exact: a trapezium, or two triangles where
-    the difference changes sign.
+    :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. Exact on a traced segment; of a network that
+    has no breakpoints it is as close as its trace says.
 
     Parameters
     ----------
-    trace : SegmentTrace
-        With n breakpoints and k logits.
+    trace : SegmentTrace or SmoothTrace
+        With k logits.
 
     Returns
     -------
@@ -45,22 +48,65 @@ def absolute_deviation(trace: SegmentTrace) -> Tensor:
     >>> absolute_deviation(trace)
     tensor([0.5000], dtype=torch.float64)
     """
-    t, f = trace.t[:, None], trace.values
-    distance = f - ((1 - t) * f[:1] + t * f[-1:])
-    left, right = distance[:-1], distance[1:]
-    total = left.abs() + right.abs()
-    crossed = (left.sign() * right.sign()) < 0
-    # Where nothing is crossed the quotient isn't used; 1 keeps it from being 0/0.
-    triangles = (left.square() + right.square()) / torch.where(crossed, total, 1.0)
-    mean = torch.where(crossed, triangles, total) / 2
-    return trace.length * (t.diff(dim=0) * mean).sum(0)
+    return deviation_of(trace).total
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What is known of one path so far."""
+
+    deviation: Deviation
+    segments: tuple[float, ...]
+    length: float
+    error: Tensor
+
+    @classmethod
+    def of(cls, trace: SegmentTrace | SmoothTrace) -> _Sum:
+        found = deviation_of(trace)
+        found = Deviation(found.above.cpu(), found.below.cpu(), found.variation.cpu())
+        error = torch.zeros_like(found.above)
+        if isinstance(trace, SmoothTrace):
+            error = trace.length * trace.error
+        return cls(found, (_norm(found.total),), trace.length, error)
+
+    def __add__(self, other: _Sum) -> _Sum:
+        return _Sum(
+            self.deviation + other.deviation,
+            self.segments + other.segments,
+            self.length + other.length,
+            self.error + other.error,
+        )
+
+    def statistics(self) -> dict[str, float]:
+        total, above = self.deviation.total, self.deviation.above
+        found = {
+            "value": _norm(total),
+            "above": _norm(above),
+            "below": _norm(self.deviation.below),
+            "variation": _norm(self.deviation.variation),
+            "length": self.length,
+        }
+        if bool(self.error.any()):
+            found["error"] = _norm(self.error)
+        found |= {f"logit{j}": number for j, number in enumerate(total.tolist())}
+        found |= {f"above{j}": number for j, number in enumerate(above.tolist())}
+        return found | {f"segment{i}": number for i, number in enumerate(self.segments)}
+
+
+def _norm(logits: Tensor) -> float:
+    return float(torch.linalg.vector_norm(logits))
 
 
 class AbsoluteDeviation(Measure):
-    """Absolute deviation from linearity along paths, exact.
+    """Absolute deviation from linearity along paths.
 
     Of each path: ``value``, the Euclidean norm over logits of the deviations summed over
-    its segments; ``logit0``, ``logit1``, …, those sums; ``length``, the path's length.
+    its segments; ``logit0``, ``logit1``, …, those sums; ``above0``, ``above1``, …, the part
+    of each where the logit lies above the chord (the rest is below); ``segment0``,
+    ``segment1``, …, the norm of each segment by itself; ``above`` and ``below``, the norms
+    of the two parts; ``variation``, the norm of the total variation of the distance to the
+    chord; ``length``, the path's length; ``error``, where the network has no breakpoints,
+    the norm of the estimated errors.
     """
 
     name = "absdev"
@@ -71,25 +117,20 @@ class AbsoluteDeviation(Measure):
 
     def start(self) -> None:
         """Forget all paths."""
-        self._sums: dict[str, Tensor] = {}
-        self._lengths: dict[str, float] = {}
-        self._segments: dict[str, int] = {}
+        self._sums: dict[str, _Sum] = {}
+        self._method = Method()
 
     def update(self, look: LineLook) -> None:
         """Add one segment to its path."""
-        place, deviation = look.place, absolute_deviation(look.trace).cpu()
-        self._sums[place] = self._sums.get(place, torch.zeros_like(deviation)) + deviation
-        self._lengths[place] = self._lengths.get(place, 0.0) + look.trace.length
-        self._segments[place] = self._segments.get(place, 0) + 1
+        new, old = _Sum.of(look.trace), self._sums.get(look.place)
+        self._sums[look.place] = new if old is None else old + new
+        self._method = self._method.and_of(look)
 
     def finish(self) -> Reading:
         """Give the deviation of each path."""
-        values = []
-        for place, logits in self._sums.items():
-            statistics = {
-                "value": float(torch.linalg.vector_norm(logits)),
-                **{f"logit{j}": v for j, v in enumerate(logits.tolist())},
-                "length": self._lengths[place],
-            }
-            values.append(Value(place, statistics, self._segments[place]))
-        return Reading.of(values, n=sum(self._segments.values()), notes={"method": "exact"})
+        values = [
+            Value(place, path.statistics(), len(path.segments))
+            for place, path in self._sums.items()
+        ]
+        reading = Reading.of(values, n=sum(value.n for value in values))
+        return self._method.on(with_means(reading, ("above", "below", "variation")))

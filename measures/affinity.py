@@ -14,8 +14,11 @@ from nlbench.measure import FunctionMeasure, MoreMeans, ProbeName, Source
 from nlbench.options import Option
 
 from ._assignment import optimal_matching
-from ._covariance import joint_basis, regularized_covariance, transport
+from ._blas import product
+from ._covariance import joint_coordinates, regularized_covariance
 from ._samples import as_samples, centered, check_count, unit_scaled, varying_columns
+from ._sources import affinity_paper
+from ._transport import optimal_map
 
 __all__ = ["Affinity", "affinity_score"]
 
@@ -88,11 +91,10 @@ def affinity_score(
     dim = x.shape[1]
     if 2 * n < dim:
         # Outside the span both covariances are isotropic and no sample has a component.
-        basis = joint_basis(x, y)
-        x, y = x @ basis, y @ basis
+        x, y = joint_coordinates(x, y)
     source = regularized_covariance(x, dim=dim, shrinkage=shrinkage, ridge=ridge)
     target = regularized_covariance(y, dim=dim, shrinkage=shrinkage, ridge=ridge)
-    mapped = transport(x, source.matrix, target.matrix)
+    mapped = product(x, optimal_map(source.matrix, target.matrix))
     worst = (2 * target.trace).sqrt()
     matching = optimal_matching(mapped, y, precision=PRECISION * worst.item())
     # A norm, unlike the root of a sum, has a gradient (zero) at distance zero.
@@ -130,21 +132,5 @@ class Affinity(FunctionMeasure):
             1e-6, "share of the mean variance added to the diagonal", minimum=0, maximum=1e6
         ),
     }
-    source: ClassVar[Source] = Source(
-        "Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, M. Heinonen, "
-        "V. Kyrki and S. Kaski, From Alexnet to Transformers: Measuring the Non-linearity of "
-        "Deep Neural Networks with Affine Optimal Transport, CVPR 2025, pages 25250-25260",
-        "equations (4) and (5)",
-        """@InProceedings{Bouniot_2025_CVPR,
-    author    = {Bouniot, Quentin and Redko, Ievgen and Mallasto, Anton and Laclau, Charlotte
-                 and Struckmeier, Oliver and Arndt, Karol and Heinonen, Markus
-                 and Kyrki, Ville and Kaski, Samuel},
-    title     = {From Alexnet to Transformers: Measuring the Non-linearity of Deep Neural
-                 Networks with Affine Optimal Transport},
-    booktitle = {Proceedings of the Computer Vision and Pattern Recognition Conference (CVPR)},
-    month     = {June},
-    year      = {2025},
-    pages     = {25250-25260}
-}""",
-    )
+    source: ClassVar[Source] = affinity_paper("equations (4) and (5)")
     function = staticmethod(affinity_score)

@@ -1,4 +1,4 @@
-"""Linear CKA: how alike the geometry of an activation's input and output is."""
+"""CKA: how alike the geometry of an activation's input and output is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from nlbench.options import Option
 
 from ._moments import PairStream
 from ._pooled import PooledMeasure, SiteStream
+from ._rbf import BANDWIDTH, RBFStream, rbf_cka
 from ._samples import (
     as_samples,
     centered,
@@ -23,7 +24,7 @@ from ._samples import (
     varying_columns,
 )
 
-__all__ = ["CKA", "linear_cka"]
+__all__ = ["CKA", "linear_cka", "rbf_cka"]
 
 # Below this share of (tr K)² an unbiased HSIC of K with itself is rounding, not a number.
 ROUNDING = 1e-12
@@ -193,18 +194,18 @@ class _UnbiasedHSIC:
 class _BiasedStream(PairStream):
     """All batches of a site as one; O(d²) memory."""
 
-    def score(self) -> float:
+    def statistics(self) -> dict[str, float]:
         """CKA of all samples together."""
         if self.n == 0:
             raise Undefined("no samples")
         if self.moments is None:
-            return linear_cka(*self.rows()).item()
+            return {"value": linear_cka(*self.rows()).item()}
         for varies, role in ((self.moments.varying_x, "input"), (self.moments.varying_y, "output")):
             if not varies.any():
                 raise Undefined(f"constant {role}")
         moments = self.moments.in_common_units()
         norms = (m.square().sum() for m in (moments.xy, moments.xx, moments.yy))
-        return _alignment(*norms).item()
+        return {"value": _alignment(*norms).item()}
 
     def remark(self) -> str:
         """Nothing."""
@@ -229,11 +230,11 @@ class _DebiasedStream:
         batch = _UnbiasedHSIC.of(centered(x), centered(y))
         self._sums = self._sums.plus(batch) if self._sums else batch
 
-    def score(self) -> float:
+    def statistics(self) -> dict[str, float]:
         """CKA of the sums."""
         if self._sums is None:
             raise Undefined(f"no batch of at least {FEWEST} samples")
-        return self._sums.alignment().item()
+        return {"value": self._sums.alignment().item()}
 
     def remark(self) -> str:
         """Say how many batches were too small."""
@@ -242,12 +243,16 @@ class _DebiasedStream:
 
 
 class CKA(PooledMeasure):
-    """Linear CKA between a site's input and output: 1 where the geometry is kept.
+    """CKA between a site's input and output: 1 where the geometry is kept.
 
     By default the biased value of all samples of the run as one, whatever the batches. With
     ``debiased=true`` the three unbiased HSIC terms are summed over batches and their ratio
     is taken last; batches of fewer than four samples are left out. That value may be
     slightly negative, below the bounds stated for the biased one.
+
+    The kernel is linear. ``kernel=rbf`` is Gaussian, with a width of ``bandwidth`` times the
+    median distance between the samples of the first batch. Its HSIC terms, biased or not,
+    are summed over batches, since a kernel of all samples would not fit into memory.
     """
 
     name: ClassVar[str] = "cka"
@@ -255,7 +260,11 @@ class CKA(PooledMeasure):
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
-        "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken")
+        "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken"),
+        "kernel": Option("linear", "of features, or Gaussian", choices=("linear", "rbf")),
+        "bandwidth": Option(
+            BANDWIDTH, "width of kernel=rbf in median distances", minimum=1e-3, maximum=1e3
+        ),
     }
     source: ClassVar[Source] = Source(
         "S. Kornblith, M. Norouzi, H. Lee and G. Hinton, Similarity of Neural Network "
@@ -289,4 +298,7 @@ class CKA(PooledMeasure):
 
     def stream(self) -> SiteStream:
         """Make the stream of one site."""
+        if self.settings["kernel"] == "rbf":
+            bandwidth = float(self.settings["bandwidth"])
+            return RBFStream(bandwidth, bool(self.settings["debiased"]))
         return _DebiasedStream() if self.settings["debiased"] else _BiasedStream()

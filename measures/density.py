@@ -5,27 +5,71 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from nlbench.errors import Undefined
 from nlbench.measure import Measure, Reading, Value
-from nlbench.probes.lines import LineLook
+from nlbench.probes.lines import LineLook, SegmentTrace, slope_changes
+from nlbench.probes.smooth import SmoothTrace
 
+from ._paths import Method, with_means
 from ._sources import traced_regions
 
 __all__ = ["Density"]
 
+_SITE = "site:"
+
 
 @dataclass(frozen=True)
 class _Tally:
-    crossings: int = 0
-    length: float = 0.0
-    segments: int = 0
+    """What is known of one path so far; ``changes`` is None where slopes can't be told."""
+
+    crossings: tuple[int, ...]
+    length: float
+    changes: int | None
+    sites: dict[str, int]
+
+    @classmethod
+    def of(cls, trace: SegmentTrace) -> _Tally:
+        return cls((trace.crossings,), trace.length, _slope_changes(trace), trace.contributions)
+
+    def __add__(self, other: _Tally) -> _Tally:
+        known = self.changes is not None and other.changes is not None
+        names = dict.fromkeys([*self.sites, *other.sites])
+        return _Tally(
+            self.crossings + other.crossings,
+            self.length + other.length,
+            (self.changes or 0) + (other.changes or 0) if known else None,
+            {name: self.sites.get(name, 0) + other.sites.get(name, 0) for name in names},
+        )
+
+    def statistics(self) -> dict[str, float]:
+        total, segments = sum(self.crossings), len(self.crossings)
+        found = {"value": float(total)}
+        if self.length > 0:
+            found["per_length"] = total / self.length
+        found["per_segment"] = total / segments
+        if self.changes is not None:
+            found["slope_changes"] = float(self.changes)
+        found |= {"length": self.length, "segments": float(segments)}
+        found |= {f"segment{i}": float(number) for i, number in enumerate(self.crossings)}
+        return found | {_SITE + name: float(number) for name, number in self.sites.items()}
+
+
+def _slope_changes(trace: SegmentTrace) -> int | None:
+    try:
+        return slope_changes(trace)
+    except Undefined:
+        return None
 
 
 class Density(Measure):
-    """Number of region boundaries that a path crosses, exact.
+    """Number of region boundaries that a path crosses.
 
     Of each path: ``value``, crossings summed over its segments, which counts each
     region on a closed path once per visit; ``per_length``, the same per unit of
-    length, left out where the length is 0; ``length``; ``segments``.
+    length, left out where the length is 0; ``per_segment``, their mean; ``slope_changes``,
+    the crossings at which a logit's slope changes; ``segment0``, ``segment1``, …, each
+    segment's own crossings; ``site:NAME``, those that each activation call makes, of
+    which the value is the sum; ``length``; ``segments``.
 
     Examples
     --------
@@ -48,24 +92,29 @@ class Density(Measure):
     def start(self) -> None:
         """Forget all paths."""
         self._tallies: dict[str, _Tally] = {}
+        self._method = Method()
 
     def update(self, look: LineLook) -> None:
-        """Add one segment to its path."""
-        tally = self._tallies.get(look.place, _Tally())
-        self._tallies[look.place] = _Tally(
-            tally.crossings + look.trace.crossings,
-            tally.length + look.trace.length,
-            tally.segments + 1,
-        )
+        """Add one segment to its path.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the network has no breakpoints; the operation is the reason.
+        """
+        if isinstance(look.trace, SmoothTrace):
+            raise Undefined(look.trace.refused or "the network is not piecewise affine")
+        new, old = _Tally.of(look.trace), self._tallies.get(look.place)
+        self._tallies[look.place] = new if old is None else old + new
+        self._method = self._method.and_of(look)
 
     def finish(self) -> Reading:
         """Give the number of crossings of each path."""
-        values = []
-        for place, tally in self._tallies.items():
-            statistics = {"value": float(tally.crossings)}
-            if tally.length > 0:
-                statistics["per_length"] = tally.crossings / tally.length
-            statistics |= {"length": tally.length, "segments": float(tally.segments)}
-            values.append(Value(place, statistics, tally.segments))
-        segments = sum(tally.segments for tally in self._tallies.values())
-        return Reading.of(values, n=segments, notes={"method": "exact"})
+        values = [
+            Value(place, tally.statistics(), len(tally.crossings))
+            for place, tally in self._tallies.items()
+        ]
+        reading = Reading.of(values, n=sum(value.n for value in values))
+        sites = dict.fromkeys(_SITE + name for t in self._tallies.values() for name in t.sites)
+        means = ("per_length", "per_segment", "slope_changes", *sites)
+        return self._method.on(with_means(reading, means))

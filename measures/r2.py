@@ -13,17 +13,18 @@ from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import MoreMeans, Source
 from nlbench.options import Option
 
+from ._crossvalidation import FoldStream, crossvalidated_r2
 from ._moments import Moments, PairStream
-from ._pooled import PooledMeasure
+from ._pooled import PooledMeasure, SiteStream
 from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
 
 __all__ = ["R2", "r2_score"]
 
-KINDS = ("ordinary", "adjusted")
+KINDS = ("ordinary", "adjusted", "crossvalidated")
 
 
 @torch.no_grad()
-def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary") -> Tensor:
+def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = 5) -> Tensor:
     """Coefficient of determination of the least-squares affine fit of y on x.
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² of each output column, averaged over those that
@@ -36,23 +37,31 @@ def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary") -> Tensor:
         Any real type.
     y : tensor of shape (n, k)
         Any real type.
-    kind : {"ordinary", "adjusted"}
+    kind : {"ordinary", "adjusted", "crossvalidated"}
         Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1), r the rank of the inputs: it does
-        not grow with the number of inputs alone, and may be negative.
+        not grow with the number of inputs alone, and may be negative. Cross-validated is
+        1 - Σ (y - prediction)² / Σ (y - mean)² with each sample predicted by a fit to the
+        other folds: also where n <= d + 1, since no fit is judged by the samples it was
+        made of. Of several equal fits it takes the one with the smallest coefficients of
+        standardised inputs.
+    folds : int
+        Of the cross-validation; sample i is in fold i mod `folds`. From n on it is
+        leave-one-out.
 
     Returns
     -------
     tensor, scalar, float64
-        Ordinary in [0, 1], adjusted at most 1. No gradient flows through it.
+        Ordinary in [0, 1], the others at most 1. No gradient flows through it.
 
     Raises
     ------
     nlbench.Undefined
-        For n <= d + 1, where the fit is exact whatever the data, or a constant output.
+        For n <= d + 1, where the fit is exact whatever the data, unless cross-validated;
+        for a constant output, or fewer than two samples.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
-        For numbers of samples that differ, or an unknown kind.
+        For numbers of samples that differ, an unknown kind, or fewer than two folds.
 
     Examples
     --------
@@ -67,6 +76,10 @@ def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary") -> Tensor:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
     x, y = as_samples(x, "x"), as_samples(y, "y")
     n = check_count(x, y)
+    if kind == "crossvalidated":
+        if folds < 2:
+            raise RequestError(f"folds = {folds}, expected at least 2")
+        return crossvalidated_r2(x, y, folds)
     _check_enough(n, x.shape[1])
     outputs = varying_columns(y)
     _check_varies(outputs)
@@ -112,7 +125,8 @@ def _unit_columns(values: Tensor) -> Tensor:
 def _check_enough(n: int, d: int) -> None:
     if n <= d + 1:
         raise Undefined(
-            f"n = {n} samples are too few for d = {d} inputs: the fit is exact whatever the data"
+            f"n = {n} samples are too few for d = {d} inputs: the fit is exact whatever the data; "
+            "r2.kind=crossvalidated has a value"
         )
 
 
@@ -128,13 +142,13 @@ class _R2Stream(PairStream):
         super().__init__()
         self._kind = kind
 
-    def score(self) -> float:
+    def statistics(self) -> dict[str, float]:
         """R² of all samples together."""
         if self.n == 0:
             raise Undefined("no samples")
         if self.moments is None:
-            return r2_score(*self.rows(), kind=self._kind).item()
-        return _r2_of_moments(self.moments, self._kind).item()
+            return {"value": r2_score(*self.rows(), kind=self._kind).item()}
+        return {"value": _r2_of_moments(self.moments, self._kind).item()}
 
     def remark(self) -> str:
         """Nothing."""
@@ -146,8 +160,8 @@ class R2(PooledMeasure):
 
     One fit for all samples of the run, from second moments that are accumulated in
     float64. A site with at most d + 1 samples for its d inputs is undefined: the fit would
-    be exact whatever the activation. The ordinary value is in [0, 1]; the adjusted one
-    may be negative, hence the bounds.
+    be exact whatever the activation. The cross-validated value exists there too. The
+    ordinary value is in [0, 1]; the others may be negative, hence the bounds.
     """
 
     name: ClassVar[str] = "r2"
@@ -155,7 +169,12 @@ class R2(PooledMeasure):
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
-        "kind": Option("ordinary", "plain R², or adjusted for the number of inputs", choices=KINDS)
+        "kind": Option(
+            "ordinary",
+            "plain R², adjusted for the number of inputs, or of samples that the fit has not seen",
+            choices=KINDS,
+        ),
+        "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=1e6),
     }
     source: ClassVar[Source] = Source(
         "N. R. Draper and H. Smith, Applied Regression Analysis, third edition, Wiley 1998",
@@ -169,6 +188,9 @@ class R2(PooledMeasure):
 }""",
     )
 
-    def stream(self) -> _R2Stream:
+    def stream(self) -> SiteStream:
         """Make the stream of one site."""
-        return _R2Stream(str(self.settings["kind"]))
+        kind = str(self.settings["kind"])
+        if kind == "crossvalidated":
+            return FoldStream(int(self.settings["folds"]))
+        return _R2Stream(kind)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nlbench.plan import Request
     from nlbench.records import Run, load_run
     from nlbench.runner import run
+    from nlbench.signature import Signature
 
 __all__ = [
     "Dataset",
@@ -37,6 +38,7 @@ __all__ = [
     "Request",
     "RequestError",
     "Run",
+    "Signature",
     "Source",
     "Undefined",
     "UnsupportedOperation",
@@ -62,6 +64,7 @@ _HOMES = {
     "Request": "plan",
     "RequestError": "errors",
     "Run": "records",
+    "Signature": "signature",
     "Source": "measure",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",

@@ -141,7 +141,7 @@ class Reading:
         Number of samples (sites) or segments (lines) behind it.
     status : {"ok", "undefined", "skipped", "failed"}
     reason : str
-        One line, empty when the status is ``ok``.
+        One line: why there is no value; empty, or a remark, when ``ok``.
     notes : mapping
         What a reader has to know about how the number was made, such as the method.
     """
@@ -239,6 +239,11 @@ class Measure(ABC):
         Options with their defaults; ``self.settings`` has the values in force.
     source : Source
         Or the citation alone, as text.
+    unreduced : mapping of str to callable
+        For measures of the probe ``sites`` that need more than the reduced samples:
+        functions of an activation's whole tensor (n, ...), batch first, to one number a
+        sample (n,). The probe applies them to the input before the call and to the output
+        after it, and keeps only the results: ``look.unreduced[name]`` is the pair of both.
 
     Examples
     --------
@@ -259,6 +264,7 @@ class Measure(ABC):
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {}
     source: ClassVar[Source] = Source("")
+    unreduced: ClassVar[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

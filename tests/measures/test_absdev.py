@@ -10,6 +10,7 @@ from torch import nn
 
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
 from nlbench.probes.lines import LineLook, SegmentTrace, look_along, trace_segment
+from nlbench.probes.smooth import integrate_along, smooth_trace
 
 
 def trace_of(t, values, length=1.0):
@@ -132,6 +133,67 @@ def test_a_reading_sums_segments_per_logit_and_takes_the_norm():
     assert reading.summary["value"] == pytest.approx(np.mean(numbers))
     assert reading.n == 6
     assert reading.notes == {"method": "exact"}
+
+
+def reading_of(looks):
+    measure = AbsoluteDeviation()
+    measure.start()
+    for look in looks:
+        measure.update(look)
+    return measure.finish()
+
+
+def test_a_reading_parts_the_deviation_by_sign_and_by_segment():
+    looks = [
+        LineLook(0, 0, trace_of([0, 0.5, 1], [[0, 0], [3, -1], [0, 0]], 2.0)),
+        LineLook(0, 1, trace_of([0, 0.5, 1], [[0, 0], [-4, 0], [0, 0]], 1.0)),
+    ]
+    found = reading_of(looks).values[0].statistics
+    assert found["logit0"] == 5
+    assert found["logit1"] == 1
+    assert found["above0"] == 3
+    assert found["above1"] == 0
+    assert found["above"] == 3
+    assert found["below"] == pytest.approx(math.hypot(2, 1))
+    assert found["segment0"] == pytest.approx(math.hypot(3, 1))
+    assert found["segment1"] == 2
+    assert found["variation"] == pytest.approx(math.hypot(6 + 8, 2))
+    assert "error" not in found
+
+
+def test_the_summary_has_the_means_of_the_parts():
+    looks = [
+        LineLook(0, 0, trace_of([0, 0.5, 1], [0, 2, 0])),
+        LineLook(1, 0, trace_of([0, 0.5, 1], [0, -6, 0])),
+    ]
+    summary = reading_of(looks).summary
+    assert summary["value"] == 2
+    assert summary["above"] == 0.5
+    assert summary["below"] == 1.5
+    assert summary["variation"] == 8
+
+
+def test_a_smooth_network_stands_on_the_board_with_a_remark():
+    ends = torch.tensor([[-2.0], [2.0]])
+    (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:], tolerance=1e-7)
+    reading = reading_of([LineLook(0, 0, trace)])
+    area = math.log(math.cosh(2)) - math.tanh(2)
+    assert reading.summary["value"] == pytest.approx(2 * area, rel=1e-7)
+    assert reading.status == "ok"
+    assert reading.reason == "by quadrature to 1e-07 of the value or to rounding"
+    assert reading.notes["method"] == "quadrature"
+    assert reading.values[0].statistics["error"] <= 1e-7 * reading.summary["value"]
+
+
+def test_a_quadrature_that_fell_short_is_remarked_on():
+    trace = smooth_trace(lambda t: np.sin(1000 * t)[:, None], evaluations=64)
+    exact = trace_of([0, 0.5, 1], [0, 1, 0])
+    reading = reading_of([LineLook(0, 0, exact), LineLook(0, 1, trace)])
+    assert reading.reason == (
+        "exact and by quadrature to 1e-05 of the value or to rounding, "
+        "which 1 of 2 segments did not reach"
+    )
+    assert reading.notes["segments_short_of_tolerance"] == 1
 
 
 def test_start_forgets_what_was_measured_before():

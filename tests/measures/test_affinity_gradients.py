@@ -28,7 +28,7 @@ def test_gradients_are_those_of_finite_differences(n, d, shrinkage):
 def test_gradients_are_the_same_where_the_root_is_taken_through_singular_values(monkeypatch):
     x, y = leaf(10, 15, 4), leaf(11, 15, 4)
     expected = torch.autograd.grad(affinity_score(x, y), (x, y))
-    monkeypatch.setattr("nlbench.measures._covariance.WIDE_SPECTRUM", 2.0)
+    monkeypatch.setattr("nlbench.measures._transport.WIDE_SPECTRUM", 2.0)
     found = torch.autograd.grad(affinity_score(x, y), (x, y))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
-from nlbench.measures._assignment import (
-    identity_is_optimal,
-    optimal_matching,
-    squared_distances,
-)
+from nlbench.measures import _blas, _certificate
+from nlbench.measures._assignment import optimal_matching, squared_distances
+from nlbench.measures._certificate import certified_in_single_precision, identity_is_optimal
 
 
 def points(seed, n, d):
@@ -83,11 +81,171 @@ def test_an_optimal_identity_is_certified_with_as_few_sweeps_as_it_takes(cost, s
     rows, columns = linear_sum_assignment(cost)
     assert np.trace(cost) == np.asarray(cost)[rows, columns].sum()
     assert certified(cost)
-    monkeypatch.setattr("nlbench.measures._assignment.SWEEPS", sweeps)
+    monkeypatch.setattr("nlbench.measures._certificate.SWEEPS", sweeps)
     assert certified(cost)
     if sweeps:
-        monkeypatch.setattr("nlbench.measures._assignment.SWEEPS", sweeps - 1)
+        monkeypatch.setattr("nlbench.measures._certificate.SWEEPS", sweeps - 1)
         assert not certified(cost)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 999),
+    st.integers(2, 40),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 1e-7, 1e-3, 0.1, 0.5, 2.0]),
+    st.booleans(),
+)
+def test_single_precision_never_proves_more_than_is_true(seed, n, d, noise, ties):
+    a = points(seed, n, d)
+    if ties:
+        a = a.round()
+    a = a - a.mean(0)
+    b = a + noise * points(seed + 5000, n, d)
+    b = b - b.mean(0)
+    cost = squared_distances(a, b).numpy()
+    rows, columns = linear_sum_assignment(cost)
+    gap = np.trace(cost) / n - cost[rows, columns].mean()
+    for allowed in (1e-12, 0.01, 0.1):
+        if certified_in_single_precision(a, b, allowed=allowed):
+            assert gap <= allowed + 1e-12
+
+
+def test_single_precision_settles_what_differs_by_less_than_its_digits_in_double(monkeypatch):
+    # Two outputs are swapped whose costs differ by 1e-9, far below float32's rounding.
+    a = points(5, 300, 20)
+    a = a - a.mean(0)
+    b = a.clone()
+    b[0, 0] += 1e-4
+    b[1] = b[0]
+    b[1, 1] += 1e-5
+    swapped = b.clone()
+    swapped[[0, 1]] = b[[1, 0]]
+    a[1] = a[0]
+    a[1, 1] += 1e-4
+    assert certified_in_single_precision(a, b, allowed=1e-15)
+    assert not certified_in_single_precision(a, swapped, allowed=1e-15)
+    monkeypatch.setattr(_certificate, "DOUBTFUL", 0.0)
+    assert not certified_in_single_precision(a, b, allowed=1e-15)
+
+
+@pytest.fixture
+def several_cores(monkeypatch):
+    """PyTorch's own products, whatever the threads of this machine."""
+    monkeypatch.setattr(_blas, "on_one_core", lambda values: False)
+
+
+def neighbours_and_swapped():
+    """Points whose own output is best, and the same with two close outputs exchanged."""
+    a = points(6, 300, 80)
+    a[1] = a[0] + 1e-3 * a[1]
+    a = a - a.mean(0)
+    swapped = a.clone()
+    swapped[[0, 1]] = a[[1, 0]]
+    return a, a.clone(), swapped
+
+
+@pytest.mark.usefixtures("several_cores")
+def test_autocast_does_not_shorten_the_products_that_a_proof_rests_on():
+    a, b, swapped = neighbours_and_swapped()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert certified_in_single_precision(a, b, allowed=1e-12)
+        assert not certified_in_single_precision(a, swapped, allowed=1e-12)
+
+
+def by_the_old_name(value):
+    torch.set_float32_matmul_precision("medium" if value == "bf16" else "highest")
+
+
+def by_the_new_name(value):
+    torch.backends.mkldnn.matmul.fp32_precision = value
+
+
+@pytest.mark.usefixtures("several_cores")
+@pytest.mark.parametrize("allow", [by_the_old_name, by_the_new_name])
+def test_single_precision_proves_nothing_where_a_user_has_allowed_fewer_digits(allow):
+    if allow is by_the_new_name and not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("this PyTorch has the old name only")
+    a, b, _ = neighbours_and_swapped()
+    assert certified_in_single_precision(a, b, allowed=1e-12)
+    allow("bf16")
+    try:
+        assert not certified_in_single_precision(a, b, allowed=1e-12)
+        # The slower proof in double precision is still there.
+        assert optimal_matching(a, b, precision=1e-9).tolist() == list(range(300))
+    finally:
+        allow("ieee")
+    assert certified_in_single_precision(a, b, allowed=1e-12)
+
+
+@pytest.mark.usefixtures("several_cores")
+def test_a_rounding_mode_set_from_outside_is_heeded(monkeypatch):
+    a, b, _ = neighbours_and_swapped()
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert not certified_in_single_precision(a, b, allowed=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(2, 20), st.integers(3, 9), st.integers(1, 3))
+def test_points_with_fewer_coordinates_are_as_long_and_never_farther_apart(seed, n, d, kept):
+    a, b = points(seed, n, d), points(seed + 5000, n, d)
+    given_points = _certificate._Points(a, b, a.square().sum(1), b.square().sum(1), (a * b).sum(1))
+    short_a, short_b = _certificate._shortened(given_points, kept)
+    assert short_a.shape == (n, kept + 1)
+    torch.testing.assert_close(short_a.square().sum(1), a.square().sum(1))
+    torch.testing.assert_close(short_b.square().sum(1), b.square().sum(1))
+    assert bool((short_a @ short_b.T >= a @ b.T - 1e-12).all())
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 999),
+    st.integers(2, 40),
+    st.integers(64, 90),
+    st.sampled_from([0.0, 1e-7, 1e-3, 0.1, 1.0]),
+    st.sampled_from([0.0, 1.0, 3.0]),
+    st.booleans(),
+)
+def test_many_coordinates_never_prove_more_than_is_true(seed, n, d, noise, decay, ties):
+    strengths = torch.arange(1, d + 1).double() ** -decay
+    a = points(seed, n, d) * strengths
+    if ties:
+        a[1::2] = a[: n // 2]
+    a = a - a.mean(0)
+    b = a + noise * points(seed + 5000, n, d) * strengths
+    b = b - b.mean(0)
+    cost = squared_distances(a, b).numpy()
+    rows, columns = linear_sum_assignment(cost)
+    gap = np.trace(cost) / n - cost[rows, columns].mean()
+    for allowed in (1e-12, 0.01, 0.1):
+        if certified_in_single_precision(a, b, allowed=allowed):
+            assert gap <= allowed + 1e-12
+
+
+def test_the_strongest_coordinates_suffice_where_they_tell_the_points_apart(monkeypatch):
+    x = points(9, 300, 120) * torch.arange(1, 121).double() ** -0.5
+    y = torch.nn.functional.leaky_relu(x, 0.8)
+    x, y = x - x.mean(0), y - y.mean(0)
+    widths = []
+    multiply = _blas.outer_products
+    monkeypatch.setattr(
+        _certificate,
+        "outer_products",
+        lambda a, b: (widths.append(a.shape[1]), multiply(a, b))[1],
+    )
+    assert certified_in_single_precision(x, y, allowed=1e-12)
+    assert widths == [41]
+    assert not certified_in_single_precision(x, points(10, 300, 120), allowed=1e-12)
+    assert widths == [41, 41, 120]
+
+
+@pytest.mark.parametrize("n", [300, 600])
+def test_many_points_that_are_not_their_own_best_match_are_solved(n):
+    a = points(7, n, 2)
+    b = points(8, n, 2)
+    matching = optimal_matching(a, b, precision=1e-9)
+    rows, columns = linear_sum_assignment(cdist(a, b, "sqeuclidean"))
+    assert mean_cost(a, b, matching) == pytest.approx(mean_cost(a[rows], b, columns), rel=1e-12)
 
 
 def test_a_monotone_elementwise_map_is_certified_without_a_solver(monkeypatch):

@@ -1,19 +1,16 @@
-"""Shrunk covariances against scikit-learn, the transport map against SciPy."""
+"""Shrunk covariances against scikit-learn."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.linalg import sqrtm
 from sklearn.covariance import LedoitWolf, ledoit_wolf_shrinkage
 
-from nlbench.errors import Undefined
 from nlbench.measures._covariance import (
-    joint_basis,
+    joint_coordinates,
     ledoit_wolf_coefficient,
     regularized_covariance,
-    transport,
 )
 from nlbench.measures._samples import centered
 
@@ -47,7 +44,7 @@ def test_the_coefficient_is_scikit_learns_to_1e_12(n, d):
 
 def test_the_coefficient_is_the_same_in_a_smaller_basis():
     data = normal(4, 20, 300)
-    reduced = data @ joint_basis(data, data)
+    reduced, _ = joint_coordinates(data, data)
     inside = ledoit_wolf_coefficient(reduced, reduced.T @ reduced / 20, 300).item()
     assert inside == pytest.approx(
         ledoit_wolf_shrinkage(data.numpy(), assume_centered=True), rel=1e-12
@@ -68,55 +65,11 @@ def test_without_shrinkage_it_is_the_unbiased_covariance_with_a_relative_ridge()
     assert ours.trace.item() == pytest.approx(np.trace(expected), rel=1e-12)
 
 
-def test_the_basis_is_orthonormal_and_holds_all_rows_even_of_duplicates():
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_coordinates_keep_all_inner_products_even_of_duplicates(differentiated):
     x, y = normal(6, 5, 40), normal(7, 5, 40)
     x[1] = x[0]
-    basis = joint_basis(x, y)
-    torch.testing.assert_close(basis.T @ basis, torch.eye(10).double(), rtol=0, atol=1e-14)
-    for rows in (x, y):
-        torch.testing.assert_close(rows @ basis @ basis.T, rows, rtol=0, atol=1e-13)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 999), st.integers(1, 12))
-def test_the_map_is_symmetric_definite_and_turns_one_covariance_into_the_other(seed, d):
-    source, target = (np.cov(normal(seed + k, 60, d).numpy().T).reshape(d, d) for k in (0, 5000))
-    matrix = transport(torch.eye(d).double(), torch.tensor(source), torch.tensor(target)).numpy()
-    scale = np.abs(matrix).max()
-    np.testing.assert_allclose(matrix / scale, matrix.T / scale, atol=1e-9)
-    assert np.linalg.eigvalsh(matrix).min() > 0
-    np.testing.assert_allclose(
-        matrix @ source @ matrix, target, rtol=0, atol=1e-10 * np.abs(target).max()
-    )
-
-
-def test_the_map_is_the_papers_formula():
-    source, target = (np.cov(normal(k, 60, 6).numpy().T) for k in (8, 9))
-    root = np.real(sqrtm(target))
-    expected = root @ np.linalg.inv(np.real(sqrtm(root @ source @ root))) @ root
-    ours = transport(torch.eye(6).double(), torch.tensor(source), torch.tensor(target))
-    np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-9)
-
-
-def test_the_map_keeps_its_digits_in_directions_held_by_little_more_than_the_ridge():
-    # Both covariances have the same eigenvectors, so that the map has the square roots of
-    # the ratios. The eigenvalues of Lᵀ Σy L span 16 decades: roots taken of them directly
-    # would be noise for the weak directions.
-    d = 32
-    turn = np.linalg.qr(np.random.default_rng(1).standard_normal((d, d)))[0]
-    spread, slopes = np.r_[1, np.full(d - 1, 1e-8)], np.linspace(1, 3, d)
-    source, target = (turn * spread) @ turn.T, (turn * spread * slopes**2) @ turn.T
-    ours = transport(torch.eye(d).double(), torch.tensor(source), torch.tensor(target)).numpy()
-    np.testing.assert_allclose(turn.T @ ours @ turn, np.diag(slopes), rtol=0, atol=1e-5)
-
-
-def test_a_dead_output_direction_is_mapped_to_zero():
-    target = torch.diag(torch.tensor([4.0, 0.0])).double()
-    mapped = transport(torch.eye(2).double(), torch.eye(2).double(), target)
-    torch.testing.assert_close(mapped, torch.diag(torch.tensor([2.0, 0.0])).double())
-
-
-@pytest.mark.parametrize("entries", [[[1.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [1.0, 1.0]]])
-def test_a_singular_source_is_refused(entries):
-    with pytest.raises(Undefined, match="singular"):
-        transport(torch.eye(2).double(), torch.tensor(entries).double(), torch.eye(2).double())
+    rows = torch.cat([x, y])
+    inside = torch.cat(joint_coordinates(x.requires_grad_(differentiated), y)).detach()
+    assert inside.shape == (10, 10)
+    torch.testing.assert_close(inside @ inside.T, rows @ rows.T, rtol=0, atol=1e-13)

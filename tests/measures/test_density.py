@@ -2,8 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from nlbench.errors import Undefined
 from nlbench.measures.density import Density
-from nlbench.probes.lines import look_along
+from nlbench.probes.lines import LineLook, SegmentTrace, look_along
+from nlbench.probes.smooth import integrate_along
 
 
 def reading_of(model, paths):
@@ -22,8 +24,12 @@ def test_a_closed_path_counts_each_visited_region_once():
     assert dict(value.statistics) == {
         "value": 4.0,
         "per_length": 4 / 12,
+        "per_segment": 1.0,
+        "slope_changes": 4.0,
         "length": 12.0,
         "segments": 4.0,
+        **{f"segment{i}": 1.0 for i in range(4)},
+        "site:relu": 4.0,
     }
 
 
@@ -49,6 +55,66 @@ def test_a_path_without_length_has_no_density_per_length():
     value = reading_of(nn.ReLU(), torch.ones(1, 3, 2)).values[0]
     assert value.statistics["value"] == 0
     assert "per_length" not in value.statistics
+
+
+def test_the_sites_make_up_the_value():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1))
+    reading = reading_of(net, torch.randn(2, 4, 2))
+    for value in reading.values:
+        found = value.statistics
+        assert found["site:1"] + found["site:3"] == found["value"] > 5
+        assert sum(found[f"segment{i}"] for i in range(3)) == found["value"]
+    both = [value.statistics["site:1"] for value in reading.values]
+    assert reading.summary["site:1"] == sum(both) / 2
+
+
+def test_a_unit_that_nothing_listens_to_makes_a_boundary_and_no_change_of_slope():
+    net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        net[0].weight[:] = 1.0
+        net[0].bias[:] = torch.tensor([0.0, -0.5])
+        net[2].weight[:] = torch.tensor([[1.0, 0.0]])
+    found = reading_of(net, torch.tensor([[[-1.0], [1.0]]])).values[0].statistics
+    assert found["value"] == 2
+    assert found["slope_changes"] == 1
+
+
+def test_a_smooth_network_has_no_density_and_the_operation_is_the_reason():
+    ends = torch.tensor([[-2.0], [2.0]])
+    (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:], refused="tanh at 1: is smooth")
+    measure = Density()
+    measure.start()
+    with pytest.raises(Undefined, match="tanh at 1: is smooth"):
+        measure.update(LineLook(0, 0, trace))
+
+
+def test_a_method_that_may_miss_regions_is_remarked_on():
+    t = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    values, origins = torch.zeros(3, 1, dtype=torch.float64), torch.tensor([-1, 0, -1])
+    notes = {"sensitivity": 1e-6, "shorter_than_sensitivity": 3.0}
+    trace = SegmentTrace(t, values, 1.0, origins, ("relu",), "adaptive", notes)
+    measure = Density()
+    measure.start()
+    measure.update(LineLook(0, 0, trace))
+    measure.update(LineLook(0, 1, trace))
+    reading = measure.finish()
+    assert reading.reason == "by adaptive steps, which passed over some 6 boundaries"
+    assert reading.notes == {
+        "method": "adaptive",
+        "sensitivity": 1e-6,
+        "shorter_than_sensitivity": 6.0,
+    }
+
+
+def test_sampled_breakpoints_have_no_slopes_to_compare():
+    t = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    values, origins = torch.zeros(3, 1, dtype=torch.float64), torch.tensor([-1, 0, -1])
+    trace = SegmentTrace(t, values, 1.0, origins, ("relu",), "sampling")
+    measure = Density()
+    measure.start()
+    measure.update(LineLook(0, 0, trace))
+    assert "slope_changes" not in measure.finish().values[0].statistics
 
 
 def test_without_looks_there_is_nothing_to_measure():

@@ -1,0 +1,156 @@
+"""Where NumPy's and SciPy's linear algebra is quicker than PyTorch's: on one core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.linalg import blas
+from threadpoolctl import ThreadpoolController
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["gram", "has_single_products", "on_one_core", "one_thread", "outer_products", "product"]
+
+# What a triangle is copied by: few enough numbers to stay in the cache.
+TILE = 64
+
+
+def on_one_core(values: Tensor) -> bool:
+    """Whether NumPy's and SciPy's routines are to work on a tensor.
+
+    On several cores their threads and PyTorch's would wait for each other.
+    """
+    return values.device.type == "cpu" and torch.get_num_threads() == 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep NumPy and SciPy from starting threads where PyTorch was told to use one.
+
+    Their setting is the process's: of threads that are inside at once the first makes and
+    undoes it, since each would restore what another had set.
+    """
+    if not _LIMITED.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _libraries().limit(limits=1):
+            yield
+    finally:
+        _LIMITED.release()
+
+
+_LIMITED = Lock()
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Those of NumPy and SciPy; looking for them takes milliseconds."""
+    found = ThreadpoolController()
+    paths = [library["filepath"] for library in found.info() if library["user_api"] == "blas"]
+    return found.select(filepath=[path for path in paths if not _is_torchs(path)])
+
+
+def _is_torchs(path: str) -> bool:
+    """Whether a library came with PyTorch: the network may be using it meanwhile."""
+    packages = Path(torch.__file__).parent.parent
+    library = Path(path)
+    return library.is_relative_to(packages) and library.relative_to(packages).parts[0].startswith(
+        "torch"
+    )
+
+
+def gram(data: Tensor) -> Tensor:
+    """Inner products (r, r) of the columns of data (n, r), float64."""
+    if on_one_core(data):
+        products: Tensor = _Gram.apply(data)
+        return products
+    return data.T @ data
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product of a and b, both float64."""
+    differentiated = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if differentiated or not on_one_core(a):
+        return a @ b
+    with one_thread():
+        return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
+
+
+def outer_products(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products (n, m) of the rows of a (n, d) with those of b (m, d), without gradient.
+
+    In the type of a and b, also where autocast would take a shorter one.
+    """
+    if on_one_core(a):
+        with one_thread():
+            return torch.from_numpy(a.detach().numpy() @ b.detach().numpy().T)
+    with torch.autocast(a.device.type, enabled=False):
+        return a.detach() @ b.detach().T
+
+
+def has_single_products(values: Tensor) -> bool:
+    """Whether float32 products have float32's digits: a user may have allowed fewer."""
+    if on_one_core(values):
+        return True
+    if any(os.environ.get(name, usual) != usual for name, usual in _ROUNDING_MODES.items()):
+        return False
+    backend = torch.backends.cuda if values.device.type == "cuda" else torch.backends.mkldnn
+    # PyTorch from 2.9 on; it refuses the older question where the newer setting was used.
+    precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if precision is not None:
+        return precision in ("none", "ieee")
+    if torch.get_float32_matmul_precision() != "highest":
+        return False
+    return values.device.type != "cuda" or not torch.backends.cuda.matmul.allow_tf32
+
+
+# By which the libraries below PyTorch are told to round, and what leaves float32 alone.
+_ROUNDING_MODES = {
+    "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
+    "DNNL_DEFAULT_FPMATH_MODE": "STRICT",
+    "NVIDIA_TF32_OVERRIDE": "0",
+}
+
+
+class _Gram(torch.autograd.Function):
+    """XᵀX by a symmetric product, which does half the work of a general one."""
+
+    @staticmethod
+    def forward(ctx: Any, data: Tensor) -> Tensor:
+        """Multiply."""
+        ctx.save_for_backward(data)
+        with one_thread():
+            return torch.from_numpy(_gram_of_array(data.detach().numpy()))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """X (G + Gᵀ)."""
+        (data,) = ctx.saved_tensors
+        of_data: Tensor = data @ (gradient + gradient.T)
+        return of_data
+
+
+def _gram_of_array(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    # Whichever of both is in Fortran's order isn't copied.
+    if array.flags.c_contiguous:
+        lower = blas.dsyrk(1.0, array.T, lower=1)
+    else:
+        lower = blas.dsyrk(1.0, array, trans=1, lower=1)
+    full: npt.NDArray[np.float64] = lower.T
+    for start in range(0, len(full), TILE):
+        end = start + TILE
+        full[start:end, :start] = full[:start, start:end].T
+        corner = full[start:end, start:end]
+        corner += np.triu(corner, 1).T
+    return full

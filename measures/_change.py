@@ -1,0 +1,46 @@
+"""A number of each sample before and after an activation, averaged over all samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import NotFinite, Undefined
+
+__all__ = ["ChangeStream"]
+
+
+class ChangeStream:
+    """Mean of (after - before) over the samples of all batches; O(1) memory."""
+
+    def __init__(self) -> None:
+        self._n, self._before, self._after = 0, 0.0, 0.0
+
+    def add(self, before: Tensor, after: Tensor) -> None:
+        """Take in one number a sample, both (n,).
+
+        Raises
+        ------
+        nlbench.NotFinite
+            For a sample without a number.
+        """
+        sums = [numbers.double().sum().item() for numbers in (before, after)]
+        if not all(math.isfinite(total) for total in sums):
+            bad = sum(int((~torch.isfinite(numbers)).sum()) for numbers in (before, after))
+            raise NotFinite(f"{bad} of {2 * len(before)} samples have entries that are not finite")
+        self._n += len(before)
+        self._before += sums[0]
+        self._after += sums[1]
+
+    def statistics(self) -> dict[str, float]:
+        """The mean change, and the means before and after."""
+        if self._n == 0:
+            raise Undefined("no samples")
+        before, after = self._before / self._n, self._after / self._n
+        return {"value": after - before, "before": before, "after": after}
+
+    def remark(self) -> str:
+        """Nothing."""
+        return ""

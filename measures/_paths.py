@@ -1,0 +1,86 @@
+"""What the measures of lines have in common: segments gathered to paths, and how they were seen."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from nlbench.measure import Reading
+from nlbench.probes.lines import LineLook, SegmentTrace
+
+__all__ = ["Method", "with_means"]
+
+_WORDS = {
+    "adaptive": "by adaptive steps",
+    "sampling": "by sampling",
+    "quadrature": "by quadrature",
+}
+_DOUBLE = torch.finfo(torch.float64).eps
+_SETTINGS = ("sensitivity", "resolution", "tolerance")
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the segments of a reading were looked at.
+
+    Parameters
+    ----------
+    names : tuple of str
+        ``exact``, ``adaptive``, ``sampling``, ``quadrature``.
+    notes : mapping of str to float
+        What the traces say of themselves: settings as they are, counts summed up.
+    is_single : bool
+        Whether a segment was traced in less than double precision, in which short regions
+        are missed.
+    """
+
+    names: tuple[str, ...] = ()
+    notes: Mapping[str, float] = field(default_factory=dict)
+    is_single: bool = False
+
+    def and_of(self, look: LineLook) -> Method:
+        """Add a segment."""
+        trace = look.trace
+        notes = dict(self.notes)
+        for name, number in trace.notes.items():
+            is_count = name not in _SETTINGS
+            notes[name] = notes.get(name, 0.0) + number if is_count else number
+        is_single = isinstance(trace, SegmentTrace) and trace.precision > _DOUBLE
+        names = tuple(dict.fromkeys([*self.names, trace.method]))
+        return Method(names, notes, self.is_single or is_single)
+
+    def on(self, reading: Reading) -> Reading:
+        """Note the method on a reading; one that is not exact is remarked on in the board."""
+        said = ", ".join(self.names)
+        if not self.names:
+            return reading
+        remark = reading.reason
+        if reading.status == "ok" and (self.names != ("exact",) or self.is_single):
+            remark = " and ".join(_WORDS.get(name, name) for name in self.names)
+            if self.is_single:
+                remark += " in float32"
+            passed = int(self.notes.get("shorter_than_sensitivity", 0))
+            if passed:
+                remark += f", which passed over some {passed:,} boundaries"
+            if "tolerance" in self.notes:
+                remark += f" to {self.notes['tolerance']:g} of the value or to rounding"
+            short = int(self.notes.get("segments_short_of_tolerance", 0))
+            if short:
+                remark += f", which {short} of {reading.n} segments did not reach"
+        notes = {**reading.notes, "method": said, **self.notes}
+        return replace(reading, reason=remark, notes=notes)
+
+
+def with_means(reading: Reading, names: Iterable[str]) -> Reading:
+    """Add to a summary the mean over paths of more statistics, where every path has them."""
+    if reading.status != "ok":
+        return reading
+    means = {}
+    paths = [value.statistics for value in reading.values if value.status == "ok"]
+    for name in names:
+        if paths and all(name in path for path in paths):
+            means[name] = statistics.fmean(path[name] for path in paths)
+    return replace(reading, summary={**reading.summary, **means})

@@ -1,0 +1,153 @@
+"""The affine optimal transport map between two normal distributions.
+
+With Σx = L Lᵀ and Lᵀ Σy L = V R² Vᵀ (R ≥ 0 diagonal) the map is A = L⁻ᵀ V R Vᵀ L⁻¹: the
+only positive semidefinite matrix with A Σx A = Σy. Σy may be singular, Σx may not. W = L⁻ᵀ V
+diagonalises both: Wᵀ Σx W = 1 and A = W R Wᵀ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.linalg import blas, lapack
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nlbench.errors import Undefined
+
+from ._blas import gram, on_one_core, one_thread
+from ._samples import EPSILON
+
+__all__ = ["optimal_map"]
+
+# From this ratio of smallest to largest eigenvalue downwards, the root of the smallest
+# would have fewer than eight digits.
+WIDE_SPECTRUM = 1e-8
+
+
+def optimal_map(source: Tensor, target: Tensor) -> Tensor:
+    """Matrix A of the optimal transport map between two centred normal distributions.
+
+    Parameters
+    ----------
+    source, target : tensor of shape (r, r)
+        Σx and Σy.
+
+    Returns
+    -------
+    tensor of shape (r, r)
+        Symmetric: the rows x_i are mapped to the rows of x A.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If Σx is singular.
+    """
+    matrix: Tensor = _OptimalMap.apply(source, target)
+    return matrix
+
+
+class _OptimalMap(torch.autograd.Function):
+    """A as a function of Σx and Σy.
+
+    A change solves dA Σx A + A Σx dA = dΣy - A dΣx A. With dA = W Z Wᵀ that is
+    Z R + R Z = W⁻¹ (dΣy - A dΣx A) W⁻ᵀ, solved entry by entry. Unlike the derivative of a
+    decomposition it has no singularity at repeated eigenvalues. At two zero eigenvalues,
+    where the root has no derivative, it is taken to be zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, target: Tensor) -> Tensor:
+        """Compose the map of its parts."""
+        parts = _diagonalized(source.detach(), target.detach())
+        ctx.save_for_backward(parts.lower, parts.vectors, parts.roots, parts.outward)
+        return gram((parts.outward * parts.roots.sqrt()).T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve for the gradients with respect to Σx and Σy."""
+        lower, vectors, roots, outward = ctx.saved_tensors
+        sums = roots[:, None] + roots
+        positive = sums > len(roots) * EPSILON * roots.max()
+        inside = outward.T @ ((gradient + gradient.T) / 2) @ outward
+        solved = torch.where(positive, inside / torch.where(positive, sums, 1.0), 0.0)
+        inward = lower @ vectors
+        of_source = -outward @ (roots[:, None] * solved * roots) @ outward.T
+        return of_source, inward @ solved @ inward.T
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the map is composed of: L, V, the diagonal of R, and W."""
+
+    lower: Tensor
+    vectors: Tensor
+    roots: Tensor
+    outward: Tensor
+
+
+def _diagonalized(source: Tensor, target: Tensor) -> _Parts:
+    if on_one_core(source):
+        with one_thread():
+            return _by_scipy(source, target)
+    lower, failed = torch.linalg.cholesky_ex(source)
+    _check_pivots(lower, source, bool(failed))
+    squares, vectors = torch.linalg.eigh(lower.T @ target @ lower)
+    roots, vectors = _roots(squares, vectors, lower, target)
+    outward = torch.linalg.solve_triangular(lower.T, vectors, upper=True)
+    return _Parts(lower, vectors, roots, outward)
+
+
+def _by_scipy(source: Tensor, target: Tensor) -> _Parts:
+    # Both are symmetric, so their transposes are the same matrices in LAPACK's own order.
+    factor, failed = lapack.dpotrf(source.numpy().T, lower=1, clean=1)
+    lower = torch.from_numpy(factor)
+    _check_pivots(lower, source, failed != 0)
+    middle, _ = lapack.dsygst(target.numpy().T, factor, itype=2, lower=1)
+    squares, vectors, failed = lapack.dsyevd(middle, lower=1, overwrite_a=1)
+    if failed:
+        raise ArithmeticError("the eigenvalues of the transport map did not converge")
+    roots, axes = _roots(torch.from_numpy(squares), torch.from_numpy(vectors), lower, target)
+    outward = blas.dtrsm(1.0, factor, axes.numpy(), lower=1, trans_a=1)
+    return _Parts(lower, axes, roots, torch.from_numpy(outward))
+
+
+def _check_pivots(lower: Tensor, source: Tensor, failed: bool) -> None:
+    # A pivot that is rounding of its own diagonal entry: the column depends on others. Any
+    # ridge worth the name keeps pivots above ridge / d of it.
+    pivots = lower.diagonal().square()
+    floor = 10 * len(source) * EPSILON * source.diagonal()
+    if failed or not (pivots > floor).all():
+        raise Undefined("the covariance of x is singular: it needs a larger ridge")
+
+
+def _roots(
+    squares: Tensor, vectors: Tensor, lower: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """R (r,) and V (r, r), of L and Σy themselves where their product has lost digits."""
+    if squares[0] > WIDE_SPECTRUM * squares[-1]:
+        return squares.sqrt(), vectors
+    return _singular_pairs(_factor(target).T @ lower)
+
+
+def _factor(matrix: Tensor) -> Tensor:
+    """Take some F with F Fᵀ = matrix, which may be singular."""
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed:
+        eigenvalues, vectors = torch.linalg.eigh(matrix)
+        factor = vectors * eigenvalues.clamp(min=0).sqrt()
+    return factor
+
+
+def _singular_pairs(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values (r,) of B and their right vectors in columns (r, r).
+
+    They are the roots of the eigenvalues of BᵀB, the small ones with all their digits.
+    """
+    _, roots, rows = torch.linalg.svd(factor)
+    vectors: Tensor = rows.T
+    return roots, vectors

@@ -1,0 +1,138 @@
+"""Norm: how far an activation moves its input, in the Frobenius norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.measure import MoreMeans, Source
+from nlbench.options import Option
+
+from ._pooled import PooledMeasure
+from ._samples import as_samples, check_count, power_of_two
+from ._sources import affinity_paper
+
+__all__ = ["Norm", "change_norm"]
+
+KINDS = ("relative", "absolute")
+
+
+def change_norm(x: Tensor, y: Tensor, *, kind: str = "relative") -> Tensor:
+    """Frobenius norm ‖x - y‖ of what an activation changes, or its ratio to ‖x‖.
+
+    Parameters
+    ----------
+    x, y : tensor of shape (n, d)
+        Input and output of an activation, any real type. The work is done in float64.
+    kind : {"relative", "absolute"}
+        ‖x - y‖ / ‖x‖, which depends neither on n nor on common units, or ‖x - y‖.
+
+    Returns
+    -------
+    tensor, scalar, float64
+        At least 0.
+
+    Raises
+    ------
+    nlbench.Undefined
+        Without samples; relative, for an input that is zero.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.RequestError
+        For shapes that differ, or an unknown kind.
+
+    Examples
+    --------
+    >>> import torch
+    >>> change_norm(torch.tensor([[3.0, -4.0]]), torch.tensor([[3.0, 0.0]])).item()
+    0.8
+    """
+    if kind not in KINDS:
+        raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
+    x, y = _pair(x, y)
+    check_count(x, y, at_least=1)
+    change = _norm(x - y)
+    if kind == "absolute":
+        return change
+    size = _norm(x)
+    if size == 0:
+        raise Undefined("zero input: there is nothing to relate the change to")
+    return change / size
+
+
+def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = as_samples(x, "x"), as_samples(y, "y")
+    if x.shape != y.shape:
+        raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
+    return x, y
+
+
+def _norm(values: Tensor) -> Tensor:
+    """Frobenius norm whose squares neither under- nor overflow."""
+    unit = power_of_two(values) if values.numel() else 1.0
+    norm: Tensor = torch.linalg.vector_norm(values / unit) * unit
+    return norm
+
+
+class _NormStream:
+    """All batches of a site as one; two numbers of memory."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._n, self._change, self._size = 0, 0.0, 0.0
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Take in one batch."""
+        x, y = _pair(x.detach(), y.detach())
+        self._n += len(x)
+        self._change = math.hypot(self._change, _norm(x - y).item())
+        self._size = math.hypot(self._size, _norm(x).item())
+
+    def statistics(self) -> dict[str, float]:
+        """Both norms of all samples together, the chosen one as the value."""
+        if self._n == 0:
+            raise Undefined("no samples")
+        absolute = self._change
+        if self._size == 0:
+            if self._kind == "relative":
+                raise Undefined("zero input: there is nothing to relate the change to")
+            return {"value": absolute}
+        relative = absolute / self._size
+        if self._kind == "relative":
+            return {"value": relative, "absolute": absolute}
+        return {"value": absolute, "relative": relative}
+
+    def remark(self) -> str:
+        """Nothing."""
+        return ""
+
+
+class Norm(PooledMeasure):
+    """Frobenius norm of the difference between a site's output and input.
+
+    Relative to the input's norm by default, which makes sites and models comparable; the
+    absolute norm, which grows with units and with the root of the number of samples, is
+    the statistic ``absolute`` beside it. Over all samples of the run as one matrix. The
+    identity has 0, and so has no other map: a linear map that scales has a norm too, so
+    that more of it does not by itself mean more nonlinear.
+    """
+
+    name: ClassVar[str] = "norm"
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "kind": Option(
+            "relative", "the value: relative to the input's norm, or absolute", choices=KINDS
+        )
+    }
+    source: ClassVar[Source] = affinity_paper("appendix E")
+
+    def stream(self) -> _NormStream:
+        """Make the stream of one site."""
+        return _NormStream(str(self.settings["kind"]))

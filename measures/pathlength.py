@@ -1,0 +1,143 @@
+"""Average path length: how many nonlinear units a path through the network meets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from nlbench.errors import Undefined
+from nlbench.measure import Measure, Reading, Source, Value
+from nlbench.options import Option
+from nlbench.probes.flow import ChannelGraph, counted_lengths, walked_length
+from nlbench.probes.graph import GraphLook, channel_graph
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["PathLength", "average_path_length"]
+
+
+def average_path_length(
+    model: nn.Module, example_input: Tensor | tuple[Tensor, ...], normalized: bool = True
+) -> float:
+    """Average number of active nonlinear units on a path from input to output channels.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Left as it is.
+    example_input : tensor or tuple of tensor
+        What the model is called with, the batch first; only the shape matters.
+    normalized : bool
+        Whether a path is drawn by a walk back from the output that chooses among the
+        branches of a merge with equal probability, then uniformly among channels; else
+        every path counts once.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    nlbench.UnsupportedOperation
+        If it isn't known how an operation mixes channels.
+    nlbench.Undefined
+        If the output doesn't depend on the input.
+    nlbench.RequestError
+        If the model can't be run on the example.
+
+    References
+    ----------
+    C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks Might
+    Not Be As Complex as You Think. ICML, 2023.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> chain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
+    >>> average_path_length(chain, torch.zeros(1, 3))
+    2.0
+    """
+    graph = channel_graph(model, example_input)
+    return walked_length(graph) if normalized else counted_lengths(graph).mean
+
+
+class PathLength(Measure):
+    """Average path length: nonlinear units met between input and output channels.
+
+    Of the network: ``value``; ``units`` and ``active``, all units and those that are
+    nonlinear; ``linear_share``; ``log10_paths``, the logarithm of the number of paths.
+    Of each activation call: ``value``, its nonlinear units (the effective width), beside
+    ``units`` and ``linear_share``.
+
+    With ``empirical`` a unit is active to the share of samples and positions at which its
+    output differs from its input; else it is unless its function is the identity, as that
+    of a PReLU with slope 1.
+    """
+
+    name = "pathlength"
+    probe = "graph"
+    bounds = (0.0, math.inf)
+    more_means = "more nonlinear"
+    options: ClassVar[Mapping[str, Option]] = {
+        "normalized": Option(
+            True, "a walk that weighs branches alike; false: every path counts once"
+        ),
+        "empirical": Option(False, "a unit counts where it changes its input on the samples"),
+    }
+    source = Source(
+        citation=(
+            "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
+            "Might Not Be As Complex as You Think. ICML, 2023."
+        ),
+        equation="average path length",
+        bibtex=(
+            "@inproceedings{mehmetigopel2023nonlinear,\n"
+            "  title={Nonlinear Advantage: Trained Networks Might Not Be As Complex as You "
+            "Think},\n"
+            '  author={Mehmeti-G{\\"o}pel, Christian H. X. Ali and Disselhoff, Jan},\n'
+            "  booktitle={International Conference on Machine Learning},\n"
+            "  year={2023}\n"
+            "}"
+        ),
+    )
+
+    def start(self) -> None:
+        """Forget the last graph."""
+        self._reading: Reading | None = None
+
+    def update(self, look: GraphLook) -> None:
+        """Measure the subject's graph."""
+        empirical = bool(self.settings["empirical"])
+        activity = look.activity() if empirical else None
+        samples = look.samples if empirical else 0
+        counted = counted_lengths(look.graph, activity)
+        walked = bool(self.settings["normalized"])
+        value = walked_length(look.graph, activity) if walked else counted.mean
+        values = tuple(_layers(look.graph, activity, samples))
+        units = sum(layer.statistics["units"] for layer in values)
+        active = sum(layer.statistics["value"] for layer in values)
+        summary = {"value": value, "units": units, "active": active}
+        if units:
+            summary["linear_share"] = 1 - active / units
+        summary["log10_paths"] = counted.log10_paths
+        self._reading = Reading(summary, values, samples, notes={"layers": len(values)})
+
+    def finish(self) -> Reading:
+        """Give what was measured."""
+        if self._reading is None:
+            raise Undefined("there was no graph to measure")
+        return self._reading
+
+
+def _layers(
+    graph: ChannelGraph, activity: Mapping[str, Tensor] | None, samples: int
+) -> list[Value]:
+    values = []
+    for unit in graph.units:
+        active = float((unit.active if activity is None else activity[unit.site]).sum())
+        statistics = {"value": active, "units": unit.size, "linear_share": 1 - active / unit.size}
+        values.append(Value(unit.site, statistics, samples))
+    return values

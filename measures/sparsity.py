@@ -1,0 +1,101 @@
+"""Sparsity: how many more entries are near zero after an activation than before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import RequestError, Undefined
+from nlbench.measure import MoreMeans, Source
+
+from ._change import ChangeStream
+from ._pooled import PooledMeasure
+from ._sources import affinity_paper
+
+if TYPE_CHECKING:
+    from nlbench.probes.sites import SiteLook
+
+__all__ = ["NEAR_ZERO", "Sparsity", "share_near_zero"]
+
+NEAR_ZERO = 1e-3
+
+# Entries that are looked at in one go: what fits into a processor's cache, and what a
+# GPU's memory has room for.
+CACHED, RESIDENT = 2**19, 2**27
+
+
+@torch.no_grad()
+def share_near_zero(values: Tensor) -> Tensor:
+    """Share of each sample's entries with a magnitude of at most 1e-3.
+
+    Parameters
+    ----------
+    values : tensor of shape (n, ...)
+        An activation's input or output, unreduced, of any real floating type.
+
+    Returns
+    -------
+    tensor of shape (n,), float64
+        In [0, 1]; NaN for a sample with an entry that is not finite.
+
+    Raises
+    ------
+    nlbench.RequestError
+        For anything but real numbers with a batch axis.
+    nlbench.Undefined
+        If a sample has no entries.
+
+    Examples
+    --------
+    >>> share_near_zero(torch.tensor([[0.0, 5e-4, -1.0, 2.0], [1.0, 1.0, 1.0, 1.0]]))
+    tensor([0.5000, 0.0000], dtype=torch.float64)
+    """
+    if values.dim() == 0 or values.is_complex():
+        got = f"{values.dtype} of shape {tuple(values.shape)}"
+        raise RequestError(f"got {got}, expected real numbers of shape (n, ...)")
+    entries = values[0].numel() if len(values) else 0
+    if len(values) and entries == 0:
+        raise Undefined("a sample has no entries")
+    block = CACHED if values.device.type == "cpu" else RESIDENT
+    shares = [_share(part) for part in torch.split(values, max(1, block // max(1, entries)))]
+    return torch.cat(shares)
+
+
+def _share(values: Tensor) -> Tensor:
+    magnitudes = values.flatten(1).abs()
+    # Written as numbers: counting truth values takes far longer.
+    near = torch.empty_like(magnitudes, dtype=torch.float32)
+    torch.le(magnitudes, NEAR_ZERO, out=near)
+    share = near.sum(1).double() / near.shape[1]
+    if len(values):
+        share[~torch.isfinite(magnitudes.amax(1))] = torch.nan
+    return share
+
+
+class Sparsity(PooledMeasure):
+    """Share of entries with |x| <= 1e-3 after a site minus the share before.
+
+    On whole activations, not on the reduced ones, averaged over all samples of the run.
+    The shares themselves are the statistics ``before`` and ``after``.
+    """
+
+    name: ClassVar[str] = "sparsity"
+    bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    source: ClassVar[Source] = affinity_paper("appendix E")
+    unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {
+        "share_near_zero": share_near_zero
+    }
+
+    def samples(self, look: SiteLook) -> tuple[Tensor, Tensor]:
+        """Take the shares of the unreduced tensors, one a sample."""
+        before, after = look.unreduced["share_near_zero"]
+        return before, after
+
+    def stream(self) -> ChangeStream:
+        """Make the stream of one site."""
+        return ChangeStream()

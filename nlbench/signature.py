@@ -1,0 +1,197 @@
+"""Non-linearity signatures: a measure's values at all sites, in order of call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError, Undefined
+from nlbench.files import write_atomically
+from nlbench.measure import Reading, summarize
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["Signature"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What one measure says of the sites of one network, in order of call.
+
+    Parameters
+    ----------
+    sites : tuple of str
+        Names, in order of call.
+    kinds : tuple of str
+        Kind of each activation, such as ``relu``; empty where it isn't known.
+    values : tuple of float
+        NaN where there is no value.
+    status : tuple of str
+        ``ok``, ``undefined``, ``skipped`` or ``failed``.
+    name : str
+        What it is of, for a legend.
+
+    References
+    ----------
+    Q. Bouniot et al., "From Alexnet to Transformers: Measuring the Non-linearity of Deep
+    Neural Networks with Affine Optimal Transport", CVPR 2025, section 4.
+
+    Examples
+    --------
+    >>> import nlbench
+    >>> reading = nlbench.Reading.of({"conv1/relu": 0.5, "conv2/relu": 0.75, "head": 1.0})
+    >>> signature = Signature.of(reading)
+    >>> signature.sites, signature.values
+    (('conv1/relu', 'conv2/relu', 'head'), (0.5, 0.75, 1.0))
+    >>> signature.statistics["mean"], signature.statistics["spread"]
+    (0.75, 0.5)
+    """
+
+    sites: tuple[str, ...]
+    kinds: tuple[str, ...]
+    values: tuple[float, ...]
+    status: tuple[str, ...]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.sites), len(self.kinds), len(self.values), len(self.status)}
+        if len(lengths) > 1:
+            raise RequestError(
+                f"a signature of {len(self.sites)} sites, {len(self.kinds)} kinds, "
+                f"{len(self.values)} values and {len(self.status)} status, expected as many"
+            )
+
+    @classmethod
+    def of(
+        cls, reading: Reading, *, kinds: Mapping[str, str] | None = None, name: str = ""
+    ) -> Signature:
+        """Take the signature out of a site measure's reading, such as ``run["affinity"]``.
+
+        Parameters
+        ----------
+        reading : Reading
+        kinds : mapping of str to str, optional
+            From sites to kinds, as `nlbench.probes.sites.list_sites` tells them.
+        name : str
+            What it is of, for a legend.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the reading lists no places.
+        """
+        if not reading.values:
+            why = f": {reading.reason}" if reading.reason else ""
+            raise Undefined(f"the reading lists no sites{why}")
+        return cls(
+            tuple(value.place for value in reading.values),
+            tuple((kinds or {}).get(value.place, "") for value in reading.values),
+            tuple(value.statistics.get("value", math.nan) for value in reading.values),
+            tuple(value.status for value in reading.values),
+            name,
+        )
+
+    def __len__(self) -> int:
+        """Give the number of sites, with or without a value."""
+        return len(self.sites)
+
+    @property
+    def defined(self) -> tuple[float, ...]:
+        """The values of the sites that have one, in order of call."""
+        return tuple(value for value in self.values if math.isfinite(value))
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Mean, std (population), min, max, median and spread (max - min).
+
+        Raises
+        ------
+        nlbench.Undefined
+            If no site has a value.
+        """
+        if not self.defined:
+            raise Undefined("no site of the signature has a value")
+        summary = summarize(self.defined)
+        return {"mean": summary.pop("value"), **summary}
+
+    def dtw(self, other: Signature) -> float:
+        """Dynamic time warping distance to another signature.
+
+        The root of the least sum of squared differences over all ways of walking through
+        both in order, in which a site may be matched with several. Sites without a value
+        are left out. It is not divided by the length of the walk, so that it grows with the
+        number of sites that differ. Zero for equal signatures, symmetric.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the package dtaidistance is not installed.
+        nlbench.Undefined
+            If no site of one of the two has a value.
+
+        Examples
+        --------
+        >>> short = Signature(("a", "b"), ("", ""), (0.0, 1.0), ("ok", "ok"))
+        >>> long = Signature(("a", "b", "c"), ("", "", ""), (0.0, 1.0, 1.0), ("ok",) * 3)
+        >>> short.dtw(long)
+        0.0
+        """
+        try:
+            from dtaidistance import dtw
+        except ImportError as error:
+            raise RequestError(
+                "distances between signatures need the package dtaidistance; "
+                "pip install 'nlbench[signatures]'"
+            ) from error
+        if not (self.defined and other.defined):
+            raise Undefined("no site of the signature has a value")
+        return float(dtw.distance(list(self.defined), list(other.defined)))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the values over the sites in order of call, with gaps where there are none.
+
+        Parameters
+        ----------
+        ax : matplotlib axes, optional
+            Where to draw; by default a new figure's.
+
+        Returns
+        -------
+        matplotlib axes
+        """
+        if ax is None:
+            from matplotlib.figure import Figure
+
+            ax = Figure(figsize=(max(4.0, min(12.0, 0.3 * len(self))), 3.0)).add_subplot()
+        ax.plot(range(len(self)), self.values, marker="o", markersize=3, label=self.name or None)
+        ax.set_xlabel("site, in order of call")
+        ax.set_xlim(-0.5, len(self) - 0.5)
+        if self.name:
+            ax.legend()
+        return ax
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Give the columns ``site``, ``kind``, ``value`` (None where there is none), ``status``."""
+        values = [value if math.isfinite(value) else None for value in self.values]
+        return {
+            "site": list(self.sites),
+            "kind": list(self.kinds),
+            "value": values,
+            "status": list(self.status),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Give the same columns as a table, one site a row."""
+        import pandas as pd
+
+        return pd.DataFrame({**self.to_dict(), "value": list(self.values)})
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the table to a file, and give its path; no value is an empty field."""
+        write_atomically(Path(path), self.to_frame().to_csv(index=False))
+        return Path(path)

@@ -1,0 +1,132 @@
+"""The symmetric products on one core, and how few threads they start."""
+
+import threading
+
+import pytest
+import torch
+from threadpoolctl import threadpool_info, threadpool_limits
+from torch.autograd import gradcheck
+
+from nlbench.measures import _blas
+from nlbench.measures._blas import gram, on_one_core, one_thread, outer_products, product
+from nlbench.measures.affinity import affinity_score
+
+
+@pytest.fixture(params=[True, False], ids=["one core", "several"])
+def library(request, monkeypatch):
+    monkeypatch.setattr(_blas, "on_one_core", lambda values: request.param)
+
+
+def samples(seed, n, d):
+    return torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.usefixtures("library")
+def test_products_are_those_of_the_definition():
+    a, b = samples(0, 9, 4), samples(1, 6, 4)
+    torch.testing.assert_close(gram(a), torch.einsum("ni,nj->ij", a, a))
+    torch.testing.assert_close(gram(a.T), torch.einsum("in,jn->ij", a, a))
+    torch.testing.assert_close(product(a, b.T), torch.einsum("ik,jk->ij", a, b))
+    torch.testing.assert_close(outer_products(a, b), torch.einsum("ik,jk->ij", a, b))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("d", [1, 63, 64, 65, 130])
+def test_a_gram_matrix_is_whole_on_both_sides_of_its_diagonal(d):
+    a = samples(5, 7, d)
+    torch.testing.assert_close(gram(a), torch.einsum("ni,nj->ij", a, a))
+
+
+@pytest.mark.usefixtures("library")
+def test_a_product_that_is_differentiated_has_its_gradient():
+    a, b = samples(6, 4, 3).requires_grad_(), samples(7, 3, 5).requires_grad_()
+    assert gradcheck(product, (a, b))
+
+
+@pytest.mark.usefixtures("library")
+def test_the_gradient_of_a_gram_matrix_is_that_of_finite_differences():
+    weights = samples(2, 3, 3)
+    assert gradcheck(lambda a: gram(a) * weights, (samples(3, 5, 3).requires_grad_(),))
+
+
+def test_one_core_is_what_pytorch_was_told_to_use():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert on_one_core(torch.zeros(1))
+        assert not on_one_core(torch.zeros(1, device="meta"))
+        torch.set_num_threads(2)
+        assert not on_one_core(torch.zeros(1))
+    finally:
+        torch.set_num_threads(before)
+
+
+def library_threads():
+    return [i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"]
+
+
+def in_a_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def two_library_threads():
+    """NumPy's and SciPy's default on two cores, set by a thread that has ended."""
+    before = library_threads()
+    in_a_thread(lambda: threadpool_limits(2, user_api="blas")).join()
+    assert set(library_threads()) == {2}
+    yield
+    in_a_thread(lambda: threadpool_limits(before[0], user_api="blas")).join()
+
+
+@pytest.mark.usefixtures("two_library_threads")
+def test_no_library_starts_threads_of_its_own_meanwhile_and_all_may_after():
+    with one_thread():
+        assert set(library_threads()) == {1}
+        with one_thread():
+            assert set(library_threads()) == {1}
+        assert set(library_threads()) == {1}
+    assert set(library_threads()) == {2}
+
+
+@pytest.mark.usefixtures("two_library_threads")
+def test_threads_that_are_inside_at_once_leave_the_libraries_as_they_were():
+    other_in, first_out = threading.Event(), threading.Event()
+
+    def leaves_last():
+        with one_thread():
+            other_in.set()
+            first_out.wait(10)
+
+    with one_thread():
+        other = in_a_thread(leaves_last)
+        assert other_in.wait(10)
+        assert set(library_threads()) == {1}
+    first_out.set()
+    other.join()
+    assert set(library_threads()) == {2}
+
+
+@pytest.mark.usefixtures("two_library_threads")
+def test_an_error_inside_leaves_the_libraries_as_they_were():
+    with pytest.raises(ZeroDivisionError), one_thread():
+        _ = 1 / 0
+    assert set(library_threads()) == {2}
+
+
+@pytest.mark.parametrize(("n", "d"), [(60, 8), (300, 40), (20, 70)])
+def test_the_affinity_score_and_its_gradient_are_the_same_by_either_library(n, d):
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            x = samples(4, n, d).requires_grad_()
+            score = affinity_score(x, torch.relu(x))
+            score.backward()
+            found.append((score.detach(), x.grad))
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)

@@ -1,0 +1,136 @@
+"""Cross-validated R² against scikit-learn's folds and fits."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score as sklearns_r2
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from nlbench.errors import RequestError, Undefined
+from nlbench.measures.r2 import R2, r2_score
+
+from streams import batches_of, read
+
+
+def normal(seed, n, d):
+    return torch.tensor(np.random.default_rng(seed).standard_normal((n, d)))
+
+
+def layer(seed, n, d, k):
+    x = normal(seed, n, d)
+    return x, torch.relu(x @ normal(seed + 5000, d, k)) + 0.1 * normal(seed + 6000, n, k)
+
+
+def sklearns(x, y, folds):
+    model = make_pipeline(StandardScaler(), LinearRegression())
+    split = PredefinedSplit(np.arange(len(x)) % folds)
+    return sklearns_r2(y.numpy(), cross_val_predict(model, x.numpy(), y.numpy(), cv=split))
+
+
+def score(x, y, folds=5):
+    return r2_score(x, y, kind="crossvalidated", folds=folds).item()
+
+
+def streamed(batches, folds=5):
+    return read(R2(kind="crossvalidated", folds=folds), batches)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 999),
+    st.integers(6, 40),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.integers(2, 6),
+)
+def test_it_is_scikit_learns(seed, n, d, k, folds):
+    # A training set of about as many samples as inputs has a fit of arbitrary size.
+    assume(abs(n * (folds - 1) // folds - d) > 2)
+    x, y = layer(seed, n, d, k)
+    assert score(x, y, folds) == pytest.approx(sklearns(x, y, folds), rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize(("n", "d"), [(12, 40), (30, 200)])
+def test_with_fewer_samples_than_inputs_it_is_scikit_learns_least_norm_fit(n, d):
+    x, y = layer(1, n, d, 3)
+    assert score(x, y) == pytest.approx(sklearns(x, y, 5), abs=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 50), st.sampled_from([0.0, 3e4]))
+def test_batches_are_as_good_as_one(seed, d, size, offset):
+    x, y = layer(seed, 60, d, 3)
+    found = streamed(batches_of(x + offset, y - offset, size)).summary["value"]
+    assert found == pytest.approx(score(x, y), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [3, 30])
+def test_a_stream_of_fewer_samples_than_inputs_has_a_value(size):
+    x, y = layer(2, 30, 50, 4)
+    found = streamed(batches_of(x, y, size))
+    assert found.summary["value"] == pytest.approx(score(x, y))
+    assert found.values[0].reason == "cross-validated over 5 folds"
+
+
+def test_an_affine_map_is_predicted_without_error():
+    x = normal(3, 40, 5)
+    y = 1e-4 * x @ normal(4, 5, 3) + 3e4
+    assert score(x, y) == pytest.approx(1, abs=1e-9)
+    assert streamed(batches_of(x, y, 7)).summary["value"] == pytest.approx(1, abs=1e-9)
+
+
+def test_noise_is_not_predicted_where_the_plain_fit_explains_it():
+    x, y = normal(5, 40, 30), normal(6, 40, 5)
+    assert r2_score(x, y).item() > 0.6
+    assert score(x, y) < 0
+
+
+def test_as_many_folds_as_samples_leave_one_out():
+    x, y = layer(7, 9, 2, 2)
+    assert score(x, y, folds=9) == pytest.approx(sklearns(x, y, 9))
+    assert score(x, y, folds=50) == pytest.approx(score(x, y, folds=9))
+
+
+def test_dead_inputs_and_units_change_nothing():
+    x, y = layer(8, 40, 4, 3)
+    plain = score(x, y)
+    widened = torch.cat([x * torch.tensor([1e-6, 1.0, 1e6, 3.0]).double(), torch.ones(40, 2)], 1)
+    assert score(widened, y) == pytest.approx(plain, abs=1e-9)
+    assert streamed(batches_of(widened, y, 7)).summary["value"] == pytest.approx(plain, abs=1e-7)
+
+
+def test_an_input_that_varies_in_one_fold_only_is_no_trouble():
+    x, y = layer(9, 25, 3, 2)
+    x[:, 0] = 0
+    x[5, 0] = 1
+    assert score(x, y) == pytest.approx(sklearns(x, y, 5))
+
+
+def test_a_constant_output_and_a_single_sample_are_undefined():
+    with pytest.raises(Undefined, match="constant output"):
+        score(normal(0, 9, 2), torch.full((9, 2), 0.1))
+    with pytest.raises(Undefined, match="at least 2 samples"):
+        score(normal(0, 1, 2), normal(1, 1, 2))
+    constant = streamed(batches_of(normal(0, 30, 2), torch.full((30, 2), 0.1), 7)).values[0]
+    assert (constant.status, constant.reason) == ("undefined", "constant output")
+    single = streamed([(normal(0, 1, 2), normal(1, 1, 2))]).values[0]
+    assert single.status == "undefined"
+
+
+def test_bad_requests_and_numbers_are_named():
+    x, y = layer(0, 12, 2, 2)
+    with pytest.raises(RequestError, match="folds = 1"):
+        score(x, y, folds=1)
+    with pytest.raises(RequestError, match="out of bounds"):
+        R2(folds=1)
+    changed = streamed([(x, y), (x[:, :1], y)])
+    assert "columns" in changed.reason
+    y[0, 0] = math.nan
+    assert streamed([(x, y)]).status == "failed"

@@ -1,0 +1,168 @@
+"""Nonlinearity coefficient against explicit Jacobians, closed forms and affine networks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measures.nlc import NonlinearityCoefficient, nonlinearity_coefficient
+from nlbench.probes.function import look_at_function
+
+
+def normal(seed, *shape):
+    return torch.tensor(np.random.default_rng(seed).standard_normal(shape))
+
+
+def read(model, batches, **options):
+    measure = NonlinearityCoefficient(**options)
+    measure.start()
+    look_at_function(model, batches, measure.update)
+    return measure.finish()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 999), st.integers(3, 30), st.integers(1, 6), st.integers(1, 6), st.integers(1, 9)
+)
+def test_an_affine_network_has_exactly_one_whatever_the_pairs(seed, n, d, k, directions):
+    matrix, offset = normal(seed, d, k), 100 * normal(seed + 1, k)
+    x = normal(seed + 2, n, d) + 3
+    found = nonlinearity_coefficient(lambda x: x @ matrix + offset, x, directions=directions)
+    assert found.item() == pytest.approx(1, abs=1e-9)
+
+
+def definition(function, x):
+    """Mean of tr(J Cov_x Jᵀ) over the samples by explicit Jacobians, over tr Cov_f."""
+    jacobians = [torch.autograd.functional.jacobian(function, one[None])[0, :, 0] for one in x]
+    covariance = torch.cov(x.T).reshape(x.shape[1], x.shape[1])
+    bend = torch.stack([torch.trace(j @ covariance @ j.T) for j in jacobians]).mean()
+    return (bend / torch.var(function(x), dim=0).sum()).sqrt().item()
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.GELU()])
+def test_it_is_the_definition_with_explicit_jacobians(activation):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), activation, nn.Linear(16, 2)).double()
+    net.requires_grad_(False)
+    x = normal(1, 601, 3)
+    expected = definition(net, x)
+    found = nonlinearity_coefficient(net, x, directions=300).item()
+    # All pairs make up the covariance, but each goes with two of the samples only.
+    assert found == pytest.approx(expected, rel=5e-3)
+
+
+def test_the_denominator_over_all_pairs_is_the_variance_of_the_output():
+    x = normal(2, 9, 1)
+    bend = nonlinearity_coefficient(lambda x: x, x, directions=4)
+    scaled = nonlinearity_coefficient(lambda x: torch.cat([x, x.detach() ** 2], 1), x, directions=4)
+    # The detached column has no derivative and adds its variance to the denominator alone.
+    variances = torch.var(torch.cat([x, x**2], 1), dim=0)
+    assert bend.item() == pytest.approx(1)
+    assert scaled.item() == pytest.approx((variances[0] / variances.sum()).sqrt().item())
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        # On N(0, 1): E f'² / Var f with Hermite polynomials, and for exp in closed form.
+        (lambda x: x**2, math.sqrt(2)),
+        (lambda x: x**3, math.sqrt(27 / 15)),
+        (torch.exp, math.sqrt(math.exp(2) / (math.exp(2) - math.e))),
+        (torch.relu, math.sqrt(0.5 / (0.5 - 0.5 / math.pi))),
+        (torch.sin, math.sqrt((1 + math.exp(-2)) / (1 - math.exp(-2)))),
+    ],
+    ids=["square", "cube", "exp", "relu", "sine"],
+)
+def test_functions_of_a_normal_variable_have_their_closed_form(function, expected):
+    x = normal(3, 40_000, 1)
+    found = nonlinearity_coefficient(function, x).item()
+    assert found == pytest.approx(expected, rel=0.03)
+
+
+def test_units_of_input_and_output_do_not_matter():
+    x = normal(4, 50, 3)
+    mix = normal(5, 3, 3)
+    plain = nonlinearity_coefficient(lambda x: torch.tanh(x @ mix), x)
+    scaled = nonlinearity_coefficient(lambda x: 7 * torch.tanh(x @ mix / 32) - 5, 32 * x)
+    assert scaled.item() == pytest.approx(plain.item())
+
+
+def test_samples_may_come_in_order():
+    x = normal(12, 1000, 1)
+    ordered = nonlinearity_coefficient(torch.sin, 3 * x.sort(0).values).item()
+    assert ordered == pytest.approx(nonlinearity_coefficient(torch.sin, 3 * x).item(), rel=0.1)
+    assert ordered > 2
+
+
+def test_a_faster_wave_is_more_nonlinear():
+    x = normal(6, 400, 1)
+    values = [nonlinearity_coefficient(lambda x, w=w: torch.sin(w * x), x) for w in (0.1, 1, 4, 16)]
+    assert values == sorted(values)
+    assert values[0].item() == pytest.approx(1, abs=0.05)
+
+
+def test_the_stream_is_the_ratio_of_sums_over_batches_of_its_own_pairs():
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh()).double()
+    batches = normal(7, 20, 2).split(10)
+    reading = read(net, batches, directions=3)
+    assert reading.n == 20
+    single = [read(net, [batch], directions=3).summary["value"] for batch in batches]
+    assert min(single) <= reading.summary["value"] <= max(single)
+    once = read(net, [batches[0], batches[0]], directions=3).summary["value"]
+    assert once == pytest.approx(single[0])
+
+
+def test_the_standard_error_is_the_spread_over_repeated_draws():
+    values, errors = [], []
+    for seed in range(150):
+        summary = read(nn.Sequential(nn.Tanh()), [3 * normal(seed, 100, 2)], directions=2).summary
+        values.append(summary["value"])
+        errors.append(summary["error"])
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.35)
+
+
+def test_an_affine_network_has_no_error_to_speak_of():
+    assert read(nn.Linear(3, 2).double(), [normal(8, 40, 3)]).summary["error"] < 1e-12
+
+
+def test_a_batch_of_one_or_two_is_left_out_and_said_so():
+    net = nn.Tanh()
+    whole = read(net, [normal(9, 12, 2)])
+    reading = read(net, [normal(9, 12, 2), normal(10, 2, 2), normal(11, 1, 2)])
+    assert reading.summary == whole.summary
+    assert dict(reading.notes) == {"samples left out": 3}
+    with pytest.raises(Undefined, match="no batch of at least 3 samples"):
+        read(net, [normal(9, 2, 2)])
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "words"),
+    [
+        (lambda x: x * 0, normal(0, 9, 2), "constant output"),
+        (lambda x: x, torch.ones(9, 2), "constant output"),
+        (torch.round, 5 * normal(0, 9, 2), "derivative is zero"),
+        (lambda x: x, normal(0, 2, 2), "at least 3 samples"),
+        (lambda x: x, torch.ones(9, 2, dtype=torch.int64), "no derivative"),
+    ],
+)
+def test_where_there_is_nothing_to_measure_the_reason_is_given(function, x, words):
+    with pytest.raises(Undefined, match=words):
+        nonlinearity_coefficient(function, x)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_outputs_that_are_not_finite_are_refused(bad):
+    x = normal(0, 9, 2)
+    x[3, 0] = bad
+    with pytest.raises(NotFinite):
+        nonlinearity_coefficient(torch.tanh if math.isnan(bad) else torch.square, x)
+
+
+def test_squares_beyond_float64_are_refused_not_infinite():
+    with pytest.raises(NotFinite, match="beyond float64"):
+        nonlinearity_coefficient(lambda x: x * 1e200, normal(0, 9, 2))

@@ -1,0 +1,102 @@
+"""Norm of what an activation changes, against NumPy's matrix norm."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measures.norm import Norm, change_norm
+
+from streams import batches_of, read
+
+
+def pair(seed, n, d):
+    r = np.random.default_rng(seed)
+    x = r.standard_normal((n, d))
+    return torch.tensor(x), torch.tensor(np.tanh(x))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(1, 30), st.integers(1, 20))
+def test_both_kinds_are_numpys_frobenius_norms(seed, n, d):
+    x, y = pair(seed, n, d)
+    absolute = np.linalg.norm((x - y).numpy(), "fro")
+    assert change_norm(x, y, kind="absolute").item() == pytest.approx(absolute, rel=1e-12)
+    relative = absolute / np.linalg.norm(x.numpy(), "fro")
+    assert change_norm(x, y).item() == pytest.approx(relative, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 999),
+    st.integers(1, 30),
+    st.integers(1, 9),
+    st.sampled_from(["relative", "absolute"]),
+)
+def test_the_stream_is_as_good_as_one_batch(seed, n, size, kind):
+    x, y = pair(seed, n, 5)
+    reading = read(Norm(kind=kind), batches_of(x, y, size))
+    assert reading.summary["value"] == pytest.approx(change_norm(x, y, kind=kind).item())
+    assert reading.values[0].n == n
+
+
+@pytest.mark.parametrize(("kind", "other"), [("relative", "absolute"), ("absolute", "relative")])
+def test_the_other_kind_stands_beside_the_value(kind, other):
+    x, y = pair(0, 12, 3)
+    value = read(Norm(kind=kind), [(x, y)]).values[0]
+    assert value.statistics[other] == pytest.approx(change_norm(x, y, kind=other).item())
+
+
+def test_the_identity_has_norm_zero_and_the_opposite_two():
+    x, _ = pair(1, 9, 4)
+    assert change_norm(x, x).item() == 0
+    assert change_norm(x, -x).item() == pytest.approx(2)
+
+
+@pytest.mark.parametrize("power", [-1000, -600, 600, 1000])
+def test_extreme_units_leave_the_relative_norm_as_it_is(power):
+    x, y = pair(2, 20, 6)
+    scale = 2.0**power
+    assert change_norm(x * scale, y * scale).item() == pytest.approx(change_norm(x, y).item())
+    reading = read(Norm(), batches_of(x * scale, y * scale, 7))
+    assert reading.summary["value"] == pytest.approx(change_norm(x, y).item())
+
+
+def test_it_is_differentiable():
+    x, y = pair(3, 5, 2)
+    assert torch.autograd.gradcheck(change_norm, (x.requires_grad_(), y.requires_grad_()))
+
+
+def test_a_zero_input_has_an_absolute_norm_only():
+    x, y = torch.zeros(4, 2), torch.ones(4, 2)
+    with pytest.raises(Undefined, match="zero input"):
+        change_norm(x, y)
+    assert change_norm(x, y, kind="absolute").item() == pytest.approx(math.sqrt(8))
+    value = read(Norm(), [(x, y)]).values[0]
+    assert (value.status, dict(value.statistics)) == ("undefined", {})
+    assert read(Norm(kind="absolute"), [(x, y)]).summary["value"] == pytest.approx(math.sqrt(8))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_fail_the_site(bad):
+    x, y = pair(4, 6, 2)
+    y[2, 1] = bad
+    with pytest.raises(NotFinite):
+        change_norm(x, y)
+    reading = read(Norm(), [(x, y)])
+    assert (reading.status, reading.values[0].status) == ("failed", "failed")
+
+
+def test_bad_requests_are_named():
+    x, y = pair(5, 6, 2)
+    with pytest.raises(RequestError, match="expected one shape"):
+        change_norm(x, y[:, :1])
+    with pytest.raises(RequestError, match="did you mean 'relative'"):
+        change_norm(x, y, kind="relativ")
+    with pytest.raises(Undefined, match="at least 1"):
+        change_norm(x[:0], y[:0])
+    assert read(Norm(), [(x[:0], y[:0])]).values[0].reason == "no samples"

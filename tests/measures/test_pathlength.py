@@ -1,0 +1,91 @@
+"""The measure: what it reports of a network and of its layers."""
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.errors import RequestError
+from nlbench.measures.pathlength import PathLength, average_path_length
+from nlbench.models.sparsified import randomize, snap, sparsify
+from nlbench.probes.graph import GraphLook, channel_graph
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def reading(model, example, activity=None, **options):
+    measure = PathLength(**options)
+    measure.start()
+    measure.update(GraphLook(channel_graph(model, example), lambda: activity, len(example)))
+    return measure.finish()
+
+
+def test_a_linearised_network_is_shorter_by_its_linear_units():
+    model = sparsify(network())
+    with torch.no_grad():
+        model[1].weight[:3] = 1.0
+    snap(model)
+    assert average_path_length(model, torch.zeros(1, 3)) == 1.25
+    summary = reading(model, torch.zeros(1, 3)).summary
+    assert (summary["value"], summary["units"], summary["active"]) == (1.25, 10, 7)
+    assert summary["linear_share"] == pytest.approx(0.3)
+
+
+def test_the_effective_width_of_every_layer_is_reported():
+    model = sparsify(network())
+    randomize(model, 0.5, seed=1)
+    found = reading(model, torch.zeros(1, 3))
+    widths = [int((layer.slopes() != 1).sum()) for layer in (model[1], model[3])]
+    assert [value.statistics["value"] for value in found.values] == widths
+    assert [value.statistics["units"] for value in found.values] == [4, 6]
+
+
+def test_a_fully_linear_network_has_length_zero():
+    model = sparsify(network())
+    randomize(model, 1.0, seed=0)
+    assert average_path_length(model, torch.zeros(1, 3)) == 0.0
+    assert average_path_length(network()[0], torch.zeros(1, 3)) == 0.0
+
+
+def test_the_empirical_length_counts_units_where_they_change_their_input():
+    model = network()
+    x = torch.randn(64, 3)
+    hidden = model[0](x)
+    later = model[2](hidden.relu())
+    expected = float((hidden < 0).double().mean() + (later < 0).double().mean())
+    readings = nlbench.evaluate(
+        model, x, measures=["pathlength"], settings={"pathlength.empirical": True}
+    )
+    assert float(value_of(readings)) == pytest.approx(expected, abs=1e-6)
+
+
+def value_of(readings):
+    scores = readings.scores
+    rows = scores[(scores.measure == "pathlength") & (scores.place == "")]
+    return rows[rows.statistic == "value"].value.iloc[0]
+
+
+def test_evaluate_needs_no_more_than_the_shape_for_the_structural_length():
+    readings = nlbench.evaluate(
+        network(), torch.full((2, 3), float("inf")), measures=["pathlength"]
+    )
+    assert value_of(readings) == 2.0
+
+
+def test_an_unknown_operation_is_undefined_in_the_table_with_its_name():
+    class Sorting(nn.Module):
+        def forward(self, x):
+            return torch.relu(x).sort(1).values
+
+    scores = nlbench.evaluate(Sorting(), torch.randn(2, 3), measures=["pathlength"]).scores
+    row = scores[scores.measure == "pathlength"].iloc[0]
+    assert row.status == "undefined"
+    assert "sort" in row.reason
+
+
+def test_an_option_that_is_none_is_refused():
+    with pytest.raises(RequestError, match="no option 'normalised'"):
+        PathLength(normalised=False)

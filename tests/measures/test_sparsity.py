@@ -1,0 +1,95 @@
+"""Share of entries near zero, against counting them one by one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import nlbench
+from nlbench.errors import RequestError, Undefined
+from nlbench.measures import sparsity
+from nlbench.measures.sparsity import Sparsity, share_near_zero
+
+from streams import read
+
+shapes = st.lists(st.integers(1, 5), min_size=2, max_size=5)
+
+
+def entries(seed, shape):
+    r = np.random.default_rng(seed)
+    values = r.choice([0.0, 9e-4, -9e-4, 1e-3, -1e-3, 1.1e-3, -1.1e-3, 1.0, -2.0], size=shape)
+    return torch.tensor(values)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 999), shapes)
+def test_shares_are_those_of_a_loop_over_entries(seed, shape):
+    values = entries(seed, shape)
+    expected = [np.mean([abs(v) <= 1e-3 for v in sample.flatten().tolist()]) for sample in values]
+    np.testing.assert_allclose(share_near_zero(values).numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 3, 10**6])
+def test_the_blocks_do_not_matter(block, monkeypatch):
+    values = entries(1, (7, 4, 3))
+    expected = share_near_zero(values)
+    monkeypatch.setattr(sparsity, "CACHED", block)
+    assert torch.equal(share_near_zero(values), expected)
+
+
+def test_the_memory_layout_does_not_matter():
+    values = entries(2, (3, 4, 5, 6))
+    strided = values.to(memory_format=torch.channels_last)
+    assert torch.equal(share_near_zero(strided), share_near_zero(values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_shares_do_not_suffer_from_a_narrow_type(dtype):
+    values = torch.zeros(2, 100_000, dtype=dtype)
+    values[:, ::4] = 1
+    assert share_near_zero(values).tolist() == [0.75, 0.75]
+
+
+def test_the_value_is_the_share_after_minus_the_share_before_over_all_samples():
+    x = torch.tensor([[-1.0, -2.0, 3.0, 0.0], [1.0, 2.0, 3.0, 4.0], [-1.0, -1.0, -1.0, -1.0]])
+    reading = read(Sparsity(), [(x[:1], x[:1].relu()), (x[1:], x[1:].relu())])
+    assert reading.summary["value"] == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert reading.values[0].statistics["before"] == pytest.approx(0.25 / 3)
+    assert reading.values[0].statistics["after"] == pytest.approx(1.75 / 3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_fail_the_site_instead_of_counting_as_large(bad):
+    x = torch.ones(4, 3)
+    x[1, 2] = bad
+    shares = share_near_zero(x)
+    assert shares.isnan().tolist() == [False, True, False, False]
+    reading = read(Sparsity(), [(x, x)])
+    assert (reading.status, reading.values[0].status) == ("failed", "failed")
+    assert "2 of 8 samples" in reading.reason
+
+
+def test_what_has_no_entries_or_is_not_a_batch_is_refused():
+    with pytest.raises(Undefined, match="no entries"):
+        share_near_zero(torch.ones(3, 0))
+    with pytest.raises(RequestError, match="expected real numbers"):
+        share_near_zero(torch.tensor(1.0))
+    assert share_near_zero(torch.ones(0, 3)).shape == (0,)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_network_is_looked_at_before_its_channels_are_reduced(inplace):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(inplace=inplace))
+    images = torch.randn(10, 1, 8, 8)
+    with torch.no_grad():
+        before = model[0](images)
+    expected = (before.clamp(min=0).abs() <= 1e-3).double().mean() - (
+        before.abs() <= 1e-3
+    ).double().mean()
+    reading = nlbench.evaluate(model, images, "sparsity", settings={"sites.batch": 4})["sparsity"]
+    assert reading.summary["value"] == pytest.approx(expected.item(), abs=1e-6)

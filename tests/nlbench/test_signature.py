@@ -1,0 +1,122 @@
+"""Signatures: taken from a reading, summed up, compared, drawn and written."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from torch import nn
+
+import nlbench
+from nlbench import Reading, RequestError, Signature, Undefined, Value
+
+signatures = st.lists(st.floats(-1, 1), min_size=1, max_size=7)
+
+
+def of_values(*values, name=""):
+    sites = tuple(f"site{i}" for i in range(len(values)))
+    status = tuple("undefined" if math.isnan(v) else "ok" for v in values)
+    return Signature(sites, ("",) * len(values), values, status, name)
+
+
+@pytest.fixture
+def gappy():
+    return of_values(0.25, math.nan, 1.0, name="net")
+
+
+def slow_dtw(a, b):
+    """The textbook's recursion."""
+    best = np.full((len(a) + 1, len(b) + 1), np.inf)
+    best[0, 0] = 0
+    for i, one in enumerate(a):
+        for j, other in enumerate(b):
+            before = min(best[i, j], best[i, j + 1], best[i + 1, j])
+            best[i + 1, j + 1] = (one - other) ** 2 + before
+    return math.sqrt(best[-1, -1])
+
+
+def test_it_lists_the_sites_of_a_reading_in_order_of_call_with_and_without_value():
+    missing = Value.missing("b", "undefined", "constant output")
+    reading = Reading.of([Value("a", {"value": 0.5}), missing, Value("c", {"value": 0.75})])
+    signature = Signature.of(reading, kinds={"a": "relu"}, name="net")
+    assert signature.sites == ("a", "b", "c")
+    assert signature.kinds == ("relu", "", "")
+    assert signature.status == ("ok", "undefined", "ok")
+    assert signature.defined == (0.5, 0.75)
+    assert math.isnan(signature.values[1])
+    assert len(signature) == 3
+
+
+def test_that_of_an_evaluated_network_has_the_readings_statistics():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
+    reading = nlbench.evaluate(model, torch.randn(64, 4), "affinity")["affinity"]
+    statistics = Signature.of(reading).statistics
+    assert statistics["mean"] == reading.summary["value"]
+    assert {k: statistics[k] for k in ("std", "min", "max", "median", "spread")} == {
+        k: v for k, v in reading.summary.items() if k != "value"
+    }
+
+
+def test_statistics_leave_out_sites_without_a_value(gappy):
+    assert gappy.statistics["mean"] == pytest.approx(0.625)
+    with pytest.raises(Undefined, match="no site"):
+        _ = of_values(math.nan).statistics
+
+
+@settings(deadline=None, max_examples=60)
+@given(signatures, signatures)
+def test_the_distance_is_the_textbooks(a, b):
+    one, other = of_values(*a), of_values(*b)
+    assert one.dtw(other) == pytest.approx(slow_dtw(a, b), abs=1e-12)
+    assert one.dtw(other) == pytest.approx(other.dtw(one), abs=1e-12)
+    assert one.dtw(one) == 0
+
+
+def test_the_distance_leaves_out_sites_without_a_value(gappy):
+    assert gappy.dtw(of_values(0.25, 1.0)) == 0
+    with pytest.raises(Undefined, match="no site"):
+        gappy.dtw(of_values(math.nan))
+
+
+def test_without_the_package_the_distance_says_what_to_install(gappy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dtaidistance", None)
+    with pytest.raises(RequestError, match=r"nlbench\[signatures\]"):
+        gappy.dtw(gappy)
+
+
+def test_a_plot_has_a_gap_where_there_is_no_value(gappy):
+    (line,) = gappy.plot().get_lines()
+    np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
+    np.testing.assert_array_equal(line.get_ydata(), [0.25, math.nan, 1.0])
+
+
+def test_several_can_be_drawn_into_one_plot(gappy):
+    axes = Figure().add_subplot()
+    assert gappy.plot(axes) is axes
+    of_values(0.5, 0.5, name="other").plot(axes)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["net", "other"]
+
+
+def test_exports_keep_every_site(gappy, tmp_path):
+    assert json.loads(json.dumps(gappy.to_dict()))["value"] == [0.25, None, 1.0]
+    table = pd.read_csv(gappy.to_csv(tmp_path / "signature.csv"))
+    assert list(table.columns) == ["site", "kind", "value", "status"]
+    assert table["status"].tolist() == ["ok", "undefined", "ok"]
+    assert table["value"].isna().tolist() == [False, True, False]
+
+
+def test_a_reading_without_sites_has_no_signature():
+    with pytest.raises(Undefined, match="lists no sites: the model calls nothing"):
+        Signature.of(Reading.missing("undefined", "the model calls nothing"))
+
+
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(RequestError, match="2 sites, 1 kinds"):
+        Signature(("a", "b"), ("",), (1.0, 2.0), ("ok", "ok"))
