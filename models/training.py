@@ -1,33 +1,32 @@
-"""Training: what a recipe fixes, and the loop that follows it."""
+"""Training: the loop that follows a recipe, and takes up again where it was interrupted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from nlbench.data import Dataset
 from nlbench.errors import NotFinite, RequestError
-from nlbench.measure import Source
+from nlbench.weights import state_hash
 
-from .labelled import (
-    LARGEST_SEED,
-    Items,
-    accuracy,
-    batches,
-    check_logits,
-    corrupt_labels,
-    len_of,
-    relabelled,
-    share_right,
-)
+from .labelled import LARGEST_SEED, accuracy, corrupt_labels
+from .prior import NoPrior, Prior
+from .recipe import Recipe
+from .recipes import vanilla
+from .resume import read_state, write_state
+from .tasks import Task, task_of
+
+if TYPE_CHECKING:
+    from nlbench.data import Dataset
 
 __all__ = [
     "Epoch",
+    "Keep",
     "Recipe",
     "TrainingResult",
     "accuracy",
@@ -35,125 +34,6 @@ __all__ = [
     "train",
     "vanilla",
 ]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a network is trained: all but the network, the data and the seed.
-
-    Stochastic gradient descent with momentum on the cross entropy. Another setting is
-    ``dataclasses.replace(recipe, learning_rate=0.1)``.
-
-    Parameters
-    ----------
-    name : str
-        The registered name.
-    epochs : int
-        Passes through the training split, at least 1.
-    batch_size : int
-        Images a step; the last batch of an epoch may be smaller.
-    learning_rate : float
-        Before it decays.
-    momentum : float
-        In [0, 1).
-    weight_decay : float
-        As `torch.optim.SGD` has it: added to the gradient, times the weight.
-    decay : float
-        Factor of the learning rate after every `decay_every` epochs.
-    decay_every : int
-    warmup_steps : int
-        Steps over which the learning rate rises linearly from near 0.
-    source : Source
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a number is out of bounds.
-    """
-
-    name: str
-    epochs: int
-    batch_size: int = 128
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    decay: float = 1.0
-    decay_every: int = 1
-    warmup_steps: int = 0
-    source: Source = field(default_factory=lambda: Source(""))
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "decay_every"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("weight_decay", "warmup_steps"):
-            self._check(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("learning_rate", "decay"):
-            self._check(name, getattr(self, name) > 0, "more than 0")
-        self._check("momentum", 0 <= self.momentum < 1, "from 0 to below 1")
-
-    def _check(self, name: str, holds: bool, expected: str) -> None:
-        value = getattr(self, name)
-        if not (holds and math.isfinite(value)):
-            raise RequestError(f"recipe {self.name}: {name} is {value}, expected {expected}")
-
-    def rate(self, epoch: int, step: int) -> float:
-        """Learning rate in an epoch at a step, both counted from 0 over the whole training.
-
-        Examples
-        --------
-        >>> recipe = Recipe("short", epochs=4, learning_rate=1, decay=0.5, decay_every=2)
-        >>> [recipe.rate(epoch, step=10 * epoch) for epoch in range(4)]
-        [1.0, 1.0, 0.5, 0.5]
-        """
-        warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        return self.learning_rate * warm * self.decay ** (epoch // self.decay_every)
-
-    def train(
-        self,
-        build: Callable[[], nn.Module],
-        dataset: Dataset,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        label_noise: float = 0.0,
-        progress: Callable[[Epoch], object] | None = None,
-    ) -> TrainingResult:
-        """Follow the recipe; see `train`."""
-        return train(
-            build,
-            dataset,
-            self,
-            seed=seed,
-            device=device,
-            label_noise=label_noise,
-            progress=progress,
-        )
-
-
-# The paper's learning rate of 0.1 kills VGG8 on the digits, which offer ten steps an epoch
-# and no batch norm: the loss stays at log(10) for each of the seeds 0 to 2, and with a
-# warm-up too. At 0.02 with a warm-up of 200 steps the seeds 0 to 4 all reach 97 %.
-vanilla = Recipe(
-    name="vanilla",
-    epochs=40,
-    batch_size=128,
-    learning_rate=0.02,
-    momentum=0.9,
-    decay=0.1,
-    decay_every=30,
-    warmup_steps=200,
-    source=Source(
-        citation=(
-            "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. "
-            "Are All Linear Regions Created Equal? AISTATS, 2022."
-        ),
-        equation=(
-            "appendix A, vanilla setting; learning rate 0.02 after a warm-up of 200 steps in "
-            "place of 0.1, and a fixed number of epochs in place of a threshold on the loss"
-        ),
-    ),
-)
-"""Plain training: momentum, one step down of the learning rate, no augmentation."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +47,14 @@ class Epoch:
     learning_rate : float
         At the epoch's last step.
     loss : float
-        Mean cross entropy over the epoch, of each image before the step that used it.
+        Mean loss over the epoch, of each sample before the step that used it; without the
+        penalty of a prior.
     train_accuracy, test_accuracy : float
-        Share of images that the network classifies right at the epoch's end, in [0, 1];
-        in training by the labels trained on, corrupted ones included.
+        Share of what the network predicts right at the epoch's end, in [0, 1]: images, or
+        tokens of a translation; in training by the labels trained on, corrupted ones
+        included.
+    scores : mapping of str to float
+        What a prior counts, such as ``linear_share``.
     """
 
     number: int
@@ -178,6 +62,11 @@ class Epoch:
     loss: float
     train_accuracy: float
     test_accuracy: float
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+Keep = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
+"""Told of an epoch, the network, and what a checkpoint of it has to carry."""
 
 
 @dataclass(frozen=True)
@@ -190,19 +79,28 @@ class TrainingResult:
         In evaluation mode, on the device that it was trained on.
     history : tuple of Epoch
         At least one.
+    is_reached : bool
+        Whether the thresholds of the recipe were reached; True where it has none.
+    scores : mapping of str to float
+        What was measured once at the end, such as ``bleu``.
+    metadata : mapping of str to str
+        What a checkpoint of this network has to carry beside its weights.
     """
 
     model: nn.Module
     history: tuple[Epoch, ...]
+    is_reached: bool = True
+    scores: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def train_accuracy(self) -> float:
-        """Share of training images classified right, by the labels trained on."""
+        """Share of training samples predicted right, by the labels trained on."""
         return self.history[-1].train_accuracy
 
     @property
     def test_accuracy(self) -> float:
-        """Share of test images classified right."""
+        """Share of test samples predicted right."""
         return self.history[-1].test_accuracy
 
 
@@ -213,28 +111,43 @@ def train(
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    label_noise: float = 0.0,
+    label_noise: float | None = None,
     progress: Callable[[Epoch], object] | None = None,
+    state: Path | None = None,
+    keep: Keep | None = None,
+    prior: Prior | None = None,
 ) -> TrainingResult:
     """Build a network and train it.
 
-    The seed decides the initial weights, the order of the images and which labels are
-    corrupted. On a CPU, the same seed and number of threads give the same weights, bit
-    for bit. PyTorch's global random state is left as it was.
+    The seed decides the initial weights, the order of the samples, the augmentation and
+    which labels are corrupted. On a CPU, the same seed and number of threads give the same
+    weights, bit for bit, interrupted and resumed or not. PyTorch's global random state is
+    left as it was.
 
     Parameters
     ----------
     build : callable
-        Without arguments; returns a new network for the dataset's shape and classes.
+        Without arguments; returns the network to train.
     dataset : Dataset
+        Labelled images; or any object with a method ``task``, see
+        `nlbench.models.tasks.Task`.
     recipe : Recipe
     seed : int
         From 0 to 2³² - 1.
     device : torch.device or str
-    label_noise : float
-        Share of training labels to corrupt; see `corrupt_labels`.
+    label_noise : float, optional
+        Share of training labels to corrupt, in place of the recipe's; see `corrupt_labels`.
     progress : callable, optional
-        Called with each `Epoch` as it ends.
+        Called with each `Epoch` as it ends; on resuming, with the earlier ones first.
+    state : Path, optional
+        Where the training's state is written after every epoch. If the file exists, training
+        goes on from it. It stays when training is over, so that whoever writes the result
+        down can do that before removing it.
+    keep : callable, optional
+        Called with each `Epoch` as it ends, the network, in evaluation mode, and the
+        metadata that a checkpoint of it has to carry.
+    prior : Prior, optional
+        A penalty on the weights, such as a sparsity prior.
 
     Returns
     -------
@@ -243,8 +156,8 @@ def train(
     Raises
     ------
     nlbench.RequestError
-        If the seed or the noise is out of bounds, or the network doesn't give one logit
-        a class.
+        If the seed or the noise is out of bounds, the network doesn't give one logit a
+        class, or the state belongs to another training.
     nlbench.NotFinite
         If the loss or a logit ceases to be a finite number.
 
@@ -260,64 +173,153 @@ def train(
     if not 0 <= seed <= LARGEST_SEED:
         raise RequestError(f"the seed is {seed}, expected 0 to {LARGEST_SEED}")
     device = torch.device(device)
-    items = dataset.train
-    if label_noise:
-        items = relabelled(items, label_noise, dataset.classes, seed)
-    history = []
+    noise = recipe.label_noise if label_noise is None else label_noise
+    task = task_of(dataset, recipe, noise, seed)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         model = build().to(device)
-        optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=recipe.learning_rate,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-        )
-        shuffle = torch.Generator().manual_seed(seed)
-        for number in range(recipe.epochs):
-            order = torch.randperm(len_of(items), generator=shuffle)
-            loss = _pass(model, optimizer, items, order, dataset, recipe, number, device)
-            epoch = Epoch(
-                number=number + 1,
-                learning_rate=optimizer.param_groups[0]["lr"],
-                loss=loss,
-                train_accuracy=share_right(model, items, dataset, device),
-                test_accuracy=share_right(model, dataset.test, dataset, device),
-            )
-            history.append(epoch)
+        training = _Training(model, task, recipe, prior or NoPrior(), seed, device)
+        identity = {
+            "seed": seed,
+            "label_noise": noise,
+            "data": getattr(dataset, "name", ""),
+            "samples": task.size,
+            "start": state_hash(model),
+            **{f"recipe.{k}": v for k, v in asdict(recipe).items() if k != "source"},
+            **{f"prior.{k}": v for k, v in training.prior.facts().items()},
+        }
+        if state is not None and state.exists():
+            training.restore(read_state(state, identity))
+            for epoch in training.history:
+                if progress is not None:
+                    progress(epoch)
+        while not training.is_over:
+            epoch = training.run_epoch()
+            model.eval()
+            if keep is not None:
+                keep(epoch, model, training.metadata)
+            if state is not None:
+                write_state(state, identity, training.content())
             if progress is not None:
                 progress(epoch)
-    return TrainingResult(model.eval(), tuple(history))
+        scores = task.final_scores(model.eval(), device)
+    return TrainingResult(
+        model,
+        tuple(training.history),
+        is_reached=not recipe.stops_early or recipe.is_reached(training.history[-1]),
+        scores=scores,
+        metadata=training.metadata,
+    )
 
 
-def _pass(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    items: Items,
-    order: torch.Tensor,
-    dataset: Dataset,
-    recipe: Recipe,
-    number: int,
-    device: torch.device,
-) -> float:
-    """One epoch, counted from 0; gives its mean loss."""
-    model.train()
-    total = 0.0
-    step = number * math.ceil(len(order) / recipe.batch_size)
-    for images, labels in batches(items, order, recipe.batch_size):
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(number, step)
-        logits = model(dataset.normalize(images.to(device)))
-        check_logits(logits, len(labels), dataset.classes)
-        loss = functional.cross_entropy(logits, labels.to(device))
-        if not math.isfinite(loss.item()):
+class _Training:
+    """What changes from epoch to epoch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        prior: Prior,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.task = task
+        self.recipe = recipe
+        self.prior = prior
+        self.device = device
+        self.optimizer = recipe.make_optimizer(prior.groups(model, recipe.weight_decay))
+        self.shuffle = torch.Generator().manual_seed(seed)
+        # A stream of its own: augmented or not, the images come in the same order.
+        self.augment = torch.Generator().manual_seed(seed + LARGEST_SEED + 1)
+        self.history: list[Epoch] = []
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What a checkpoint has to carry."""
+        return {**self.task.metadata(), **self.prior.metadata()}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last epoch has been, or every threshold been reached."""
+        if not self.history:
+            return False
+        return len(self.history) >= self.recipe.epochs or self.recipe.is_reached(self.history[-1])
+
+    def run_epoch(self) -> Epoch:
+        """Pass once through the training split and look where it led."""
+        number = len(self.history)
+        order = torch.randperm(self.task.size, generator=self.shuffle)
+        loss = self._pass(order, number)
+        try:
+            train_accuracy, test_accuracy = self.task.accuracies(self.model, self.device)
+        except NotFinite as error:
             raise NotFinite(
-                f"the training loss became {loss.item()} in epoch {number + 1}; "
-                f"a learning rate below {recipe.learning_rate:g} may help"
-            )
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        total += loss.item() * len(labels)
-        step += 1
-    return total / len(order)
+                f"after epoch {number + 1}: {error}; a learning rate below "
+                f"{self.recipe.learning_rate:g} may help"
+            ) from error
+        epoch = Epoch(
+            number=number + 1,
+            learning_rate=self.recipe.rate(number, self._steps(len(order)) * (number + 1) - 1),
+            loss=loss,
+            train_accuracy=train_accuracy,
+            test_accuracy=test_accuracy,
+            scores=self.prior.scores(self.model),
+        )
+        self.history.append(epoch)
+        return epoch
+
+    def _steps(self, samples: int) -> int:
+        return math.ceil(samples / self.recipe.batch_size)
+
+    def _pass(self, order: torch.Tensor, number: int) -> float:
+        """One epoch, counted from 0; gives its mean loss."""
+        self.model.train()
+        total, seen, step = 0.0, 0, number * self._steps(len(order))
+        recipe = self.recipe
+        for inputs, targets in self.task.batches(
+            order, recipe.batch_size, self.device, self.augment
+        ):
+            rate = recipe.rate(number, step)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * group.get("rate_factor", 1.0)
+            loss = self.task.loss(self.model(inputs), targets)
+            if not math.isfinite(loss.item()):
+                raise NotFinite(
+                    f"the training loss became {loss.item()} in epoch {number + 1}; "
+                    f"a learning rate below {recipe.learning_rate:g} may help"
+                )
+            penalty = self.prior.penalty(self.model)
+            self.optimizer.zero_grad()
+            (loss if penalty is None else loss + penalty).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.prior.settle(self.model)
+            total += loss.item() * len(targets)
+            seen += len(targets)
+            step += 1
+        return total / seen
+
+    def content(self) -> dict[str, Any]:
+        """All that the next epoch depends on."""
+        on_gpu = self.device.type == "cuda"
+        return {
+            "history": [asdict(epoch) for epoch in self.history],
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "shuffle": self.shuffle.get_state(),
+            "augment": self.augment.get_state(),
+            "random": torch.get_rng_state(),
+            "random_gpu": torch.cuda.get_rng_state(self.device) if on_gpu else None,
+        }
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Put everything back as `content` found it."""
+        self.history = [Epoch(**epoch) for epoch in content["history"]]
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.shuffle.set_state(content["shuffle"])
+        self.augment.set_state(content["augment"])
+        torch.set_rng_state(content["random"])
+        if content["random_gpu"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(content["random_gpu"], self.device)

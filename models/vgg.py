@@ -1,4 +1,4 @@
-"""VGG8: the small VGG-style network of the linear-regions paper."""
+"""VGG-style networks for 32×32 images, with average pooling, as in the linear-regions paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nlbench.errors import RequestError
 from nlbench.measure import Source
 from nlbench.model import model
 
-__all__ = ["VGG8", "vgg8"]
+__all__ = ["VGG", "VGG8", "check_numbers", "vgg8", "vgg11", "vgg13", "vgg16", "vgg19"]
 
 LINEAR_REGIONS = Source(
     citation=(
@@ -19,6 +19,22 @@ LINEAR_REGIONS = Source(
     ),
     equation="appendix B, table 3",
 )
+
+SIMONYAN = Source(
+    citation=(
+        "K. Simonyan, A. Zisserman. Very Deep Convolutional Networks for Large-Scale Image "
+        "Recognition. ICLR, 2015."
+    ),
+    equation="table 1, configurations A, B, D and E",
+)
+
+CONVOLUTIONS = {
+    11: (1, 1, 2, 2, 2),
+    13: (2, 2, 2, 2, 2),
+    16: (2, 2, 3, 3, 3),
+    19: (2, 2, 4, 4, 4),
+}
+"""From the number of layers with weights to the convolutions of each of the five stages."""
 
 
 class VGG8(nn.Module):
@@ -52,11 +68,7 @@ class VGG8(nn.Module):
         self.classifier = nn.Sequential(
             nn.Linear(1024, 120), nn.ReLU(), nn.Linear(120, num_classes)
         )
-        for module in self.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        _initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, classes) of images of shape (batch, channels, 32, 32)."""
@@ -64,21 +76,90 @@ class VGG8(nn.Module):
         return logits
 
 
-def _stage(inputs: int, outputs: int) -> list[nn.Module]:
-    return [
-        nn.Conv2d(inputs, outputs, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(outputs, outputs, 3, padding=1),
-        nn.ReLU(),
-        nn.AvgPool2d(2),
-    ]
+class VGG(nn.Module):
+    """VGG11, 13, 16 or 19 for 32×32 images, with average pooling.
+
+    The 3×3 convolutions of Simonyan and Zisserman, with biases and without batch norm:
+    five stages of 64, 128, 256, 512 and 512 channels, each ended by a 2×2 average
+    pooling, which leaves one pixel; then linear layers 512 → 512 → 512 → classes, so that
+    the number of layers is the one in the name; a ReLU after each layer but the last.
+    Average in place of max pooling, as in the linear-regions paper, keeps every
+    nonlinearity a ReLU. Initialised after He et al., biases zero.
+
+    Parameters
+    ----------
+    depth : {11, 13, 16, 19}
+        Layers with weights.
+    in_channels, num_classes : int
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in VGG(16).parameters())
+    15245130
+    """
+
+    def __init__(self, depth: int, in_channels: int = 3, num_classes: int = 10) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = in_channels
+        for outputs, count in zip((64, 128, 256, 512, 512), CONVOLUTIONS[depth], strict=True):
+            layers += _stage(inputs, outputs, count)
+            inputs = outputs
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.classifier = nn.Sequential(
+            nn.Linear(512, 512),
+            nn.ReLU(),
+            nn.Linear(512, 512),
+            nn.ReLU(),
+            nn.Linear(512, num_classes),
+        )
+        _initialize(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, classes) of images of shape (batch, channels, 32, 32)."""
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+def _stage(inputs: int, outputs: int, count: int = 2) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for index in range(count):
+        layers += [nn.Conv2d(outputs if index else inputs, outputs, 3, padding=1), nn.ReLU()]
+    return [*layers, nn.AvgPool2d(2)]
+
+
+def _initialize(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def check_numbers(name: str, **numbers: int) -> None:
+    """Refuse a number of channels or classes below 1.
+
+    Raises
+    ------
+    nlbench.RequestError
+    """
+    for key, number in numbers.items():
+        if number < 1:
+            raise RequestError(f"{name}: {key} is {number}, expected at least 1")
+
+
+def _check_size(name: str, image_size: int) -> None:
+    if image_size != 32:
+        raise RequestError(
+            f"{name} takes images of 32x32 pixels, these are {image_size}x{image_size}"
+        )
 
 
 @model(
     trained={"digits": Path(__file__).parent / "checkpoints" / "vgg8-digits.safetensors"},
     source=LINEAR_REGIONS,
 )
-def vgg8(in_channels: int = 3, num_classes: int = 10) -> VGG8:
+def vgg8(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG8:
     """VGG8 of the linear-regions paper, for 32×32 images.
 
     Parameters
@@ -87,6 +168,8 @@ def vgg8(in_channels: int = 3, num_classes: int = 10) -> VGG8:
         Channels of the input image, at least 1.
     num_classes : int
         Number of logits, at least 1.
+    image_size : int
+        32; anything else is refused.
 
     Returns
     -------
@@ -97,7 +180,7 @@ def vgg8(in_channels: int = 3, num_classes: int = 10) -> VGG8:
     Raises
     ------
     nlbench.RequestError
-        If a number isn't positive.
+        If a number isn't positive, or the images aren't 32×32.
 
     Examples
     --------
@@ -105,7 +188,60 @@ def vgg8(in_channels: int = 3, num_classes: int = 10) -> VGG8:
     >>> vgg8(num_classes=5)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 5])
     """
-    for name, number in (("in_channels", in_channels), ("num_classes", num_classes)):
-        if number < 1:
-            raise RequestError(f"vgg8: {name} is {number}, expected at least 1")
+    check_numbers("vgg8", in_channels=in_channels, num_classes=num_classes)
+    _check_size("vgg8", image_size)
     return VGG8(in_channels, num_classes)
+
+
+@model(source=SIMONYAN)
+def vgg11(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
+    """VGG11 for 32×32 images, with average pooling.
+
+    Parameters
+    ----------
+    in_channels, num_classes : int
+        At least 1.
+    image_size : int
+        32; anything else is refused.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a number isn't positive, or the images aren't 32×32.
+    """
+    check_numbers("vgg11", in_channels=in_channels, num_classes=num_classes)
+    _check_size("vgg11", image_size)
+    return VGG(11, in_channels, num_classes)
+
+
+@model(source=SIMONYAN)
+def vgg13(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
+    """VGG13 for 32×32 images, with average pooling.
+
+    See `vgg11`.
+    """
+    check_numbers("vgg13", in_channels=in_channels, num_classes=num_classes)
+    _check_size("vgg13", image_size)
+    return VGG(13, in_channels, num_classes)
+
+
+@model(source=SIMONYAN)
+def vgg16(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
+    """VGG16 for 32×32 images, with average pooling.
+
+    See `vgg11`.
+    """
+    check_numbers("vgg16", in_channels=in_channels, num_classes=num_classes)
+    _check_size("vgg16", image_size)
+    return VGG(16, in_channels, num_classes)
+
+
+@model(source=SIMONYAN)
+def vgg19(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
+    """VGG19 for 32×32 images, with average pooling.
+
+    See `vgg11`.
+    """
+    check_numbers("vgg19", in_channels=in_channels, num_classes=num_classes)
+    _check_size("vgg19", image_size)
+    return VGG(19, in_channels, num_classes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nlbench.data import Preprocessing
 from nlbench.measure import Source
 
 __all__ = ["ModelInfo", "model", "model_info"]
@@ -21,23 +22,45 @@ class ModelInfo:
     Parameters
     ----------
     trained : mapping of str to Path
-        From a dataset's name to the checkpoint that ships for it.
+        From a dataset's name to the checkpoint for it, which ships or is looked for there.
     source : Source
         Where the architecture comes from.
+    obtain : str
+        How to get the checkpoints that don't ship, as an instruction.
+    preprocessing : callable, optional
+        From a checkpoint's path, or None for fresh weights, to the `Preprocessing` that
+        belongs to it; used with datasets whose resolution isn't fixed.
+    rename : callable, optional
+        From a tensor's name in a checkpoint to its name in the model; None: not needed.
     """
 
     trained: Mapping[str, Path] = field(default_factory=dict)
     source: Source = field(default_factory=lambda: Source(""))
+    obtain: str = ""
+    preprocessing: Callable[[Path | None], Preprocessing] | None = None
+    rename: Callable[[str], str | None] | None = None
 
 
 def model(
-    *, trained: Mapping[str, Path] | None = None, source: Source | str = ""
+    *,
+    trained: Mapping[str, Path] | None = None,
+    source: Source | str = "",
+    obtain: str = "",
+    preprocessing: Callable[[Path | None], Preprocessing] | None = None,
+    rename: Callable[[str], str | None] | None = None,
 ) -> Callable[[Builder], Builder]:
     """Say what is known of a model, beside the function that builds it.
 
-    The function takes any of ``in_channels``, ``num_classes`` and ``image_size`` as
-    keyword arguments, each with a default, and returns a `torch.nn.Module`. A plain
-    function without this decorator is a model plugin too.
+    The function takes any of ``in_channels``, ``num_classes``, ``image_size`` (of square
+    images) and ``input_shape`` (without the batch) as keyword arguments, each with a
+    default, and returns a `torch.nn.Module`. A plain function without this decorator is a
+    model plugin too. One that takes ``in_channels`` or ``image_size`` and no
+    ``input_shape`` is for images only.
+
+    Parameters
+    ----------
+    trained, source, obtain, preprocessing, rename
+        See `ModelInfo`.
 
     Examples
     --------
@@ -48,7 +71,8 @@ def model(
     >>> model_info(tiny).source.citation
     'Here, 2026'
     """
-    info = ModelInfo(dict(trained or {}), Source(source) if isinstance(source, str) else source)
+    origin = Source(source) if isinstance(source, str) else source
+    info = ModelInfo(dict(trained or {}), origin, obtain, preprocessing, rename)
 
     def decorate(build: Builder) -> Builder:
         build.__nlbench_model__ = info  # type: ignore[attr-defined]

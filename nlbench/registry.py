@@ -1,26 +1,45 @@
 """Names to objects, through entry points, without importing what is not asked for.
 
 The groups are ``nlbench.measures``, ``nlbench.models``, ``nlbench.datasets``,
-``nlbench.studies``, ``nlbench.recipes`` and ``nlbench.reports``. What ships with
-nlbench comes through the same door as anybody's plugin.
+``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.transforms``.
+What ships with nlbench comes through the same door as anybody's plugin.
+
+An entry point whose name ends in ``/*`` is a family: one object that knows many names,
+as those of another library. Its members are called ``family/member``.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import fnmatch
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
+from nlbench.family import Family
 
-__all__ = ["GROUPS", "Entry", "describe", "entries", "expand", "load"]
+__all__ = [
+    "GROUPS",
+    "Entries",
+    "Entry",
+    "describe",
+    "entries",
+    "entry_points",
+    "expand",
+    "families",
+    "find",
+    "find_source",
+    "load",
+]
 
 GROUPS: Mapping[str, str] = {
     "measures": "measure",
@@ -29,6 +48,7 @@ GROUPS: Mapping[str, str] = {
     "studies": "study",
     "recipes": "recipe",
     "reports": "report",
+    "transforms": "transform",
 }
 
 
@@ -43,19 +63,23 @@ class Entry:
     name : str
     claims : tuple of EntryPoint
         Usually one; several when plugins claim the same name.
+    family : Family or None
+        Whose member it is.
     """
 
     group: str
     name: str
     claims: tuple[EntryPoint, ...]
+    family: Family | None = None
 
     @property
     def providers(self) -> tuple[str, ...]:
         """Who provides the name: distribution and version."""
-        return tuple(
+        who = tuple(
             f"{point.dist.name} {point.dist.version}" if point.dist else point.value
             for point in self.claims
         )
+        return who + (self.family.providers() if self.family else ())
 
     @property
     def conflict(self) -> str:
@@ -63,13 +87,31 @@ class Entry:
         if len(self.claims) == 1:
             return ""
         claims = " and ".join(
-            f"{who} ({point.value})" for who, point in zip(self.providers, self.claims, strict=True)
+            f"{who} ({point.value})"
+            for who, point in zip(self.providers, self.claims, strict=False)
         )
         return f"{GROUPS[self.group]} '{self.name}' is claimed by {claims}; uninstall one of them"
 
 
-def entries(group: str) -> dict[str, Entry]:
-    """List what is registered in a group, by name. Nothing is imported.
+class Entries(dict[str, Entry]):
+    """Entries by name. A member of a family that isn't listed can be asked for all the same."""
+
+    def __init__(self, listed: Mapping[str, Entry], families: Mapping[str, Entry]) -> None:
+        super().__init__(listed)
+        self._families = families
+
+    def __missing__(self, name: str) -> Entry:
+        prefix, slash, member = name.partition("/")
+        if not (slash and member and prefix in self._families):
+            raise KeyError(name)
+        family = self._families[prefix]
+        return Entry(family.group, name, family.claims, family.family)
+
+
+def entries(group: str) -> Entries:
+    """List what is registered in a group, by name. No plugin but a family is imported.
+
+    The members of a costly family aren't listed, though they are found when asked for.
 
     Parameters
     ----------
@@ -78,17 +120,49 @@ def entries(group: str) -> dict[str, Entry]:
 
     Examples
     --------
-    >>> "affinity" in entries("measures")
-    True
+    >>> "affinity" in entries("measures"), "torchvision/resnet18" in entries("models")
+    (True, True)
     """
-    if group not in GROUPS:
-        raise RequestError(f"there is no group '{group}'{nearest(group, GROUPS)}")
-    claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
-    for point in entry_points(group=f"nlbench.{group}"):
-        # The same distribution is found twice where it lies on the path twice.
-        owner = point.dist.name if point.dist else ""
-        claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
-    return {name: Entry(group, name, tuple(claims[name].values())) for name in sorted(claims)}
+    points = _points(group)
+    listed = {name: claims for name, claims in points.items() if not name.endswith("/*")}
+    found = {name: Entry(group, name, claims) for name, claims in listed.items()}
+    known = _families(group, points)
+    for prefix, entry in known.items():
+        if entry.family is not None and not entry.family.costly:
+            for member in entry.family.names():
+                name = f"{prefix}/{member}"
+                claims = listed.get(name, ()) + entry.claims
+                found[name] = Entry(group, name, claims, entry.family)
+    return Entries({name: found[name] for name in sorted(found)}, known)
+
+
+def families(group: str) -> dict[str, Entry]:
+    """List the families of a group, by the name before the slash.
+
+    A family that can't be imported is there too, without its members.
+
+    Examples
+    --------
+    >>> sorted(families("models"))
+    ['timm', 'torchvision']
+    """
+    return _families(group, _points(group))
+
+
+def find(group: str, name: str) -> Entry:
+    """Find a registered name, or a family's member.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If nothing of that name is registered; the message suggests the nearest.
+    """
+    known = entries(group)
+    try:
+        return known[name]
+    except KeyError:
+        kind = GROUPS.get(group, group)
+        raise RequestError(f"there is no {kind} '{name}'{nearest(name, known)}") from None
 
 
 def load(group: str, name: str) -> Any:
@@ -99,7 +173,7 @@ def load(group: str, name: str) -> Any:
     group : str
         See `entries`.
     name : str
-        A registered name.
+        A registered name, or ``family/member``.
 
     Raises
     ------
@@ -108,15 +182,14 @@ def load(group: str, name: str) -> Any:
     nlbench.PluginError
         If two plugins claim it, or its import fails.
     """
-    known = entries(group)
-    if name not in known:
-        kind = GROUPS.get(group, group)
-        raise RequestError(f"there is no {kind} '{name}'{nearest(name, known)}")
-    entry = known[name]
+    entry = find(group, name)
     if entry.conflict:
         raise PluginError(entry.conflict)
     try:
-        return entry.claims[0].load()
+        # A family that couldn't be imported before fails here, where it can be said.
+        loaded = entry.claims[0].load() if entry.family is None else entry.family
+        is_family = entry.claims[0].name.endswith("/*")
+        return _family_of(loaded).load(name.partition("/")[2]) if is_family else loaded
     except NlbenchError:
         raise
     except (Exception, SystemExit) as error:
@@ -128,6 +201,9 @@ def load(group: str, name: str) -> Any:
 
 def expand(group: str, patterns: Iterable[str]) -> list[str]:
     """Names that match the given names and globs, in the order given, each once.
+
+    A glob without a slash matches no family's members; one that names a family, as
+    ``torchvision/resnet*``, matches its members only.
 
     Raises
     ------
@@ -142,24 +218,101 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     known = entries(group)
     found: dict[str, None] = {}
     for pattern in patterns:
-        matches = fnmatch.filter(known, pattern) if any(c in pattern for c in "*?[") else [pattern]
+        if not any(c in pattern for c in "*?["):
+            found.setdefault(find(group, pattern).name)
+            continue
+        names = [*known, *_costly_names(group, pattern)]
+        slashes = pattern.count("/")
+        matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == slashes]
         if not matches:
-            raise RequestError(f"no {GROUPS[group]} matches '{pattern}'{nearest(pattern, known)}")
-        for name in matches:
-            if name not in known:
-                raise RequestError(f"there is no {GROUPS[group]} '{name}'{nearest(name, known)}")
-            found.setdefault(name)
+            raise RequestError(f"no {GROUPS[group]} matches '{pattern}'{nearest(pattern, names)}")
+        found.update(dict.fromkeys(matches))
     return list(found)
+
+
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """List the installed entry points of a group.
+
+    Reading the metadata of all that is installed takes tens of milliseconds; it is done
+    again only when the search path has changed, or a folder on it, as an installation does.
+
+    Parameters
+    ----------
+    group : str
+        In full, such as ``nlbench.measures``.
+
+    Examples
+    --------
+    >>> "affinity" in [point.name for point in entry_points("nlbench.measures")]
+    True
+    """
+    points = _installed(tuple((path, _changed(path)) for path in sys.path))
+    return tuple(points.select(group=group))
+
+
+@lru_cache(maxsize=4)
+def _installed(_path: tuple[tuple[str, int], ...]) -> Any:
+    return metadata.entry_points()
+
+
+def _changed(path: str) -> int:
+    try:
+        return Path(path or ".").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
+    """Entry points of a group by name, each distribution's claim once."""
+    if group not in GROUPS:
+        raise RequestError(f"there is no group '{group}'{nearest(group, GROUPS)}")
+    claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
+    for point in entry_points(group=f"nlbench.{group}"):
+        # The same distribution is found twice where it lies on the path twice.
+        owner = point.dist.name if point.dist else ""
+        claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
+    return {name: tuple(claims[name].values()) for name in sorted(claims)}
+
+
+def _families(group: str, points: Mapping[str, tuple[EntryPoint, ...]]) -> dict[str, Entry]:
+    found = {}
+    for name, claims in points.items():
+        if name.endswith("/*"):
+            family: Family | None = None
+            # A broken one is named when a member of it is loaded; a listing goes on without.
+            with contextlib.suppress(Exception, SystemExit):
+                family = _family_of(claims[0].load()) if len(claims) == 1 else None
+            found[name.removesuffix("/*")] = Entry(group, name, claims, family)
+    return found
+
+
+def _family_of(loaded: object) -> Family:
+    family = loaded() if isinstance(loaded, type) else loaded
+    if not isinstance(family, Family):
+        raise PluginError(f"a family is a {type(family).__name__}, expected nlbench.family.Family")
+    return family
+
+
+def _costly_names(group: str, pattern: str) -> list[str]:
+    """Names of the costly family that a glob names."""
+    prefix, slash, _ = pattern.partition("/")
+    entry = families(group).get(prefix) if slash else None
+    if entry is None or entry.family is None or not entry.family.costly:
+        return []
+    return [f"{prefix}/{member}" for member in entry.family.names()]
 
 
 def describe(entry: Entry) -> str:
     """First line of the docstring, read from the source file without importing it.
 
-    Empty where there is no source to read.
+    Empty where there is no source to read. A family's member is described by the family.
     """
     point = entry.claims[0]
+    if entry.family is not None:
+        is_member = not entry.name.endswith("/*")
+        return entry.family.describe(entry.name.partition("/")[2]) if is_member else ""
     try:
-        spec = _find_spec(point.module)
+        spec = find_source(point.module)
         if spec is None or spec.origin is None:
             return ""
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
@@ -180,8 +333,26 @@ def _text_of(node: ast.stmt) -> str:
     return str(node.value.value) if is_constant else ""  # type: ignore[attr-defined]
 
 
-def _find_spec(module: str) -> ModuleSpec | None:
-    """Find a module's file; unlike importlib's `find_spec`, import no parent package."""
+def find_source(module: str) -> ModuleSpec | None:
+    """Find a module's file; unlike importlib's `find_spec`, import no parent package.
+
+    Parameters
+    ----------
+    module : str
+        With dots.
+
+    Returns
+    -------
+    ModuleSpec or None
+        None where there is no such module.
+
+    Examples
+    --------
+    >>> Path(find_source("nlbench.registry").origin).name
+    'registry.py'
+    >>> find_source("nlbench.nowhere") is None
+    True
+    """
     spec: ModuleSpec | None = None
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):

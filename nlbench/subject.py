@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.data import Dataset, Sample
+from nlbench.data import Data, Dataset, dataset_info
 from nlbench.errors import NlbenchError, PluginError, RequestError
-from nlbench.model import model_info
-from nlbench.probes.sites import evaluation_mode
+from nlbench.model import ModelInfo, model_info
+from nlbench.options import OptionValue, resolve_options
+from nlbench.transforms import header_of, transformed
 from nlbench.weights import file_hash, load_weights, state_hash
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 __all__ = [
     "Subject",
     "SubjectSpec",
     "WeightsChoice",
+    "adapted",
     "build_model",
     "choose_weights",
     "load_dataset",
@@ -46,6 +49,8 @@ class SubjectSpec:
     samples : int or None
         How many samples; None: the whole split.
     split : {"test", "train"}
+    options : tuple of (str, value)
+        Of the dataset: names with values, by name.
     """
 
     model: str
@@ -54,6 +59,7 @@ class SubjectSpec:
     seed: int = 0
     samples: int | None = 512
     split: str = "test"
+    options: tuple[tuple[str, OptionValue | str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,13 @@ class WeightsChoice:
         ``trained``, ``init`` or the checkpoint's file name.
     file : Path or None
         None for freshly initialised weights.
+    remark : str
+        Why the weights are freshly initialised though a checkpoint is known; else empty.
     """
 
     label: str
     file: Path | None
+    remark: str = ""
 
     @property
     def identity(self) -> str:
@@ -103,43 +112,79 @@ class Subject:
     normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
 
 
-def load_dataset(name: str) -> Dataset:
-    """Load a registered dataset.
+def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
+    """Open a registered dataset.
+
+    Parameters
+    ----------
+    name : str
+    options : mapping of str to value, optional
+        Those that aren't to have their default.
 
     Raises
     ------
     nlbench.NlbenchError
-        If there is none of that name, or its plugin gives something else.
+        If there is none of that name, an option doesn't fit, the data aren't there, or the
+        plugin gives something else.
     """
-    dataset = registry.load("datasets", name)()
-    if not isinstance(dataset, Dataset):
+    build = registry.load("datasets", name)
+    dataset = build(**resolve_options(dataset_info(build).options, options or {}, owner=name))
+    asked = ("name", "shape", "classes", "preprocessing", "source", "normalize", "sample")
+    missing = [attribute for attribute in asked if not hasattr(dataset, attribute)]
+    if missing:
         raise PluginError(
-            f"dataset '{name}' gives a {type(dataset).__name__}, expected nlbench.data.Dataset"
+            f"dataset '{name}' gives a {type(dataset).__name__}, expected nlbench.data.Dataset "
+            f"or its like, but it has no {missing[0]}"
         )
-    return dataset
+    opened: Data = dataset
+    return opened
 
 
-def build_model(name: str, dataset: Dataset, seed: int) -> nn.Module:
+def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
     """Build a registered model for a dataset, initialised from a seed.
 
-    The builder is given those of ``in_channels``, ``num_classes`` and ``image_size`` that
-    it takes. The global random state is left as it was.
+    The builder is given those of ``in_channels``, ``num_classes``, ``image_size`` and
+    ``input_shape`` that it takes. The global random state is left as it was.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If there is no such model, or it can't be built for data of this shape.
     """
+    import torch
+
     build = registry.load("models", name)
-    channels, height, _ = dataset.shape
-    known = {"in_channels": channels, "num_classes": dataset.classes, "image_size": height}
     try:
-        taken = inspect.signature(build).parameters
+        taken = set(inspect.signature(build).parameters)
     except (TypeError, ValueError):
-        taken = inspect.signature(lambda: None).parameters
+        taken = set()
+    arguments = _arguments(name, dataset, taken)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build(**{key: value for key, value in known.items() if key in taken})
-    if not isinstance(model, nn.Module):
+        try:
+            model = build(**arguments)
+        except RequestError as error:
+            raise RequestError(f"{name} for {dataset.name}: {error}") from error
+    if not isinstance(model, torch.nn.Module):
         raise PluginError(
             f"model '{name}' builds a {type(model).__name__}, expected torch.nn.Module"
         )
     return model
+
+
+def _arguments(name: str, dataset: Data, taken: set[str]) -> dict[str, Any]:
+    """What a builder is given, of what it takes; refuses data that it isn't for."""
+    shape = tuple(dataset.shape)
+    known: dict[str, Any] = {"num_classes": dataset.classes, "input_shape": shape}
+    if len(shape) == 3:
+        known |= {"in_channels": shape[0], "image_size": shape[1]}
+        if "image_size" in taken and "input_shape" not in taken and shape[1] != shape[2]:
+            raise RequestError(
+                f"{name} takes square images, those of {dataset.name} are {shape[1]}x{shape[2]}"
+            )
+    elif "input_shape" not in taken and taken & {"in_channels", "image_size"}:
+        raise RequestError(f"{name} takes images, the inputs of {dataset.name} have shape {shape}")
+    return {key: value for key, value in known.items() if key in taken}
 
 
 def choose_weights(spec: SubjectSpec) -> WeightsChoice:
@@ -156,11 +201,22 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     if spec.weights == "init":
         return WeightsChoice("init", None)
     if spec.weights in ("auto", "trained"):
-        trained = model_info(registry.load("models", spec.model)).trained
-        if spec.data in trained:
-            return WeightsChoice("trained", Path(trained[spec.data]))
+        info = model_info(registry.load("models", spec.model))
+        trained = info.trained
+        file = Path(trained[spec.data]) if spec.data in trained else None
+        if file is not None and file.is_file():
+            return WeightsChoice("trained", file)
+        absent = (
+            f"the weights of {spec.model} on {spec.data} are not here: {file} is missing"
+            + (f"; {info.obtain}" if info.obtain else "")
+            if file is not None
+            else ""
+        )
         if spec.weights == "auto":
-            return WeightsChoice("init", None)
+            remark = f"{spec.model} is freshly initialised: {absent}" if absent else ""
+            return WeightsChoice("init", None, remark)
+        if absent:
+            raise RequestError(absent)
         there = f"only for {', '.join(sorted(trained))}" if trained else "none at all"
         raise RequestError(
             f"no trained checkpoint of {spec.model} on {spec.data} ships with it ({there}); "
@@ -187,54 +243,84 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     nlbench.NlbenchError
         If the model, its weights or the data can't be had; one line says why.
     """
+    from nlbench.batches import StreamedSubject
+    from nlbench.samples import draw
+
     choice = choose_weights(spec)
-    dataset = load_dataset(spec.data)
+    info = model_info(registry.load("models", spec.model))
+    dataset = adapted(load_dataset(spec.data, dict(spec.options)), info, choice)
     model = build_model(spec.model, dataset, spec.seed)
     metadata: dict[str, str] = {}
     if choice.file is not None:
         try:
-            metadata = load_weights(model, choice.file)
+            model = transformed(
+                model,
+                header_of(choice.file),
+                lambda: dataset.sample(2, split=spec.split, seed=spec.seed).inputs,
+            )
+            metadata = load_weights(model, choice.file, rename=info.rename)
         except NlbenchError as error:
             raise RequestError(f"{spec.model} with weights {choice.label}: {error}") from error
     model.to(device).eval()
-    sample = dataset.sample(spec.samples, split=spec.split, seed=spec.seed)
+    drawn = draw(
+        dataset, spec.samples, split=spec.split, seed=spec.seed, model=model, device=device
+    )
     facts: dict[str, Any] = {
         "model": spec.model,
         "weights": choice.label,
         "data": spec.data,
+        "data_options": dict(spec.options),
         "seed": spec.seed,
         "weights_hash": state_hash(model),
         "weights_metadata": metadata,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "preprocessing": dataset.preprocessing,
         "split": spec.split,
-        "samples": len(sample.inputs),
-        "sample_hash": tensor_hash(sample.inputs),
-        "accuracy": _accuracy(model, sample, dataset.classes, device),
+        "samples": drawn.samples,
+        "sample_hash": drawn.sample_hash,
+        "accuracy": drawn.accuracy,
     }
-    return Subject(model, sample.inputs, sample.labels, facts, sample.images, dataset.normalize)
+    sample = drawn.sample
+    images = sample.images if len(dataset.shape) == 3 else None
+    return StreamedSubject(
+        model,
+        sample.inputs,
+        sample.labels,
+        facts,
+        images,
+        dataset.normalize,
+        stream=drawn.stream,
+    )
 
 
-def _accuracy(model: nn.Module, sample: Sample, classes: int, device: torch.device) -> float | None:
-    """Share of the sample classified right, by which a reader sees what weights these are.
+def adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
+    """Give the dataset with the preprocessing that belongs to a model's weights.
 
-    None for a model that doesn't give one finite logit a class.
+    Parameters
+    ----------
+    dataset : Data
+        Stays as it is where its resolution is fixed.
+    info : ModelInfo
+    choice : WeightsChoice
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the dataset's ``check_weights``, where it has one, finds that the weights were
+        trained on inputs that mean something else.
     """
-    right = 0
-    with evaluation_mode(model):
-        for inputs, labels in zip(
-            torch.split(sample.inputs, 128), torch.split(sample.labels, 128), strict=True
-        ):
-            logits = model(inputs.to(device, copy=True))
-            is_classifier = isinstance(logits, Tensor) and logits.shape == (len(labels), classes)
-            if not is_classifier or not bool(torch.isfinite(logits).all()):
-                return None
-            right += int((logits.argmax(1).cpu() == labels).sum())
-    return right / len(sample.labels)
+    check = getattr(dataset, "check_weights", None)
+    if check is not None and choice.file is not None:
+        check(header_of(choice.file))
+    if info.preprocessing is None or not isinstance(dataset, Dataset) or dataset.adapt is None:
+        return dataset
+    return dataset.adapt(info.preprocessing(choice.file))
 
 
 def tensor_hash(tensor: Tensor) -> str:
     """SHA-256 over a tensor's shape, dtype and bytes."""
+    import torch
+
     data = tensor.detach().cpu().contiguous()
     head = f"{tuple(data.shape)} {data.dtype}".encode()
     return hashlib.sha256(head + data.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

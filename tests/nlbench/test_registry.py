@@ -6,6 +6,7 @@ import pytest
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError
+from nlbench.family import Family
 
 
 class Dist:
@@ -34,7 +35,8 @@ def test_listing_names_and_descriptions_imports_neither_torch_nor_a_plugin():
         "import sys; from nlbench import registry\n"
         "for group in registry.GROUPS:\n"
         "    for entry in registry.entries(group).values(): registry.describe(entry)\n"
-        "wrong = [m for m in sys.modules if m == 'torch' or m.startswith('nlbench.measures.')]\n"
+        "wrong = [m for m in sys.modules"
+        " if m in ('torch', 'torchvision', 'timm') or m.startswith('nlbench.measures.')]\n"
         "sys.exit(repr(wrong) if wrong else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -49,6 +51,9 @@ def test_built_in_measures_come_through_the_entry_points():
 def test_every_built_in_is_described_by_the_first_line_of_its_docstring():
     for group in registry.GROUPS:
         for entry in registry.entries(group).values():
+            if entry.family is not None:
+                assert registry.describe(entry), entry.name
+                continue
             built_in = registry.load(group, entry.name)
             is_instance = not (isinstance(built_in, type) or callable(built_in))
             if "nlbench" in entry.providers[0] and not is_instance:
@@ -112,3 +117,144 @@ def test_globs_expand_to_names_once_and_in_order():
 def test_a_glob_that_matches_nothing_is_refused():
     with pytest.raises(RequestError, match=r"no measure matches 'zz\*'"):
         registry.expand("measures", ["zz*"])
+
+
+class Zoo(Family):
+    description = "animals"
+
+    def names(self):
+        return ("ape", "bee")
+
+    def load(self, name):
+        if name not in ("ape", "bee", "cow"):
+            raise RequestError(f"there is no model 'zoo/{name}'")
+        return lambda: name
+
+    def describe(self, name):
+        return f"the {name}"
+
+    def providers(self):
+        return ("zoo 2.0",)
+
+
+class CostlyZoo(Zoo):
+    costly = True
+
+
+def family(kind, name="zoo/*", dist="zoo-plugin"):
+    entry = point(name, f"{__name__}:{kind.__name__}", dist, "nlbench.models")
+    return entry
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """Let entry points of this file load what they name."""
+    here = {"Zoo": Zoo, "CostlyZoo": CostlyZoo, "int": int}
+    load = importlib.metadata.EntryPoint.load
+    monkeypatch.setattr(
+        importlib.metadata.EntryPoint,
+        "load",
+        lambda self: here[self.attr] if self.module == __name__ else load(self),
+    )
+
+
+def test_a_familys_members_are_listed_found_and_described(plugins, loaded):
+    plugins += [family(Zoo), point("vgg", "json:dumps", "other", "nlbench.models")]
+    known = registry.entries("models")
+    assert list(known) == ["vgg", "zoo/ape", "zoo/bee"]
+    assert registry.load("models", "zoo/bee")() == "bee"
+    assert registry.describe(known["zoo/ape"]) == "the ape"
+    assert known["zoo/ape"].providers == ("zoo-plugin 1.0", "zoo 2.0")
+
+
+def test_a_member_that_is_not_listed_can_be_asked_for(plugins, loaded):
+    plugins.append(family(Zoo))
+    assert registry.load("models", "zoo/cow")() == "cow"
+    assert registry.entries("models")["zoo/cow"].providers == ("zoo-plugin 1.0", "zoo 2.0")
+    with pytest.raises(RequestError, match="there is no model 'zoo/dog'"):
+        registry.load("models", "zoo/dog")
+
+
+def test_a_glob_without_a_slash_matches_no_members_and_one_with_only_members(plugins, loaded):
+    plugins += [family(Zoo), point("ant", "json:dumps", "other", "nlbench.models")]
+    assert registry.expand("models", ["*"]) == ["ant"]
+    assert registry.expand("models", ["zoo/*"]) == ["zoo/ape", "zoo/bee"]
+    assert registry.expand("models", ["*/a*", "a*"]) == ["zoo/ape", "ant"]
+
+
+def test_a_costly_familys_names_are_asked_for_by_a_glob_that_names_it_only(
+    plugins, loaded, monkeypatch
+):
+    plugins += [family(CostlyZoo), point("ant", "json:dumps", "other", "nlbench.models")]
+    assert registry.expand("models", ["zoo/b*"]) == ["zoo/bee"]
+
+    def names(self):
+        raise AssertionError("it costs")
+
+    monkeypatch.setattr(CostlyZoo, "names", names)
+    assert list(registry.entries("models")) == ["ant"]
+    assert registry.expand("models", ["*", "zoo/ape"]) == ["ant", "zoo/ape"]
+
+
+def test_a_name_and_a_families_member_of_that_name_is_an_error_that_names_both(plugins, loaded):
+    plugins += [family(Zoo), point("zoo/ape", "json:dumps", "rival", "nlbench.models")]
+    with pytest.raises(PluginError, match=r"'zoo/ape' is claimed by rival .* and zoo-plugin"):
+        registry.load("models", "zoo/ape")
+    assert registry.load("models", "zoo/bee")() == "bee"
+
+
+def test_two_families_of_one_name_is_an_error_that_names_both(plugins, loaded):
+    plugins += [family(Zoo), family(CostlyZoo, dist="rival")]
+    with pytest.raises(PluginError, match=r"'zoo/ape' is claimed by zoo-plugin .* and rival"):
+        registry.load("models", "zoo/ape")
+    assert "claimed by" in registry.families("models")["zoo"].conflict
+
+
+def test_a_family_that_cannot_be_imported_harms_no_listing_and_is_named_when_used(plugins):
+    plugins += [
+        point("broken/*", "no_such_module_xyz:Family", "bad-plugin", "nlbench.models"),
+        point("fine", "json:dumps", "good-plugin", "nlbench.models"),
+    ]
+    assert list(registry.entries("models")) == ["fine"]
+    assert registry.families("models")["broken"].family is None
+    with pytest.raises(PluginError, match=r"model 'broken/x' .*bad-plugin.*can't be loaded"):
+        registry.load("models", "broken/x")
+
+
+def test_a_family_that_is_none_is_named(plugins, loaded):
+    plugins.append(family(int))
+    with pytest.raises(PluginError, match=r"a family is a int, expected nlbench\.family\.Family"):
+        registry.load("models", "zoo/ape")
+
+
+def test_a_familys_name_alone_is_no_model():
+    with pytest.raises(RequestError, match="there is no model 'torchvision/'"):
+        registry.load("models", "torchvision/")
+
+
+def test_asking_for_one_of_timms_names_lists_none_of_the_others():
+    code = (
+        "import sys; from nlbench import registry\n"
+        "registry.expand('models', ['*', 'torchvision/*', 'timm/resnet10t'])\n"
+        "sys.exit('torch' in sys.modules or 'timm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_distribution_installed_while_the_process_runs_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "late" not in registry.entries("measures")
+    info = tmp_path / "late_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[nlbench.measures]\nlate = late_plugin:late\n")
+    assert registry.entries("measures")["late"].providers == ("late-plugin 1.0",)
+
+
+def test_installed_packages_are_read_once_while_the_path_stays_as_it_is(monkeypatch):
+    registry.entries("measures")
+    calls = []
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda: calls.append(1))
+    registry.entries("measures")
+    registry.entries("datasets")
+    assert not calls

@@ -1,0 +1,164 @@
+"""Residual networks for 32×32 images, and the same networks without their shortcuts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nlbench.measure import Source
+from nlbench.model import model
+
+from .vgg import check_numbers
+
+__all__ = ["ResidualNetwork", "plain20", "plain56", "resnet20", "resnet56"]
+
+HE = Source(
+    citation=(
+        "K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR, 2016."
+    ),
+    equation="section 4.2",
+)
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with batch norm, around which the input may be added.
+
+    Where the shape changes the shortcut has no parameters (option A): every second pixel
+    of the input, with channels of zeros on both sides.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Channels.
+    stride : int
+        Of the first convolution.
+    shortcut : bool
+        Whether the input is added.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, shortcut: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
+        self.shortcut = shortcut
+        self.stride = stride
+        self.grown = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        y: Tensor = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
+        if self.shortcut:
+            y = y + self._reshaped(x)
+        activated: Tensor = self.relu2(y)
+        return activated
+
+    def _reshaped(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        if self.grown:
+            before = self.grown // 2
+            x = functional.pad(x, (0, 0, 0, 0, before, self.grown - before))
+        return x
+
+
+class ResidualNetwork(nn.Module):
+    """A 3×3 stem and three stages of blocks with 16, 32 and 64 channels.
+
+    6n + 2 layers with weights for n blocks a stage; every convolution is followed by
+    batch norm, the last stage by the average over the image and a linear layer.
+    Convolutions start normal after He et al. (variance 2 / fan-in); the linear layer and
+    batch norm as PyTorch has them.
+
+    Parameters
+    ----------
+    depth : int
+        6n + 2.
+    in_channels, num_classes : int
+    shortcuts : bool
+        False: the plain network, with as many parameters.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in ResidualNetwork(20).parameters())
+    269722
+    """
+
+    def __init__(
+        self, depth: int, in_channels: int = 3, num_classes: int = 10, *, shortcuts: bool = True
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU()
+        blocks: list[nn.Module] = []
+        inputs = 16
+        for outputs in (16, 32, 64):
+            for _ in range((depth - 2) // 6):
+                stride = 1 if inputs == outputs else 2
+                blocks.append(Block(inputs, outputs, stride, shortcut=shortcuts))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(inputs, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, classes) of images of shape (batch, channels, h, w)."""
+        features = self.pool(self.blocks(self.relu(self.bn(self.stem(images)))))
+        logits: Tensor = self.classifier(torch.flatten(features, 1))
+        return logits
+
+
+@model(source=HE)
+def resnet20(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet20 for 32×32 images, with batch norm and parameter-free shortcuts.
+
+    Parameters
+    ----------
+    in_channels, num_classes : int
+        At least 1.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a number isn't positive.
+    """
+    check_numbers("resnet20", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(20, in_channels, num_classes)
+
+
+@model(source=HE)
+def resnet56(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet56 for 32×32 images, with batch norm and parameter-free shortcuts.
+
+    See `resnet20`.
+    """
+    check_numbers("resnet56", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(56, in_channels, num_classes)
+
+
+@model(source=HE)
+def plain20(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet20 without its shortcuts: as many layers and parameters.
+
+    See `resnet20`.
+    """
+    check_numbers("plain20", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(20, in_channels, num_classes, shortcuts=False)
+
+
+@model(source=HE)
+def plain56(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet56 without its shortcuts: as many layers and parameters.
+
+    See `resnet20`.
+    """
+    check_numbers("plain56", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(56, in_channels, num_classes, shortcuts=False)
