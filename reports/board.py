@@ -172,6 +172,18 @@ def missing_cells(frame: pd.DataFrame) -> list[MissingCell]:
     ]
 
 
+def _remarks(frame: pd.DataFrame) -> list[tuple[str, str, str]]:
+    """Subject, measure and remark of the numbers that need one."""
+    return [
+        (str(label), str(name), str(row[name, "reason"]))
+        for label, (_, row) in zip(
+            frame.index.get_level_values("subject"), frame.iterrows(), strict=True
+        )
+        for name in frame.columns.unique("measure")
+        if row[name, "status"] == "ok" and row[name, "reason"]
+    ]
+
+
 def print_boards(run: Run, console: Console) -> None:
     """Print a run's board, in as many tables as the width needs.
 
@@ -202,6 +214,8 @@ def print_boards(run: Run, console: Console) -> None:
     first = sorted_by(measures)
     if first is not None and len(frame) > 1:
         console.print(Text(f"sorted by {one_line(first)}, most nonlinear first"), soft_wrap=True)
+    for label, name, remark in _remarks(frame):
+        console.print(Text(one_line(f"{name}, {label}: {remark}")), soft_wrap=True)
     for cell in missing_cells(frame):
         line = f"{cell.measure}, {cell.subject}: {cell.status}: {cell.reason}"
         console.print(Text(one_line(line)), soft_wrap=True)

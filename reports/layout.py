@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -13,11 +13,21 @@ __all__ = ["Cell", "NamedRun", "Table"]
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run under a name that no other run of the page has."""
+    """A run under a name that no other run of the page has.
+
+    Parameters
+    ----------
+    name : str
+    scores : DataFrame
+    manifest : mapping
+    drawings : mapping of (model, weights, data, seed) to mapping
+        The drawn path of each subject that has one.
+    """
 
     name: str
     scores: pd.DataFrame
     manifest: Mapping[str, Any]
+    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from nlbench.files import make_folder, write_atomically
 
 from .board import board, sorted_by, varying_columns
 from .layout import NamedRun
+from .linearised import tradeoffs
 from .manifest import manifest_view
+from .paths import path_pictures
 from .remarks import differences, gaps, summary_sentence
-from .sections import board_table, meanings, sections
+from .sections import board_remarks, board_table, meanings, sections
 
 if TYPE_CHECKING:
     from nlbench.records import Run
@@ -66,6 +68,7 @@ def render_page(runs: Run | Sequence[Run]) -> str:
     scores, measures = _together(named)
     frame = board(scores, measures)
     names = list(frame.columns.unique("measure"))
+    table = board_table(frame, measures)
     missing = gaps(named, scores, frame)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -78,12 +81,15 @@ def render_page(runs: Run | Sequence[Run]) -> str:
     return environment.get_template("report.html.j2").render(
         title=", ".join(run.name for run in named),
         sentence=summary_sentence(named, frame, missing),
-        board=board_table(frame, measures),
+        board=table,
+        remarks=board_remarks(table),
         constant=varying_columns(frame)[1],
         sorted_by=sorted_by(measures),
         differences=differences(named),
         meanings=meanings(measures),
         sections=sections(scores, measures, names),
+        pictures=path_pictures(named, scores),
+        tradeoffs=tradeoffs(named),
         gaps=missing,
         manifests=[manifest_view(run) for run in named],
     )
@@ -101,8 +107,17 @@ def _named(runs: Run | Sequence[Run]) -> list[NamedRun]:
         while name in taken:
             name = f"{run.name} ({number})"
             number += 1
-        named.append(NamedRun(name, run.scores, run.manifest))
+        named.append(NamedRun(name, run.scores, run.manifest, _drawings(run)))
     return named
+
+
+def _drawings(run: Run) -> dict[tuple[str, str, str, int], Mapping[str, Any]]:
+    """Drawn path of each subject; its measures of lines share it."""
+    found: dict[tuple[str, str, str, int], Mapping[str, Any]] = {}
+    for record in run.records:
+        if record.probe.get("drawing"):
+            found.setdefault(record.identity[:4], record.probe["drawing"])
+    return found
 
 
 def _together(

@@ -16,7 +16,7 @@ from .svg import to_svg
 from .tables import Series, labelled, per_place
 from .text import bounds_text, column_decimals, direction, number, settings_text
 
-__all__ = ["Meaning", "Section", "board_table", "meanings", "sections"]
+__all__ = ["Meaning", "Section", "board_remarks", "board_table", "meanings", "sections"]
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,27 @@ def board_table(frame: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]]) 
             frame[name, "reason"],
             strict=True,
         )
-        columns.append([Cell(text, _sort(v), status, why) for text, v, status, why in cells])
+        columns.append([_board_cell(*cell) for cell in cells])
     return Table(tuple(head), tuple(zip(*columns, strict=True)), len(keys))
+
+
+def _board_cell(text: str, value: float, status: str, reason: str) -> Cell:
+    """One number of a board; a dagger says that there is a remark on it."""
+    marked = f"{text} †" if status == "ok" and reason else text
+    return Cell(marked, _sort(value), status, reason)
+
+
+def board_remarks(table: Table) -> list[str]:
+    """Say what the daggers of a board stand for."""
+    heads = [head.text for head in table.head]
+    return list(
+        dict.fromkeys(
+            f"{heads[column]} {cell.remark}"
+            for row in table.rows
+            for column, cell in enumerate(row)
+            if column >= table.names and cell.status == "ok" and cell.remark
+        )
+    )
 
 
 def _sort(value: float) -> str:
@@ -109,7 +128,8 @@ def _section(
     drawn = [one for one in series if one.has_value]
     if probe not in ("sites", "lines") and all(len(one.places) == 1 for one in drawn):
         drawn = []  # one bar a subject would repeat the board
-    places = tuple((one.label, _places_table(one, probe)) for one in series)
+    places = [(one.label, _places_table(one, probe)) for one in series]
+    places += _parts_tables(table, name)
     return Section(
         name=name,
         probe=probe,
@@ -117,7 +137,7 @@ def _section(
         caption=_caption(drawn, probe),
         summary=_summary(table, name),
         note=_note(table, name),
-        places=places,
+        places=tuple(places),
     )
 
 
@@ -157,8 +177,8 @@ def _note(table: pd.DataFrame, name: str) -> str:
     numbered = _numbered(set(table.loc[table["measure"] == name, "statistic"]))
     if not numbered:
         return ""
-    stem = min(numbered).rstrip("0123456789")
-    return f"Each {stem}'s own value is in the run's table of scores."
+    stems = ", ".join(sorted({one.rstrip("0123456789") for one in numbered}))
+    return f"Numbered values ({stems}) are in the run's table of scores."
 
 
 def _summary(table: pd.DataFrame, name: str) -> Table:
@@ -167,6 +187,33 @@ def _summary(table: pd.DataFrame, name: str) -> Table:
     for label, statistic, value in rows[["subject", "statistic", "value"]].itertuples(index=False):
         found.setdefault(label, {})[statistic] = float(value)
     return _statistics_table("subject", list(found.items()), [])
+
+
+def _parts_tables(table: pd.DataFrame, name: str) -> list[tuple[str, Table]]:
+    """What a summary splits into: statistics called ``KIND:NAME``, a table a subject and kind."""
+    rows = table[(table["measure"] == name) & (table["place"] == "") & (table["status"] == "ok")]
+    found: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for label, statistic, value in rows[["subject", "statistic", "value"]].itertuples(index=False):
+        kind, colon, part = statistic.partition(":")
+        if colon:
+            found.setdefault((label, kind), []).append((part, float(value)))
+    return [(label, _parts_table(kind, parts)) for (label, kind), parts in found.items()]
+
+
+def _parts_table(kind: str, parts: Sequence[tuple[str, float]]) -> Table:
+    total = math.fsum(value for _, value in parts)
+    decimals = column_decimals([value for _, value in parts])
+    return Table(
+        (Cell(kind), Cell("value"), Cell("share")),
+        tuple(
+            (
+                Cell(part),
+                Cell(number(value, decimals), _sort(value)),
+                Cell(f"{100 * value / total:.1f} %" if total else "", _sort(value)),
+            )
+            for part, value in parts
+        ),
+    )
 
 
 def _places_table(one: Series, probe: str) -> Table:
@@ -195,9 +242,11 @@ def _statistics_table(
     rows: Sequence[tuple[str, Mapping[str, float]]],
     extra: Sequence[tuple[Cell, Cell]],
 ) -> Table:
-    """One row a name, one column a statistic; numbered ones (``logit0``) are left out."""
+    """One row a name, one column a statistic; ``logit0`` and ``site:relu`` are left out."""
     numbered = _numbered({name for _, found in rows for name in found})
-    names = dict.fromkeys(n for _, found in rows for n in found if n not in numbered)
+    names = dict.fromkeys(
+        n for _, found in rows for n in found if n not in numbered and ":" not in n
+    )
     names = {n: None for n in ("value", "std") if n in names} | names
     columns = [[Cell(name) for name, _ in rows]]
     most = column_decimals([found.get("value", math.nan) for _, found in rows])

@@ -61,6 +61,7 @@ class FakeRun:
     path: Path | None = None
     scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COLUMNS)))
     manifest: dict[str, Any] = field(default_factory=dict)
+    records: list[Any] = field(default_factory=list)
 
 
 def cell_rows(

@@ -158,6 +158,15 @@ def test_each_reason_has_one_unbroken_line(run) -> None:
     assert "pathlength, mobilenet_v3_small · init: failed: out of memory" in lines
 
 
+def test_a_number_with_a_remark_has_a_line_that_says_it(run) -> None:
+    rows = (run.scores["measure"] == "absdev") & (run.scores["place"] == "")
+    mine = rows & (run.scores["model"] == "vgg8") & (run.scores["weights"] == "init")
+    run.scores.loc[mine, "reason"] = "by quadrature"
+    lines = printed(run, 40).splitlines()
+    assert lines.count("absdev, vgg8 · init: by quadrature") == 1
+    assert sum("by quadrature" in line for line in lines) == 1
+
+
 def test_names_are_printed_as_they_are_but_harmless(conftest) -> None:
     subject = ("[red]x[/red]", "init", "digits", 0)
     rows = conftest.missing_row(subject, "[b]", "failed", "line one\nline two \x1b[2J")

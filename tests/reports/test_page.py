@@ -261,7 +261,7 @@ def test_numbers_per_logit_are_left_to_the_table_of_scores(conftest) -> None:
     assert "length" in text
     assert "q90" in text
     assert "logit0" not in text
-    assert "Each logit's own value is in the run's table of scores." in text
+    assert "Numbered values (logit) are in the run's table of scores." in text
 
 
 def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:

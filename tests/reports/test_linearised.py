@@ -1,0 +1,100 @@
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from nlbench.records import COLUMNS
+from nlbench.reports.layout import NamedRun
+from nlbench.reports.linearised import compared, families, tradeoffs
+
+
+def run(networks):
+    """A run of (mode, ω, seed, accuracy, path length)."""
+    rows, subjects = [], []
+    for mode, omega, seed, accuracy, length in networks:
+        weights = f"{mode}-{omega}-seed{seed}"
+        subjects.append(
+            {"model": "net", "weights": weights, "data": "toy", "seed": seed, "mode": mode,
+             "omega": omega}
+        )  # fmt: skip
+        identity = ("net", weights, "toy", seed)
+        for measure, value in (("accuracy", accuracy), ("pathlength", length)):
+            rows.append((*identity, measure, "", "value", value, 0, "ok", ""))
+        rows.append((*identity, "linear_units", "", "value", 0.25, 0, "ok", ""))
+        if mode != "reference":
+            for layer, nonlinear in (("relu1", 3), ("relu2", 1)):
+                rows.append((*identity, "linear_units", layer, "nonlinear", nonlinear, 0, "ok", ""))
+                rows.append((*identity, "linear_units", layer, "units", 4, 0, "ok", ""))
+    return NamedRun("lin", pd.DataFrame(rows, columns=list(COLUMNS)), {"subjects": subjects})
+
+
+POST = [("post-training", w, s, a + s / 100, n) for w, a, n in ((0.1, 0.9, 4), (1.0, 0.8, 2))
+        for s in (0, 1)]  # fmt: skip
+REFERENCE = [("reference", None, seed, 0.95, 5) for seed in (0, 1)]
+
+
+def test_networks_are_collected_by_mode_omega_and_seed():
+    (family,) = families([run([*REFERENCE, *POST])])
+    assert family.label == "net on toy"
+    assert [(omega, len(group)) for omega, group in family.groups("post-training")] == [
+        (0.1, 2),
+        (1.0, 2),
+    ]
+    assert family.networks[2].layers == {"relu1": (3, 4), "relu2": (1, 4)}
+
+
+def test_the_table_has_means_and_spreads_over_seeds():
+    (shown,) = tradeoffs([run([*REFERENCE, *POST])])
+    texts = [[cell.text for cell in row] for row in shown.table.rows]
+    assert texts == [
+        ["reference", "", "2", "95.00 ± 0.00", "25.00 ± 0.00", "5.00 ± 0.00"],
+        ["post-training", "0.1", "2", "90.50 ± 0.50", "25.00 ± 0.00", "4.00 ± 0.00"],
+        ["post-training", "1", "2", "80.50 ± 0.50", "25.00 ± 0.00", "2.00 ± 0.00"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "said"),
+    [
+        (0.80, "at 1 of 1 value of ω; the mean difference is +5.50"),
+        (0.90, "at 0 of 1 value of ω; the mean difference is -4.50"),
+    ],
+)
+def test_modes_are_compared_at_the_same_path_length(accuracy, said):
+    # Halfway between path lengths 2 and 4 post-training is at 85.5 %.
+    (family,) = families([run([*POST, ("from-start", 0.5, 0, accuracy, 3)])])
+    (sentence,) = compared(family)
+    assert said in sentence
+
+
+def test_a_single_seed_has_no_spread():
+    (shown,) = tradeoffs([run([("from-start", 0.5, 0, 0.9, 3)])])
+    assert [cell.text for cell in shown.table.rows[0]][3:] == ["90.00", "25.00", "3.00"]
+
+
+def test_modes_without_a_common_path_length_are_not_compared():
+    (family,) = families([run([*POST, ("from-start", 0.5, 0, 0.9, 4.5)])])
+    assert list(compared(family)) == [
+        "Networks linearised from the start share no path length with those linearised after "
+        "training."
+    ]
+
+
+def test_figures_name_the_layers_and_every_omega():
+    (shown,) = tradeoffs([run([*REFERENCE, *POST])])
+    assert "relu1 (4)" in shown.shape
+    assert all(f"ω={omega}" in shown.svg for omega in ("0.1", "1"))
+
+
+def test_a_run_of_another_kind_has_no_such_section():
+    other = run(POST)
+    subjects = [{k: v for k, v in s.items() if k != "mode"} for s in other.manifest["subjects"]]
+    assert tradeoffs([replace(other, manifest={"subjects": subjects})]) == []
+
+
+def test_networks_without_a_value_are_left_out():
+    made = run([*REFERENCE, *POST])
+    scores = made.scores
+    gone = (scores["weights"] == "post-training-0.1-seed0") & (scores["measure"] == "pathlength")
+    (family,) = families([replace(made, scores=scores[~gone])])
+    assert len(family.networks) == 5
