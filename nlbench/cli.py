@@ -15,7 +15,10 @@ import typer
 from typer.exceptions import TyperException
 
 from nlbench.commands.common import Interrupted, note
+from nlbench.commands.doctor import doctor
+from nlbench.commands.linearize import linearize
 from nlbench.commands.listing import list_
+from nlbench.commands.merge import merge
 from nlbench.commands.report import report
 from nlbench.commands.run import run
 from nlbench.commands.show import show
@@ -39,7 +42,10 @@ app.command()(run)
 app.command("list")(list_)
 app.command()(show)
 app.command()(report)
+app.command()(merge)
+app.command()(doctor)
 app.command()(train)
+app.command()(linearize)
 
 
 def main() -> None:

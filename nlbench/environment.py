@@ -6,9 +6,9 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,15 @@ import torch
 
 from nlbench.errors import RequestError
 
-__all__ = ["Machine", "describe_environment", "exact_arithmetic", "resolve_device"]
+__all__ = [
+    "Machine",
+    "default_threads",
+    "describe_environment",
+    "exact_arithmetic",
+    "resolve_device",
+    "some_threads",
+    "without_autocast",
+]
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,9 @@ class Machine:
     environment: Mapping[str, Any]
 
     @classmethod
-    def at(cls, device: torch.device) -> Machine:
-        """Describe this machine, with one of its devices."""
-        return cls(device, describe_environment(device))
+    def at(cls, device: torch.device, precision: str = "native") -> Machine:
+        """Describe this machine, with one of its devices and a run's precision."""
+        return cls(device, describe_environment(device, precision))
 
 
 def resolve_device(name: str) -> torch.device:
@@ -73,18 +81,90 @@ def resolve_device(name: str) -> torch.device:
 
 
 @contextmanager
-def exact_arithmetic() -> Iterator[None]:
-    """Turn off TF32 for a while: its ten bits of mantissa would show in the scores."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
+def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
+    """Turn off, for a while, what rounds or varies: TF32, and cuDNN's choice by the clock.
+
+    TF32's ten bits of mantissa would show in the scores.
+
+    Parameters
+    ----------
+    precision : str
+        See `nlbench.Request`; ``tf32``, ``bfloat16`` and ``float16`` are asked for, never
+        assumed.
+    device : str
+        Kind of the device that autocast is for.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    halves = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    cast: AbstractContextManager[object] = nullcontext()
+    if precision in halves:
+        cast = torch.autocast(device, dtype=halves[precision])
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        with _tf32(precision == "tf32"), cast:
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32, by the setting that is in use: PyTorch refuses to mix its two."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    try:
+        old = matmul.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:
+        newer = (matmul, cudnn.conv, cudnn.rnn)
+        modes = [part.fp32_precision for part in newer]
+        for part in newer:
+            part.fp32_precision = "tf32" if allowed else "ieee"
+        try:
+            yield
+        finally:
+            for part, mode in zip(newer, modes, strict=True):
+                part.fp32_precision = mode
+        return
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+        matmul.allow_tf32, cudnn.allow_tf32 = old
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Let a measure compute in full precision, whatever the model ran in."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        yield
+        return
+    with torch.autocast(kinds[0], enabled=False):
+        yield
+
+
+MOST_THREADS = 4
+"""Beyond that, layers of ordinary size gain little, and other cells could have the cores."""
+
+
+def default_threads() -> int:
+    """How many threads PyTorch has for a cell, whatever the number of workers."""
+    return min(MOST_THREADS, torch.get_num_threads())
+
+
+@contextmanager
+def some_threads(number: int) -> Iterator[None]:
+    """Give PyTorch that many threads for a while: the last bits of a sum may depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def describe_environment(device: torch.device, precision: str = "native") -> dict[str, Any]:
     """Versions, machine and device, for the manifest."""
     return {
         "python": platform.python_version(),
@@ -95,12 +175,34 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "tf32": False,
+        "precision": precision,
+        "tf32": precision == "tf32",
+        "deterministic": {
+            # What `exact_arithmetic` sets.
+            "cudnn_deterministic": True,
+            "cudnn_benchmark": False,
+            "algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        },
+        "plugins": _plugins(),
         "git": _git_state(),
     }
 
 
 _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas")
+
+
+def _plugins() -> dict[str, str]:
+    """Distributions that register anything with nlbench, with their versions."""
+    points = entry_points()
+    owners = {
+        point.dist.name: point.dist.version
+        for group in points.groups
+        if group.startswith("nlbench.")
+        for point in points.select(group=group)
+        if point.dist is not None
+    }
+    return {name: owners[name] for name in sorted(owners) if name != "nlbench"}
 
 
 def _version(package: str) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 
 from nlbench.errors import RequestError
 
-__all__ = ["is_unused", "make_folder", "write_atomically"]
+__all__ = ["is_unused", "make_folder", "remove_parts", "write_atomically"]
+
+_PART = re.compile(r"\..+\.\w+\.part")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
@@ -29,7 +32,9 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part"
+        )
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -66,8 +71,23 @@ def make_folder(path: Path) -> None:
 def is_unused(folder: Path) -> bool:
     """Whether a folder holds nothing, or what is left of a run killed before its manifest."""
     return folder.is_dir() and not any(
-        entry.name != "cells" or any(entry.iterdir()) for entry in folder.iterdir()
+        any(not _is_part(cell) for cell in entry.iterdir())
+        if entry.name == "cells" and entry.is_dir()
+        else not _is_part(entry)
+        for entry in folder.iterdir()
     )
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what a killed process left unfinished in a folder that nobody else writes to."""
+    for entry in list(folder.iterdir()):
+        if _is_part(entry):
+            with contextlib.suppress(OSError):
+                entry.unlink()
+
+
+def _is_part(path: Path) -> bool:
+    return _PART.fullmatch(path.name) is not None and path.is_file()
 
 
 def _umask() -> int:

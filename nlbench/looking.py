@@ -10,15 +10,37 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
+from nlbench.environment import without_autocast
 from nlbench.errors import NlbenchError, NotFinite, PluginError, Undefined, nearest
 from nlbench.measure import Measure, Reading, Status
 from nlbench.options import OptionValue
 from nlbench.passes import Means, ProbeSettings, Step
+from nlbench.streams import Stream
 from nlbench.subject import Subject
 
-__all__ = ["Outcome", "look", "steps_of"]
+__all__ = ["Outcome", "Unwatched", "Watch", "failure_of", "look", "steps_of"]
+
+
+class Watch(Protocol):
+    """Told which measure is at work."""
+
+    def enter(self, measure: str) -> None:
+        """A measure begins to compute."""
+
+    def leave(self) -> None:
+        """It has stopped; raises if it took too long."""
+
+
+class Unwatched:
+    """A watch that nobody looks at."""
+
+    def enter(self, measure: str) -> None:
+        """Do nothing."""
+
+    def leave(self) -> None:
+        """Do nothing."""
 
 
 @dataclass
@@ -45,10 +67,18 @@ class Outcome:
 class _Feed:
     """One measure while a probe's pass runs: its time, and its failure if there is one."""
 
-    def __init__(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
+    def __init__(
+        self,
+        measure: type[Measure],
+        options: Mapping[str, OptionValue],
+        stream: Stream,
+        watch: Watch,
+    ) -> None:
         self.seconds = 0.0
+        self._name, self._stream, self._watch = measure.name, stream, watch
         self.failure: Reading | None = None
         self.traceback = ""
+        self.unreduced = measure.unreduced
         self._measure: Measure
         self._guard(lambda: self._begin(measure, options))
 
@@ -68,11 +98,16 @@ class _Feed:
 
     def _guard(self, call: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
+        self._watch.enter(self._name)
         try:
-            return call()
+            try:
+                with self._stream.drawn(), without_autocast():
+                    return call()
+            finally:
+                self._watch.leave()
         except (Exception, SystemExit) as error:
             # A plugin may raise anything. It is recorded, and concerns no other measure.
-            self.failure, self.traceback = _reading_of(error)
+            self.failure, self.traceback = failure_of(error)
             return None
         finally:
             self.seconds += time.perf_counter() - begin
@@ -115,7 +150,7 @@ def _annotated(reading: Reading, shown: Mapping[str, Any]) -> Reading:
     return replace(reading, values=values, n=reading.n or n)
 
 
-def _reading_of(error: BaseException) -> tuple[Reading, str]:
+def failure_of(error: BaseException) -> tuple[Reading, str]:
     """Turn an exception into the reading that says so, with its traceback if it is a failure."""
     text = " ".join(str(error).split())
     if isinstance(error, Undefined):
@@ -131,6 +166,8 @@ def look(
     *,
     means: Means,
     step: Step = lambda: None,
+    streams: Sequence[str] = (),
+    watch: Watch | None = None,
 ) -> list[Outcome]:
     """Run one probe's pass over a subject and collect the readings of its measures.
 
@@ -145,6 +182,10 @@ def look(
         Device and memory.
     step : callable
         Called after each batch or segment.
+    streams : sequence of str
+        Name of each measure's random stream; by default the global generators are left as
+        they are.
+    watch : Watch, optional
 
     Returns
     -------
@@ -153,14 +194,20 @@ def look(
         ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
         itself can't look.
     """
-    feeds = [_Feed(measure, options) for measure, options in measures]
+    watch = watch or Unwatched()
+    feeds = [
+        _Feed(measure, options, Stream(stream, means.device), watch)
+        for (measure, options), stream in zip(
+            measures, streams or [""] * len(measures), strict=True
+        )
+    ]
     shown: dict[str, Any] = {}
     failure: tuple[Reading, str] | None = None
     try:
         _pass_of(measures[0][0].probe).show(subject, feeds, settings, means, step, shown)
     except (Exception, SystemExit) as error:
         # The model's own forward can raise anything; every measure of the pass is told.
-        failure = _reading_of(error)
+        failure = failure_of(error)
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:

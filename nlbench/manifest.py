@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nlbench.environment import Machine
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
 from nlbench.records import Record
+
+if TYPE_CHECKING:
+    from nlbench.environment import Machine
 
 __all__ = ["contents", "make_manifest", "measure_facts", "now"]
 

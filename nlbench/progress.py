@@ -1,8 +1,9 @@
-"""Progress on the terminal: a bar for people, nothing where nobody looks."""
+"""Progress: a bar for people, lines for logs, nothing where nobody looks."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -10,29 +11,71 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
-__all__ = ["Bar"]
+from nlbench.errors import RequestError, nearest
+
+__all__ = ["Bar", "Plain", "shown_progress"]
+
+STYLES = ("auto", "rich", "plain", "none")
+
+
+def shown_progress(style: str) -> Bar | Plain:
+    """Give the progress of a style.
+
+    Parameters
+    ----------
+    style : {"auto", "rich", "plain", "none"}
+        ``auto``: a bar if standard error is a terminal, else nothing.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is no such style.
+    """
+    if style not in STYLES:
+        raise RequestError(f"--progress: unknown '{style}'{nearest(style, STYLES)}")
+    if style == "plain":
+        return Plain()
+    return Bar({"auto": None, "rich": True, "none": False}[style])
+
+
+class _Rate(ProgressColumn):
+    """Steps a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
 class Bar:
-    """A progress bar on standard error, shown only if that is a terminal."""
+    """A progress bar on standard error, shown only if that is a terminal.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    visible : bool, optional
+        Whether it is shown, whatever standard error is.
+    """
+
+    def __init__(self, visible: bool | None = None) -> None:
+        self._visible = sys.stderr.isatty() if visible is None else visible
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
+            _Rate(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
-            disable=not sys.stderr.isatty(),
+            disable=not self._visible,
         )
         self._task = self._progress.add_task("", total=None)
 
@@ -69,3 +112,61 @@ class Bar:
         self._progress.console.print(
             f"nlbench: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True
         )
+
+
+class Plain:
+    """Lines on standard error for a log: at most one every few seconds.
+
+    Parameters
+    ----------
+    interval : float
+        Seconds between two of them.
+    """
+
+    def __init__(self, interval: float = 5.0) -> None:
+        self._interval, self._said = interval, 0.0
+        self._total = self._count = 0
+        self._begin = time.monotonic()
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Say how far it came."""
+        if self._count:
+            self._print(f"{self._count} of {self._total} steps done")
+            self._count = 0
+
+    def say(self, what: str) -> None:
+        """Show what is going on, without counting."""
+        self._print(what)
+
+    def begin(self, steps: int) -> None:
+        """Start counting to a number of steps."""
+        self._total, self._count, self._begin = steps, 0, time.monotonic()
+
+    def step(self, what: str) -> None:
+        """Count one step of something."""
+        self._count += 1
+        now = time.monotonic()
+        if now - self._said < self._interval:
+            return
+        self._said = now
+        rate = self._count / max(now - self._begin, 1e-9)
+        left = max(self._total - self._count, 0) / rate
+        self._print(f"{self._count}/{self._total} steps, {rate:.1f}/s, {left:.0f} s left: {what}")
+
+    def warn(self, message: str) -> None:
+        """Say something that the user should know, in one line."""
+        self._print(" ".join(message.split()))
+
+    def _print(self, text: str) -> None:
+        print(f"nlbench: {text}", file=sys.stderr, flush=True)

@@ -64,6 +64,9 @@ class Record:
         When, in UTC.
     traceback : str
         Of a failed cell.
+    costs : mapping of str to float
+        Of the pass that the cell shared with others: ``wall_seconds``; ``peak_memory`` and,
+        on a GPU, ``peak_device_memory`` in bytes; ``load_seconds`` of the subject.
     """
 
     key: str
@@ -75,6 +78,7 @@ class Record:
     seconds: float = 0.0
     finished: str = ""
     traceback: str = ""
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -237,8 +241,13 @@ class Run:
         """Write the manifest and the tidy table."""
         assert self.path is not None
         self.__dict__.pop("scores", None)
-        manifest = {"format": FORMAT, **self.manifest}
         write_atomically(self.path / "scores.csv", self.scores.to_csv(index=False))
+        self.write_manifest()
+
+    def write_manifest(self) -> None:
+        """Write the manifest alone."""
+        assert self.path is not None
+        manifest = {"format": FORMAT, **self.manifest}
         write_atomically(
             self.path / "manifest.json", json.dumps(manifest, indent=1, default=_plain) + "\n"
         )

@@ -11,86 +11,199 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
+from nlbench.config import parse_size, read_config
 from nlbench.errors import RequestError
 
 from .common import Interrupted, split_names, split_seeds, split_settings
 
 if TYPE_CHECKING:
     from nlbench.records import Run
+    from nlbench.request import Request
+    from nlbench.runner import Outlook
 
 __all__ = ["run"]
+
+Names = list[str] | None
+DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "measures": ("affinity", "absdev"),
+    "models": ("vgg8",),
+    "data": ("digits",),
+    "weights": ("auto",),
+    "seeds": (0,),
+}
+_GROUPS = {"measures": "measures", "models": "models", "data": "datasets"}
+_CONDUCT = ("rerun", "timeout", "executor", "workers", "address", "threads")
 
 
 def run(
     measures: Annotated[
-        list[str] | None, typer.Option(help="Names or globs, with commas. [affinity,absdev]")
+        Names, typer.Option(help="Names or globs, with commas. [affinity,absdev]")
     ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="Names or globs, with commas. [vgg8]")
-    ] = None,
+    model: Annotated[Names, typer.Option(help="Names or globs, with commas. [vgg8]")] = None,
     weights: Annotated[
-        str,
-        typer.Option(help="trained, init, or a checkpoint's path; auto: trained where it ships."),
-    ] = "auto",
-    data: Annotated[list[str] | None, typer.Option(help="Datasets, with commas. [digits]")] = None,
-    seeds: Annotated[
-        list[str] | None,
-        typer.Option(help="Seeds of the initialisation and the sample, with commas. [0]"),
+        Names,
+        typer.Option(
+            help="trained, init, or a checkpoint's path, repeatable; auto: trained where it ships."
+        ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Samples to look at; 0: the whole split.")] = 512,
-    split: Annotated[str, typer.Option(help="test or train.")] = "test",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    data: Annotated[Names, typer.Option(help="Datasets, with commas. [digits]")] = None,
+    seeds: Annotated[
+        Names, typer.Option(help="Seeds of the initialisation and the sample, with commas. [0]")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Samples to look at; 0: the whole split. [512]")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="test or train. [test]")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps. [auto]")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(help="native, tf32, float64; bfloat16 or float16 by autocast. [native]"),
+    ] = None,
     setting: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(
             "--set",
             metavar="OWNER.OPTION=VALUE",
-            help="Option of a measure or a probe, repeatable: affinity.shrinkage=none.",
+            help="Option of a measure, probe or dataset, repeatable: affinity.shrinkage=none.",
         ),
+    ] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="Which sites to look at; short for --set sites.select=…")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file with any of these; flags go before it.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run's folder; by default runs/MODEL-TIME.")
     ] = None,
-    report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
+    report: Annotated[
+        bool | None,
+        typer.Option("--report/--no-report", help="Write report.html into the run's folder."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
+    ] = False,
+    rerun: Annotated[
+        str | None, typer.Option(help="Recorded cells to repeat: never, failed or all. [failed]")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What a pass may use, such as 4GB. [a share of what is free]")
+    ] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="serial, processes or dask. [serial]")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="How many measure at a time.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a Dask scheduler.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="PyTorch's threads of each worker. [up to 4]")
+    ] = None,
+    progress: Annotated[
+        str | None,
+        typer.Option(help="auto, rich, plain or none. [auto: rich on a terminal, else none]"),
+    ] = None,
 ) -> None:
     """Measure models and write a run: board, records, tidy table, report."""
-    from nlbench.progress import Bar
+    from nlbench.progress import shown_progress
 
-    # Misspelt names are found before anything slow is imported.
-    names: dict[str, Any] = {
-        "measures": split_names(measures or ["affinity,absdev"], "--measures", "measures"),
-        "models": split_names(model or ["vgg8"], "--model", "models"),
-        "data": split_names(data or ["digits"], "--data", "datasets"),
-        "seeds": split_seeds(seeds or ["0"]),
+    flags: dict[str, Any] = {
+        # Misspelt names are found before anything slow is imported.
+        "measures": split_names(measures, "--measures", "measures") if measures else None,
+        "models": split_names(model, "--model", "models") if model else None,
+        "data": split_names(data, "--data", "datasets") if data else None,
+        "seeds": split_seeds(seeds) if seeds else None,
+        "weights": tuple(dict.fromkeys(weights)) if weights else None,
+        "samples": samples,
+        "split": split,
+        "device": device,
+        "precision": precision,
+        "sites": sites,
+        "out": out,
+        "report": report,
+        "rerun": rerun,
+        "timeout": timeout,
+        "memory": memory,
+        "executor": executor,
+        "workers": workers,
+        "address": address,
+        "threads": threads,
+        "progress": progress,
     }
-    settings = split_settings(setting or [])
-    if not weights:
-        raise RequestError("--weights: expected trained, init, auto or a checkpoint's path, got ''")
-    folder = _default_folder(names["models"]) if out is None else out
-    if out == Path():
+    asked = read_config(config) if config else {}
+    asked |= {name: value for name, value in flags.items() if value is not None}
+    settings = {**asked.pop("settings", {}), **split_settings(setting or [])}
+    if asked.get("sites"):
+        settings["sites.select"] = asked["sites"]
+    request, conduct = _request(asked, settings), _conduct(asked)
+    if asked.get("out") in ("", Path()):
         raise RequestError("--out: expected a folder's name, got ''")
+    folder = Path(asked["out"]) if "out" in asked else _default_folder(request.models)
     command = shlex.join(["nlbench", *sys.argv[1:]])
-    with Bar() as bar:
-        bar.say("loading")
-        from nlbench.plan import Request
-        from nlbench.runner import run as run_request
+    with shown_progress(asked.get("progress", "auto")) as bar:
+        bar.say("planning")
+        from nlbench import runner
 
-        request = Request(
-            **names,
-            weights=weights,
-            samples=samples,
-            split=split,
-            device=device,
-            settings=settings,
-        )
+        if dry_run:
+            foreseen = runner.outlook(request, folder, conduct=conduct, progress=bar)
+            bar.stop()
+            _print_outlook(foreseen, folder)
+            return
         try:
-            result = run_request(request, folder, progress=bar, command=command)
+            result = runner.run(request, folder, progress=bar, command=command, conduct=conduct)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted; what was finished is in {folder}",
-                f"go on with: {_resume_command(command, folder, out)}",
+                f"go on with: {_resume_command(command, folder, 'out' in asked)}",
             ) from None
-    _show(result, report)
+    _show(result, asked.get("report", True))
+
+
+def _request(asked: dict[str, Any], settings: dict[str, Any]) -> Request:
+    from nlbench.request import Request
+
+    names = {name: asked.get(name, default) for name, default in DEFAULTS.items()}
+    for name, group in _GROUPS.items():
+        registry.expand(group, names[name])
+    if "" in names["weights"]:
+        raise RequestError("--weights: expected trained, init, auto or a checkpoint's path, got ''")
+    single = ("samples", "split", "device", "precision")
+    rest = {name: asked[name] for name in single if name in asked}
+    return Request(**names, **rest, settings=settings)
+
+
+def _conduct(asked: dict[str, Any]) -> Any:
+    from nlbench.request import Conduct
+
+    given = {name: asked[name] for name in _CONDUCT if name in asked}
+    if "memory" in asked:
+        given["memory"] = parse_size(asked["memory"])
+    return Conduct(**given)
+
+
+def _print_outlook(foreseen: Outlook, folder: Path) -> None:
+    """Counts, then one line a subject."""
+    groups = (
+        ("new", foreseen.new),
+        ("recorded", foreseen.recorded),
+        ("impossible", foreseen.impossible),
+    )
+    plan = foreseen.plan
+    counts = ", ".join(f"{len(cells)} {word}" for word, cells in groups)
+    print(f"{len(plan.cells)} cells on {plan.device}: {counts}")
+    print(f"run {folder}")
+    for target in plan.targets:
+        spec = target.spec
+        parts = []
+        for word, cells in groups:
+            names = [c.wanted.name for c in cells if c.target.key == target.key]
+            if names:
+                parts.append(f"{word} {','.join(names)}")
+        why = f" ({target.impossible})" if target.impossible else ""
+        print(
+            f"{spec.model}  {target.label}  {spec.data}  seed {spec.seed}: {'; '.join(parts)}{why}"
+        )
 
 
 def _show(result: Run, report: bool) -> None:
@@ -98,14 +211,24 @@ def _show(result: Run, report: bool) -> None:
 
     assert result.path is not None
     # The page first: what is printed may have no reader.
-    page = result.report(result.path / "report.html") if report else None
+    page = result.path / "report.html"
+    if report and not _is_current(page, result.path):
+        page = result.report(page)
     registry.load("reports", "terminal")(result, Console())
     print(f"\nrun     {result.path}")
     print(f"table   {result.path / 'scores.csv'}")
-    if page:
+    if report:
         print(f"report  {page}")
     if result.failed:
         raise typer.Exit(1)
+
+
+def _is_current(page: Path, folder: Path) -> bool:
+    """Whether a page was written after the table that it shows."""
+    try:
+        return page.stat().st_mtime_ns > (folder / "manifest.json").stat().st_mtime_ns
+    except OSError:
+        return False
 
 
 def _default_folder(models: tuple[str, ...]) -> Path:
@@ -118,5 +241,5 @@ def _default_folder(models: tuple[str, ...]) -> Path:
     return folder
 
 
-def _resume_command(command: str, folder: Path, out: Path | None) -> str:
-    return command if out else f"{command} --out {shlex.quote(str(folder))}"
+def _resume_command(command: str, folder: Path, is_named: bool) -> str:
+    return command if is_named else f"{command} --out {shlex.quote(str(folder))}"

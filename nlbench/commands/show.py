@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
+from nlbench.manifest_text import manifest_text
 
 __all__ = ["show"]
 
@@ -16,12 +17,14 @@ __all__ = ["show"]
 def show(
     name: Annotated[str, typer.Argument(help="A measure's name, or a run's folder.")],
     cite: Annotated[bool, typer.Option("--cite", help="Only the BibTeX entry.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A run's manifest as JSON.")] = False,
 ) -> None:
     """Show a measure's definition, bounds, options and source, or a run's manifest."""
     if Path(name, "manifest.json").is_file():
         from nlbench.records import load_run
 
-        print(json.dumps(load_run(name).manifest, indent=1))
+        manifest = load_run(name).manifest
+        print(json.dumps(manifest, indent=1) if as_json else manifest_text(manifest))
         return
     import inspect
 

@@ -71,7 +71,9 @@ def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
     assert done.stderr == ""
     assert re.search(r"vgg8\s+0\.\d+ ± 0\.\d+", done.stdout)
     names = {path.name for path in (folder / "runs" / "first").iterdir()}
-    assert names == {"cells", "manifest.json", "scores.csv", "report.html"}
+    assert names == {
+        "cells", "manifest.json", "plan.json", "request.toml", "scores.csv", "report.html",
+    }  # fmt: skip
     run = nlbench.load_run(folder / "runs" / "first")
     assert {r.reading.status for r in run.records} == {"ok"}
     assert run.manifest["command"].startswith("nlbench run --measures")
@@ -89,6 +91,16 @@ def test_a_finished_run_is_taken_up_again_without_measuring(first):
     assert {p: p.stat().st_mtime_ns for p in (folder / "runs/first/cells").iterdir()} == before
 
 
+def test_a_request_is_replayed_from_the_runs_own_file_and_a_dry_run_only_counts(first, here):
+    folder, _ = first
+    file = folder / "runs/first/request.toml"
+    done = here("run", "--config", file, "--out", folder / "runs/first", "--dry-run")
+    assert done.stdout.startswith("3 cells on cpu: 0 new, 3 recorded, 0 impossible\n")
+    done = here("run", "--config", file, "--seeds", "1", "--out", "new", "--dry-run")
+    assert done.stdout.startswith("3 cells on cpu: 3 new, 0 recorded, 0 impossible\n")
+    assert not (folder / "new").exists()
+
+
 def test_report_writes_one_page_for_several_runs(first, here, tmp_path):
     folder, _ = first
     run = folder / "runs" / "first"
@@ -103,7 +115,7 @@ def test_show_prints_a_measure_and_a_manifest(first, here):
     for part in ("bounds    0 to 1", "affinity.shrinkage = ledoit-wolf", "sites.reduction", "CVPR"):
         assert part in shown
     assert here("show", "affinity", "--cite").stdout.startswith("@")
-    manifest = json.loads(here("show", folder / "runs/first").stdout)
+    manifest = json.loads(here("show", folder / "runs/first", "--json").stdout)
     assert manifest["cells"] == {"ok": 3}
 
 
@@ -142,7 +154,7 @@ def test_importing_nlbench_does_not_import_torch():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "--model", "vgg9"], "there is no model 'vgg9'; did you mean 'vgg8'?"),
+        (["run", "--model", "vg8"], "there is no model 'vg8'; did you mean 'vgg8'?"),
         (["run", "--measures", "afinity"], "did you mean 'affinity'?"),
         (["run", "--measures", ","], "--measures: expected at least one name"),
         (["run", "--data", "digit"], "there is no dataset 'digit'; did you mean 'digits'?"),

@@ -123,6 +123,8 @@ def test_a_run_writes_manifest_records_and_table(names, tmp_path):
     assert sorted(p.name for p in result.path.iterdir()) == [
         "cells",
         "manifest.json",
+        "plan.json",
+        "request.toml",
         "scores.csv",
     ]
     loaded = nlbench.load_run(result.path)
@@ -270,7 +272,7 @@ def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_pa
         ({"settings": {"ridge": "1"}}, "expected MEASURE.OPTION"),
         ({"settings": {"sites.reduction": "spacial"}}, "did you mean 'spatial'"),
         ({"data": ("digit",)}, "did you mean 'digits'"),
-        ({"models": "vgg9"}, "did you mean 'vgg8'"),
+        ({"models": "vg8"}, "did you mean 'vgg8'"),
         ({"measures": "afinity"}, "did you mean 'affinity'"),
         ({"split": "validation"}, "expected test or train"),
         ({"samples": -1}, "samples: -1 is out of bounds"),
@@ -341,7 +343,7 @@ def test_each_cell_keeps_the_versions_it_was_measured_with(names, tmp_path, monk
     run(request("good"), tmp_path / "run")
     real = environment.describe_environment
     monkeypatch.setattr(
-        environment, "describe_environment", lambda device: {**real(device), "python": "4.0"}
+        environment, "describe_environment", lambda *given: {**real(*given), "python": "4.0"}
     )
     result = nlbench.load_run(run(request("good,counting"), tmp_path / "run").path)
     pythons = {r.measure["name"]: r.machine["environment"]["python"] for r in result.records}

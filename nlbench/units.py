@@ -1,0 +1,114 @@
+"""Units of work: cells of one subject that are measured together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nlbench.plan import Cell, Plan
+
+__all__ = ["Missed", "Unit", "units_of"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Cells of one subject, which share its loading, and how they are measured.
+
+    Parameters
+    ----------
+    cells : tuple of Cell
+    device, precision : str
+    memory : int or None
+        Bytes that a pass may use.
+    expected : mapping
+        Facts of the subject as recorded with its other cells, such as the sample's hash.
+    """
+
+    cells: tuple[Cell, ...]
+    device: str
+    precision: str = "native"
+    memory: int | None = None
+    expected: Mapping[str, Any] = field(default_factory=dict)
+
+    def only(self, cells: Sequence[Cell]) -> Unit:
+        """The same with some of its cells."""
+        return replace(self, cells=tuple(cells))
+
+    def on(self, device: str) -> Unit:
+        """The same on another device."""
+        return replace(self, device=device)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain content; `of` reads it."""
+        plan = Plan(self.cells, self.device, self.precision)
+        return {**plan.to_dict(), "memory": self.memory, "expected": dict(self.expected)}
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Unit:
+        """Make a unit of what `to_dict` gave."""
+        plan = Plan.of(content)
+        return cls(plan.cells, plan.device, plan.precision, content["memory"], content["expected"])
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Cells that were not measured, and why.
+
+    Parameters
+    ----------
+    cells : tuple of Cell
+    reason : str
+    traceback : str
+    loading : bool
+        Whether it is the subject that couldn't be loaded.
+    """
+
+    cells: tuple[Cell, ...]
+    reason: str
+    traceback: str = ""
+    loading: bool = False
+
+
+def units_of(
+    cells: Iterable[Cell],
+    plan: Plan,
+    *,
+    memory: int | None,
+    expected: Mapping[str, Mapping[str, Any]],
+    workers: int = 1,
+) -> list[Unit]:
+    """Group cells by subject; by subject and probe where there are workers to spare.
+
+    Parameters
+    ----------
+    cells : iterable of Cell
+        In the plan's order.
+    plan : Plan
+    memory : int or None
+    expected : mapping of subject key to facts
+    workers : int
+    """
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.target.key, []).append(cell)
+    parts = list(groups.values())
+    if len(parts) < workers:
+        parts = [part for group in parts for part in _by_probe(group)]
+    return [
+        Unit(
+            tuple(part),
+            plan.device,
+            plan.precision,
+            memory,
+            expected.get(part[0].target.key, {}),
+        )
+        for part in parts
+    ]
+
+
+def _by_probe(cells: Sequence[Cell]) -> list[list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(cell.wanted.probe, []).append(cell)
+    return list(groups.values())
