@@ -10,8 +10,9 @@ FILES := $(sort $(wildcard nlbench/*.py nlbench/commands/*.py nlbench/passes/*.p
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
 
+# A process a core: PyTorch's threads in each would only wait for each other.
 test: $(VENV)/.installed
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --dist=loadfile
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
