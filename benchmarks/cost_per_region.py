@@ -1,12 +1,17 @@
 """Measure what a linear region costs, in forward passes of the same network.
 
-Traces the closed path of one image of digits through VGG8 and divides the time a region
-takes by the time a sample takes in a float64 forward pass at its fastest batch size.
-Forward passes are timed before and after each trace, and the medians compared, so that a
-machine that is busy with something else slows both. Prints a table and writes
-``cost_per_region.json`` beside this file.
+Traces the closed path of one image of digits through VGG8, and a part of it through ResNet18
+of width 16, and divides the time a region takes by the time a sample takes in a float64
+forward pass at its fastest batch size. Forward passes are timed before and after each trace,
+and the medians compared, so that a machine that is busy with something else slows both.
 
-    python benchmarks/cost_per_region.py [--threads N] [--repeats N]
+Beside it stands a floor: each layer evaluated once at every breakpoint known by then, at the
+speed of the forward pass. It counts the multiplications of linear layers and convolutions at
+those points, as a share of those of a forward pass at every breakpoint.
+
+Prints a table and writes ``cost_per_region.json`` beside this file.
+
+    python benchmarks/cost_per_region.py [--threads N] [--repeats N] [--network NAME]
 """
 
 from __future__ import annotations
@@ -14,33 +19,30 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from nlbench.model import model_info
-from nlbench.models.digits import digits
-from nlbench.models.vgg import vgg8
+from nlbench.probes.memory import load_of
 from nlbench.probes.paths import closed_paths
-from nlbench.probes.program import double_copy, record
-from nlbench.probes.tracing import default_limit, trace_program
+from nlbench.probes.program import Program, double_copy, record
+from nlbench.probes.segment import SegmentTrace
+from nlbench.probes.tracing import trace_exactly
+from nlbench.subject import SubjectSpec, load_dataset, load_subject
 
-BATCHES = (8, 16, 32, 64, 128)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+# How much of each segment of the path is traced, so that a run takes a minute.
+SHARES = {"vgg8": 1.0, "resnet18-w16": 0.1}
 
 
-def network() -> tuple[nn.Module, str]:
-    """VGG8 as shipped, or freshly initialised where no checkpoint is."""
-    torch.manual_seed(0)
-    model = vgg8()
-    checkpoint = model_info(vgg8).trained["digits"]
-    if checkpoint.exists():
-        model.load_state_dict(load_file(checkpoint))
-        return double_copy(model), "trained on digits"
-    return double_copy(model), "initialised, seed 0"
+def network(name: str) -> tuple[nn.Module, str]:
+    """Give a network with the weights that ship with it, else freshly initialised."""
+    subject = load_subject(SubjectSpec(name, "auto", "digits", samples=1), torch.device("cpu"))
+    return double_copy(subject.model), str(subject.facts["weights"])
 
 
 def seconds_a_sample(model: nn.Module, inputs: Tensor) -> dict[int, float]:
@@ -48,7 +50,8 @@ def seconds_a_sample(model: nn.Module, inputs: Tensor) -> dict[int, float]:
     with torch.inference_mode():
         for batch in BATCHES:
             samples = inputs.repeat(-(-batch // len(inputs)), 1, 1, 1)[:batch]
-            passes = max(1, 256 // batch)
+            model(samples)
+            passes = max(1, 64 // batch)
             start = time.perf_counter()
             for _ in range(passes):
                 model(samples)
@@ -56,25 +59,44 @@ def seconds_a_sample(model: nn.Module, inputs: Tensor) -> dict[int, float]:
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+def floor(program: Program, model: nn.Module, traces: list[SegmentTrace]) -> float:
+    """Dense evaluation of each layer at the breakpoints known by then, in forward passes."""
+    products = _products(model, program)
+    by_site = {name: sum(trace.contributions[name] for trace in traces) for name in program.sites}
+    known, total = 2 * len(traces), 0.0
+    for step in program.steps:
+        if step.site:
+            known += by_site[step.site]
+        total += products.get(step.place, 0) * known
+        products.pop(step.place, None)
+    regions = sum(trace.regions for trace in traces)
+    return total / (regions * sum(_products(model, program).values()))
 
-    model, weights = network()
-    data = digits()
-    path = data.normalize(closed_paths(data.sample(1, split="test", seed=0).images)[0]).double()
+
+def _products(model: nn.Module, program: Program) -> dict[str, int]:
+    """Multiplications of one sample, by the layer's name."""
+    shapes = {step.place: step.shape for step in program.steps if step.operation != "relu"}
+    return {
+        name: module.weight[0].numel() * math.prod(shapes[name])
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Conv2d, nn.Linear))
+    }
+
+
+def measure(name: str, repeats: int) -> dict[str, object]:
+    model, weights = network(name)
+    data = load_dataset("digits")
+    image = data.sample(1, split="test", seed=0).images
+    path = data.normalize(closed_paths(image)[0]).double()
+    share = SHARES[name]
+    segments = [(a, torch.lerp(a, b, share)) for a, b in itertools.pairwise(path)]
     program = record(model, path[:2])
-    segments = list(itertools.pairwise(path))
-    trace_program(program, *segments[0])
+    next(trace_exactly(program, segments[:1]))
 
-    forward: list[dict[int, float]] = [seconds_a_sample(model, path[:-1])]
-    traced: list[float] = []
-    for _ in range(arguments.repeats):
+    forward, traced = [seconds_a_sample(model, path[:-1])], []
+    for _ in range(repeats):
         start = time.perf_counter()
-        traces = [trace_program(program, *ends) for ends in segments]
+        traces = list(trace_exactly(program, segments))
         traced.append(time.perf_counter() - start)
         forward.append(seconds_a_sample(model, path[:-1]))
 
@@ -82,24 +104,39 @@ def main() -> None:
     by_batch = {b: statistics.median(run[b] for run in forward) for b in BATCHES}
     batch = min(by_batch, key=by_batch.__getitem__)
     seconds = statistics.median(traced)
-    result = {
-        "network": f"vgg8, {weights}",
-        "path": "closed, 8 segments, first test image of digits (seed 0)",
-        "threads": arguments.threads,
+    ratio, least = seconds / regions / by_batch[batch], floor(program, model, traces)
+    return {
+        "network": f"{name}, weights {weights}",
+        "path": f"closed, first {share:.0%} of 8 segments, first test image of digits (seed 0)",
+        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "points_at_once": default_limit(program, path.device),
+        "bytes_alive_at_a_point": load_of(program, path[:2]).width,
         "regions": regions,
-        "crossings": sum(trace.crossings for trace in traces),
         "seconds": seconds,
         "ms_per_region": 1e3 * seconds / regions,
         "ms_per_forward_sample": 1e3 * by_batch[batch],
         "fastest_batch": batch,
-        "ratio": seconds / regions / by_batch[batch],
+        "ratio": ratio,
+        "floor": least,
+        "ratio_to_floor": ratio / least,
     }
-    for name, value in result.items():
-        print(f"{name:24}{value:.4g}" if isinstance(value, float) else f"{name:24}{value}")
-    target = Path(__file__).with_suffix(".json")
-    target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--network", choices=sorted(SHARES), action="append")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    results = [measure(name, arguments.repeats) for name in arguments.network or SHARES]
+    for result in results:
+        for name, value in result.items():
+            print(f"{name:24}{value:.4g}" if isinstance(value, float) else f"{name:24}{value}")
+        print()
+    if not arguments.network:
+        target = Path(__file__).with_suffix(".json")
+        target.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

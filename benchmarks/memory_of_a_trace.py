@@ -1,0 +1,73 @@
+"""Measure the peak memory of one trace of 100,000 regions against the budget it was given.
+
+Each budget is tried in a process of its own, as a process's peak never falls. Resident memory
+is compared with that just before the trace, when the model and PyTorch itself are loaded; what
+is added is the points under way (the budget), what the allocator holds on to, and the trace.
+Prints a table and writes ``memory_of_a_trace.json`` beside this file.
+
+    python benchmarks/memory_of_a_trace.py [--threads N] [--share S] [--budgets MIB ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from narrow import network, segment
+
+from nlbench.probes.program import record
+from nlbench.probes.tracing import trace_exactly
+
+MIB = 2**20
+
+
+def measure(budget: int, share: float, threads: int) -> dict[str, float]:
+    torch.set_num_threads(threads)
+    model, (start, end) = network(), segment()
+    program = record(model, torch.stack([start, end]))
+    list(trace_exactly(program, [(start, torch.lerp(start, end, 1e-4))], memory=budget))
+    end = torch.lerp(start, end, share)
+    before = psutil.Process().memory_info().rss
+    began = time.perf_counter()
+    trace = next(trace_exactly(program, [(start, end)], memory=budget))
+    seconds = time.perf_counter() - began
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    kept = sum(x.nbytes for x in (trace.t, trace.values, trace.origins))
+    return {
+        "budget_mib": budget / MIB,
+        "regions": trace.regions,
+        "added_at_peak_mib": (peak - before) / MIB,
+        "of_which_the_trace_mib": kept / MIB,
+        "share_of_budget": (peak - before) / budget,
+        "process_before_mib": before / MIB,
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--share", type=float, default=1.0, help="of the segment")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[64, 256, 1024], help="MiB")
+    arguments = parser.parse_args()
+    processes = multiprocessing.get_context("spawn")
+    results = []
+    for budget in arguments.budgets:
+        with processes.Pool(1) as pool:
+            task = (budget * MIB, arguments.share, arguments.threads)
+            results.append(pool.apply(measure, task))
+        print("  ".join(f"{name} {value:.4g}" for name, value in results[-1].items()))
+    target = Path(__file__).with_suffix(".json")
+    target.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
