@@ -29,6 +29,8 @@ POINTS = (64, 128)
 BYTES = 10 * 2**20
 POINTS_GPU = (16, 8192)
 BYTES_GPU = 2**30
+TOGETHER_KEPT = 256
+"""So many finished parts are put together at a time."""
 TOGETHER_GPU = 64
 LEAST = 8
 """Points a thread below which fewer threads are better."""
@@ -118,40 +120,24 @@ def _trace_group(
         whole = Chunk(-1, t, ends, owner, values, rows, torch.zeros_like(t))
 
         stopped = threading.Event()
+        arrived = _Arrived()
 
         def work(chunk: Chunk) -> tuple[Sequence[Chunk], Sequence[_Part]]:
             with torch.inference_mode():
                 finished = _advance(program, chunk, limit, stopped)
                 if isinstance(finished, Chunk):
                     return split(finished, limit), []
-                return [], [finished] if finished else []
+                if finished is not None:
+                    arrived.add(finished)
+                return [], []
 
-        parts = work_off(split(whole, limit), work, threads, lambda chunk: chunk.step, stopped)
+        work_off(split(whole, limit), work, threads, lambda chunk: chunk.step, stopped)
     lengths = [float(torch.linalg.vector_norm((end - start).double())) for start, end in group]
-    for (t, y, origins), length in zip(_joined(parts, len(group)), lengths, strict=True):
+    for (t, y, origins), length in zip(arrived.joined(len(group)), lengths, strict=True):
         if not torch.isfinite(y).all():
             raise NotFinite("the network's output is not finite on the segment")
         precision = torch.finfo(y.dtype).eps
         yield SegmentTrace(t, y.double(), length, origins, program.sites, precision=precision)
-
-
-def _joined(parts: list[_Part], segments: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Put parts in order and give t, outputs and origins of each segment."""
-    parts.sort(key=lambda part: (int(part.owner[0]), float(part.t[0])))
-    t, y, origins, owner = (
-        torch.cat([getattr(part, name) for part in parts])
-        for name in ("t", "values", "origins", "owner")
-    )
-    parts.clear()
-    kept = torch.ones_like(owner, dtype=torch.bool)
-    # Neighbouring parts share a point.
-    kept[1:] = (t.diff() != 0) | (owner.diff() != 0)
-    counts = torch.bincount(owner[kept], minlength=segments).tolist()
-    columns = [list(torch.split(column[kept], counts)) for column in (t, y, origins)]
-    if segments > 1:
-        # So that one trace that is kept does not keep them all.
-        columns = [[part.clone() for part in column] for column in columns]
-    return list(zip(*columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -162,6 +148,66 @@ class _Part:
     values: Tensor
     origins: Tensor
     owner: Tensor
+
+
+class _Arrived:
+    """Parts as they arrive, from several threads and in any order.
+
+    They are put together some at a time: thousands of small tensors that stay would keep the
+    allocator from giving back the large ones between them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: list[_Part] = []
+        self._recent: list[_Part] = []
+        # Owner and t of a part's first point, its first row and its number of rows.
+        self._spans: list[tuple[int, float, int, int]] = []
+        self._rows = 0
+
+    def add(self, part: _Part) -> None:
+        with self._lock:
+            count = len(part.t)
+            self._spans.append((int(part.owner[0]), float(part.t[0]), self._rows, count))
+            self._rows += count
+            self._recent.append(part)
+            if len(self._recent) == TOGETHER_KEPT:
+                self._put_together()
+
+    def joined(self, segments: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Put parts in order and give t, outputs and origins of each segment."""
+        self._put_together()
+        self._blocks, whole = [], _together(self._blocks)
+        spans = [torch.arange(first, first + rows) for _, _, first, rows in sorted(self._spans)]
+        rows = torch.cat(spans).to(whole.t.device)
+        t, owner = whole.t[rows], whole.owner[rows]
+        kept = torch.ones_like(owner, dtype=torch.bool)
+        # Neighbouring parts share a point.
+        kept[1:] = (t.diff() != 0) | (owner.diff() != 0)
+        counts = torch.bincount(owner[kept], minlength=segments).tolist()
+        rows = rows[kept]
+        columns = [
+            list(torch.split(column[rows], counts))
+            for column in (whole.t, whole.values, whole.origins)
+        ]
+        if segments > 1:
+            # So that one trace that is kept does not keep them all.
+            columns = [[part.clone() for part in column] for column in columns]
+        return list(zip(*columns, strict=True))
+
+    def _put_together(self) -> None:
+        if self._recent:
+            self._blocks.append(_together(self._recent))
+            self._recent = []
+
+
+def _together(parts: Sequence[_Part]) -> _Part:
+    return _Part(
+        *(
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("t", "values", "origins", "owner")
+        )
+    )
 
 
 def _advance(
