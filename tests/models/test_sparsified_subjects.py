@@ -58,18 +58,18 @@ def checkpoint(tmp_path):
 
 
 def test_lines_are_traced_through_slopes():
-    model = sparsify(Functional())
     torch.manual_seed(1)
+    model = sparsify(Functional())
     with torch.no_grad():
         for slopes in parameter_groups(model, 0.0)[1]["params"]:
             slopes.uniform_(0, 0.5)
-    start, end = torch.randn(3) * 9, torch.randn(3) * 9
+    start, end = torch.randn(3).double() * 9, torch.randn(3).double() * 9
     trace = trace_segment(model, start, end)
     assert trace.regions > 1
     middle = (trace.t[:-1] + trace.t[1:]) / 2
-    points = start.double() + middle[:, None] * (end - start).double()
+    points = start + middle[:, None] * (end - start)
     expected = (trace.values[:-1] + trace.values[1:]) / 2
-    torch.testing.assert_close(model.double()(points), expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(model.double()(points), expected, rtol=0, atol=1e-12)
 
 
 def test_a_network_without_nonlinear_units_is_one_region():
