@@ -227,6 +227,11 @@ def _unhurt_manager() -> Iterator[None]:
         else:
             before(error)
 
+    def release() -> None:
+        threading.excepthook = before
+        for error in held:
+            before(error)
+
     threading.excepthook = hook
     try:
         yield
@@ -234,11 +239,9 @@ def _unhurt_manager() -> Iterator[None]:
         # The thread may stumble later still, so the hook stays.
         raise
     except BaseException:
-        threading.excepthook = before
+        release()
         raise
-    threading.excepthook = before
-    for error in held:
-        before(error)
+    release()
 
 
 def _cluster(crew: Crew) -> AbstractContextManager[Any]:
