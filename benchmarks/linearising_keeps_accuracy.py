@@ -103,7 +103,10 @@ def main() -> None:
     output = Path(__file__).with_suffix(".json")
     found = json.loads(output.read_text()) if output.exists() else {}
     found[arguments.model] = {
-        "settings": {**vars(arguments), "threads": torch.get_num_threads()},
+        "settings": {
+            **{name: value for name, value in vars(arguments).items() if name != "out"},
+            "threads": torch.get_num_threads(),
+        },
         "table": table,
         "kept": kept,
         "falls": falls,

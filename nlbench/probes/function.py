@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nlbench.errors import Undefined
 
+from ._duals import dual
 from .borrowing import evaluation_mode, without_fast_path
 from .footprint import bytes_a_sample
 from .parts import is_out_of_memory
@@ -204,9 +205,9 @@ def _differentiated(
 ) -> tuple[Tensor, Tensor]:
     try:
         with forward_ad.dual_level():
+            moving = dual(inputs.detach(), directions.detach())
             # PyTorch's own annotations are missing here.
-            dual = forward_ad.make_dual(inputs.detach(), directions.detach())  # type: ignore[no-untyped-call]
-            primal, tangent = forward_ad.unpack_dual(function(dual))  # type: ignore[no-untyped-call]
+            primal, tangent = forward_ad.unpack_dual(function(moving))  # type: ignore[no-untyped-call]
         if tangent is None:
             tangent = torch.zeros_like(primal)
         return primal.detach(), tangent.detach()

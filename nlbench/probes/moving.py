@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ._duals import dual
 from .rules import Apply, Bound, Crossings, Front, Margin, Rule, sign_changes
 
 __all__ = ["bending", "changed", "pushed"]
@@ -37,21 +37,12 @@ def _pushed(
     apply: Margins, values: Sequence[Tensor], rates: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     with forward_ad.dual_level():
-        with warnings.catch_warnings():
-            # PyTorch of itself, when it loads its rules of differentiation.
-            warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
-            moving = list(map(_dual, values, rates))
-        results = list(map(_parts, apply(moving)))
+        results = list(map(_parts, apply(list(map(dual, values, rates)))))
     return results
 
 
-def _dual(value: Tensor, rate: Tensor) -> Tensor:
-    dual: Tensor = forward_ad.make_dual(value, rate)  # type: ignore[no-untyped-call]
-    return dual
-
-
-def _parts(dual: Tensor) -> tuple[Tensor, Tensor]:
-    value, rate = forward_ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
+def _parts(moving: Tensor) -> tuple[Tensor, Tensor]:
+    value, rate = forward_ad.unpack_dual(moving)  # type: ignore[no-untyped-call]
     # A constant has none.
     return value, torch.zeros_like(value) if rate is None else rate
 

@@ -1,5 +1,8 @@
 """A network as a function: its derivatives against explicit Jacobians."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -197,3 +200,14 @@ def test_a_function_runs_no_more_samples_at_once_than_fit():
     model.sizes.clear()
     torch.testing.assert_close(looks[0].function(x), x**2)
     assert set(model.sizes) == {1}
+
+
+def test_the_first_derivative_of_a_process_passes_on_no_warning_of_pytorchs():
+    program = (
+        "import torch; from nlbench.probes.function import directional_derivative as d; "
+        "print(d(torch.square, torch.ones(1, 1), torch.ones(1, 1))[1].item())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("2.0\n", "")
