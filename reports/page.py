@@ -19,7 +19,7 @@ from .layout import NamedRun
 from .linearised import tradeoffs
 from .manifest import manifest_view
 from .paths import path_pictures
-from .remarks import differences, gaps, summary_sentence
+from .remarks import differences, gaps, summary_sentence, unfinished
 from .sections import board_remarks, board_table, meanings, sections
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def render_page(runs: Run | Sequence[Run]) -> str:
         remarks=board_remarks(table),
         constant=varying_columns(frame)[1],
         sorted_by=sorted_by(measures),
+        unfinished=unfinished(named),
         differences=differences(named),
         meanings=meanings(measures),
         sections=sections(scores, measures, names),

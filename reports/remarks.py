@@ -13,7 +13,7 @@ from .layout import NamedRun
 from .tables import Series, per_place
 from .text import count, settings_text
 
-__all__ = ["Gap", "differences", "gaps", "summary_sentence"]
+__all__ = ["Gap", "differences", "gaps", "summary_sentence", "unfinished"]
 
 _SHOWN_PLACES = 6
 
@@ -46,6 +46,15 @@ def summary_sentence(runs: Sequence[NamedRun], frame: pd.DataFrame, missing: Seq
 
 def _subjects(run: NamedRun) -> list[Mapping[str, Any]]:
     return list(run.manifest.get("subjects") or [])
+
+
+def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
+    """Name the runs that lack cells they were to have, with the command that goes on."""
+    return [
+        (run.name, str(run.manifest.get("command") or ""))
+        for run in runs
+        if run.manifest.get("unfinished")
+    ]
 
 
 def differences(runs: Sequence[NamedRun]) -> list[str]:

@@ -239,6 +239,15 @@ def test_runs_that_were_made_differently_are_marked_as_such(conftest) -> None:
     assert "version 1, shrinkage = none in late" in differing
 
 
+def test_an_interrupted_run_is_said_to_be_one_with_the_command_that_goes_on(conftest, run) -> None:
+    command = "nlbench run --measures 'a*' --out <there>"
+    manifest = {**run.manifest, "command": command, "unfinished": True}
+    page = Page(render_page(replace(run, name="cut", manifest=manifest)))
+    assert any(text.startswith("cut was interrupted") for text in page.texts)
+    assert command in page.texts
+    assert "interrupted" not in render_page(run)
+
+
 def test_a_measure_that_a_run_was_not_asked_for_is_not_missing_from_it(conftest) -> None:
     first, second = conftest.realistic_run("early"), conftest.realistic_run("late")
     del second.manifest["measures"]["pathlength"]
