@@ -3,7 +3,8 @@
 Prints a table and writes it as JSON next to this file, of one thread by default. Times are
 processor seconds, or with several threads the clock's, medians of runs that alternate
 between the two; read the ratios, not the seconds. The direct computation is scikit-learn's
-Ledoit-Wolf estimator, SciPy's matrix roots and POT's exact transport.
+Ledoit-Wolf estimator, SciPy's matrix roots and POT's exact transport. Both depend on the
+kernels that OpenBLAS chose for the processor, so these are written down too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import ot
 import torch
 from scipy.linalg import inv, sqrtm
 from sklearn.covariance import LedoitWolf
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from nlbench.measures.affinity import affinity_score
 
@@ -79,6 +80,11 @@ def measure(n: int, d: int, clock: Callable[[], float]) -> dict[str, float]:
     }
 
 
+def kernels() -> list[str]:
+    libraries = [library for library in threadpool_info() if "architecture" in library]
+    return sorted({f"OpenBLAS for {library['architecture']}" for library in libraries})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
@@ -94,7 +100,8 @@ def main() -> None:
             f"{row['n']:>6} {row['d']:>6} {row['score']:>9.6f} {row['difference']:>11.1e} "
             f"{row['ratio']:>11.1f}x"
         )
-    found = {"threads": threads, "repeats": REPEATS, "layers": rows}
+    print(f"{', '.join(kernels())}; threads: {threads}")
+    found = {"threads": threads, "kernels": kernels(), "repeats": REPEATS, "layers": rows}
     path = Path(__file__).with_suffix(".json")
     if threads > 1:
         path = path.with_stem(f"{path.stem}_{threads}_threads")

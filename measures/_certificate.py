@@ -199,5 +199,5 @@ class _SinglePrecision:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Inner products (n,) of the rows of a and b, without a product of their size."""
-    return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]
+    """Inner products (n,) of the rows of a and b."""
+    return torch.linalg.vecdot(a, b)

@@ -33,7 +33,7 @@ class Covariance:
     trace: Tensor
 
 
-def ledoit_wolf_coefficient(data: Tensor, sample: Tensor, dim: int) -> Tensor:
+def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     """Weight of the isotropic target in the Ledoit–Wolf covariance.
 
     With S = XᵀX / n, m = tr S / d and ‖·‖ the Frobenius norm, it is
@@ -46,8 +46,8 @@ def ledoit_wolf_coefficient(data: Tensor, sample: Tensor, dim: int) -> Tensor:
     ----------
     data : tensor of shape (n, r)
         Centred samples, in any orthonormal basis that holds them.
-    sample : tensor of shape (r, r)
-        S in that basis.
+    scatter : tensor of shape (r, r)
+        n S = XᵀX in that basis.
     dim : int
         d, the dimension of the space that they come from.
 
@@ -62,8 +62,8 @@ def ledoit_wolf_coefficient(data: Tensor, sample: Tensor, dim: int) -> Tensor:
     matrices", Journal of Multivariate Analysis 88 (2004), section 3.
     """
     n = len(data)
-    norm = torch.linalg.vector_norm(sample).square()
-    distance = norm - sample.trace() ** 2 / dim
+    norm = (torch.linalg.vector_norm(scatter) / n).square()
+    distance = norm - (scatter.trace() / n) ** 2 / dim
     noise = (torch.linalg.vector_norm(data, dim=1).pow(4).sum() / n - norm) / n
     if dim == 1 or distance <= 0:
         return torch.zeros_like(norm)
@@ -88,14 +88,15 @@ def regularized_covariance(data: Tensor, *, dim: int, shrinkage: str, ridge: flo
     """
     n = len(data)
     shrunk = shrinkage == "ledoit-wolf"
-    sample = gram(data) / (n if shrunk else n - 1)
-    level = torch.full_like(sample[0, 0], ridge)
+    scatter = gram(data)
+    size = n if shrunk else n - 1
+    level = torch.full_like(scatter[0, 0], ridge)
     kept = torch.ones_like(level)
     if shrunk:
-        coefficient = ledoit_wolf_coefficient(data, sample, dim)
+        coefficient = ledoit_wolf_coefficient(data, scatter, dim)
         level, kept = level + coefficient, kept - coefficient
-    trace = sample.trace()
-    matrix = kept * sample
+    trace = scatter.trace() / size
+    matrix = kept / size * scatter
     matrix.diagonal().add_(level * trace / dim)
     return Covariance(matrix, (1 + ridge) * trace)
 

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from nlbench.errors import Undefined
 
 from ._blas import gram, on_one_core, one_thread
+from ._eigen import eigenpairs
 from ._samples import EPSILON
 
 __all__ = ["optimal_map"]
@@ -107,9 +108,7 @@ def _by_scipy(source: Tensor, target: Tensor) -> _Parts:
     lower = torch.from_numpy(factor)
     _check_pivots(lower, source, failed != 0)
     middle, _ = lapack.dsygst(target.numpy().T, factor, itype=2, lower=1)
-    squares, vectors, failed = lapack.dsyevd(middle, lower=1, overwrite_a=1)
-    if failed:
-        raise ArithmeticError("the eigenvalues of the transport map did not converge")
+    squares, vectors = eigenpairs(middle)
     roots, axes = _roots(torch.from_numpy(squares), torch.from_numpy(vectors), lower, target)
     outward = blas.dtrsm(1.0, factor, axes.numpy(), lower=1, trans_a=1)
     return _Parts(lower, axes, roots, torch.from_numpy(outward))

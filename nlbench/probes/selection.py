@@ -113,6 +113,8 @@ def _nearest(choice: _Choice, sites: list[Named]) -> str:
         return nearest(choice.names[0], {site.name for site in sites})
     if choice.kinds:
         return nearest(choice.kinds[0], {site.kind for site in sites})
+    if "attention" in choice.roles:
+        return "; softmaxes of attention are sites only with sites.attention=true"
     return nearest(choice.roles[0], {site.role for site in sites}) if choice.roles else ""
 
 
@@ -138,7 +140,9 @@ def _parse(text: str) -> _Choice:
     for condition in (part.strip() for part in text.split("+")):
         attribute, colon, value = condition.partition(":")
         # The second call of a site has a colon in its name too: `relu:1`.
-        is_name = not colon or value.isdigit() or any(mark in value for mark in "*?[")
+        is_name = "=" not in condition and (
+            not colon or value.isdigit() or any(mark in value for mark in "*?[")
+        )
         if attribute == "every":
             if not value.isdigit() or int(value) < 1:
                 raise RequestError(f"sites.select: '{condition}', expected every:K, K at least 1")

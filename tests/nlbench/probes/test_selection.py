@@ -69,6 +69,8 @@ def test_every_k_takes_the_first_and_each_kth_after_it(k, count):
         ("kind:", "can't read 'kind:'"),
         ("role:gates", "unknown role 'gates'; did you mean 'gate'"),
         ("knd:relu", "can't read 'knd:relu'.*did you mean 'kind'"),
+        ("kind=relu", "can't read 'kind=relu', expected .* kind:KIND"),
+        ("every=2", "can't read 'every=2', expected .* every:K"),
         ("a++b", "can't read 'a\\+\\+b'"),
     ],
 )
@@ -82,7 +84,7 @@ def test_what_can_not_be_read_is_refused_in_one_line(text, says):
     [
         ("layr1.0.relu", "'layr1.0.relu' matches none of the 6 sites; did you mean"),
         ("*, kind:glu", "'kind:glu' matches none of the 6 sites; did you mean 'gelu'"),
-        ("role:attention", "'role:attention' matches none"),
+        ("role:attention", "'role:attention' matches none.*only with sites.attention=true"),
     ],
 )
 def test_what_matches_nothing_is_refused_by_name(text, says):
