@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +14,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nlbench.errors import RequestError, Undefined
+from nlbench.probes.activations import activation_kind
 from nlbench.probes.layout import Layouts
 
-__all__ = ["CHILD", "PReLUPerCall", "ReLUCall", "SparsePReLU", "find_calls", "follow_calls"]
+__all__ = [
+    "CHILD",
+    "Calls",
+    "PReLUPerCall",
+    "ReLUCall",
+    "SparsePReLU",
+    "find_calls",
+    "follow_calls",
+]
 
 RELUS = ("relu", "relu_")
 CHILD = "called_relu"
@@ -200,10 +209,31 @@ class ReLUCall:
     device: torch.device
 
 
+@dataclass(frozen=True)
+class Calls:
+    """What was called in one forward pass.
+
+    Parameters
+    ----------
+    relus : list of ReLUCall
+        In order.
+    others : mapping of str to int
+        How often another activation was called, by its kind; softmax, which mixes channels,
+        and the PReLUs of a sparsified network aren't among them.
+    output
+        What the model returned.
+    """
+
+    relus: list[ReLUCall]
+    others: Mapping[str, int]
+    output: Any
+
+
 class _Finder(TorchFunctionMode):
     def __init__(self, stack: list[nn.Module], inputs: tuple[Tensor, ...]) -> None:
         super().__init__()
         self.calls: list[ReLUCall] = []
+        self.others: Counter[str] = Counter()
         self._stack = stack
         self._layouts = Layouts(len(inputs[0]))
         for given in inputs:
@@ -226,6 +256,13 @@ class _Finder(TorchFunctionMode):
                 raise RequestError(f"a ReLU can't be given a slope a channel: {error}") from error
             units = given.shape[axis]
             self.calls.append(ReLUCall(self._stack[-1], axis, units, given.dtype, given.device))
+        elif (
+            (kind := activation_kind(name))
+            and kind != "softmax"
+            and not isinstance(self._stack[-1], SparsePReLU)
+        ):
+            # PyTorch computes its ReLU6 as a hardtanh.
+            self.others["relu6" if isinstance(self._stack[-1], nn.ReLU6) else kind] += 1
         output = func(*args, **kwargs)
         if name == "__get__":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -233,8 +270,8 @@ class _Finder(TorchFunctionMode):
         return output
 
 
-def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[list[ReLUCall], Any]:
-    """List the ReLU calls of one forward pass, and give what the model returned.
+def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
+    """List the ReLU calls of one forward pass, and count those of other activations.
 
     Parameters
     ----------
@@ -245,9 +282,10 @@ def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[list[ReLUC
 
     Examples
     --------
-    >>> calls, _ = find_calls(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), (torch.zeros(1, 2),))
-    >>> [(call.axis, call.units) for call in calls]
-    [(1, 3)]
+    >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.SiLU())
+    >>> calls = find_calls(network, (torch.zeros(1, 2),))
+    >>> [(call.axis, call.units) for call in calls.relus], dict(calls.others)
+    ([(1, 3)], {'silu': 1})
     """
     stack: list[nn.Module] = []
     handles = []
@@ -265,4 +303,4 @@ def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[list[ReLUC
     finally:
         for handle in handles:
             handle.remove()
-    return finder.calls, output
+    return Calls(finder.calls, finder.others, output)

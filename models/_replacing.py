@@ -11,7 +11,15 @@ from torch.utils._pytree import tree_leaves
 from nlbench.errors import RequestError
 from nlbench.probes.sites import evaluation_mode
 
-from ._relu_calls import CHILD, PReLUPerCall, ReLUCall, SparsePReLU, find_calls, follow_calls
+from ._relu_calls import (
+    CHILD,
+    Calls,
+    PReLUPerCall,
+    ReLUCall,
+    SparsePReLU,
+    find_calls,
+    follow_calls,
+)
 
 __all__ = ["first_line", "inputs_of", "replace_calls", "returns_same", "run_watched"]
 
@@ -36,8 +44,8 @@ def inputs_of(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> 
     return (noise.to(weight.device, weight.dtype),)
 
 
-def run_watched(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[list[ReLUCall], Any]:
-    """List the ReLU calls of an evaluation pass, and give what the model returned."""
+def run_watched(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
+    """See what an evaluation pass calls, and what the model returned."""
     try:
         with evaluation_mode(model):
             return find_calls(model, inputs)

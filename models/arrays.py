@@ -1,8 +1,8 @@
-"""Images that lie in memory as bytes: the items of a dataset, converted one at a time."""
+"""Images that lie in memory as bytes: the items of a dataset, converted when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -46,12 +46,20 @@ class ByteImages(TorchDataset[tuple[Tensor, int]]):
         return len(self._arrays[1])
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        images, labels = self._arrays
-        image = torch.tensor(images[index]).to(torch.float32) / 255
-        image = functional.pad(image, [self._padding] * 4)
-        if len(image) < self._channels:
-            image = image.expand(self._channels, -1, -1).contiguous()
-        return image, int(labels[index])
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Convert several at once."""
+        images, labels = (array[np.asarray(indices, dtype=np.int64)] for array in self._arrays)
+        made = torch.from_numpy(images).to(torch.float32) / 255
+        made = functional.pad(made, [self._padding] * 4)
+        if made.shape[1] < self._channels:
+            made = made.expand(-1, self._channels, -1, -1).contiguous()
+        return list(zip(made, labels.tolist(), strict=True))
+
+    def read_labels(self) -> list[int]:
+        """All labels; no image is converted."""
+        return [int(label) for label in self._arrays[1]]
 
     @cached_property
     def _arrays(self) -> Arrays:

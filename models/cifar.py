@@ -14,7 +14,7 @@ from nlbench.data import Dataset, dataset
 from nlbench.errors import RequestError
 from nlbench.measure import Source
 
-from .folders import DOWNLOAD, FOLDER, find_folder, read_bytes, stamp, wanted_folder
+from .folders import DOWNLOAD, FOLDER, download_if_missing, find_folder, read_bytes, stamp
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,9 +29,13 @@ KRIZHEVSKY = Source(
 
 @dataclass(frozen=True)
 class _Format:
-    """Where one of the two keeps what, and the statistics of its training images in [0, 1]."""
+    """Where one of the two keeps what, and the statistics of its training images in [0, 1].
+
+    `kind` is the class of torchvision that fetches it.
+    """
 
     name: str
+    kind: str
     below: str
     files: Mapping[str, tuple[str, ...]]
     labels: str
@@ -46,6 +50,7 @@ class _Format:
 
 CIFAR10 = _Format(
     name="cifar10",
+    kind="CIFAR10",
     below="cifar-10-batches-py",
     files={
         "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
@@ -58,6 +63,7 @@ CIFAR10 = _Format(
 )
 CIFAR100 = _Format(
     name="cifar100",
+    kind="CIFAR100",
     below="cifar-100-python",
     files={"train": ("train",), "test": ("test",)},
     labels="fine_labels",
@@ -120,7 +126,10 @@ def cifar100(folder: str = "", download: bool = False) -> Dataset:
 def _open(form: _Format, folder: str, download: bool) -> Dataset:
     from .arrays import ByteImages
 
-    place = _place_or_download(form, folder) if download else _place(form, folder)
+    def find() -> Path:
+        return _place(form, folder)
+
+    place = download_if_missing(form.name, folder, form.kind, find) if download else find()
     splits = {
         split: ByteImages(lambda names=names: _read(form, place, names))  # type: ignore[misc]
         for split, names in form.files.items()
@@ -160,31 +169,11 @@ def _fingerprint(form: _Format, folder: str, download: bool) -> str:
     return stamp(place / name for name in form.every)
 
 
-def _place_or_download(form: _Format, folder: str) -> Path:
-    wanted = wanted_folder(form.name, folder)
-    try:
-        return _place(form, folder)
-    except RequestError:
-        _download(form, wanted)
-    return _place(form, folder)
-
-
-def _download(form: _Format, folder: Path) -> None:
-    from torchvision import datasets
-
-    kinds = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
-    try:
-        kinds[form.name](str(folder), download=True)
-    except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise RequestError(f"{form.name}: can't download to {folder}: {reason}") from error
-
-
 def _authenticity(form: _Format, place: Path) -> str:
     """Say whether the files are the published ones, by torchvision's list of MD5 sums."""
     from torchvision import datasets
 
-    published = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[form.name]
+    published = getattr(datasets, form.kind)
     sums = dict([*published.train_list, *published.test_list])
     for name in form.every:
         content = read_bytes(form.name, place / name)

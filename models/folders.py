@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nlbench.errors import RequestError
 from nlbench.options import Option
 
-__all__ = ["DOWNLOAD", "FOLDER", "find_folder", "read_bytes", "stamp", "wanted_folder"]
+__all__ = [
+    "DOWNLOAD",
+    "FOLDER",
+    "download_if_missing",
+    "find_folder",
+    "read_bytes",
+    "stamp",
+    "wanted_folder",
+]
 
 FOLDER = Option("", "where the files are; by default below the folder that NLBENCH_DATA names")
 DOWNLOAD = Option(False, "fetch the files into the folder if they are missing")
@@ -75,6 +83,41 @@ def find_folder(
         if any((place / each).exists() for each in names):
             return place
     raise RequestError(f"{name}: its files are not in {wanted}; put {expected} there")
+
+
+def download_if_missing(name: str, folder: str, kind: str, find: Callable[[], Path]) -> Path:
+    """Find a dataset's files; where they are missing, let torchvision fetch them first.
+
+    Parameters
+    ----------
+    name, folder : str
+        See `wanted_folder`.
+    kind : str
+        The class of `torchvision.datasets` that fetches them.
+    find : callable
+        Gives the folder that holds them, or raises `nlbench.RequestError`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If they can't be fetched, or are still not there.
+    """
+    wanted = wanted_folder(name, folder)
+    try:
+        return find()
+    except RequestError:
+        _download(name, wanted, kind)
+    return find()
+
+
+def _download(name: str, folder: Path, kind: str) -> None:
+    from torchvision import datasets
+
+    try:
+        getattr(datasets, kind)(str(folder), download=True)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{name}: can't download to {folder}: {reason}") from error
 
 
 def stamp(files: Iterable[Path]) -> str:

@@ -48,6 +48,10 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
             return list(threads.map(self.__getitem__, indices))
 
+    def read_labels(self) -> list[int]:
+        """All labels; no image is read."""
+        return [label for _, label in self._files]
+
     @cached_property
     def _files(self) -> Files:
         return self._find()

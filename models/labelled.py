@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.data import Dataset
+from nlbench.data import Dataset, Items, read_items
 from nlbench.errors import NotFinite, RequestError
 from nlbench.probes.sites import evaluation_mode
 
-__all__ = ["Items", "accuracy", "batches", "corrupt_labels", "relabelled", "share_right"]
+from .loading import batches
 
-Items = TorchDataset[tuple[Tensor, int]]
+__all__ = ["accuracy", "corrupt_labels", "count_right", "relabelled", "share_right"]
 
 LARGEST_SEED = 2**32 - 1
 
@@ -62,21 +62,18 @@ def share_right(
     """Share of items classified right; `accuracy` for items that needn't be a split."""
     right = 0
     with evaluation_mode(model):
-        for images, labels in batches(items, torch.arange(len_of(items)), batch_size):
+        for images, labels in batches(items, torch.arange(len_of(items)), batch_size, device):
             logits = model(dataset.normalize(images.to(device)))
             check_logits(logits, len(labels), dataset.classes)
             if not bool(torch.isfinite(logits).all()):
                 raise NotFinite("the network's logits are not finite, so it has no accuracy")
-            right += int((logits.argmax(dim=1).cpu() == labels).sum())
+            right += count_right(logits, labels.to(device))
     return right / len_of(items)
 
 
-def batches(items: Items, order: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images of shape (b, channels, height, width) and labels of shape (b,), in that order."""
-    for start in range(0, len(order), batch_size):
-        pairs = [items[i] for i in order[start : start + batch_size].tolist()]
-        images = torch.stack([image for image, _ in pairs])
-        yield images, torch.tensor([int(label) for _, label in pairs])
+def count_right(logits: Tensor, labels: Tensor) -> int:
+    """How many of the labels of shape (b,) have the largest of the logits (b, classes)."""
+    return int((logits.argmax(dim=1) == labels).sum())
 
 
 def check_logits(logits: Tensor, count: int, classes: int) -> None:
@@ -95,7 +92,9 @@ def len_of(items: Items) -> int:
 
 def relabelled(items: Items, fraction: float, classes: int, seed: int) -> Items:
     """The same images, a share of them under another label; see `corrupt_labels`."""
-    labels = torch.tensor([int(items[i][1]) for i in range(len_of(items))])
+    read_labels = getattr(items, "read_labels", None)
+    known = read_labels() if read_labels else [items[i][1] for i in range(len_of(items))]
+    labels = torch.tensor([int(label) for label in known])
     return _Relabelled(items, corrupt_labels(labels, fraction, classes, seed))
 
 
@@ -109,6 +108,10 @@ class _Relabelled(TorchDataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.items[index][0], self.labels[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        pairs = read_items(self.items, indices)
+        return [(image, self.labels[i]) for i, (image, _) in zip(indices, pairs, strict=True)]
 
 
 def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> Tensor:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from nlbench.measure import Source
 
+from .other_activations import in_words, other_activations
 from .recipe import Recipe
 from .sparsified import (
     linear_share,
@@ -27,7 +26,7 @@ from .sparsified import (
 if TYPE_CHECKING:
     from nlbench.data import Dataset
 
-    from .training import Epoch, Keep, TrainingResult
+    from .epochs import TrainingResult
 
 __all__ = ["Linearisation", "SparsityPrior", "from_start", "post_training"]
 
@@ -134,17 +133,27 @@ class Linearisation(Recipe):
         """Whether random units are linear, whatever the loss says."""
         return self.random_share >= 0
 
+    def check(self, model: nn.Module, dataset: Dataset) -> str:
+        """Refuse a network that can't be linearised; give what is to be known of one that can.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it calls no ReLU, or can't be sparsified for another reason.
+        """
+        example = dataset.sample(2, split="train", seed=0).inputs
+        sparsify(model, layerwise=self.layerwise, example=example)
+        others = other_activations(model, example)
+        stay = "stay as they are" if sum(others.values()) > 1 else "stays as it is"
+        return f"only ReLUs are made linear; {in_words(others)} {stay}" if others else ""
+
     def train(
         self,
         build: Callable[[], nn.Module],
         dataset: Dataset,
         *,
         seed: int = 0,
-        device: torch.device | str = "cpu",
-        label_noise: float | None = None,
-        progress: Callable[[Epoch], object] | None = None,
-        state: Path | None = None,
-        keep: Keep | None = None,
+        **given: Any,
     ) -> TrainingResult:
         """Sparsify what `build` returns, and train it; see `nlbench.models.training.train`.
 
@@ -168,18 +177,7 @@ class Linearisation(Recipe):
             return model
 
         prior = SparsityPrior(self.omega, self.slope_rate, self.layerwise, self.is_control)
-        result = train(
-            sparsified,
-            dataset,
-            self,
-            seed=seed,
-            device=device,
-            label_noise=label_noise,
-            progress=progress,
-            state=state,
-            keep=keep,
-            prior=prior,
-        )
+        result = train(sparsified, dataset, self, seed=seed, prior=prior, **given)
         shape = {
             f"{what}:{layer}": float(count)
             for layer, counts in nonlinear_units(result.model).items()

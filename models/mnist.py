@@ -15,7 +15,7 @@ from nlbench.errors import RequestError
 from nlbench.measure import Source
 from nlbench.options import Option
 
-from .folders import DOWNLOAD, FOLDER, find_folder, read_bytes, stamp, wanted_folder
+from .folders import DOWNLOAD, FOLDER, download_if_missing, find_folder, read_bytes, stamp
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,9 +34,13 @@ OPTIONS = {"folder": FOLDER, "download": DOWNLOAD, "size": SIZE, "channels": CHA
 
 @dataclass(frozen=True)
 class _Format:
-    """What differs: the names, and the statistics of the training images in [0, 1]."""
+    """What differs: the names, and the statistics of the training images in [0, 1].
+
+    `kind` is the class of torchvision that fetches it.
+    """
 
     name: str
+    kind: str
     below: str
     mean: float
     std: float
@@ -45,6 +49,7 @@ class _Format:
 
 MNIST = _Format(
     "mnist",
+    "MNIST",
     "MNIST/raw",
     0.1306605,
     0.3081078,
@@ -55,6 +60,7 @@ MNIST = _Format(
 )
 FASHION_MNIST = _Format(
     "fashion-mnist",
+    "FashionMNIST",
     "FashionMNIST/raw",
     0.2860406,
     0.3530242,
@@ -130,7 +136,10 @@ def fashion_mnist(
 def _open(form: _Format, folder: str, download: bool, size: int, channels: int) -> Dataset:
     from .arrays import ByteImages
 
-    place = _place_or_download(form, folder) if download else _place(form, folder)
+    def find() -> Path:
+        return _place(form, folder)
+
+    place = download_if_missing(form.name, folder, form.kind, find) if download else find()
     padding = (size - 28) // 2
     train, test = (
         ByteImages(lambda split=split: _read(form, place, split), padding, channels)  # type: ignore[misc]
@@ -172,26 +181,6 @@ def _place(form: _Format, folder: str) -> Path:
 def _file(place: Path, name: str) -> Path:
     plain = place / name
     return plain if plain.is_file() else place / f"{name}.gz"
-
-
-def _place_or_download(form: _Format, folder: str) -> Path:
-    wanted = wanted_folder(form.name, folder)
-    try:
-        return _place(form, folder)
-    except RequestError:
-        _download(form, wanted)
-    return _place(form, folder)
-
-
-def _download(form: _Format, folder: Path) -> None:
-    from torchvision import datasets
-
-    kinds = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}
-    try:
-        kinds[form.name](str(folder), download=True)
-    except (OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise RequestError(f"{form.name}: can't download to {folder}: {reason}") from error
 
 
 def _read(form: _Format, place: Path, split: str) -> tuple[np.ndarray, np.ndarray]:

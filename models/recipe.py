@@ -17,7 +17,7 @@ from nlbench.measure import Source
 if TYPE_CHECKING:
     from nlbench.data import Dataset
 
-    from .training import Epoch, Keep, TrainingResult
+    from .epochs import Epoch, Keep, TrainingResult
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "Recipe"]
 
@@ -142,10 +142,19 @@ class Recipe:
 
     def is_reached(self, epoch: Epoch) -> bool:
         """Whether an epoch reached every threshold that is set."""
-        accurate = epoch.train_accuracy >= self.until_train_accuracy
-        return (
-            self.stops_early and accurate and (not self.until_loss or epoch.loss < self.until_loss)
-        )
+        accurate = (epoch.train_accuracy or 0.0) >= self.until_train_accuracy
+        return accurate and self._may_end_early(epoch.loss)
+
+    def wants_train_accuracy(self, epoch: int, loss: float) -> bool:
+        """Whether the accuracy in training is to be measured after an epoch, counted from 1.
+
+        It is where training may end.
+        """
+        return epoch >= self.epochs or self._may_end_early(loss)
+
+    def _may_end_early(self, loss: float) -> bool:
+        """Whether a loss lets training end at a threshold."""
+        return self.stops_early and (not self.until_loss or loss < self.until_loss)
 
     def train(
         self,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from nlbench.measure import Source
 
+from . import vgg
 from .recipe import Recipe
 
 __all__ = [
@@ -20,10 +21,7 @@ __all__ = [
     "vanilla",
 ]
 
-LINEAR_REGIONS = (
-    "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. "
-    "Are All Linear Regions Created Equal? AISTATS, 2022."
-)
+LINEAR_REGIONS = vgg.LINEAR_REGIONS.citation
 ZHANG = (
     "C. Zhang, S. Bengio, M. Hardt, B. Recht, O. Vinyals. Understanding deep learning requires "
     "rethinking generalization. ICLR, 2017."

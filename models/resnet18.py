@@ -133,7 +133,7 @@ def _registered(width: int) -> Callable[..., ResNet18]:
 
     build.__name__ = build.__qualname__ = f"resnet18_w{width}"
     build.__doc__ = f"ResNet18 of base width {width} of the linear-regions paper, no batch norm."
-    return model(source=FIXUP)(build)
+    return model(source=FIXUP, recipe="adam")(build)
 
 
 resnet18_w4 = _registered(4)

@@ -15,6 +15,7 @@ from nlbench.probes.sites import refuse_unobservable
 
 from ._relu_calls import SparsePReLU
 from ._replacing import first_line, inputs_of, replace_calls, returns_same, run_watched
+from .other_activations import in_words
 
 __all__ = [
     "checkpoint_metadata",
@@ -44,7 +45,7 @@ def sparsify(
     several times gets one PReLU a call, ``relu.0``, ``relu.1``, …; where a module's forward
     calls ReLU as a function, the module gets a child ``relu``. Calls that an evaluation
     pass on the example doesn't make, such as those of auxiliary heads that only train,
-    stay ReLUs.
+    stay ReLUs; other activations, as ReLU6 and hardswish, stay too.
 
     Parameters
     ----------
@@ -67,6 +68,10 @@ def sparsify(
         example, or would not compute the same, as one that reads a tensor after ReLU has
         overwritten it.
 
+    See Also
+    --------
+    nlbench.models.other_activations.other_activations : counts what stays.
+
     References
     ----------
     C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks Might
@@ -88,16 +93,17 @@ def sparsify(
     except (RuntimeError, TypeError) as error:
         raise RequestError(f"the model can't be copied: {first_line(error)}") from error
     inputs = inputs_of(twin, example)
-    calls, before = run_watched(twin, inputs)
-    if not calls:
-        raise RequestError("the model calls no ReLU, so there is nothing to make linear")
-    replace_calls(twin, calls, layerwise)
-    left, after = run_watched(twin, inputs)
-    if left:
+    before = run_watched(twin, inputs)
+    if not before.relus:
+        others = f"; {in_words(before.others)} can't be" if before.others else ""
+        raise RequestError(f"the model calls no ReLU, so there is nothing to make linear{others}")
+    replace_calls(twin, before.relus, layerwise)
+    after = run_watched(twin, inputs)
+    if after.relus:
         names = {module: name for name, module in twin.named_modules()}
-        where = names.get(left[0].owner) or "the network"
+        where = names.get(after.relus[0].owner) or "the network"
         raise RequestError(f"{where} calls a ReLU that is not among its modules; register it")
-    if not returns_same(before, after):
+    if not returns_same(before.output, after.output):
         raise RequestError(
             "the model relies on a ReLU that overwrites its input, so that a PReLU would "
             "change what it computes"

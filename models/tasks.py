@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nlbench.errors import RequestError
+
 from .augment import augment
-from .labelled import batches, check_logits, len_of, relabelled, share_right
+from .labelled import check_logits, count_right, len_of, relabelled, share_right
+from .loading import batches
 
 if TYPE_CHECKING:
     from nlbench.data import Dataset
@@ -42,8 +45,11 @@ class Task(Protocol):
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over a batch, a scalar."""
 
-    def accuracies(self, model: nn.Module, device: torch.device) -> tuple[float, float]:
-        """Share of what is predicted right, in training and in test."""
+    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
+        """How much of a batch is predicted right, and of how much."""
+
+    def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
+        """Share of the split ``train`` or ``test`` that is predicted right."""
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """What is measured once, at the end of training, beside the accuracies."""
@@ -64,9 +70,16 @@ class Classification:
         Share of training labels to corrupt.
     seed : int
         Decides which.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the images have no labels.
     """
 
     def __init__(self, dataset: Dataset, recipe: Recipe, label_noise: float, seed: int) -> None:
+        if not getattr(dataset, "labelled", True):
+            raise RequestError(f"{dataset.name} has no labels, so there is nothing to learn")
         self.dataset = dataset
         self.recipe = recipe
         self.items = dataset.train
@@ -82,7 +95,7 @@ class Classification:
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised images of shape (b, ...) and labels of shape (b,), in that order."""
-        for images, labels in batches(self.items, order, batch_size):
+        for images, labels in batches(self.items, order, batch_size, device):
             if self.recipe.shift or self.recipe.flip:
                 images = augment(images, self.recipe.shift, self.recipe.flip, generator)
             yield self.dataset.normalize(images.to(device)), labels.to(device)
@@ -92,12 +105,14 @@ class Classification:
         check_logits(output, len(targets), self.dataset.classes)
         return functional.cross_entropy(output, targets)
 
-    def accuracies(self, model: nn.Module, device: torch.device) -> tuple[float, float]:
-        """Share classified right: in training by the labels trained on, and in test."""
-        return (
-            share_right(model, self.items, self.dataset, device),
-            share_right(model, self.dataset.test, self.dataset, device),
-        )
+    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
+        """How many of a batch are classified right, and how many there are."""
+        return count_right(output, targets), len(targets)
+
+    def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
+        """Share classified right; in training by the labels trained on."""
+        items = self.items if split == "train" else self.dataset.test
+        return share_right(model, items, self.dataset, device)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """Nothing more than the accuracies."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.weights import state_hash
 
+from .epochs import Epoch, Keep, TrainingResult
 from .labelled import LARGEST_SEED, accuracy, corrupt_labels
 from .prior import NoPrior, Prior
 from .recipe import Recipe
@@ -34,74 +35,6 @@ __all__ = [
     "train",
     "vanilla",
 ]
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """Where one pass through the training split led.
-
-    Parameters
-    ----------
-    number : int
-        From 1.
-    learning_rate : float
-        At the epoch's last step.
-    loss : float
-        Mean loss over the epoch, of each sample before the step that used it; without the
-        penalty of a prior.
-    train_accuracy, test_accuracy : float
-        Share of what the network predicts right at the epoch's end, in [0, 1]: images, or
-        tokens of a translation; in training by the labels trained on, corrupted ones
-        included.
-    scores : mapping of str to float
-        What a prior counts, such as ``linear_share``.
-    """
-
-    number: int
-    learning_rate: float
-    loss: float
-    train_accuracy: float
-    test_accuracy: float
-    scores: Mapping[str, float] = field(default_factory=dict)
-
-
-Keep = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
-"""Told of an epoch, the network, and what a checkpoint of it has to carry."""
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """A trained network and how it got there.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In evaluation mode, on the device that it was trained on.
-    history : tuple of Epoch
-        At least one.
-    is_reached : bool
-        Whether the thresholds of the recipe were reached; True where it has none.
-    scores : mapping of str to float
-        What was measured once at the end, such as ``bleu``.
-    metadata : mapping of str to str
-        What a checkpoint of this network has to carry beside its weights.
-    """
-
-    model: nn.Module
-    history: tuple[Epoch, ...]
-    is_reached: bool = True
-    scores: Mapping[str, float] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def train_accuracy(self) -> float:
-        """Share of training samples predicted right, by the labels trained on."""
-        return self.history[-1].train_accuracy
-
-    @property
-    def test_accuracy(self) -> float:
-        """Share of test samples predicted right."""
-        return self.history[-1].test_accuracy
 
 
 def train(
@@ -251,9 +184,12 @@ class _Training:
         """Pass once through the training split and look where it led."""
         number = len(self.history)
         order = torch.randperm(self.task.size, generator=self.shuffle)
-        loss = self._pass(order, number)
+        loss, running_accuracy = self._pass(order, number)
         try:
-            train_accuracy, test_accuracy = self.task.accuracies(self.model, self.device)
+            train_accuracy = None
+            if self.recipe.wants_train_accuracy(number + 1, loss):
+                train_accuracy = self.task.accuracy(self.model, "train", self.device)
+            test_accuracy = self.task.accuracy(self.model, "test", self.device)
         except NotFinite as error:
             raise NotFinite(
                 f"after epoch {number + 1}: {error}; a learning rate below "
@@ -266,6 +202,7 @@ class _Training:
             train_accuracy=train_accuracy,
             test_accuracy=test_accuracy,
             scores=self.prior.scores(self.model),
+            running_accuracy=running_accuracy,
         )
         self.history.append(epoch)
         return epoch
@@ -273,10 +210,11 @@ class _Training:
     def _steps(self, samples: int) -> int:
         return math.ceil(samples / self.recipe.batch_size)
 
-    def _pass(self, order: torch.Tensor, number: int) -> float:
-        """One epoch, counted from 0; gives its mean loss."""
+    def _pass(self, order: torch.Tensor, number: int) -> tuple[float, float]:
+        """One epoch, counted from 0; gives its mean loss, and the share predicted right."""
         self.model.train()
         total, seen, step = 0.0, 0, number * self._steps(len(order))
+        right = asked = 0
         recipe = self.recipe
         for inputs, targets in self.task.batches(
             order, recipe.batch_size, self.device, self.augment
@@ -284,7 +222,8 @@ class _Training:
             rate = recipe.rate(number, step)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group.get("rate_factor", 1.0)
-            loss = self.task.loss(self.model(inputs), targets)
+            output = self.model(inputs)
+            loss = self.task.loss(output, targets)
             if not math.isfinite(loss.item()):
                 raise NotFinite(
                     f"the training loss became {loss.item()} in epoch {number + 1}; "
@@ -297,8 +236,10 @@ class _Training:
             self.prior.settle(self.model)
             total += loss.item() * len(targets)
             seen += len(targets)
+            counts = self.task.right(output, targets)
+            right, asked = right + counts[0], asked + counts[1]
             step += 1
-        return total / seen
+        return total / seen, right / asked
 
     def content(self) -> dict[str, Any]:
         """All that the next epoch depends on."""

@@ -103,7 +103,7 @@ class TransformerTiny(nn.Module):
         return found
 
 
-@model(source=ATTENTION)
+@model(source=ATTENTION, recipe="translation")
 def transformer_tiny(
     num_classes: int = 128, input_shape: tuple[int, ...] = (2, 33)
 ) -> TransformerTiny:

@@ -51,12 +51,14 @@ class Translation:
         check_logits(output, targets, self.text.classes)
         return functional.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=PAD)
 
-    def accuracies(self, model: nn.Module, device: torch.device) -> tuple[float, float]:
-        """Token accuracy in training and in test."""
-        return (
-            token_accuracy(model, self.text.train, self.text.classes, device),
-            token_accuracy(model, self.text.test, self.text.classes, device),
-        )
+    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
+        """How many tokens are predicted right, and how many there are without padding."""
+        return count_right(output, targets)
+
+    def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
+        """Token accuracy."""
+        pairs = self.text.train if split == "train" else self.text.test
+        return token_accuracy(model, pairs, self.text.classes, device)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """BLEU of the greedy translations of the test split, and the share that is exact."""
@@ -108,9 +110,16 @@ def token_accuracy(model: nn.Module, pairs: Pairs, classes: int, device: torch.d
             counts = wanted != PAD
             if not bool(torch.isfinite(logits[counts]).all()):
                 raise NotFinite("the network's logits are not finite, so it has no accuracy")
-            right += int((logits.argmax(dim=2) == wanted)[counts].sum())
-            total += int(counts.sum())
+            found, tokens = count_right(logits, wanted)
+            right += found
+            total += tokens
     return right / total
+
+
+def count_right(logits: Tensor, wanted: Tensor) -> tuple[int, int]:
+    """Count the tokens with the largest logit, and all tokens but padding."""
+    counts = wanted != PAD
+    return int((logits.argmax(dim=2) == wanted)[counts].sum()), int(counts.sum())
 
 
 def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor:

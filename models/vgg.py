@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -193,55 +194,25 @@ def vgg8(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> V
     return VGG8(in_channels, num_classes)
 
 
-@model(source=SIMONYAN)
-def vgg11(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
-    """VGG11 for 32×32 images, with average pooling.
+def _registered(depth: int) -> Callable[..., VGG]:
+    def build(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
+        check_numbers(f"vgg{depth}", in_channels=in_channels, num_classes=num_classes)
+        _check_size(f"vgg{depth}", image_size)
+        return VGG(depth, in_channels, num_classes)
 
-    Parameters
-    ----------
-    in_channels, num_classes : int
-        At least 1.
-    image_size : int
-        32; anything else is refused.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a number isn't positive, or the images aren't 32×32.
-    """
-    check_numbers("vgg11", in_channels=in_channels, num_classes=num_classes)
-    _check_size("vgg11", image_size)
-    return VGG(11, in_channels, num_classes)
+    build.__name__ = build.__qualname__ = f"vgg{depth}"
+    build.__doc__ = f"VGG{depth} for 32×32 images, with average pooling."
+    return model(source=SIMONYAN)(build)
 
 
-@model(source=SIMONYAN)
-def vgg13(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
-    """VGG13 for 32×32 images, with average pooling.
+vgg11 = _registered(11)
+"""VGG11 for 32×32 images, with average pooling."""
 
-    See `vgg11`.
-    """
-    check_numbers("vgg13", in_channels=in_channels, num_classes=num_classes)
-    _check_size("vgg13", image_size)
-    return VGG(13, in_channels, num_classes)
+vgg13 = _registered(13)
+"""VGG13 for 32×32 images, with average pooling."""
 
+vgg16 = _registered(16)
+"""VGG16 for 32×32 images, with average pooling."""
 
-@model(source=SIMONYAN)
-def vgg16(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
-    """VGG16 for 32×32 images, with average pooling.
-
-    See `vgg11`.
-    """
-    check_numbers("vgg16", in_channels=in_channels, num_classes=num_classes)
-    _check_size("vgg16", image_size)
-    return VGG(16, in_channels, num_classes)
-
-
-@model(source=SIMONYAN)
-def vgg19(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> VGG:
-    """VGG19 for 32×32 images, with average pooling.
-
-    See `vgg11`.
-    """
-    check_numbers("vgg19", in_channels=in_channels, num_classes=num_classes)
-    _check_size("vgg19", image_size)
-    return VGG(19, in_channels, num_classes)
+vgg19 = _registered(19)
+"""VGG19 for 32×32 images, with average pooling."""

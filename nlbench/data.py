@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from nlbench.errors import RequestError
 from nlbench.measure import Source
@@ -19,8 +19,19 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import Dataset as TorchDataset
 
-__all__ = ["Data", "Dataset", "DatasetInfo", "Preprocessing", "Sample", "dataset", "dataset_info"]
+__all__ = [
+    "Data",
+    "Dataset",
+    "DatasetInfo",
+    "Items",
+    "Preprocessing",
+    "Sample",
+    "dataset",
+    "dataset_info",
+    "read_items",
+]
 
+Items: TypeAlias = "TorchDataset[tuple[Tensor, int]]"
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
@@ -102,7 +113,9 @@ class Dataset:
         The registered name.
     train, test : torch.utils.data.Dataset
         Map-style: item ``i`` is ``(image, label)``, the image a float tensor of
-        `shape` in [0, 1], not yet normalised; the label an int.
+        `shape` in [0, 1], not yet normalised; the label an int. Two methods are optional:
+        ``__getitems__(indices)``, PyTorch's own protocol, gives several items where that is
+        faster than one by one, and ``read_labels()`` all labels without reading images.
     shape : tuple of int
         Of one item: channels, height, width for images; any other for other data.
     classes : int
@@ -125,8 +138,8 @@ class Dataset:
     """
 
     name: str
-    train: TorchDataset[tuple[Tensor, int]]
-    test: TorchDataset[tuple[Tensor, int]]
+    train: Items
+    test: Items
     shape: tuple[int, ...]
     classes: int
     mean: tuple[float, ...]
@@ -153,7 +166,7 @@ class Dataset:
         std = torch.tensor(self.std, dtype=images.dtype, device=images.device)
         return (images - mean.reshape(form)) / std.reshape(form)
 
-    def split(self, name: str) -> TorchDataset[tuple[Tensor, int]]:
+    def split(self, name: str) -> Items:
         """Give the split called ``train`` or ``test``."""
         if name not in ("train", "test"):
             raise RequestError(f"{self.name} has no split '{name}'; there are: test, train")
@@ -221,9 +234,7 @@ class Dataset:
         """Memory that the inputs of a sample take, at four bytes a number."""
         return 4 * math.prod(self.shape) * self.count(count, split)
 
-    def _drawn(
-        self, count: int | None, split: str, seed: int
-    ) -> tuple[TorchDataset[tuple[Tensor, int]], Sequence[int]]:
+    def _drawn(self, count: int | None, split: str, seed: int) -> tuple[Items, Sequence[int]]:
         import torch
 
         if count is not None and count < 1:
@@ -235,15 +246,25 @@ class Dataset:
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
         return items, order[: size if count is None else count].tolist()
 
-    def _read(self, items: TorchDataset[tuple[Tensor, int]], chosen: Sequence[int]) -> Sample:
+    def _read(self, items: Items, chosen: Sequence[int]) -> Sample:
         import torch
 
-        # PyTorch's own protocol for items that are read faster together.
-        together = getattr(items, "__getitems__", None)
-        pairs = together(chosen) if together else [items[i] for i in chosen]
+        pairs = read_items(items, chosen)
         images = torch.stack([image for image, _ in pairs])
         labels = torch.tensor([int(label) for _, label in pairs]) if self.labelled else None
         return Sample(images, self.normalize(images), labels)
+
+
+def read_items(items: Items, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+    """Read several items of a split, together where it knows how.
+
+    Examples
+    --------
+    >>> read_items(["a", "b", "c"], [2, 0])
+    ['c', 'a']
+    """
+    together = getattr(items, "__getitems__", None)
+    return list(together(indices)) if together else [items[i] for i in indices]
 
 
 @dataclass(frozen=True)

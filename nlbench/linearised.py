@@ -76,11 +76,16 @@ class Recorder:
     def records(self, item: Item, trained: Trained | None) -> list[Record]:
         """Measure a network, which may have been trained for it."""
         request, file = self.grid.request, self.grid.file(item)
-        subject = load_subject(request.spec(str(file), item.seed), self.machine.device)
+        spec = request.spec(str(file), item.seed)
+        subject = load_subject(spec, self.machine.device)
         facts = {**subject.facts, **self.grid.facts(item), "checkpoint": self._name(file)}
         if trained is not None:
             facts["accuracy"] = trained.test_accuracy
-        elif facts["accuracy"] is None:
+        else:
+            # Of the whole split, as that of the networks trained here.
+            whole = load_subject(replace(spec, samples=None), self.machine.device)
+            facts["accuracy"] = whole.facts["accuracy"]
+        if facts["accuracy"] is None:
             facts["accuracy"] = self._accuracy_of_task(subject.model)
         linear = _linear(_shape(trained))
         facts["linear_share"] = linear.summary.get("value", 0.0)
@@ -144,8 +149,7 @@ class Recorder:
         if make_task is None:
             return None
         recipe = recipe_of(self.grid.training(Item("linearised", 0.0, 0)))
-        _, accuracy = make_task(recipe, 0.0, 0).accuracies(model, self.machine.device)
-        return float(accuracy)
+        return float(make_task(recipe, 0.0, 0).accuracy(model, "test", self.machine.device))
 
     def _name(self, file: Path) -> str:
         folder = self.grid.folder

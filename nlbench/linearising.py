@@ -6,6 +6,7 @@ any other measure.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from nlbench.options import OptionValue
 from nlbench.plan import load_measures, make_bench
 from nlbench.records import Run, load_run
 from nlbench.runner import Progress, Silent
-from nlbench.training import Trained, run_training
+from nlbench.training import Trained, recipe_of, run_training, starting_point
 
 __all__ = ["LinearisingRequest", "linearise"]
 
@@ -88,6 +89,8 @@ class _Work:
         # Settings that don't fit are told before the first training, not after it.
         make_bench(measures, settings)
         self.recorder = Recorder(grid, measures[0], settings, self.machine)
+        if not (grid.folder / "manifest.json").is_file():
+            self._check_network()
         self.run = self._open()
         self.calls = [*self.run.manifest.get("calls", [])]
         self.calls.append({"started": now(), "command": command, "request": asdict(grid.request)})
@@ -123,6 +126,16 @@ class _Work:
         }
         self.run.write_tables()
 
+    def _check_network(self) -> None:
+        """Tell before the first training whether the recipe can be followed."""
+        training = self.grid.training(Item("linearised", self.grid.request.omegas[0], 0))
+        check = getattr(recipe_of(training), "check", None)
+        if check is None:
+            return
+        dataset, build = starting_point(replace(training, weights="init"))
+        if remark := check(build(), dataset):
+            self.progress.warn(f"{training.model}: {remark}")
+
     def _open(self) -> Run:
         folder, request = self.grid.folder, self.grid.request
         is_run = (folder / "manifest.json").is_file()
@@ -143,11 +156,23 @@ class _Work:
             if not same or key != record.key:
                 raise RequestError(
                     f"{folder} already holds {subject['weights']} of {subject['model']}, made in "
-                    "another way; choose another --out"
+                    f"another way{self._what_differs(run)}; choose another --out"
                 )
         make_folder(folder / "cells")
         make_folder(folder / "checkpoints")
         return run
+
+    def _what_differs(self, run: Run) -> str:
+        """What the last call in the same mode asked for otherwise, in words."""
+        asked = json.loads(json.dumps(self.grid.request.deciding, default=str))
+        calls = [call["request"] for call in run.manifest.get("calls", [])]
+        before = next((old for old in reversed(calls) if old["mode"] == asked["mode"]), asked)
+        changed = [
+            f"{name} was {before.get(name)} and is {value}"
+            for name, value in asked.items()
+            if before.get(name) != value
+        ]
+        return f" ({', '.join(changed)})" if changed else ""
 
     def _is_done(self, item: Item) -> bool:
         found = [self.done.get(key) for key in self.recorder.keys(item).values()]

@@ -32,7 +32,8 @@ class LinearisingRequest:
         Registered names.
     mode : str
         The registered recipe that is followed. It has the fields ``omega``, ``layerwise``,
-        ``random_share`` and ``starts_trained``.
+        ``random_share`` and ``starts_trained``. If it has a method ``check(model, dataset)``,
+        that refuses a network before the first training, or gives a remark.
     base_recipe : str
         The registered recipe of networks that have to be trained first.
     measure : str
@@ -107,6 +108,14 @@ class LinearisingRequest:
             return "init"
         return "trained" if self.weights == "auto" else self.weights
 
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """What all networks of a folder have in common."""
+        shared = asdict(self)
+        for name in ("omegas", "seeds", "control", "device"):
+            del shared[name]
+        return shared
+
     def spec(self, weights: str, seed: int = 0) -> SubjectSpec:
         """One of the networks as a subject."""
         return SubjectSpec(self.model, weights, self.data, seed, options=self.options)
@@ -170,11 +179,8 @@ class Grid:
 
     def key(self, item: Item, measure: str, settings: Mapping[str, OptionValue | str]) -> str:
         """Hash of all that decides a number, but for the machine."""
-        request = asdict(self.request)
-        for name in ("omegas", "seeds", "control", "device"):
-            del request[name]
         content = {
-            "request": request,
+            "request": self.request.deciding,
             "start": self._start,
             "item": asdict(item),
             "recipe": asdict(recipe_of(self.training(item))) if self.own_file(item) else "",

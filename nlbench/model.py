@@ -32,6 +32,8 @@ class ModelInfo:
         belongs to it; used with datasets whose resolution isn't fixed.
     rename : callable, optional
         From a tensor's name in a checkpoint to its name in the model; None: not needed.
+    recipe : str
+        The registered recipe that suits it on small data, followed where none is asked for.
     """
 
     trained: Mapping[str, Path] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class ModelInfo:
     obtain: str = ""
     preprocessing: Callable[[Path | None], Preprocessing] | None = None
     rename: Callable[[str], str | None] | None = None
+    recipe: str = "vanilla"
 
 
 def model(
@@ -48,6 +51,7 @@ def model(
     obtain: str = "",
     preprocessing: Callable[[Path | None], Preprocessing] | None = None,
     rename: Callable[[str], str | None] | None = None,
+    recipe: str = "vanilla",
 ) -> Callable[[Builder], Builder]:
     """Say what is known of a model, beside the function that builds it.
 
@@ -59,7 +63,7 @@ def model(
 
     Parameters
     ----------
-    trained, source, obtain, preprocessing, rename
+    trained, source, obtain, preprocessing, rename, recipe
         See `ModelInfo`.
 
     Examples
@@ -72,7 +76,7 @@ def model(
     'Here, 2026'
     """
     origin = Source(source) if isinstance(source, str) else source
-    info = ModelInfo(dict(trained or {}), origin, obtain, preprocessing, rename)
+    info = ModelInfo(dict(trained or {}), origin, obtain, preprocessing, rename, recipe)
 
     def decorate(build: Builder) -> Builder:
         build.__nlbench_model__ = info  # type: ignore[attr-defined]

@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
     from nlbench.data import Data
 
-__all__ = ["Trained", "TrainingRequest", "recipe_of", "run_training"]
+__all__ = [
+    "Trained",
+    "TrainingRequest",
+    "recipe_of",
+    "run_training",
+    "starting_point",
+    "suited_recipe",
+]
 
 LARGEST_SEED = 2**32 - 1
 
@@ -67,6 +74,17 @@ class TrainingRequest:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST_SEED:
             raise RequestError(f"the seed is {self.seed}, expected 0 to {LARGEST_SEED}")
+
+
+def suited_recipe(model: str, recipe: str = "auto") -> str:
+    """Name the recipe that is followed: the one asked for, or for ``auto`` the model's own.
+
+    Examples
+    --------
+    >>> suited_recipe("vgg8"), suited_recipe("resnet18-w8"), suited_recipe("vgg8", "augmented")
+    ('vanilla', 'adam', 'augmented')
+    """
+    return model_info(registry.load("models", model)).recipe if recipe == "auto" else recipe
 
 
 def recipe_of(request: TrainingRequest) -> Any:
@@ -134,7 +152,7 @@ def run_training(
     if resume and (done := log.finished()) is not None:
         return done
     log.check(resume=resume)
-    dataset, build = _start(request)
+    dataset, build = starting_point(request)
     if getattr(recipe, "starts_trained", False) and request.weights == "init":
         raise RequestError(
             f"recipe '{request.recipe}' starts from trained weights; give --weights trained or a "
@@ -168,8 +186,8 @@ def run_training(
     return log.close(result)
 
 
-def _start(request: TrainingRequest) -> tuple[Data, Callable[[], nn.Module]]:
-    """The dataset, and what builds the network that training starts from."""
+def starting_point(request: TrainingRequest) -> tuple[Data, Callable[[], nn.Module]]:
+    """Give the dataset, and what builds the network that training starts from."""
     spec = SubjectSpec(
         request.model, request.weights, request.data, request.seed, options=request.options
     )

@@ -56,12 +56,16 @@ class Trained:
 
 
 class EpochLike(Protocol):
-    """What a recipe's ``train`` tells of an epoch."""
+    """What a recipe's ``train`` tells of an epoch.
+
+    ``train_accuracy`` is None where it wasn't measured. Another attribute, ``running_accuracy``,
+    is optional.
+    """
 
     number: int
     learning_rate: float
     loss: float
-    train_accuracy: float
+    train_accuracy: float | None
     test_accuracy: float
     scores: Mapping[str, float]
 
@@ -208,6 +212,8 @@ class TrainingLog:
 
     def _header(self, epoch: EpochLike) -> dict[str, str]:
         noise = getattr(self.recipe, "label_noise", 0.0)
+        names = ("train_accuracy", "test_accuracy", "running_accuracy")
+        shares = {name: getattr(epoch, name, None) for name in names}
         return {
             "nlbench": self.manifest["nlbench"],
             "model": self.request.model,
@@ -216,8 +222,7 @@ class TrainingLog:
             "epochs": str(epoch.number),
             "seed": str(self.request.seed),
             "label_noise": str(float(noise)),
-            "train_accuracy": f"{epoch.train_accuracy:.4f}",
-            "test_accuracy": f"{epoch.test_accuracy:.4f}",
+            **{name: f"{share:.4f}" for name, share in shares.items() if share is not None},
             "command": self.command,
         }
 
@@ -248,12 +253,12 @@ def _plain(content: Any) -> Any:
 
 
 def _table(epochs: Sequence[EpochLike]) -> str:
-    columns = ("learning_rate", "loss", "train_accuracy", "test_accuracy")
+    columns = ("learning_rate", "loss", "running_accuracy", "train_accuracy", "test_accuracy")
     extra = list(dict.fromkeys(name for epoch in epochs for name in epoch.scores))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["epoch", *columns, *extra])
     for epoch in epochs:
-        numbers = [getattr(epoch, name) for name in columns]
+        numbers = [getattr(epoch, name, None) for name in columns]
         writer.writerow([epoch.number, *numbers, *(epoch.scores.get(name, "") for name in extra)])
     return buffer.getvalue()

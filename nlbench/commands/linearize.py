@@ -53,8 +53,11 @@ def linearize(
         bool, typer.Option("--layerwise", help="One slope a layer instead of one a channel.")
     ] = False,
     base_recipe: Annotated[
-        str, typer.Option(help="The recipe of networks that are trained first.")
-    ] = "vanilla",
+        str,
+        typer.Option(
+            help="The recipe of networks that are trained first; auto: the one that suits them."
+        ),
+    ] = "auto",
     epochs: Annotated[
         int | None, typer.Option(help="Instead of the recipe's number.", min=1)
     ] = None,
@@ -107,13 +110,17 @@ def linearize(
         "device": device,
     }
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):
-        registry.expand(group, [name])
+        if (group, name) != ("recipes", "auto"):
+            registry.expand(group, [name])
     command = shlex.join(["nlbench", *sys.argv[1:]])
     from nlbench.progress import Bar
 
     with Bar() as bar:
         bar.say("loading")
         from nlbench.linearising import LinearisingRequest, linearise
+        from nlbench.training import suited_recipe
+
+        names["base_recipe"] = suited_recipe(model, base_recipe)
 
         try:
             run = linearise(
@@ -124,9 +131,9 @@ def linearize(
                 command=command,
             )
         except KeyboardInterrupt:
-            raise Interrupted(
-                f"interrupted; what was finished is in {out}", f"go on with: {command}"
-            ) from None
+            is_begun = (out / "manifest.json").is_file()
+            kept = f"what was finished is in {out}" if is_begun else "nothing was made yet"
+            raise Interrupted(f"interrupted; {kept}", f"go on with: {command}") from None
     _show(run, report)
 
 

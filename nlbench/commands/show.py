@@ -9,39 +9,42 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
+from nlbench.errors import RequestError
 from nlbench.manifest_text import manifest_text
+
+from .details import details, group_of, source_of
 
 __all__ = ["show"]
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A measure's name, or a run's folder.")],
-    cite: Annotated[bool, typer.Option("--cite", help="Only the BibTeX entry.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(help="Name of a measure, model, dataset or recipe; or a run's folder."),
+    ],
+    cite: Annotated[
+        bool, typer.Option("--cite", help="Only the source, as BibTeX where there is an entry.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A run's manifest as JSON.")] = False,
 ) -> None:
-    """Show a measure's definition, bounds, options and source, or a run's manifest."""
+    """Show what is known of a measure, model, dataset or recipe, or a run's manifest."""
     if Path(name, "manifest.json").is_file():
         from nlbench.records import load_run
 
         manifest = load_run(name).manifest
         print(json.dumps(manifest, indent=1) if as_json else manifest_text(manifest))
         return
-    import inspect
-
-    measure = registry.load("measures", name)
+    try:
+        group = group_of(name)
+    except RequestError as error:
+        if Path(name).is_dir():
+            raise RequestError(f"{name} is a folder without manifest.json, so no run") from error
+        raise
     if cite:
-        print(measure.source.bibtex or measure.source.citation)
+        source = source_of(group, name)
+        known = source.bibtex or source.citation or source.equation
+        if not known:
+            raise RequestError(f"{registry.GROUPS[group]} '{name}' names no source")
+        print(known)
         return
-    low, high = measure.bounds
-    print(f"{measure.name} (version {measure.version}, probe {measure.probe})\n")
-    print(inspect.cleandoc(measure.__doc__ or "(no description)"))
-    print(f"\nbounds    {low:g} to {high:g}\nmore is   {measure.more_means}")
-    for option, detail in measure.options.items():
-        choices = f" ({', '.join(detail.choices)})" if detail.choices else ""
-        print(f"option    {measure.name}.{option} = {detail.default}  {detail.help}{choices}")
-    from nlbench.probes import PROBES
-
-    for option, detail in PROBES[measure.probe].options.items():
-        choices = f" ({', '.join(detail.choices)})" if detail.choices else ""
-        print(f"probe     {measure.probe}.{option} = {detail.default}  {detail.help}{choices}")
-    print(f"source    {measure.source.citation} {measure.source.equation}".rstrip())
+    print(details(group, name))

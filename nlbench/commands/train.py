@@ -23,7 +23,9 @@ def train(
         typer.Option(help="The checkpoint to write (safetensors); for several seeds a folder."),
     ],
     data: Annotated[str, typer.Option(help="A registered dataset.")] = "digits",
-    recipe: Annotated[str, typer.Option(help="A registered recipe.")] = "vanilla",
+    recipe: Annotated[
+        str, typer.Option(help="A registered recipe; auto: the one that suits the model.")
+    ] = "auto",
     weights: Annotated[
         str, typer.Option(help="Where to start: init, trained or a checkpoint's path.")
     ] = "init",
@@ -90,8 +92,9 @@ def train(
     results = []
     with Bar() as bar:
         bar.say("loading")
-        from nlbench.training import TrainingRequest, recipe_of, run_training
+        from nlbench.training import TrainingRequest, recipe_of, run_training, suited_recipe
 
+        recipe = suited_recipe(model, recipe)
         # All of them before the first is trained, so that nothing is refused hours later.
         requests = {
             file: TrainingRequest(
@@ -133,6 +136,7 @@ def train(
                 again = command if resume else f"{command} --resume"
                 raise Interrupted(f"interrupted; {kept}", f"go on with: {again}") from None
     short = False
+    print(f"recipe          {recipe}")
     for result in results:
         print(f"train accuracy  {result.train_accuracy:.2%}")
         print(f"test accuracy   {result.test_accuracy:.2%}")

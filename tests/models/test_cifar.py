@@ -201,6 +201,6 @@ def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch):
 def test_files_that_are_there_are_not_downloaded_again(tmp_path, monkeypatch):
     folder = write_cifar10(tmp_path / "data")
     tried = []
-    monkeypatch.setattr("nlbench.models.cifar._download", lambda *given: tried.append(given))
+    monkeypatch.setattr("nlbench.models.folders._download", lambda *given: tried.append(given))
     assert len(cifar10(str(folder), download=True).test) == 4
     assert tried == []

@@ -108,6 +108,20 @@ def test_the_state_of_a_finished_training_gives_its_result_again(tmp_path):
     assert state_hash(again.model) == state_hash(first.model)
 
 
+def test_a_state_from_before_there_was_running_accuracy_is_taken_up(tmp_path):
+    whole = BASE.train(network, images(), seed=5)
+    state = tmp_path / "state"
+    interrupted(BASE, state, 2)
+    content = torch.load(state, weights_only=True)
+    for epoch in content["history"]:
+        del epoch["running_accuracy"]
+        epoch["train_accuracy"] = 0.5
+    torch.save(content, state)
+    resumed = BASE.train(network, images(), seed=5, state=state)
+    assert state_hash(resumed.model) == state_hash(whole.model)
+    assert [epoch.running_accuracy is None for epoch in resumed.history] == [True] * 2 + [False] * 4
+
+
 def test_resuming_tells_progress_of_the_earlier_epochs_first(tmp_path):
     interrupted(BASE, tmp_path / "state", 3)
     heard = []

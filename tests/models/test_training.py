@@ -210,6 +210,47 @@ def test_progress_hears_of_every_epoch_and_the_result_is_that_of_the_last():
     assert not result.model.training
 
 
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({}, [False, False, True]),
+        ({"until_loss": 10.0}, [True]),
+        ({"until_train_accuracy": 1.0, "learning_rate": 1e-9}, [True, True, True]),
+        ({"until_train_accuracy": 0.01, "until_loss": 1e-9}, [False, False, True]),
+        ({"until_train_accuracy": 1.0, "until_loss": 10.0, "learning_rate": 1e-9}, [True] * 3),
+    ],
+)
+def test_accuracy_in_training_is_measured_wherever_training_may_end(changes, measured):
+    history = train(tiny_network, tiny_data(), replace(QUICK, **changes)).history
+    assert [epoch.train_accuracy is not None for epoch in history] == measured
+
+
+def test_accuracy_in_training_is_that_of_the_network_at_the_end():
+    result = train(tiny_network, tiny_data(), QUICK)
+    assert result.train_accuracy == accuracy(result.model, "train", tiny_data())
+
+
+def test_running_accuracy_is_of_each_sample_before_the_step_that_used_it():
+    seen = []
+
+    class Seen(nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x)
+            if self.training:
+                seen.append((x.detach(), logits.detach()))
+            return logits
+
+    def build():
+        return nn.Sequential(nn.Flatten(), Seen(4, 3))
+
+    (epoch,) = train(build, tiny_data(), replace(QUICK, epochs=1)).history
+    inputs, logits = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    # An image's label is which of its pixels is bright.
+    right = (logits.argmax(dim=1) == inputs[:, :3].argmax(dim=1)).double().mean().item()
+    assert len(inputs) == 24
+    assert epoch.running_accuracy == pytest.approx(right)
+
+
 def test_with_label_noise_accuracy_in_training_is_by_the_noisy_labels():
     # An easy problem is learnt right whatever a quarter of its labels say.
     recipe = replace(QUICK, epochs=30)

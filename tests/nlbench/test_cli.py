@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import nlbench
-from nlbench import registry
+from nlbench import registry, runner
 from nlbench.cli import main
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
@@ -117,6 +117,41 @@ def test_show_prints_a_measure_and_a_manifest(first, here):
     assert here("show", "affinity", "--cite").stdout.startswith("@")
     manifest = json.loads(here("show", folder / "runs/first", "--json").stdout)
     assert manifest["cells"] == {"ok": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("resnet18-w8", ["(model)", "base width 8", "recipe    adam", "Fixup"]),
+        ("torchvision/resnet18", ["trained   imagenet", "recipe    vanilla", "torchvision"]),
+        ("synthetic", ["(dataset)", "option    synthetic.difficulty = 0.7"]),
+        ("from-start", ["(recipe)", "setting   omega = 0.003", "Nonlinear Advantage"]),
+    ],
+)
+def test_show_prints_models_datasets_and_recipes(name, parts, here):
+    shown = here("show", name).stdout
+    assert [part for part in parts if part not in shown] == []
+
+
+def test_show_cites_a_model(here):
+    assert "Deep Residual Learning" in here("show", "resnet20", "--cite").stdout
+
+
+def test_show_says_what_names_no_source(here):
+    said = assert_one_line(here("show", "synthetic", "--cite"), 2)
+    assert said == "nlbench: dataset 'synthetic' names no source"
+
+
+@pytest.mark.parametrize("name", ["mine", "runs/mine"])
+def test_show_says_that_a_folder_is_no_run(name, here, tmp_path):
+    (tmp_path / name).mkdir(parents=True)
+    said = assert_one_line(here("show", name), 2)
+    assert said == f"nlbench: {name} is a folder without manifest.json, so no run"
+
+
+def test_show_looks_for_a_member_of_no_family_in_all_groups(here):
+    said = assert_one_line(here("show", "tochvision/resnet18"), 2)
+    assert "there is no measure, model, dataset or recipe 'tochvision/resnet18'" in said
 
 
 @pytest.mark.parametrize("what", ["measures", "models", "datasets", "studies", "recipes"])
@@ -266,6 +301,18 @@ def test_an_interruption_while_loading_is_one_line(here, monkeypatch):
 
     monkeypatch.setattr(registry, "expand", interrupted)
     assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+
+
+def test_an_interruption_while_planning_does_not_speak_of_a_folder_that_is_not_there(
+    here, monkeypatch
+):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    said = here("run", "--out", "r")
+    assert said.returncode == 130
+    assert said.stderr.splitlines()[0] == "nlbench: interrupted; nothing was measured yet"
 
 
 def test_an_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):

@@ -1,13 +1,17 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 
 import nlbench
 from nlbench.cli import main
 from nlbench.errors import RequestError
 from nlbench.linearising import LinearisingRequest, linearise
 from nlbench.linearising_grid import Grid
+from nlbench.models import vgg
 from nlbench.records import load_run
+from nlbench.runner import Silent
 from nlbench.subject import SubjectSpec, load_subject
 
 CHANGES = {"epochs": 2, "batch_size": 16, "slope_rate": 300.0}
@@ -95,6 +99,14 @@ def test_subjects_say_mode_omega_accuracy_and_checkpoint(made):
     assert facts["checkpoint"] == "checkpoints/omega0.1-seed0.safetensors"
 
 
+def test_given_weights_are_as_accurate_as_on_the_whole_test_split(tmp_path, start):
+    options = (("size", 48), ("test_size", 600))
+    run = linearise(request(weights=start, omegas=(0.0,), options=options), tmp_path / "lin")
+    spec = SubjectSpec("vgg8", start, "synthetic", samples=600, options=options)
+    whole = load_subject(spec, torch.device("cpu")).facts["accuracy"]
+    assert values(run, "accuracy")["reference-seed0"] == whole
+
+
 def test_a_checkpoint_is_a_subject_of_any_other_measure(made):
     file = str(made.path / "checkpoints" / "omega0.1-seed0.safetensors")
     import torch
@@ -150,6 +162,33 @@ def test_networks_are_trained_first_where_none_ship(tmp_path, monkeypatch):
     assert (tmp_path / "lin/checkpoints/reference-seed0.safetensors").is_file()
 
 
+def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
+    refused = request(model="torchvision/mobilenet_v2", base_recipe="vanilla")
+    with pytest.raises(RequestError, match=r"calls no ReLU.*35 calls of relu6 can't be"):
+        linearise(refused, tmp_path / "lin")
+    assert not (tmp_path / "lin").exists()
+
+
+def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypatch):
+    class Heard(Silent):
+        def __init__(self):
+            self.lines = []
+
+        def warn(self, message):
+            self.lines.append(message)
+
+    def mixed(in_channels=3, num_classes=10):
+        layers = nn.Linear(in_channels * 1024, 4), nn.ReLU(), nn.SiLU(), nn.Linear(4, num_classes)
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    monkeypatch.setattr(vgg, "vgg8", mixed)
+    heard = Heard()
+    linearise(request(omegas=(0.0,), mode="from-start"), tmp_path / "lin", progress=heard)
+    linearise(request(omegas=(0.1,), mode="from-start"), tmp_path / "lin", progress=heard)
+    said = "vgg8: only ReLUs are made linear; 1 call of silu stays as it is"
+    assert heard.lines == [said]
+
+
 def test_modes_share_a_folder(tmp_path, start):
     folder = tmp_path / "lin"
     linearise(request(weights=start, omegas=(0.1,)), folder)
@@ -162,8 +201,13 @@ def test_modes_share_a_folder(tmp_path, start):
 
 
 def test_a_folder_that_holds_the_same_made_otherwise_is_refused(made, start):
-    with pytest.raises(RequestError, match="made in another way"):
+    with pytest.raises(RequestError, match=r"another way \(changes was .*'epochs': 2.* is .*: 3"):
         linearise(request(weights=start, changes={**CHANGES, "epochs": 3}), made.path)
+
+
+def test_a_folder_made_under_another_recipe_names_both(made, start):
+    with pytest.raises(RequestError, match=r"\(base_recipe was vanilla and is adam\)"):
+        linearise(request(weights=start, base_recipe="adam"), made.path)
 
 
 def test_two_values_of_omega_never_share_a_checkpoint(tmp_path):

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -31,6 +32,14 @@ def test_several_seeds_give_a_checkpoint_each(train, tmp_path):
     assert files == ["vgg8-seed0.safetensors", "vgg8-seed1.safetensors"]
     first, second = ((tmp_path / "nets" / name).read_bytes() for name in files)
     assert first != second
+
+
+def test_the_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
+    done = train(*TINY, "--model", "resnet18-w4", "--out", "x.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert "recipe          adam\n" in done.stdout
+    manifest = json.loads((tmp_path / "x.training/manifest.json").read_text())
+    assert manifest["request"]["recipe"] == manifest["recipe"]["name"] == "adam"
 
 
 def test_checkpoints_are_kept_after_the_epochs_asked_for(train, tmp_path):
@@ -72,6 +81,13 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(train, tmp_path, argumen
     assert len(lines) == 1
     assert message in lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_without_labels_are_refused(train, tmp_path):
+    done = train("--model", "redshift-mlp", "--data", "grid", "--out", "x.safetensors")
+    assert done.returncode == 2
+    assert "grid has no labels, so there is nothing to learn" in done.stderr
+    assert not (tmp_path / "x.training").exists()
 
 
 def test_a_rate_at_which_training_diverges_is_told_with_the_epoch(train, tmp_path):

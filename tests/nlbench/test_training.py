@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.training import TrainingRequest, recipe_of, run_training
+from nlbench.training import TrainingRequest, recipe_of, run_training, suited_recipe
 from nlbench.training_log import TrainingLog
 from nlbench.weights import file_hash
 
@@ -73,6 +74,16 @@ def test_the_log_has_one_line_an_epoch_and_ends_as_the_result_says(finished):
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
     assert float(rows[-1]["test_accuracy"]) == trained.test_accuracy
     assert all(float(row["loss"]) > 0 for row in rows)
+
+
+def test_the_log_has_accuracy_in_training_where_it_was_measured(finished):
+    rows = epochs(finished[0])
+    assert [row["train_accuracy"] for row in rows[:2]] == ["", ""]
+    assert float(rows[2]["train_accuracy"]) == finished[1].train_accuracy
+    assert all(0 <= float(row["running_accuracy"]) <= 1 for row in rows)
+    assert "train_accuracy" not in header(
+        finished[0].with_suffix(".training") / "epoch0001.safetensors"
+    )
 
 
 def test_the_manifest_says_what_decided_the_weights(finished):
@@ -159,6 +170,21 @@ def test_a_request_that_can_not_be_is_one_line(change, message, tmp_path):
     with pytest.raises(RequestError, match=message):
         run_training(replace(QUICK, **{"changes": {}, **change}), tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [("vgg8", "vanilla"), ("resnet18-w64", "adam"), ("transformer-tiny", "translation")],
+)
+def test_a_model_names_the_recipe_that_suits_it(model, recipe):
+    assert suited_recipe(model) == recipe
+    assert suited_recipe(model, "noisy-labels") == "noisy-labels"
+
+
+def test_every_model_names_a_registered_recipe():
+    for name in registry.entries("models"):
+        if "/" not in name:
+            registry.find("recipes", suited_recipe(name))
 
 
 def test_a_recipe_takes_the_noise_that_is_asked_for():
