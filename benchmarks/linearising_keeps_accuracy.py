@@ -1,4 +1,4 @@
-"""Ask how much of a network can be made linear, and what that costs.
+r"""Ask how much of a network can be made linear, and what that costs.
 
 Linearises a network on the digits for several ω and seeds, after training and from the start,
 and says whether accuracy stays within 2 points of the trained network's while 30 % of the units
@@ -7,7 +7,8 @@ the same path length. The runs lie in FOLDER, with their reports; what is finish
 done again. Prints a table and writes ``linearising_keeps_accuracy.json`` beside this file.
 
     python benchmarks/linearising_keeps_accuracy.py [--model vgg8] [--seeds 0,1,2] [--out FOLDER]
-    python benchmarks/linearising_keeps_accuracy.py --model resnet18-w8 --base-recipe adam
+    python benchmarks/linearising_keeps_accuracy.py --model resnet18-w8 \
+        --omegas 0.001,0.003,0.005,0.007 --start-omegas ""
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 
 from nlbench.linearising import LinearisingRequest, linearise
 from nlbench.records import Run
+from nlbench.training import suited_recipe
 
 FEWEST_LINEAR, MOST_LOST = 0.3, 0.02
 
@@ -54,7 +56,7 @@ def main() -> None:
     parser.add_argument("--omegas", default="0,0.0003,0.001,0.003,0.01")
     parser.add_argument("--start-omegas", default="0.0003,0.001,0.003")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--base-recipe", default="vanilla")
+    parser.add_argument("--base-recipe", default="auto")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
@@ -72,7 +74,7 @@ def main() -> None:
             arguments.model,
             "digits",
             mode,
-            arguments.base_recipe,
+            suited_recipe(arguments.model, arguments.base_recipe),
             "pathlength",
             omegas=tuple(map(float, omegas.split(","))),
             seeds=seeds,

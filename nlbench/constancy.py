@@ -1,18 +1,52 @@
-"""Whether a subject is still the one whose other cells are recorded.
+"""Whether a subject is still the one that was planned, and whose other cells are recorded.
 
 A checkpoint or a dataset's files may be replaced while a run goes on, or between two calls.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nlbench import registry
+from nlbench.data import dataset_info
+from nlbench.errors import RequestError
+from nlbench.plan import Target
 from nlbench.records import Record
+from nlbench.subject import choose_weights
 
-__all__ = ["difference", "expected_facts"]
+__all__ = ["check_unchanged", "difference", "expected_facts"]
 
 _DECIDED = ("weights_hash", "sample_hash", "preprocessing")
+
+
+def check_unchanged(target: Target, planned_at: str) -> None:
+    """Refuse a subject whose weights or data aren't those of the plan, from which its key comes.
+
+    Parameters
+    ----------
+    target : Target
+        Just loaded.
+    planned_at : str
+        The machine that made the plan. Another one may have copies of the data with other
+        times; by their content they are compared with `difference` there.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the files have changed since.
+    """
+    spec = target.spec
+    changed = ""
+    if target.weights and choose_weights(spec).identity != target.weights:
+        changed = f"{spec.model} with weights {target.label}: the file has"
+    fingerprint = dataset_info(registry.load("datasets", spec.data)).fingerprint
+    if fingerprint is not None and planned_at == platform.node():
+        found = str(fingerprint(**dict(spec.options)))
+        changed = changed if found == target.files else f"{spec.data}: its files have"
+    if changed:
+        raise RequestError(f"{changed} changed since the run was planned; start it again")
 
 
 def expected_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:

@@ -12,16 +12,16 @@ import importlib
 import logging
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
 from nlbench.files import write_atomically
+from nlbench.interruption import deaf_processes, quiet_ending, quiet_loop
 from nlbench.isolation import Stepped, end_workers, supervised
 from nlbench.records import Record
 from nlbench.request import Conduct
@@ -73,8 +73,10 @@ class _Task:
 
 def executed(
     units: Sequence[Unit], crew: Crew, folder: Path, progress: Progress
-) -> Iterator[Record | Missed]:
+) -> Generator[Record | Missed]:
     """Measure units and yield what comes of their cells, as it comes.
+
+    Closing it ends whatever measures.
 
     Parameters
     ----------
@@ -132,11 +134,12 @@ def _elsewhere(
         for _ in range(ROUNDS):
             tasks = [_task(unit, crew, folder, slots) for unit in left.values()]
             try:
-                for name, results, steps in joblib(tasks):
-                    del left[name]
-                    for what in steps:
-                        progress.step(what)
-                    yield from results
+                with closing(joblib(tasks)) as answers:
+                    for name, results, steps in answers:
+                        del left[name]
+                        for what in steps:
+                            progress.step(what)
+                        yield from results
             except _deaths() as error:
                 progress.warn(f"a worker was lost ({type(error).__name__}); its cells go to others")
             if not left:
@@ -181,7 +184,8 @@ def _deaths() -> tuple[type[Exception], ...]:
     return BrokenProcessPool, KilledWorker, CommClosedError
 
 
-Send = Callable[[Sequence[_Task]], Iterator[tuple[str, list[Record | Missed], list[str]]]]
+Answer = tuple[str, list[Record | Missed], list[str]]
+Send = Callable[[Sequence[_Task]], Generator[Answer]]
 
 
 @contextmanager
@@ -190,83 +194,55 @@ def _backend(crew: Crew) -> Iterator[Send]:
     import joblib
 
     with ExitStack() as stack:
+        stack.enter_context(quiet_ending())
         settings: dict[str, Any] = {"n_jobs": crew.workers}
         if crew.conduct.executor == "dask":
             stack.enter_context(_cluster(crew))
             stack.enter_context(joblib.parallel_config(backend="dask"))
             settings = {"n_jobs": -1}
         else:
-            stack.enter_context(_unhurt_manager())
             stack.enter_context(joblib.parallel_config(backend="loky"))
 
-        def send(
-            tasks: Sequence[_Task],
-        ) -> Iterator[tuple[str, list[Record | Missed], list[str]]]:
+        def send(tasks: Sequence[_Task]) -> Generator[Answer]:
             parallel = joblib.Parallel(
                 **settings, batch_size=1, return_as="generator_unordered", pre_dispatch="all"
             )
-            yield from parallel(joblib.delayed(_work)(task) for task in tasks)
+            with ExitStack() as ending:
+                # Joblib starts its processes and hands out all tasks before it returns.
+                with deaf_processes():
+                    results = parallel(joblib.delayed(_work)(task) for task in tasks)
+                    ending.enter_context(closing(results))
+                yield from results
 
         yield send
 
 
 @contextmanager
-def _unhurt_manager() -> Iterator[None]:
-    """Keep the traceback of loky's own thread from the user after an interruption.
-
-    While tasks are called off the thread may look for one that is gone already, and prints a
-    KeyError that means nothing.
-    """
-    before = threading.excepthook
-    held: list[threading.ExceptHookArgs] = []
-
-    def hook(error: threading.ExceptHookArgs) -> None:
-        is_managers = type(error.thread).__name__ == "_ExecutorManagerThread"
-        if is_managers and error.exc_type is KeyError:
-            held.append(error)
-        else:
-            before(error)
-
-    def release() -> None:
-        threading.excepthook = before
-        for error in held:
-            before(error)
-
-    threading.excepthook = hook
-    try:
-        yield
-    except (KeyboardInterrupt, GeneratorExit):
-        # The thread may stumble later still, so the hook stays.
-        raise
-    except BaseException:
-        release()
-        raise
-    release()
-
-
-def _cluster(crew: Crew) -> AbstractContextManager[Any]:
+def _cluster(crew: Crew) -> Iterator[None]:
     """Connect to a Dask cluster, or make one on this machine."""
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
         raise RequestError("--executor dask needs Dask: pip install 'nlbench[dask]'") from error
     address = crew.conduct.address
-    stack = ExitStack()
-    try:
-        if not address:
-            cluster = distributed.LocalCluster(
-                n_workers=crew.workers,
-                threads_per_worker=1,
-                dashboard_address=None,
-                silence_logs=logging.ERROR,
-            )
-            stack.enter_context(cluster)
-            address = cluster.scheduler_address
-        stack.enter_context(distributed.Client(address, timeout=10, set_as_default=True))
-    except (OSError, ValueError, TimeoutError) as error:
-        stack.close()
-        raise RequestError(f"--address: no Dask scheduler at {address} ({error})") from error
-    return stack
+    with ExitStack() as stack:
+        stack.enter_context(quiet_loop())
+        try:
+            if not address:
+                with deaf_processes():
+                    cluster = distributed.LocalCluster(
+                        n_workers=crew.workers,
+                        threads_per_worker=1,
+                        dashboard_address=None,
+                        # Its errors are of tasks that are called off; others are raised here.
+                        silence_logs=logging.CRITICAL,
+                    )
+                    stack.enter_context(cluster)
+                address = cluster.scheduler_address
+            stack.enter_context(distributed.Client(address, timeout=10, set_as_default=True))
+        except (OSError, ValueError, TimeoutError) as error:
+            raise RequestError(f"--address: no Dask scheduler at {address} ({error})") from error
+        yield
 
 
 def _task(unit: Unit, crew: Crew, folder: Path, slots: str) -> _Task:
@@ -291,7 +267,7 @@ def _token(plan: Path) -> str:
         return ""
 
 
-def _work(task: _Task) -> tuple[str, list[Record | Missed], list[str]]:
+def _work(task: _Task) -> Answer:
     """Supervise a unit; the cells' records are on the disk before the last one is done."""
     folder = Path(task.folder)
     reachable = bool(task.token) and _token(folder / "plan.json") == task.token

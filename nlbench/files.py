@@ -6,11 +6,13 @@ import contextlib
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nlbench.errors import RequestError
 
-__all__ = ["is_unused", "make_folder", "remove_parts", "write_atomically"]
+__all__ = ["is_unused", "locked", "make_folder", "remove_parts", "write_atomically"]
 
 _PART = re.compile(r"\..+\.\w+\.part")
 
@@ -66,6 +68,35 @@ def make_folder(path: Path) -> None:
             pass
     except OSError as error:
         raise RequestError(f"can't write to {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other writers out of a run's folder, which has its ``cells`` already.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is one.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no such thing on Windows: records are whole anyway
+        yield
+        return
+    handle = os.open(folder / "cells", os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestError(
+                f"another nlbench is writing to {folder}; wait for it or choose another folder"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_unused(folder: Path) -> bool:

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
 from nlbench.plan import Cell
@@ -33,7 +32,7 @@ START_SECONDS = 120.0
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from nlbench.worker import main; main(sys.argv[1], int(sys.argv[2]))"
+    "from nlbench.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 
 
@@ -69,19 +68,21 @@ class Worker:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.used = time.monotonic()
-        self._path = make_pulse()
-        self._pulse = Pulse(self._path)
         # Set before the libraries start their threads; `torch.set_num_threads` comes too late
         # for some.
         count = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path), self._path, str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **count},
-            # Ctrl-C is for the supervisor, which ends its worker itself.
-            start_new_session=True,
-        )
+        with make_pulse() as file:
+            handle = file.fileno()
+            self._pulse = Pulse(handle)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(sys.path), str(handle), str(threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **count},
+                pass_fds=(handle,),
+                # Ctrl-C is for the supervisor, which ends its worker itself.
+                start_new_session=True,
+            )
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         assert self._process.stdout is not None
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
@@ -143,9 +144,8 @@ class Worker:
             with contextlib.suppress(OSError, ValueError):
                 if stream:
                     stream.close()
-        with contextlib.suppress(OSError, BufferError):
+        with contextlib.suppress(BufferError):
             self._pulse.close()
-            Path(self._path).unlink(missing_ok=True)
 
     def _kill(self) -> None:
         """Kill what measures, with whatever a plugin started; what waits for it goes on."""

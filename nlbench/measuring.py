@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench import registry
-from nlbench.constancy import difference
+from nlbench.constancy import check_unchanged, difference
 from nlbench.costs import Meter
 from nlbench.environment import Machine, exact_arithmetic
 from nlbench.errors import NlbenchError, PluginError, RequestError
@@ -27,7 +27,7 @@ from nlbench.passes import Means
 from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure
 from nlbench.records import Record
 from nlbench.streams import Stream, untouched
-from nlbench.subject import Subject, choose_weights, load_subject
+from nlbench.subject import Subject, load_subject
 from nlbench.units import Missed, Unit
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ class Host:
                 subject = load_subject(target.spec, machine.device)
             if unit.precision == "float64":
                 subject = _double(subject)
+            check_unchanged(target, unit.planned_at)
             _check(target, subject.facts)
             subject.facts["key"] = target.key
             seconds = round(time.perf_counter() - begin, 6)
@@ -188,16 +189,11 @@ def _double(subject: Subject) -> Subject:
 
 
 def _check(target: Target, facts: Mapping[str, Any]) -> None:
-    """Refuse a subject that isn't the one planned, or of which no record can be written."""
-    spec = target.spec
-    if target.weights and choose_weights(spec).identity != target.weights:
-        raise RequestError(
-            f"{spec.model} with weights {target.label}: the file has changed since the run was "
-            "planned; start it again"
-        )
+    """Refuse a subject of which no record can be written."""
     try:
         json.dumps(facts, allow_nan=False, default=os.fspath)
     except (TypeError, ValueError) as error:
+        spec = target.spec
         raise PluginError(
             f"what {spec.model} and {spec.data} say of themselves can't be recorded: {error}"
         ) from error

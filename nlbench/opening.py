@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from nlbench.errors import RequestError
-from nlbench.files import is_unused, make_folder, remove_parts
+from nlbench.files import is_unused, locked, make_folder, remove_parts
 from nlbench.plan import Cell, Plan
 from nlbench.records import Run, load_run
 from nlbench.stamps import PLAN
@@ -55,40 +54,17 @@ def open_run(folder: Path, plan: Plan) -> Iterator[Run]:
         If it is something else, can't be written, is being written by another process, or
         holds cells that were made in another way.
     """
-    is_run = check_free(folder)
-    if is_run:
+    if check_free(folder):
         # Refused before anything is touched.
         check_alike(load_run(folder), plan)
     make_folder(folder / "cells")
-    with _locked(folder):
+    with locked(folder):
         for place in (folder, folder / "cells"):
             remove_parts(place)
         # Read again: another process may have finished cells just before.
-        result = load_run(folder) if is_run else Run({}, [], folder)
+        result = load_run(folder) if check_free(folder) else Run({}, [], folder)
         check_alike(result, plan)
         yield result
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # no such thing on Windows: records are whole anyway
-        yield
-        return
-    handle = os.open(folder / "cells", os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RequestError(
-                f"another nlbench is writing to {folder}; wait for it or choose another --out"
-            ) from error
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(handle)
 
 
 def check_alike(old: Run, plan: Plan) -> None:

@@ -63,6 +63,8 @@ class Target:
         Why it can't be measured; else empty.
     weights : str
         Hash of their file, or ``init``; empty if unknown.
+    files : str
+        Fingerprint of the dataset's files; empty where it has none.
     """
 
     key: str
@@ -70,6 +72,7 @@ class Target:
     label: str
     impossible: str = ""
     weights: str = ""
+    files: str = ""
 
 
 @dataclass(frozen=True)
@@ -291,7 +294,7 @@ def _target(
         problem = problem or f"weights '{spec.weights}': {error.strerror or error}"
     subject = {**asdict(spec), "weights": identity, "options": dict(spec.options)}
     key = content_key({"subject": subject, **facts})
-    return Target(key, spec, label, problem, "" if problem else identity)
+    return Target(key, spec, label, problem, "" if problem else identity, facts["files"])
 
 
 def _cell_key(target: Target, wanted: Wanted, providers: list[str]) -> str:

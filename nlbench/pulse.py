@@ -7,12 +7,11 @@ a page of shared memory tells nevertheless.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import IO
 
 __all__ = ["IDLE", "LOADING", "MEASURING", "PASSING", "Beat", "Pulse", "make_pulse"]
 
@@ -47,24 +46,23 @@ class Pulse:
 
     Parameters
     ----------
-    path : str
-        A file of `make_pulse`.
+    handle : int
+        Descriptor of a file of `make_pulse`, which may be closed afterwards.
 
     Examples
     --------
-    >>> path = make_pulse()
-    >>> worker, supervisor = Pulse(path), Pulse(path)
+    >>> with make_pulse() as file:
+    ...     worker, supervisor = Pulse(file.fileno()), Pulse(file.fileno())
     >>> worker.write(MEASURING, 3, 10.0)
     >>> beat = supervisor.read()
     >>> beat.phase == MEASURING, beat.cell, beat.seconds >= 10
     (True, 3, True)
-    >>> worker.close(), supervisor.close(), Path(path).unlink()
-    (None, None, None)
+    >>> worker.close(), supervisor.close()
+    (None, None)
     """
 
-    def __init__(self, path: str) -> None:
-        with Path(path).open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), _SIZE)
+    def __init__(self, handle: int) -> None:
+        self._page = mmap.mmap(handle, _SIZE)
         self._turn = 0
 
     def write(self, phase: int, cell: int, before: float) -> None:
@@ -99,9 +97,12 @@ class Pulse:
         self._page.close()
 
 
-def make_pulse() -> str:
-    """Make the file of a pulse that is idle; give its path."""
-    handle, path = tempfile.mkstemp(prefix="nlbench-pulse-")
-    with os.fdopen(handle, "wb") as file:
-        file.write(_LAYOUT.pack(0, IDLE, 0, time.monotonic(), 0.0) + _PROCESS.pack(0))
-    return path
+def make_pulse() -> IO[bytes]:
+    """Make the file of a pulse that is idle.
+
+    It has no name, so that none is left behind by a process that is killed.
+    """
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    file.write(_LAYOUT.pack(0, IDLE, 0, time.monotonic(), 0.0) + _PROCESS.pack(0))
+    file.flush()
+    return file

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.files import is_unused, make_folder, write_atomically
+from nlbench.files import is_unused, locked, make_folder, write_atomically
 from nlbench.measure import Reading, Value
 
 if TYPE_CHECKING:
@@ -203,6 +203,9 @@ class Run:
     def save(self, path: str | Path) -> Path:
         """Write the run to a folder of its own: manifest, records and table.
 
+        One that is cut short can be saved to the same folder once more; until then nothing
+        takes what is there for a run.
+
         Returns
         -------
         Path
@@ -214,18 +217,29 @@ class Run:
             If the folder holds something else, or can't be written.
         """
         folder = Path(path)
+        self._check_free(folder)
+        make_folder(folder / "cells")
+        with locked(folder):
+            # Once more: another process may have saved its own just before.
+            self._check_free(folder)
+            if folder != self.path or _is_half(folder):
+                begun = {"format": FORMAT, "saving": True}
+                write_atomically(folder / "manifest.json", json.dumps(begun) + "\n")
+                for left in (folder / "cells").glob("*.json"):
+                    left.unlink()
+            self.path = folder
+            for record in self.records:
+                self.write_record(record)
+            self.write_tables()
+        return self.path
+
+    def _check_free(self, folder: Path) -> None:
         try:
             is_free = folder == self.path or not os.path.lexists(folder) or is_unused(folder)
         except OSError as error:
             raise RequestError(f"can't write to {folder}: {error.strerror or error}") from error
-        if not is_free:
+        if not is_free and not _is_half(folder):
             raise RequestError(f"{folder} holds something else; choose another folder")
-        make_folder(folder / "cells")
-        self.path = folder
-        for record in self.records:
-            self.write_record(record)
-        self.write_tables()
-        return self.path
 
     def report(self, output: str | Path) -> Path:
         """Write the page that the command line writes as ``report.html``; give its path."""
@@ -280,6 +294,10 @@ def load_run(path: str | Path) -> Run:
     if not file.is_file():
         raise RequestError(f"{folder} is not a run: it has no manifest.json")
     manifest = _parse(_read(file), str(file))
+    if _is_begun(manifest):
+        raise RequestError(
+            f"{folder} is not a run: saving one there was cut short; do it again, or remove it"
+        )
     records = [
         Record.from_json(_read(cell), str(cell))
         for cell in sorted((folder / "cells").glob("*.json"))
@@ -287,6 +305,19 @@ def load_run(path: str | Path) -> Run:
     order = {key: place for place, key in enumerate(manifest.get("order", []))}
     records.sort(key=lambda record: (order.get(record.key, len(order)), record.identity))
     return Run(manifest, records, folder)
+
+
+def _is_half(folder: Path) -> bool:
+    """Whether a folder holds nothing but what is left of a run whose saving was cut short."""
+    file = folder / "manifest.json"
+    try:
+        return file.is_file() and _is_begun(_parse(_read(file), str(file)))
+    except RequestError:
+        return False
+
+
+def _is_begun(manifest: Mapping[str, Any]) -> bool:
+    return manifest == {"saving": True}
 
 
 def _read(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -239,19 +240,21 @@ def _carry_out(book: Book, todo: Outlook, crew: Crew, progress: Progress) -> Non
     alone = len(plan.targets) == 1
     for cell in todo.impossible:
         book.add(missing_record(cell, book.machine, cell.target.impossible))
-    for result in executed(units, crew, book.run.path, progress):
-        if isinstance(result, Record):
-            # Processes that load a subject at different times may not find the same one.
-            expected = expected_facts([result]) | expected
-            problem = difference(result.subject, expected.get(cells[result.key].target.key, {}))
-            if problem and result.is_done:
-                result = missing_record(cells[result.key], book.machine, problem)
-            book.add(result)
-            continue
-        if result.loading and alone:
-            raise RequestError(result.reason)
-        for cell in result.cells:
-            book.add(missing_record(cell, book.machine, result.reason, result.traceback))
+    # Closed at once where it is interrupted: nobody writes to the folder any more then.
+    with closing(executed(units, crew, book.run.path, progress)) as results:
+        for result in results:
+            if isinstance(result, Record):
+                # Processes that load a subject at different times may not find the same one.
+                expected = expected_facts([result]) | expected
+                problem = difference(result.subject, expected.get(cells[result.key].target.key, {}))
+                if problem and result.is_done:
+                    result = missing_record(cells[result.key], book.machine, problem)
+                book.add(result)
+                continue
+            if result.loading and alone:
+                raise RequestError(result.reason)
+            for cell in result.cells:
+                book.add(missing_record(cell, book.machine, result.reason, result.traceback))
 
 
 def _crew(conduct: Conduct, plan: Plan) -> Crew:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,8 @@ class Unit:
         Bytes that a pass may use.
     expected : mapping
         Facts of the subject as recorded with its other cells, such as the sample's hash.
+    planned_at : str
+        The machine that made the plan: elsewhere a dataset's copy has other times.
     """
 
     cells: tuple[Cell, ...]
@@ -30,6 +33,7 @@ class Unit:
     precision: str = "native"
     memory: int | None = None
     expected: Mapping[str, Any] = field(default_factory=dict)
+    planned_at: str = field(default_factory=platform.node)
 
     def only(self, cells: Sequence[Cell]) -> Unit:
         """The same with some of its cells."""
@@ -42,13 +46,15 @@ class Unit:
     def to_dict(self) -> dict[str, Any]:
         """Plain content; `of` reads it."""
         plan = Plan(self.cells, self.device, self.precision)
-        return {**plan.to_dict(), "memory": self.memory, "expected": dict(self.expected)}
+        rest = {"memory": self.memory, "expected": dict(self.expected)}
+        return {**plan.to_dict(), **rest, "planned_at": self.planned_at}
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Unit:
         """Make a unit of what `to_dict` gave."""
         plan = Plan.of(content)
-        return cls(plan.cells, plan.device, plan.precision, content["memory"], content["expected"])
+        rest = (content[name] for name in ("memory", "expected", "planned_at"))
+        return cls(plan.cells, plan.device, plan.precision, *rest)
 
 
 @dataclass(frozen=True)

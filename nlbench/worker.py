@@ -95,8 +95,8 @@ class _Steps:
         _send(self._out, {"warn": message})
 
 
-def main(pulse_path: str, threads: int) -> None:
-    """Have units measured until there are no more.
+def main(handle: int, threads: int) -> None:
+    """Have units measured until there are no more; the handle is the pulse's file.
 
     On Linux each death costs a fork only: this process, which imports what is heavy and
     computes nothing, is copied for the units, and again when the copy dies.
@@ -106,16 +106,17 @@ def main(pulse_path: str, threads: int) -> None:
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
+    pulse = Pulse(handle)
+    os.close(handle)
     if sys.platform != "linux":
-        _serve(given, out, Pulse(pulse_path), threads)
+        _serve(given, out, pulse, threads)
         return
-    pulse = Pulse(pulse_path)
     while True:
         child = os.fork()
         if child == 0:
             # A group of its own: what a plugin starts is ended with it.
             os.setpgid(0, 0)
-            _serve(given, out, Pulse(pulse_path), threads)
+            _serve(given, out, pulse, threads)
             os._exit(ENDED)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
@@ -177,4 +178,4 @@ def _send(out: FileIO, message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

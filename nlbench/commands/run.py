@@ -153,8 +153,10 @@ def run(
         try:
             result = runner.run(request, folder, progress=bar, command=command, conduct=conduct)
         except KeyboardInterrupt:
+            is_begun = (folder / "manifest.json").is_file()
+            kept = f"what was finished is in {folder}" if is_begun else "nothing was measured yet"
             raise Interrupted(
-                f"interrupted; what was finished is in {folder}",
+                f"interrupted; {kept}",
                 f"go on with: {_resume_command(command, folder, 'out' in asked)}",
             ) from None
     _show(result, asked.get("report", True))

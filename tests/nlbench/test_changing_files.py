@@ -12,9 +12,11 @@ from hostile import write_plugin
 import nlbench
 from nlbench import executors, measuring, opening, runner
 from nlbench.errors import RequestError
+from nlbench.plan import make_plan
 from nlbench.request import Request
-from nlbench.runner import run
+from nlbench.runner import Silent, run
 from nlbench.stamps import kept_plan
+from nlbench.units import Missed, Unit
 
 HELPED = """
 from nlbench_helped.parts.width import WIDTH
@@ -43,6 +45,8 @@ def plugin(tmp_path, monkeypatch):
     folder = tmp_path / "plugin"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(write_plugin(folder)))
+    # Of another test's folder.
+    monkeypatch.delitem(sys.modules, "nlbench_printed", raising=False)
     return folder
 
 
@@ -97,6 +101,37 @@ def test_a_checkpoint_replaced_after_planning_is_not_measured_under_the_old_ones
     with pytest.raises(RequestError, match=r"the file has changed since the run was planned"):
         run(request(weights=str(file)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def printed(plugin, monkeypatch):
+    """A dataset whose fingerprint is in a file; each loading of it changes the file."""
+    distribution(plugin, "nlbench_printed", PRINTED, "datasets", "printed")
+    (plugin / "data.txt").write_text("one")
+    load = measuring.load_subject
+
+    def replaced(spec, device):
+        (plugin / "data.txt").write_text("two")
+        return load(spec, device)
+
+    monkeypatch.setattr(measuring, "load_subject", replaced)
+    return request(data=("printed",))
+
+
+def test_data_replaced_after_planning_are_not_measured_under_the_old_ones_key(printed, tmp_path):
+    with pytest.raises(RequestError, match="printed: its files have changed since the run was"):
+        run(printed, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_path):
+    plan = make_plan(printed, "cpu", print)
+    here = Unit(plan.cells, "cpu")
+    elsewhere = dataclasses.replace(here, planned_at="another machine")
+    (missed,) = measuring.Host().measure(here, Silent())
+    assert isinstance(missed, Missed)
+    (found,) = measuring.Host().measure(Unit.of(elsewhere.to_dict()), Silent())
+    assert found.reading.status == "ok"
 
 
 def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together(

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hostile import write_plugin
 
@@ -106,10 +107,15 @@ def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_in_processes_is_taken_up_and_comes_to_the_same(plugin, tmp_path):
+@pytest.mark.parametrize("executor", ["processes", "dask"])
+def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_same(
+    plugin, tmp_path, executor
+):
+    if executor == "dask":
+        pytest.importorskip("distributed")
     arguments = [
         NLBENCH, "run", "--measures", "plain,slow,drawing", "--model", "mini,mini2", "--weights",
-        "init", "--samples", "16", "--seeds", "0,1", "--out", "r", "--executor", "processes",
+        "init", "--samples", "16", "--seeds", "0,1", "--out", "r", "--executor", executor,
         "--workers", "2", "--no-report",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])}
@@ -125,11 +131,15 @@ def test_an_interrupted_run_in_processes_is_taken_up_and_comes_to_the_same(plugi
     deadline = time.monotonic() + 100
     while not list(tmp_path.glob("r/cells/*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
+    started = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    # A worker that the signal reaches while it waits may print how it was stopped, before that.
-    said = error.rstrip().splitlines()[-2:]
+    assert len(started) > 2
+    assert not psutil.wait_procs(started, timeout=10)[1]
+    assert "Traceback" not in error
+    said = error.splitlines()
+    assert len(said) == 2, error
     assert said[0].startswith("nlbench: interrupted; what was finished is in r")
     assert said[1].startswith("nlbench: go on with: nlbench run")
     kept = {p.name: p.read_bytes() for p in tmp_path.glob("r/cells/*.json")}

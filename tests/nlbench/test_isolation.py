@@ -1,4 +1,5 @@
 import os
+import tempfile
 
 import pytest
 from hostile import write_plugin
@@ -94,4 +95,11 @@ def test_a_worker_killed_just_as_it_ended_is_given_no_other_unit(monkeypatch):
     monkeypatch.setattr(worker._pulse, "read", lambda: Beat(MEASURING, 0, 100.0))
     assert list(worker.measure(Unit((), "cpu"), 1.0)) == []
     assert not worker.is_fresh
+    worker.end()
+
+
+def test_a_supervisor_that_is_killed_can_leave_no_file_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    worker = Worker(1)
+    assert not list(tmp_path.iterdir())
     worker.end()

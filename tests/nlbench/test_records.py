@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
+from nlbench.files import locked
 from nlbench.measure import Reading, Value
 from nlbench.records import COLUMNS, FORMAT, Record, Run, load_run
 
@@ -134,3 +135,40 @@ def test_a_record_cut_anywhere_is_refused_and_never_half_read(cut):
     whole = record().to_json().rstrip()
     with pytest.raises(RequestError):
         Record.from_json(whole[: min(cut, len(whole) - 1)], "cell.json")
+
+
+@pytest.fixture
+def half(tmp_path, monkeypatch):
+    """A folder in which saving two cells was cut short."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "write_tables", lambda run: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Run({}, [record(key="k1"), record("r2", key="k2")]).save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_whose_saving_was_cut_short_is_not_taken_for_one(half):
+    assert len(list((half / "cells").iterdir())) == 2
+    with pytest.raises(RequestError, match="saving one there was cut short") as caught:
+        load_run(half)
+    assert "\n" not in str(caught.value)
+
+
+def test_where_saving_was_cut_short_another_run_can_be_saved(half):
+    Run({}, [record(key="k3")]).save(half)
+    assert [r.key for r in load_run(half).records] == ["k3"]
+
+
+def test_a_run_that_is_saved_to_its_own_folder_again_is_there_all_the_time(tmp_path, monkeypatch):
+    run = Run({}, [record()])
+    run.save(tmp_path / "run")
+    monkeypatch.setattr(Run, "write_tables", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.save(tmp_path / "run")
+    assert len(load_run(tmp_path / "run").records) == 1
+
+
+def test_two_do_not_save_to_one_folder_at_a_time(tmp_path):
+    (tmp_path / "run" / "cells").mkdir(parents=True)
+    with locked(tmp_path / "run"), pytest.raises(RequestError, match="another nlbench is writing"):
+        Run({}, [record()]).save(tmp_path / "run")
