@@ -14,10 +14,12 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --dist=loadfile
 
+# mypy looks from inside $(VENV), where it finds the package as it is installed, all four folders
+# of it; from here it would find ./nlbench alone.
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml
 
 bench: $(VENV)/.installed
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

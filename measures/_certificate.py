@@ -200,4 +200,5 @@ class _SinglePrecision:
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Inner products (n,) of the rows of a and b."""
-    return torch.linalg.vecdot(a, b)
+    products: Tensor = torch.linalg.vecdot(a, b)
+    return products
