@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nlbench.batches import Batches
 from nlbench.data import Data, Dataset, Sample
+from nlbench.errors import RequestError
 from nlbench.probes.sites import evaluation_mode
 from nlbench.subject import tensor_hash
 
@@ -60,6 +61,11 @@ class DrawnBatches(Batches):
         See `Dataset.sample`.
     model : torch.nn.Module
         Its precision is that of the batches.
+
+    Raises
+    ------
+    nlbench.RequestError
+        At the end of going through it, if it gave other samples than the first time.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class DrawnBatches(Batches):
         self._which = count, split, seed
         self._model = model
         self.samples = dataset.count(count, split)
+        self.sample_hash = ""
 
     @property
     def known_length(self) -> int:
@@ -86,7 +93,22 @@ class DrawnBatches(Batches):
     def parts(self) -> Iterator[Sample]:
         """Give all samples with their images and labels."""
         count, split, seed = self._which
-        return self._dataset.stream(count, split=split, seed=seed, batch=BATCH)
+        digest = hashlib.sha256()
+        for index, part in enumerate(
+            self._dataset.stream(count, split=split, seed=seed, batch=BATCH)
+        ):
+            if index == 0:
+                shape = (self.samples, *part.inputs.shape[1:])
+                digest.update(f"{shape} {part.inputs.dtype}".encode())
+            digest.update(part.inputs.contiguous().flatten().view(torch.uint8).numpy())
+            yield part
+        found = digest.hexdigest()
+        if self.sample_hash not in ("", found):
+            raise RequestError(
+                f"{self._dataset.name}: reading the samples again gave others; its files may have "
+                "changed, or it draws at random"
+            )
+        self.sample_hash = found
 
 
 def draw(
@@ -129,12 +151,7 @@ def draw(
     stream = DrawnBatches(dataset, count, split, seed, model)
     right = _Right(model, dataset.classes, device)
     first: list[Sample] = []
-    digest = hashlib.sha256()
     for index, part in enumerate(stream.parts()):
-        if index == 0:
-            shape = (stream.samples, *part.inputs.shape[1:])
-            digest.update(f"{shape} {part.inputs.dtype}".encode())
-        digest.update(part.inputs.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         right.add(part.inputs, part.labels)
         if index * BATCH < HEAD:
             first.append(part)
@@ -144,7 +161,7 @@ def draw(
         torch.cat([part.inputs for part in first]),
         torch.cat(labels) if labels else None,
     )
-    return Drawn(head, stream, stream.samples, digest.hexdigest(), right.share())
+    return Drawn(head, stream, stream.samples, stream.sample_hash, right.share())
 
 
 class _Right:

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nlbench import registry
-from nlbench.batches import Batches
+from nlbench.batches import Batches, rebatched
 from nlbench.data import Dataset, Preprocessing, Sample, dataset
 from nlbench.errors import PluginError, RequestError
 from nlbench.measure import Source
@@ -251,6 +252,26 @@ def test_a_stream_has_the_precision_of_its_model():
     stream = draw(data, None, split="test", seed=0, model=network, device=CPU, held=0).stream
     network.double()
     assert {batch.dtype for batch in stream} == {torch.float64}
+
+
+def test_samples_that_are_read_anew_and_are_others_are_refused_at_the_end_of_the_pass():
+    class Drifting(TensorDataset):
+        drift = 0.0
+
+        def __getitem__(self, index):
+            image, label = super().__getitem__(index)
+            return image + self.drift, label
+
+    data = data_of((1, 4, 4), count=300)
+    items = Drifting(*data.test.tensors)
+    data = replace(data, test=items)
+    stream = draw(data, None, split="test", seed=0, model=Linear(), device=CPU, held=0).stream
+    for _ in rebatched(stream, 64, 300):
+        pass
+    items.drift = 1e-6
+    with pytest.raises(RequestError, match="made-up: reading the samples again gave others"):
+        for _ in rebatched(stream, 64, 300):
+            pass
 
 
 def test_the_accuracy_is_the_share_classified_right():
