@@ -1,0 +1,34 @@
+"""Networks of one function, recorded as programs."""
+
+import torch
+from torch import nn
+
+from nlbench.probes.program import double_copy, record, run_program
+
+
+class Net(nn.Module):
+    """A forward function with the modules that it uses."""
+
+    def __init__(self, function, **modules):
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def recorded(net, *shape):
+    network = double_copy(net)
+    return network, record(network, torch.randn(3, *shape, dtype=torch.float64))
+
+
+def assert_reproduces(net, *shape):
+    """The program gives on a batch what the network gives on other, single inputs."""
+    network, program = recorded(net, *shape)
+    inputs = torch.randn(5, *shape, dtype=torch.float64)
+    with torch.no_grad():
+        expected = torch.cat([network(one.clone()) for one in inputs.split(1)])
+    torch.testing.assert_close(run_program(program, inputs), expected, rtol=1e-12, atol=1e-12)
+    return program
