@@ -20,16 +20,22 @@ from torch.autograd.function import once_differentiable
 
 __all__ = ["gram", "has_single_products", "on_one_core", "one_thread", "outer_products", "product"]
 
+# Up to here a second core gains nothing: features, and numbers in all.
+FEW_FEATURES, FEW_NUMBERS = 512, 2**21
+
 # What a triangle is copied by: few enough numbers to stay in the cache.
 TILE = 64
 
 
 def on_one_core(values: Tensor) -> bool:
-    """Whether NumPy's and SciPy's routines are to work on a tensor.
+    """Whether NumPy's and SciPy's routines are to work on a tensor (n, d), with one thread.
 
     On several cores their threads and PyTorch's would wait for each other.
     """
-    return values.device.type == "cpu" and torch.get_num_threads() == 1
+    if values.device.type != "cpu":
+        return False
+    is_small = values.shape[-1] <= FEW_FEATURES and values.numel() <= FEW_NUMBERS
+    return is_small or torch.get_num_threads() == 1
 
 
 @contextmanager

@@ -49,14 +49,17 @@ def test_the_gradient_of_a_gram_matrix_is_that_of_finite_differences():
     assert gradcheck(lambda a: gram(a) * weights, (samples(3, 5, 3).requires_grad_(),))
 
 
-def test_one_core_is_what_pytorch_was_told_to_use():
+def test_one_core_is_for_few_numbers_or_where_pytorch_was_told_to_use_one():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         assert on_one_core(torch.zeros(1))
         assert not on_one_core(torch.zeros(1, device="meta"))
+        assert on_one_core(torch.zeros(1, 513))
         torch.set_num_threads(2)
-        assert not on_one_core(torch.zeros(1))
+        assert on_one_core(torch.zeros(4096, 512))
+        assert not on_one_core(torch.zeros(1, 513))
+        assert not on_one_core(torch.zeros(4097, 512))
     finally:
         torch.set_num_threads(before)
 
