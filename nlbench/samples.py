@@ -100,7 +100,7 @@ class DrawnBatches(Batches):
             if index == 0:
                 shape = (self.samples, *part.inputs.shape[1:])
                 digest.update(f"{shape} {part.inputs.dtype}".encode())
-            digest.update(part.inputs.contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(part.inputs.contiguous().flatten().view(torch.uint8).numpy().tobytes())
             yield part
         found = digest.hexdigest()
         if self.sample_hash not in ("", found):
