@@ -2,8 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-FILES := $(sort $(wildcard nlbench/*.py nlbench/commands/*.py nlbench/passes/*.py nlbench/probes/*.py measures/*.py models/*.py \
-	models/checkpoints/* reports/*.py reports/templates/*))
+FILES := $(sort $(shell find nlbench measures models reports -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*'))
 
 .PHONY: run test check bench clean FORCE
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from nlbench.probes.memory import load_of
-from nlbench.probes.paths import closed_paths
-from nlbench.probes.program import Program, double_copy, record
-from nlbench.probes.segment import SegmentTrace
-from nlbench.probes.tracing import trace_exactly
-from nlbench.subject import SubjectSpec, load_dataset, load_subject
+from nlbench.probes.budget import load_of
+from nlbench.probes.lines.exact import trace_exactly
+from nlbench.probes.lines.paths import closed_paths
+from nlbench.probes.lines.program import Program, double_copy, record
+from nlbench.probes.lines.trace import SegmentTrace
+from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 # How much of each segment of the path is traced, so that a run takes a minute.

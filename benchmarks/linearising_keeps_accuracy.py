@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from nlbench.linearising import LinearisingRequest, linearise
-from nlbench.records import Run
-from nlbench.training import suited_recipe
+from nlbench.models.training.linearise import LinearisingRequest, linearise
+from nlbench.models.training.train import suited_recipe
+from nlbench.store.record import Run
 
 FEWEST_LINEAR, MOST_LOST = 0.3, 0.02
 

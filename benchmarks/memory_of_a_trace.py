@@ -22,8 +22,8 @@ import psutil
 import torch
 from narrow import network, segment
 
-from nlbench.probes.program import record
-from nlbench.probes.tracing import trace_exactly
+from nlbench.probes.lines.exact import trace_exactly
+from nlbench.probes.lines.program import record
 
 MIB = 2**20
 

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.measures.absdev import absolute_deviation
-from nlbench.model import model_info
-from nlbench.models.digits import digits
-from nlbench.models.recipes import noisy_labels, vanilla
-from nlbench.models.vgg import vgg8
-from nlbench.probes.lines import trace_segments
-from nlbench.probes.paths import closed_paths
-from nlbench.weights import load_weights
+from nlbench.models.datasets.digits import digits
+from nlbench.models.networks.vgg import vgg8
+from nlbench.models.training.recipes import noisy_labels, vanilla
+from nlbench.probes.lines.lines import trace_segments
+from nlbench.probes.lines.paths import closed_paths
+from nlbench.subjects.model import model_info
+from nlbench.subjects.weights import load_weights
 
 CHECKPOINTS = Path(next(iter(model_info(vgg8).trained.values()))).parent
 

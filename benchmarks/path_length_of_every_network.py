@@ -26,8 +26,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nlbench.probes.flow import counted_lengths, walked_length
-from nlbench.probes.graph import channel_graph
+from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
+from nlbench.probes.graph.graph import channel_graph
 
 
 class WithoutNumbers(TorchFunctionMode):

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from narrow import network, segment
 
-from nlbench.probes.program import record
-from nlbench.probes.tracing import trace_exactly
+from nlbench.probes.lines.exact import trace_exactly
+from nlbench.probes.lines.program import record
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -19,8 +19,8 @@ import torchvision
 from torch import Tensor, nn
 
 import nlbench
-from nlbench.environment import exact_arithmetic
-from nlbench.probes.sites import look_at_sites
+from nlbench.execution.numerics import exact_arithmetic
+from nlbench.probes.sites.sites import look_at_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 

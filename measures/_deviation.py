@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nlbench.probes.lines import SegmentTrace
-from nlbench.probes.smooth import SmoothTrace
+from nlbench.probes.lines.lines import SegmentTrace
+from nlbench.probes.lines.quadrature import SmoothTrace
 
 __all__ = ["Deviation", "deviation_of"]
 

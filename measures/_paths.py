@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from nlbench.measure import Reading
-from nlbench.probes.lines import LineLook, SegmentTrace
+from nlbench.probes.lines.lines import LineLook, SegmentTrace
 
 __all__ = ["Method", "with_means"]
 

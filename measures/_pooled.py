@@ -12,7 +12,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measure import Measure, ProbeName, Reading, Status, Value
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteLook
 
 __all__ = ["PooledMeasure", "SiteStream"]
 

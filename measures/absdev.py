@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nlbench.measure import Measure, Reading, Value
-from nlbench.probes.lines import LineLook, SegmentTrace
-from nlbench.probes.smooth import SmoothTrace
+from nlbench.probes.lines.lines import LineLook, SegmentTrace
+from nlbench.probes.lines.quadrature import SmoothTrace
 
 from ._deviation import Deviation, deviation_of
 from ._paths import Method, with_means

@@ -15,14 +15,7 @@ from nlbench.options import Option
 from ._moments import PairStream
 from ._pooled import PooledMeasure, SiteStream
 from ._rbf import BANDWIDTH, RBFStream, rbf_cka
-from ._samples import (
-    as_samples,
-    centered,
-    check_count,
-    power_of_two,
-    unit_scaled,
-    varying_columns,
-)
+from ._samples import as_samples, centered, check_count, power_of_two, unit_scaled, varying_columns
 
 __all__ = ["CKA", "linear_cka", "rbf_cka"]
 

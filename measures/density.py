@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Reading, Value
-from nlbench.probes.lines import LineLook, SegmentTrace, slope_changes
-from nlbench.probes.smooth import SmoothTrace
+from nlbench.probes.lines.lines import LineLook, SegmentTrace, slope_changes
+from nlbench.probes.lines.quadrature import SmoothTrace
 
 from ._paths import Method, with_means
 from ._sources import traced_regions

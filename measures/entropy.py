@@ -17,7 +17,7 @@ from ._samples import as_samples
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteLook
 
 __all__ = ["Entropy", "histogram_entropy"]
 

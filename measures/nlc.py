@@ -12,10 +12,10 @@ from torch import Tensor
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, ProbeName, Reading, Source
 from nlbench.options import Option
-from nlbench.probes.function import directional_derivative
+from nlbench.probes.function.function import directional_derivative
 
 if TYPE_CHECKING:
-    from nlbench.probes.function import FunctionLook
+    from nlbench.probes.function.function import FunctionLook
 
 __all__ = ["NonlinearityCoefficient", "nonlinearity_coefficient"]
 

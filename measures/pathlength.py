@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Reading, Source, Value
 from nlbench.options import Option
-from nlbench.probes.flow import ChannelGraph, counted_lengths, walked_length
-from nlbench.probes.graph import GraphLook, channel_graph
+from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
+from nlbench.probes.graph.graph import GraphLook, channel_graph
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

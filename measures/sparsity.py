@@ -16,7 +16,7 @@ from ._pooled import PooledMeasure
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteLook
 
 __all__ = ["NEAR_ZERO", "Sparsity", "share_near_zero"]
 

@@ -10,7 +10,6 @@ from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nlbench.data import Dataset
     from nlbench.errors import (
         NlbenchError,
         NotFinite,
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
     from nlbench.measure import Measure, Reading, Source, Value, site_measure
     from nlbench.options import Option
     from nlbench.plan import Request
-    from nlbench.records import Run, load_run
     from nlbench.runner import run
     from nlbench.signature import Signature
+    from nlbench.store.record import Run, load_run
+    from nlbench.subjects.data import Dataset
 
 __all__ = [
     "Dataset",
@@ -54,23 +54,23 @@ __all__ = [
 __path__ = extend_path(__path__, __name__)
 
 _HOMES = {
-    "Dataset": "data",
+    "Dataset": "subjects.data",
     "Measure": "measure",
     "NlbenchError": "errors",
     "NotFinite": "errors",
     "Option": "options",
     "PluginError": "errors",
     "Reading": "measure",
-    "Request": "plan",
+    "Request": "request",
     "RequestError": "errors",
-    "Run": "records",
+    "Run": "store.record",
     "Signature": "signature",
     "Source": "measure",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",
     "evaluate": "evaluation",
-    "load_run": "records",
+    "load_run": "store.record",
     "run": "runner",
     "site_measure": "measure",
 }

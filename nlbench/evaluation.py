@@ -10,20 +10,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nlbench.batches import Batches, StreamedSubject, sample_facts
-from nlbench.environment import Machine, exact_arithmetic
 from nlbench.errors import RequestError
-from nlbench.looking import steps_of
-from nlbench.manifest import contents, make_manifest, measure_facts
+from nlbench.execution.measure_subject import records_of, steps_of
+from nlbench.execution.numerics import Machine, exact_arithmetic
 from nlbench.measure import Measure
-from nlbench.measuring import records_of
 from nlbench.options import OptionValue
-from nlbench.passes.lines import is_channels_last
 from nlbench.plan import Settings, checked_measure, content_key, load_measures, make_bench
 from nlbench.probes import PROBES
-from nlbench.records import Run
+from nlbench.probes.lines.lines import is_channels_last
 from nlbench.runner import Progress, Silent
-from nlbench.weights import state_hash
+from nlbench.store.manifest import contents, make_manifest, measure_facts
+from nlbench.store.record import Run
+from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
+from nlbench.subjects.weights import state_hash
 
 __all__ = ["evaluate"]
 

@@ -20,7 +20,7 @@ from nlbench.options import Option, OptionValue, resolve_options
 if TYPE_CHECKING:
     import torch
 
-    from nlbench.probes.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteLook
 
 __all__ = [
     "FunctionMeasure",

@@ -9,20 +9,31 @@ import hashlib
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import os
+import platform
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, get_args
 
 from nlbench import registry
-from nlbench.bench import Bench, Options, checked_measure, load_measures, make_bench
-from nlbench.data import dataset_info
-from nlbench.errors import NlbenchError, RequestError, nearest
+from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
+from nlbench.measure import Measure, MoreMeans, Source
+from nlbench.options import Option, OptionValue, resolve_options
+from nlbench.probes import PROBES
+from nlbench.registry import find_source
 from nlbench.request import PRECISIONS, Request, Settings
-from nlbench.subject import SubjectSpec, choose_weights
+from nlbench.store.files import write_atomically
+from nlbench.subjects.data import dataset_info
+from nlbench.subjects.load import SubjectSpec, choose_weights
+from nlbench.subjects.model import model_info
 
 __all__ = [
+    "PLAN",
     "Bench",
     "Cell",
+    "Options",
     "Plan",
     "Request",
     "Settings",
@@ -30,10 +41,139 @@ __all__ = [
     "Wanted",
     "checked_measure",
     "content_key",
+    "keep_plan",
+    "kept_plan",
     "load_measures",
     "make_bench",
     "make_plan",
 ]
+
+
+Options = Mapping[str, OptionValue]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The measures of a run with their options, and the options of probes and datasets."""
+
+    measures: tuple[tuple[type[Measure], Options], ...]
+    probes: Mapping[str, Options]
+    data: Mapping[str, Options] = field(default_factory=dict)
+
+    def by_probe(self) -> dict[str, list[tuple[type[Measure], Options]]]:
+        """Group the measures by the pass that feeds them."""
+        groups: dict[str, list[tuple[type[Measure], Options]]] = {}
+        for entry in self.measures:
+            groups.setdefault(entry[0].probe, []).append(entry)
+        return groups
+
+
+def make_bench(
+    measures: Sequence[type[Measure]],
+    settings: Settings,
+    datasets: Mapping[str, Mapping[str, Option]] | None = None,
+) -> Bench:
+    """Sort settings by the measure, probe or dataset they belong to, and check them.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a setting belongs to none of them or its value doesn't fit.
+    """
+    by_owner: dict[str, dict[str, OptionValue | str]] = {}
+    declared = {name: PROBES[name].options for name in dict.fromkeys(m.probe for m in measures)}
+    owners = {m.name: m.options for m in measures} | declared
+    for name, options in (datasets or {}).items():
+        if options and name in owners:
+            raise PluginError(f"dataset '{name}' bears the name of a measure or a probe")
+        owners.setdefault(name, options)
+    for key, value in settings.items():
+        owner, dot, option = key.rpartition(".")
+        if not dot or not owner or not option:
+            raise RequestError(
+                f"setting '{key}': expected MEASURE.OPTION, PROBE.OPTION or DATASET.OPTION"
+            )
+        if owner not in owners:
+            raise RequestError(
+                f"setting '{key}': '{owner}' is no measure, probe or dataset of this run"
+                f"{nearest(owner, owners)}"
+            )
+        by_owner.setdefault(owner, {})[option] = value
+
+    def resolved(name: str, options: Mapping[str, Option]) -> Options:
+        return resolve_options(options, by_owner.get(name, {}), owner=name)
+
+    return Bench(
+        tuple((m, resolved(m.name, m.options)) for m in measures),
+        {name: resolved(name, options) for name, options in declared.items()},
+        {name: resolved(name, options) for name, options in (datasets or {}).items()},
+    )
+
+
+def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[type[Measure]]:
+    """Load registered measures; one found by a glob that can't be loaded is left out."""
+    given = list(names)
+    loaded: list[type[Measure]] = []
+    for name in registry.expand("measures", given):
+        try:
+            loaded.append(checked_measure(registry.load("measures", name), name))
+        except PluginError as error:
+            if name in given:
+                raise
+            warn(f"{error}; left out")
+    if not loaded:
+        raise RequestError(f"no measure to run{nearest('', registry.entries('measures'))}")
+    return loaded
+
+
+def checked_measure(measure: object, name: str) -> type[Measure]:
+    """Give back what a name stands for if it is a measure of that name.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If it is something else.
+    """
+    if not (isinstance(measure, type) and issubclass(measure, Measure)):
+        raise PluginError(f"measure '{name}' is no nlbench.Measure but {measure!r}")
+    if measure.name != name:
+        raise PluginError(
+            f"measure '{name}' calls itself '{measure.name}'; an entry point and its measure "
+            "must bear the same name"
+        )
+    if name in PROBES:
+        raise PluginError(f"measure '{name}' bears the name of a probe; choose another")
+    probe = getattr(measure, "probe", "")
+    if probe not in PROBES:
+        raise PluginError(f"measure '{name}' wants probe '{probe}'{nearest(probe, PROBES)}")
+    for attribute, (is_right, expected) in _DECLARED.items():
+        given = getattr(measure, attribute)
+        if not is_right(given):
+            raise PluginError(f"measure '{name}': {attribute} is {given!r}, expected {expected}")
+    return measure
+
+
+def _are_bounds(given: object) -> bool:
+    if not isinstance(given, tuple) or len(given) != 2:
+        return False
+    low, high = given
+    return all(isinstance(n, int | float) for n in given) and bool(low <= high)
+
+
+def _are_options(given: object) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(o, Option) for o in given.values())
+
+
+_DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "bounds": (_are_bounds, "two numbers, the smaller first"),
+    "more_means": (
+        lambda given: given in get_args(MoreMeans),
+        "one of " + ", ".join(f"'{word}'" for word in get_args(MoreMeans)),
+    ),
+    "version": (lambda given: isinstance(given, str), "a text"),
+    "options": (_are_options, "a mapping of names to nlbench.Option"),
+    "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a text"),
+}
 
 
 def content_key(content: Mapping[str, Any]) -> str:
@@ -185,7 +325,7 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     )
     if "lines" in bench.probes and request.samples:
         # Imported by name since this module is to be had without PyTorch.
-        lines = importlib.import_module("nlbench.passes.lines")
+        lines = importlib.import_module("nlbench.probes.lines.lines")
         lines.check_samples(bench.probes["lines"], request.samples)
     wanted = [
         Wanted(m.name, m.version, options, m.probe, bench.probes[m.probe])
@@ -321,3 +461,151 @@ class _Providers:
         if group not in self._groups:
             self._groups[group] = registry.entries(group)
         return list(self._groups[group][name].providers)
+
+
+PLAN = "plan.json"
+FORMAT = 2
+
+Stamp = list[int] | None
+
+
+def keep_plan(folder: Path, request: Request, plan: Plan) -> None:
+    """Write a plan with its stamps into a run's folder."""
+    content = {
+        "format": FORMAT,
+        "request": _request(request),
+        "here": _here(),
+        "plugins": _plugins(request),
+        "files": {path: _stamp(path) for path in _files(plan)},
+        "prints": _prints(plan, {target.spec.data for target in plan.targets}),
+        "plan": plan.to_dict(),
+    }
+    text = json.dumps(content) + "\n"
+    file = folder / PLAN
+    # Left alone where nothing has changed: the folder may be read-only.
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        write_atomically(file, text)
+
+
+def kept_plan(folder: Path, request: Request) -> Plan | None:
+    """Give the plan kept for a request; None if there is none or something has changed."""
+    try:
+        content = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        if content["format"] != FORMAT or content["request"] != _request(request):
+            return None
+        if content["here"] != _here() or content["plugins"] != _plugins(request):
+            return None
+        if any(_stamp(path) != stamp for path, stamp in content["files"].items()):
+            return None
+        plan = Plan.of(content["plan"])
+        return plan if content["prints"] == _prints(plan, content["prints"]) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, NlbenchError):
+        # Damaged, of another version, or about plugins that are gone: a new plan is made.
+        return None
+
+
+def _request(request: Request) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(request), sort_keys=True))
+    return plain
+
+
+def _here() -> dict[str, Any]:
+    """What decides which device ``auto`` means, and what plugins may look at."""
+    return {
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "nlbench": _version("nlbench"),
+        "core": _sources(Path(__file__).parent, "**/*.py"),
+        "nvidia": Path("/dev/nvidiactl").exists(),
+        "node": platform.node(),
+        "variables": {
+            name: os.environ.get(name)
+            for name in (
+                "CUDA_VISIBLE_DEVICES",
+                "NLBENCH_DATA",
+                "TORCH_HOME",
+                "HF_HOME",
+                "XDG_CACHE_HOME",
+            )
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _plugins(request: Request) -> dict[str, dict[str, Any]]:
+    """Who provides each name, and the state of the source files beside it."""
+    names = {"measures": request.measures, "models": request.models, "datasets": request.data}
+    sources: dict[str, list[list[Any]]] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for group, patterns in names.items():
+        known = registry.entries(group)
+        found[group] = {}
+        for name in registry.expand(group, patterns):
+            entry = known[name]
+            found[group][name] = [list(entry.providers), [p.value for p in entry.claims]]
+            for point in entry.claims:
+                for module in (point.module, point.module.partition(".")[0]):
+                    if module not in sources:
+                        sources[module] = _sources_of(module)
+    return {**found, "sources": sources}
+
+
+def _sources_of(module: str) -> list[list[Any]]:
+    """State of the files that a module may use: its package's, or those beside it."""
+    spec = find_source(module)
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        folders = [Path(place) for place in spec.submodule_search_locations]
+        return [row for folder in folders for row in _sources(folder, "**/*.py")]
+    if spec.origin is None:
+        return []
+    # The module's own file may be a compiled one.
+    own = [spec.origin, *(_stamp(spec.origin) or [])]
+    return [own, *_sources(Path(spec.origin).parent, "*.py")]
+
+
+def _sources(folder: Path, pattern: str) -> list[list[Any]]:
+    return [[str(file), *(_stamp(str(file)) or [])] for file in sorted(folder.glob(pattern))]
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        state = Path(path).stat()
+    except OSError:
+        return None
+    # A copy may keep the time of its original; its number and time of change are its own.
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+
+
+def _files(plan: Plan) -> Iterable[str]:
+    """Checkpoints that the plan's weights came from, or would come from if they were there."""
+    for target in plan.targets:
+        spec = target.spec
+        if spec.weights in ("auto", "trained"):
+            trained = model_info(registry.load("models", spec.model)).trained
+            if spec.data in trained:
+                yield str(Path(trained[spec.data]).absolute())
+        elif spec.weights != "init":
+            yield str(Path(spec.weights).absolute())
+
+
+def _prints(plan: Plan, names: Container[str]) -> dict[str, Any]:
+    """Fingerprints of those of the named datasets that have any; the others aren't imported."""
+    prints: dict[str, Any] = {}
+    for target in plan.targets:
+        spec = target.spec
+        if spec.data in names and spec.data not in prints:
+            of = dataset_info(registry.load("datasets", spec.data)).fingerprint
+            if of is not None:
+                try:
+                    prints[spec.data] = str(of(**dict(spec.options)))
+                except (Exception, SystemExit) as error:
+                    prints[spec.data] = f"none: {error}"
+    return prints

@@ -1,7 +1,7 @@
 """Names to objects, through entry points, without importing what is not asked for.
 
 The groups are ``nlbench.measures``, ``nlbench.models``, ``nlbench.datasets``,
-``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.transforms``.
+``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.subjects.load``.
 What ships with nlbench comes through the same door as anybody's plugin.
 
 An entry point whose name ends in ``/*`` is a family: one object that knows many names,
@@ -15,7 +15,8 @@ import contextlib
 import fnmatch
 import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -25,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
-from nlbench.family import Family
 
 __all__ = [
     "GROUPS",
     "Entries",
     "Entry",
+    "Family",
     "describe",
     "entries",
     "entry_points",
@@ -40,6 +41,48 @@ __all__ = [
     "find_source",
     "load",
 ]
+
+
+class Family(ABC):
+    """Many names behind one entry point called ``NAME/*``.
+
+    Its class is registered; it is imported whenever its group is listed, so its module
+    imports no more than the standard library and nlbench until a member is loaded.
+
+    Attributes
+    ----------
+    description : str
+        One line, for the listing.
+    costly : bool
+        Whether `names` imports the library. It is then asked only for a glob that names
+        the family, and when all members are to be listed.
+    """
+
+    description: str = ""
+    costly: bool = False
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """Names of the members, without the family's."""
+
+    @abstractmethod
+    def load(self, name: str) -> Any:
+        """Give what a member's name stands for.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is no such member, or the library isn't installed.
+        """
+
+    def describe(self, name: str) -> str:
+        """Say in one line what a member is; nothing is imported for it."""
+        return ""
+
+    def providers(self) -> tuple[str, ...]:
+        """Libraries, with versions, that decide what a member is."""
+        return ()
+
 
 GROUPS: Mapping[str, str] = {
     "measures": "measure",
@@ -289,7 +332,9 @@ def _families(group: str, points: Mapping[str, tuple[EntryPoint, ...]]) -> dict[
 def _family_of(loaded: object) -> Family:
     family = loaded() if isinstance(loaded, type) else loaded
     if not isinstance(family, Family):
-        raise PluginError(f"a family is a {type(family).__name__}, expected nlbench.family.Family")
+        raise PluginError(
+            f"a family is a {type(family).__name__}, expected nlbench.registry.Family"
+        )
     return family
 
 

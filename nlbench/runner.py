@@ -13,25 +13,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nlbench.book import Book
-from nlbench.constancy import difference, expected_facts
 from nlbench.errors import NlbenchError, RequestError
-from nlbench.executors import Crew, executed
-from nlbench.opening import (
+from nlbench.execution.executors import Crew, executed
+from nlbench.execution.work_units import units_of
+from nlbench.plan import Cell, Plan, kept_plan, make_plan
+from nlbench.request import Conduct, Request
+from nlbench.store.record import Record, Run, load_run
+from nlbench.store.run_folder import (
+    Book,
     check_alike,
     check_free,
+    difference,
+    expected_facts,
     forget_failures,
     open_run,
     remove_run,
 )
-from nlbench.plan import Cell, Plan, make_plan
-from nlbench.records import Record, Run, load_run
-from nlbench.request import Conduct, Request
-from nlbench.stamps import kept_plan
-from nlbench.units import units_of
 
 if TYPE_CHECKING:
-    from nlbench.environment import Machine
+    from nlbench.execution.numerics import Machine
 
 __all__ = ["Outlook", "Progress", "Silent", "outlook", "run"]
 
@@ -129,7 +129,7 @@ def _sorted(plan: Plan, records: Iterable[Record], conduct: Conduct) -> Outlook:
 
 
 def _device(request: Request) -> str:
-    from nlbench.environment import resolve_device
+    from nlbench.execution.numerics import resolve_device
 
     return str(resolve_device(request.device))
 
@@ -215,7 +215,7 @@ def _finished(request: Request, folder: Path, conduct: Conduct) -> Run | None:
 def _machine(plan: Plan, threads: int) -> Machine:
     import torch
 
-    from nlbench.environment import Machine, some_threads
+    from nlbench.execution.numerics import Machine, some_threads
 
     with some_threads(threads):
         return Machine.at(torch.device(plan.device), plan.precision)
@@ -223,7 +223,7 @@ def _machine(plan: Plan, threads: int) -> Machine:
 
 def _carry_out(book: Book, todo: Outlook, crew: Crew, progress: Progress) -> None:
     """Measure what is to be measured; a lone subject that can't be loaded is a wrong request."""
-    from nlbench.measuring import missing_record
+    from nlbench.execution.measure_subject import missing_record
 
     plan = book.plan
     assert book.run.path is not None
@@ -261,7 +261,7 @@ def _crew(conduct: Conduct, plan: Plan) -> Crew:
     """How many measure at a time, and with what."""
     import torch
 
-    from nlbench.environment import default_threads
+    from nlbench.execution.numerics import default_threads
 
     threads = conduct.threads or default_threads()
     if conduct.executor == "serial":
@@ -278,7 +278,7 @@ def _crew(conduct: Conduct, plan: Plan) -> Crew:
 
 
 def _steps(cells: Sequence[Cell], request: Request) -> int:
-    from nlbench.looking import steps_of
+    from nlbench.execution.measure_subject import steps_of
 
     passes: Mapping[tuple[str, str], Cell] = {
         (cell.target.key, cell.wanted.probe): cell for cell in cells

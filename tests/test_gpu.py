@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench.probes.lines import trace_segment
+from nlbench.probes.lines.lines import trace_segment
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
-from nlbench.probes.lines import LineLook, SegmentTrace, look_along, trace_segment
-from nlbench.probes.smooth import integrate_along, smooth_trace
+from nlbench.probes.lines.lines import LineLook, SegmentTrace, look_along, trace_segment
+from nlbench.probes.lines.quadrature import integrate_along, smooth_trace
 
 
 def trace_of(t, values, length=1.0):

@@ -4,8 +4,8 @@ from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.measures.density import Density
-from nlbench.probes.lines import LineLook, SegmentTrace, look_along
-from nlbench.probes.smooth import integrate_along
+from nlbench.probes.lines.lines import LineLook, SegmentTrace, look_along
+from nlbench.probes.lines.quadrature import integrate_along
 
 
 def reading_of(model, paths):

@@ -10,8 +10,8 @@ from scipy.integrate import quad
 from torch import nn
 
 from nlbench.measures._deviation import Deviation, deviation_of
-from nlbench.probes.lines import SegmentTrace, trace_segment
-from nlbench.probes.smooth import integrate_along, smooth_trace
+from nlbench.probes.lines.lines import SegmentTrace, trace_segment
+from nlbench.probes.lines.quadrature import integrate_along, smooth_trace
 
 
 def trace_of(t, values, length=1.0):

@@ -7,8 +7,8 @@ from torch import nn
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import PathLength, average_path_length
-from nlbench.models.sparsified import randomize, snap, sparsify
-from nlbench.probes.graph import GraphLook, channel_graph
+from nlbench.models.sparsified.prelu import randomize, snap, sparsify
+from nlbench.probes.graph.graph import GraphLook, channel_graph
 
 
 def network():

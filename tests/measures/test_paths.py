@@ -4,7 +4,7 @@ import torch
 
 from nlbench.measure import Reading, Value
 from nlbench.measures._paths import Method, with_means
-from nlbench.probes.lines import LineLook, SegmentTrace
+from nlbench.probes.lines.lines import LineLook, SegmentTrace
 
 
 def look(method="exact", **notes):

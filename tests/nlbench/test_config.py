@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.config import parse_size, read_config, to_toml, write_request
 from nlbench.errors import RequestError
-from nlbench.request import Request
+from nlbench.request import Request, parse_size, read_config, to_toml, write_request
 
 NAMES = st.lists(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters=","), min_size=1)

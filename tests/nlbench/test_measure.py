@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Measure, Reading, Value, site_measure, summarize
 from nlbench.options import Option
-from nlbench.probes.sites import Site, SiteLook
+from nlbench.probes.sites.sites import Site, SiteLook
 
 
 def look(place, x, y, batch=0):

@@ -6,7 +6,7 @@ import pytest
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError
-from nlbench.family import Family
+from nlbench.registry import Family
 
 
 class Dist:

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 import nlbench
-from nlbench import environment, registry
+from nlbench import registry
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
+from nlbench.execution import numerics as environment
 from nlbench.measure import Measure, Reading, site_measure
 from nlbench.options import Option
 from nlbench.plan import Request

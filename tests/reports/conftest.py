@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nlbench.records import COLUMNS
+from nlbench.store.record import COLUMNS
 
 DETAILS: dict[str, dict[str, Any]] = {
     "affinity": {

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from nlbench.errors import RequestError
-from nlbench.records import COLUMNS
 from nlbench.reports.board import board, cell_texts, missing_cells, print_boards
 from nlbench.reports.tables import labelled, per_place
+from nlbench.store.record import COLUMNS
 
 SUBJECT = ("net", "init", "digits", 0)
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from nlbench.records import COLUMNS
 from nlbench.reports.layout import NamedRun
 from nlbench.reports.linearised import compared, families, tradeoffs
+from nlbench.store.record import COLUMNS
 
 
 def run(networks):

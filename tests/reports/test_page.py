@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from nlbench.errors import RequestError
-from nlbench.manifest import contents
 from nlbench.measure import Reading, Value
-from nlbench.records import Record, Run, load_run
 from nlbench.reports.board import board, cell_texts
 from nlbench.reports.page import render_page, write_page
+from nlbench.store.manifest import contents
+from nlbench.store.record import Record, Run, load_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.reports.text import (
-    bounds_text,
-    column_decimals,
-    number,
-    one_line,
-    value_with_std,
-)
+from nlbench.reports.text import bounds_text, column_decimals, number, one_line, value_with_std
 
 finite = st.floats(-1e300, 1e300)
 

@@ -27,7 +27,6 @@ def attempt(folder, seeds, delay=None):
     The process is forked from one that has imported PyTorch and computed nothing, so that
     the moments fall into the run and not into imports.
     """
-    import nlbench.measuring  # noqa: F401
     from nlbench.request import Conduct, Request
     from nlbench.runner import run
 

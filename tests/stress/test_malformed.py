@@ -12,7 +12,7 @@ import torch
 from hostile import write_plugin
 from safetensors.torch import save_file
 
-from nlbench.cli import main
+from nlbench.cli.app import main
 from nlbench.request import Request
 from nlbench.runner import run
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nlbench.probes.program import double_copy, record, run_program
+from nlbench.probes.lines.program import double_copy, record, run_program
 
 
 class Net(nn.Module):

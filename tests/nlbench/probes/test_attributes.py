@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from nlbench.probes.attributes import attributes_kept
-from nlbench.probes.graph import channel_graph
+from nlbench.probes.graph.graph import channel_graph
+from nlbench.probes.model_state import attributes_kept
 
 
 class Masked(nn.Module):

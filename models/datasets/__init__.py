@@ -1,0 +1,1 @@
+"""Datasets that ship with nlbench, and readers of the usual files."""

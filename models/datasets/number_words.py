@@ -1,0 +1,219 @@
+"""Numbers written out in English, German and French: a parallel corpus without a download."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nlbench.errors import RequestError
+from nlbench.measure import Source
+from nlbench.options import Option
+from nlbench.subjects.data import dataset
+
+from .parallel_text import ParallelText, Splits, make_parallel
+
+__all__ = ["LANGUAGES", "in_words", "number_words"]
+
+
+LARGEST = 999_999
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_ENGLISH = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen"
+)
+_ENGLISH_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
+_GERMAN = _words(
+    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
+    "fünfzehn sechzehn siebzehn achtzehn neunzehn"
+)
+_GERMAN_TENS = _words("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig")
+_FRENCH = _words(
+    "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze "
+    "seize dix-sept dix-huit dix-neuf"
+)
+_FRENCH_TENS = _words("vingt trente quarante cinquante soixante")
+
+
+def in_words(number: int, language: str) -> str:
+    """Write a number out.
+
+    English as in Britain (*one hundred and one*), German as one word
+    (*einhunderteins*), French as in France with the hyphens of before 1990
+    (*soixante et onze*, *quatre-vingt-dix-sept*).
+
+    Parameters
+    ----------
+    number : int
+        0 to 999,999.
+    language : {"en", "de", "fr"}
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the number or the language is another one.
+
+    Examples
+    --------
+    >>> [in_words(71, language) for language in ("en", "de", "fr")]
+    ['seventy-one', 'einundsiebzig', 'soixante et onze']
+    """
+    if not 0 <= number <= LARGEST:
+        raise RequestError(f"number words: got {number}, expected 0 to {LARGEST}")
+    if language not in LANGUAGES:
+        raise RequestError(f"number words: unknown language '{language}', expected en, de or fr")
+    return LANGUAGES[language](number)
+
+
+def _english(number: int) -> str:
+    thousands, rest = divmod(number, 1000)
+    if not thousands:
+        return _english_below(rest)
+    head = f"{_english_below(thousands)} thousand"
+    if not rest:
+        return head
+    return f"{head} {'and ' if rest < 100 else ''}{_english_below(rest)}"
+
+
+def _english_below(number: int) -> str:
+    hundreds, rest = divmod(number, 100)
+    if not hundreds:
+        return _english_below_hundred(rest)
+    head = f"{_ENGLISH[hundreds]} hundred"
+    return f"{head} and {_english_below_hundred(rest)}" if rest else head
+
+
+def _english_below_hundred(number: int) -> str:
+    if number < 20:
+        return _ENGLISH[number]
+    tens, ones = divmod(number, 10)
+    return f"{_ENGLISH_TENS[tens - 2]}-{_ENGLISH[ones]}" if ones else _ENGLISH_TENS[tens - 2]
+
+
+def _german(number: int) -> str:
+    thousands, rest = divmod(number, 1000)
+    if not thousands:
+        return _german_below(rest, "eins")
+    head = f"{_german_below(thousands, 'ein')}tausend"
+    return head + (_german_below(rest, "eins") if rest else "")
+
+
+def _german_below(number: int, one: str) -> str:
+    """Below a thousand; `one` is what a lone 1 at the end is called."""
+    hundreds, rest = divmod(number, 100)
+    head = f"{'ein' if hundreds == 1 else _GERMAN[hundreds]}hundert" if hundreds else ""
+    if rest == 0 and hundreds:
+        return head
+    if rest == 1:
+        return head + one
+    if rest < 20:
+        return head + _GERMAN[rest]
+    tens, ones = divmod(rest, 10)
+    units = {0: "", 1: "einund"}.get(ones, f"{_GERMAN[ones]}und")
+    return head + units + _GERMAN_TENS[tens - 2]
+
+
+def _french(number: int) -> str:
+    thousands, rest = divmod(number, 1000)
+    if not thousands:
+        return _french_below(rest, last=True)
+    # "cent" and "vingt" take their s only where nothing follows, and "mille" follows here.
+    head = "mille" if thousands == 1 else f"{_french_below(thousands, last=False)} mille"
+    return f"{head} {_french_below(rest, last=True)}" if rest else head
+
+
+def _french_below(number: int, *, last: bool) -> str:
+    hundreds, rest = divmod(number, 100)
+    if not hundreds:
+        return _french_below_hundred(rest, last=last)
+    head = "cent" if hundreds == 1 else f"{_FRENCH[hundreds]} cent"
+    if rest:
+        return f"{head} {_french_below_hundred(rest, last=last)}"
+    return f"{head}s" if hundreds > 1 and last else head
+
+
+def _french_below_hundred(number: int, *, last: bool) -> str:
+    if number < 20:
+        return _FRENCH[number]
+    if number == 80:
+        return "quatre-vingts" if last else "quatre-vingt"
+    if number > 80:
+        return f"quatre-vingt-{_FRENCH[number - 80]}"
+    tens, ones = divmod(number, 10)
+    if tens == 7:
+        tens, ones = 6, ones + 10
+    name = _FRENCH_TENS[tens - 2]
+    if not ones:
+        return name
+    return f"{name} et {_FRENCH[ones]}" if ones in (1, 11) else f"{name}-{_FRENCH[ones]}"
+
+
+LANGUAGES = {"en": _english, "de": _german, "fr": _french}
+
+
+@dataset(
+    options={
+        "source": Option("en", "language to translate from", choices=("en", "de", "fr")),
+        "target": Option("fr", "language to translate to", choices=("en", "de", "fr")),
+        "train": Option(4000, "training pairs", minimum=1, maximum=500_000),
+        "test": Option(512, "test pairs", minimum=1, maximum=100_000),
+        "largest": Option(LARGEST, "largest number", minimum=9, maximum=LARGEST),
+        "seed": Option(0, "decides which numbers, and the split", minimum=0, maximum=2**32 - 1),
+        "vocabulary": Option(128, "most tokens of the vocabulary", minimum=16, maximum=2**20),
+        "length": Option(32, "most tokens of a sentence; longer pairs are left out", minimum=2),
+    }
+)
+def number_words(
+    source: str = "en",
+    target: str = "fr",
+    train: int = 4000,
+    test: int = 512,
+    largest: int = LARGEST,
+    seed: int = 0,
+    vocabulary: int = 128,
+    length: int = 32,
+) -> ParallelText:
+    """Numbers up to 999,999 in words, in two of English, German and French.
+
+    As many different numbers as asked for, drawn by NumPy's legacy generator (whose stream
+    is frozen) from a seed; none is in both splits.
+
+    Returns
+    -------
+    ParallelText
+
+    Raises
+    ------
+    nlbench.RequestError
+        If both languages are the same, or there are fewer numbers than asked for.
+
+    Examples
+    --------
+    >>> data = number_words(train=200, test=20)
+    >>> data.classes, len(data.test.sources)
+    (128, 20)
+    """
+    if source == target:
+        raise RequestError(f"number-words translates from {source} to itself; choose two languages")
+    if train + test > largest + 1:
+        raise RequestError(
+            f"number-words: {train} + {test} different numbers asked for, there are {largest + 1}"
+        )
+    numbers = np.random.RandomState(seed).permutation(largest + 1)[: train + test].tolist()
+    pairs = [(in_words(number, source), in_words(number, target)) for number in numbers]
+    return make_parallel(
+        "number-words",
+        Splits(pairs[:train], pairs[train:]),
+        vocabulary=vocabulary,
+        length=length,
+        # German number words are one word each, in which BLEU would find no n-gram of words.
+        bleu_tokens="char" if target == "de" else "13a",
+        origin=(
+            f"numbers 0 to {largest} in words, {source} to {target}; the first {train} of numpy "
+            f"RandomState({seed}).permutation for training, the next {test} for test"
+        ),
+        source=Source("generated by nlbench's own rules"),
+    )

@@ -1,0 +1,1 @@
+"""Networks that ship with nlbench, and the families of other libraries."""

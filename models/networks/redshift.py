@@ -1,0 +1,172 @@
+"""The neural-redshift networks, and the grid of points that they are looked at with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nlbench.errors import RequestError
+from nlbench.measure import Source
+from nlbench.options import Option
+from nlbench.subjects.data import Dataset, dataset
+from nlbench.subjects.model import model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "grid",
+    "redshift_mlp",
+    "redshift_mlp_shifted",
+    "redshift_mlp_shifted_tanh",
+    "redshift_mlp_shifted_tanh_x6",
+    "redshift_mlp_shifted_x6",
+    "redshift_mlp_tanh",
+    "redshift_mlp_tanh_x6",
+    "redshift_mlp_x6",
+    "redshift_network",
+]
+
+
+REDSHIFT = Source(
+    citation=(
+        "D. Teney, A. M. Nicolicioiu, V. Hartmann, E. Abbasnejad. Neural Redshift: Random Networks "
+        "are not Random Functions. CVPR, 2024. As revisited by Q. Bouniot et al., whose slides "
+        "state the scores."
+    ),
+    equation="section 4 and figure 4 of the affinity-score paper",
+)
+
+WIDTH = 40
+LOWERED = 0.05
+MAGNIFIED = 6.0
+
+
+def redshift_network(
+    inputs: int = 2,
+    outputs: int = 1,
+    *,
+    activation: str = "relu",
+    scale: float = 1.0,
+    lowered: float = 0.0,
+) -> nn.Sequential:
+    """Build a multilayer perceptron of three hidden layers of 40 units, at random.
+
+    Weights are drawn from ``scale`` · U(-s - lowered, s - lowered), with Glorot's bound
+    s = sqrt(6 / (fan-in + fan-out)), biases from U(-1, 1). The layers that count are the
+    activations of the three hidden layers.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+    activation : {"relu", "tanh"}
+    scale : float
+        Of the weights; the paper's other value is 6.
+    lowered : float
+        How far both bounds are lowered; the paper's other value is 0.05.
+
+    Returns
+    -------
+    torch.nn.Sequential
+
+    Examples
+    --------
+    >>> import torch
+    >>> redshift_network()(torch.zeros(5, 2)).shape
+    torch.Size([5, 1])
+    """
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    widths = (inputs, WIDTH, WIDTH, WIDTH, outputs)
+    for fan_in, fan_out in itertools.pairwise(widths):
+        linear = nn.Linear(fan_in, fan_out)
+        bound = math.sqrt(6 / (fan_in + fan_out))
+        nn.init.uniform_(linear.weight, scale * (-bound - lowered), scale * (bound - lowered))
+        nn.init.uniform_(linear.bias, -1, 1)
+        layers += [linear, nn.ReLU() if activation == "relu" else nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _registered(
+    activation: str = "relu", scale: float = 1.0, lowered: float = 0.0
+) -> Callable[..., nn.Sequential]:
+    def build(num_classes: int = 1, input_shape: tuple[int, ...] = (2,)) -> nn.Sequential:
+        if len(input_shape) != 1:
+            raise RequestError(
+                f"it takes vectors, such as the points of the dataset grid, not {input_shape}"
+            )
+        return redshift_network(
+            input_shape[0], num_classes, activation=activation, scale=scale, lowered=lowered
+        )
+
+    shown = {"relu": "ReLU"}.get(activation, activation)
+    weights = "lowered" if lowered and scale != 1 else "lowered by 0.05" if lowered else ""
+    weights = ", ".join(filter(None, (weights, "times 6" if scale != 1 else "")))
+    weights = f"weights {weights}" if weights else "Glorot weights"
+    build.__doc__ = f"Random perceptron of the neural-redshift experiment: {shown}, {weights}."
+    return model(source=REDSHIFT)(build)
+
+
+redshift_mlp = _registered()
+"""Random perceptron of the neural-redshift experiment: ReLU, Glorot weights."""
+
+redshift_mlp_tanh = _registered("tanh")
+"""Random perceptron of the neural-redshift experiment: tanh, Glorot weights."""
+
+redshift_mlp_x6 = _registered(scale=MAGNIFIED)
+"""Random perceptron of the neural-redshift experiment: ReLU, weights times 6."""
+
+redshift_mlp_tanh_x6 = _registered("tanh", scale=MAGNIFIED)
+"""Random perceptron of the neural-redshift experiment: tanh, weights times 6."""
+
+redshift_mlp_shifted = _registered(lowered=LOWERED)
+"""Random perceptron of the neural-redshift experiment: ReLU, weights lowered by 0.05."""
+
+redshift_mlp_shifted_tanh = _registered("tanh", lowered=LOWERED)
+"""Random perceptron of the neural-redshift experiment: tanh, weights lowered by 0.05."""
+
+redshift_mlp_shifted_x6 = _registered(scale=MAGNIFIED, lowered=LOWERED)
+"""Random perceptron of the neural-redshift experiment: ReLU, weights lowered, times 6."""
+
+redshift_mlp_shifted_tanh_x6 = _registered("tanh", scale=MAGNIFIED, lowered=LOWERED)
+"""Random perceptron of the neural-redshift experiment: tanh, weights lowered, times 6."""
+
+
+@dataset(options={"side": Option(32, "points along each axis", minimum=2, maximum=4096)})
+def grid(side: int = 32) -> Dataset:
+    """Evenly spaced points of the square [-1, 1]², the input of the neural-redshift networks.
+
+    Both splits are the whole grid, row by row; the points have no labels and aren't
+    normalised. ``--samples 0`` takes all of them.
+
+    Parameters
+    ----------
+    side : int
+        Points along each axis.
+
+    Examples
+    --------
+    >>> grid(3).sample(None).inputs.sum(0).tolist()
+    [0.0, 0.0]
+    """
+    import torch
+
+    from nlbench.models.datasets.generated import Points
+
+    line = torch.linspace(-1, 1, side)
+    items = Points(torch.cartesian_prod(line, line))
+    return Dataset(
+        name="grid",
+        train=items,
+        test=items,
+        shape=(2,),
+        classes=1,
+        mean=(),
+        std=(),
+        preprocessing=f"{side}x{side} evenly spaced points of the square [-1, 1]^2, as they are",
+        source=REDSHIFT,
+        labelled=False,
+    )

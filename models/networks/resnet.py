@@ -1,0 +1,316 @@
+"""Residual networks for 32×32 images, and the same networks without their shortcuts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nlbench.measure import Source
+from nlbench.subjects.model import model
+
+from .vgg import LINEAR_REGIONS, check_numbers
+
+__all__ = [
+    "ResNet18",
+    "ResidualNetwork",
+    "plain20",
+    "plain56",
+    "resnet18_w4",
+    "resnet18_w8",
+    "resnet18_w16",
+    "resnet18_w24",
+    "resnet18_w32",
+    "resnet18_w64",
+    "resnet20",
+    "resnet56",
+]
+
+
+HE = Source(
+    citation=(
+        "K. He, X. Zhang, S. Ren, J. Sun. Deep Residual Learning for Image Recognition. CVPR, 2016."
+    ),
+    equation="section 4.2",
+)
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions with batch norm, around which the input may be added.
+
+    Where the shape changes the shortcut has no parameters (option A): every second pixel
+    of the input, with channels of zeros on both sides.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Channels.
+    stride : int
+        Of the first convolution.
+    shortcut : bool
+        Whether the input is added.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, shortcut: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
+        self.shortcut = shortcut
+        self.stride = stride
+        self.grown = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        y: Tensor = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
+        if self.shortcut:
+            y = y + self._reshaped(x)
+        activated: Tensor = self.relu2(y)
+        return activated
+
+    def _reshaped(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        if self.grown:
+            before = self.grown // 2
+            x = functional.pad(x, (0, 0, 0, 0, before, self.grown - before))
+        return x
+
+
+class ResidualNetwork(nn.Module):
+    """A 3×3 stem and three stages of blocks with 16, 32 and 64 channels.
+
+    6n + 2 layers with weights for n blocks a stage; every convolution is followed by
+    batch norm, the last stage by the average over the image and a linear layer.
+    Convolutions start normal after He et al. (variance 2 / fan-in); the linear layer and
+    batch norm as PyTorch has them.
+
+    Parameters
+    ----------
+    depth : int
+        6n + 2.
+    in_channels, num_classes : int
+    shortcuts : bool
+        False: the plain network, with as many parameters.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in ResidualNetwork(20).parameters())
+    269722
+    """
+
+    def __init__(
+        self, depth: int, in_channels: int = 3, num_classes: int = 10, *, shortcuts: bool = True
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU()
+        blocks: list[nn.Module] = []
+        inputs = 16
+        for outputs in (16, 32, 64):
+            for _ in range((depth - 2) // 6):
+                stride = 1 if inputs == outputs else 2
+                blocks.append(Block(inputs, outputs, stride, shortcut=shortcuts))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(inputs, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, classes) of images of shape (batch, channels, h, w)."""
+        features = self.pool(self.blocks(self.relu(self.bn(self.stem(images)))))
+        logits: Tensor = self.classifier(torch.flatten(features, 1))
+        return logits
+
+
+@model(source=HE)
+def resnet20(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet20 for 32×32 images, with batch norm and parameter-free shortcuts.
+
+    Parameters
+    ----------
+    in_channels, num_classes : int
+        At least 1.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a number isn't positive.
+    """
+    check_numbers("resnet20", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(20, in_channels, num_classes)
+
+
+@model(source=HE)
+def resnet56(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet56 for 32×32 images, with batch norm and parameter-free shortcuts.
+
+    See `resnet20`.
+    """
+    check_numbers("resnet56", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(56, in_channels, num_classes)
+
+
+@model(source=HE)
+def plain20(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet20 without its shortcuts: as many layers and parameters.
+
+    See `resnet20`.
+    """
+    check_numbers("plain20", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(20, in_channels, num_classes, shortcuts=False)
+
+
+@model(source=HE)
+def plain56(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+    """ResNet56 without its shortcuts: as many layers and parameters.
+
+    See `resnet20`.
+    """
+    check_numbers("plain56", in_channels=in_channels, num_classes=num_classes)
+    return ResidualNetwork(56, in_channels, num_classes, shortcuts=False)
+
+
+ALMOST_ZERO = 1e-6
+"""Standard deviation of the weights that Fixup sets to zero."""
+
+FIXUP = Source(
+    citation=(
+        f"{LINEAR_REGIONS.citation} Initialisation after H. Zhang, Y. N. Dauphin, T. Ma. "
+        "Fixup Initialization: Residual Learning Without Normalization. ICLR, 2019."
+    ),
+    equation="appendix B, table 3",
+)
+
+
+class BlockResnet18(nn.Module):
+    """Two 3×3 convolutions with biases and a shortcut: ReLU(conv(ReLU(conv(x))) + shortcut(x)).
+
+    The shortcut is the identity, or a 1×1 convolution without bias where the shape changes.
+
+    Parameters
+    ----------
+    inputs, outputs : int
+        Channels.
+    stride : int
+        Of the first convolution and the shortcut.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        same = stride == 1 and inputs == outputs
+        self.shortcut: nn.Module = (
+            nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        )
+        self.relu2 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
+        y: Tensor = self.relu2(self.conv2(self.relu1(self.conv1(x))) + self.shortcut(x))
+        return y
+
+
+class ResNet18(nn.Module):
+    """Eight residual blocks of base width w, without normalisation.
+
+    A 3×3 stem of w channels, four stages of two blocks with w, 2w, 4w and 8w channels,
+    the first block of each stage but the first halving the resolution, the average over
+    the image, and a linear layer. All 3×3 convolutions have biases.
+
+    Initialised as Fixup does, without its extra scalars: all biases zero; with m = 2
+    layers a residual branch and L = 8 of them, the first layer of each branch normal
+    after He et al., times L^(-1 / (2m - 2)); the last layer of each branch and the linear
+    layer, which Fixup sets to zero, normal with standard deviation 1e-6; stem and
+    shortcuts normal after He et al. (variance 2 / fan-in).
+
+    Parameters
+    ----------
+    width : int
+        Base width w.
+    in_channels : int
+    num_classes : int
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in ResNet18(16).parameters())
+    700042
+    """
+
+    def __init__(self, width: int, in_channels: int = 3, num_classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(in_channels, width, 3, padding=1)
+        self.relu = nn.ReLU()
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(4):
+            outputs = width * 2**stage
+            blocks += [
+                BlockResnet18(inputs, outputs, 2 if stage else 1),
+                BlockResnet18(outputs, outputs, 1),
+            ]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(inputs, num_classes)
+        self._initialize()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of shape (batch, classes) of images of shape (batch, channels, h, w)."""
+        features = self.pool(self.blocks(self.relu(self.stem(images))))
+        logits: Tensor = self.classifier(torch.flatten(features, 1))
+        return logits
+
+    def _initialize(self) -> None:
+        branches = [module for module in self.modules() if isinstance(module, BlockResnet18)]
+        for module in self.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        with torch.no_grad():
+            for branch in branches:
+                branch.conv1.weight.mul_(1 / math.sqrt(len(branches)))
+                branch.conv2.weight.normal_(std=ALMOST_ZERO)
+            self.classifier.weight.normal_(std=ALMOST_ZERO)
+
+
+def _registered(width: int) -> Callable[..., ResNet18]:
+    def build(in_channels: int = 3, num_classes: int = 10) -> ResNet18:
+        check_numbers(f"resnet18-w{width}", in_channels=in_channels, num_classes=num_classes)
+        return ResNet18(width, in_channels, num_classes)
+
+    build.__name__ = build.__qualname__ = f"resnet18_w{width}"
+    build.__doc__ = f"ResNet18 of base width {width} of the linear-regions paper, no batch norm."
+    return model(source=FIXUP, recipe="adam")(build)
+
+
+resnet18_w4 = _registered(4)
+"""ResNet18 of base width 4 of the linear-regions paper, no batch norm."""
+
+resnet18_w8 = _registered(8)
+"""ResNet18 of base width 8 of the linear-regions paper, no batch norm."""
+
+resnet18_w16 = _registered(16)
+"""ResNet18 of base width 16 of the linear-regions paper, no batch norm."""
+
+resnet18_w24 = _registered(24)
+"""ResNet18 of base width 24 of the linear-regions paper, no batch norm."""
+
+resnet18_w32 = _registered(32)
+"""ResNet18 of base width 32 of the linear-regions paper, no batch norm."""
+
+resnet18_w64 = _registered(64)
+"""ResNet18 of base width 64 of the linear-regions paper, no batch norm."""

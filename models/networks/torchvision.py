@@ -1,0 +1,201 @@
+"""The classification networks of torchvision, as ``torchvision/NAME``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError, nearest
+from nlbench.measure import Source
+from nlbench.registry import Family
+from nlbench.subjects.data import Preprocessing
+from nlbench.subjects.model import model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["NAMES", "Torchvision"]
+
+
+_NAMES = """
+    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161
+    densenet169 densenet201 efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3
+    efficientnet_b4 efficientnet_b5 efficientnet_b6 efficientnet_b7 efficientnet_v2_l
+    efficientnet_v2_m efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5 mnasnet0_75
+    mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small regnet_x_16gf
+    regnet_x_1_6gf regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf
+    regnet_y_128gf regnet_y_16gf regnet_y_1_6gf regnet_y_32gf regnet_y_3_2gf regnet_y_400mf
+    regnet_y_800mf regnet_y_8gf resnet101 resnet152 resnet18 resnet34 resnet50
+    resnext101_32x8d resnext101_64x4d resnext50_32x4d shufflenet_v2_x0_5 shufflenet_v2_x1_0
+    shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b swin_s swin_t
+    swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn
+    vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
+"""
+
+NAMES: tuple[str, ...] = tuple(_NAMES.split())
+"""Written down, so that listing them imports nothing; a newer torchvision's load all the same."""
+
+# Of an image's side in pixels, where torchvision states a size that it was tried at, not the least.
+_SMALLEST = {"efficientnet_v2": 1, "swin": 4, "swin_v2": 4}
+
+# Networks that undo the usual normalisation themselves when built with their own weights.
+_HALVES = ("googlenet", "inception_v3")
+
+
+class Torchvision(Family):
+    """Image classifiers of torchvision."""
+
+    description = "torchvision's classification networks"
+
+    def names(self) -> Sequence[str]:
+        """Names as torchvision's ``list_models`` has them."""
+        return NAMES
+
+    def load(self, name: str) -> Callable[..., nn.Module]:
+        """Give the function that builds a network.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If torchvision has no classification network of that name.
+        """
+        from torchvision import models
+
+        known = models.list_models(module=models)
+        if name not in known:
+            hint = nearest(name, known)
+            raise RequestError(f"there is no model 'torchvision/{name}'{hint}")
+        weights = [w for w in models.get_model_weights(name) if w.url]
+        default = models.get_model_weights(name).DEFAULT
+        file = _where(default.url.rpartition("/")[2])
+
+        def build(
+            in_channels: int = 3, num_classes: int = 1000, image_size: int = 224
+        ) -> nn.Module:
+            return _build(name, in_channels, num_classes, image_size)
+
+        build.__name__ = name
+        build.__doc__ = f"Build torchvision's {name}, freshly initialised."
+        return model(
+            trained={"imagenet": file},
+            source=Source(f"torchvision {_version()}, torchvision.models.{name}"),
+            obtain=(
+                f"download {default.url} ({default.name}) and put it there, "
+                "or give another checkpoint's path"
+            ),
+            preprocessing=lambda path: _preprocessing(name, weights, default, path),
+            rename=_renaming(name),
+        )(build)
+
+    def describe(self, name: str) -> str:
+        """One line."""
+        return f"torchvision's {name}"
+
+    def providers(self) -> tuple[str, ...]:
+        """Version of torchvision."""
+        return (f"torchvision {_version()}",)
+
+
+@cache
+def _version() -> str:
+    return importlib.metadata.version("torchvision")
+
+
+def _build(name: str, in_channels: int, num_classes: int, image_size: int) -> nn.Module:
+    from torchvision import models
+
+    if in_channels != 3:
+        raise RequestError(
+            f"torchvision's networks take images of 3 channels, these have {in_channels}"
+        )
+    if num_classes < 1:
+        raise RequestError(f"num_classes is {num_classes}, expected at least 1")
+    arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
+    patch = _patch(name)
+    if patch:
+        if image_size < patch or image_size % patch:
+            raise RequestError(
+                f"it takes images whose side is a multiple of {patch} pixels, so at least "
+                f"{patch}x{patch}; these are {image_size}x{image_size}"
+            )
+        size = "input_size" if name.startswith("maxvit") else "image_size"
+        arguments[size] = (image_size, image_size) if size == "input_size" else image_size
+    else:
+        smallest = _smallest(name)
+        if image_size < smallest:
+            raise RequestError(
+                f"it takes images of at least {smallest}x{smallest} pixels, these are "
+                f"{image_size}x{image_size}"
+            )
+    if name in _HALVES:
+        # Auxiliary classifiers serve training only, and make the output a tuple there.
+        arguments |= {"aux_logits": False, "init_weights": True}
+    built: nn.Module = models.get_model(name, **arguments)
+    return built
+
+
+def _patch(name: str) -> int:
+    """Pixels that the side must be a multiple of; 0 where any size will do."""
+    if name.startswith("vit_"):
+        return int(name.rpartition("_")[2])
+    # Windows of 7 by 7 at a 32nd of the resolution.
+    return 224 if name.startswith("maxvit") else 0
+
+
+def _smallest(name: str) -> int:
+    from torchvision import models
+
+    family = re.sub(r"_[blmst]$", "", name)
+    if family in _SMALLEST:
+        return _SMALLEST[family]
+    return int(max(models.get_model_weights(name).DEFAULT.meta["min_size"]))
+
+
+def _where(file: str) -> Path:
+    """Where a checkpoint lies, or should: under NLBENCH_DATA, else where PyTorch caches."""
+    import torch
+
+    cached = Path(torch.hub.get_dir(), "checkpoints", file)
+    root = os.environ.get("NLBENCH_DATA", "")
+    if not root:
+        return cached
+    given = Path(root, "weights", file)
+    return cached if cached.is_file() and not given.is_file() else given
+
+
+def _preprocessing(name: str, weights: Sequence[Any], default: Any, path: Path | None) -> Any:
+    """What torchvision does to images before the weights of that file name."""
+    by_file = {w.url.rpartition("/")[2]: w for w in weights}
+    own = by_file.get(path.name) if path else None
+    chosen = own or default
+    transforms = chosen.transforms()
+    is_halved = name in _HALVES and own is not None
+    return Preprocessing(
+        crop=int(transforms.crop_size[0]),
+        resize=int(transforms.resize_size[0]),
+        mean=(0.5,) * 3 if is_halved else tuple(transforms.mean),
+        std=(0.5,) * 3 if is_halved else tuple(transforms.std),
+        interpolation=transforms.interpolation.value,
+        origin=f"torchvision's {chosen}",
+    )
+
+
+def _renaming(name: str) -> Callable[[str], str | None] | None:
+    """How old checkpoints call what the network calls otherwise now."""
+    if name in _HALVES:
+        return lambda key: None if key.startswith(("AuxLogits.", "aux1.", "aux2.")) else key
+    for prefix, (pattern, replacement) in _RENAMED.items():
+        if name.startswith(prefix):
+            return lambda key: re.sub(pattern, replacement, key)
+    return None
+
+
+_RENAMED: Mapping[str, tuple[str, Any]] = {
+    "densenet": (r"(denselayer\d+\.(?:norm|conv))\.([12]\.)", r"\1\2"),
+    "vit": (r"\.mlp\.linear_([12])\.", lambda m: f".mlp.{'0' if m[1] == '1' else '3'}."),
+}

@@ -1,0 +1,140 @@
+"""A small encoder–decoder Transformer that translates."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError
+from nlbench.measure import Source
+from nlbench.subjects.model import model
+
+__all__ = ["TransformerTiny", "transformer_tiny"]
+
+
+ATTENTION = Source(
+    citation=(
+        "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, "
+        "I. Polosukhin. Attention Is All You Need. NeurIPS, 2017."
+    ),
+    equation="figure 1, at width 64",
+)
+PAD = 0
+
+
+class TransformerTiny(nn.Module):
+    """Two encoder and two decoder layers of width 64, with ReLU in their feed-forward parts.
+
+    One embedding a token, for both languages, plus sines of the place; four heads; feed-
+    forward parts of width 128; layer norm before each part and at the end of each stack; a
+    linear layer to the logits.
+
+    Parameters
+    ----------
+    tokens : int
+        Size of the vocabulary; token 0 is padding.
+    width, heads, hidden, layers : int
+
+    Examples
+    --------
+    >>> network = TransformerTiny(50)
+    >>> network(torch.ones(3, 2, 7, dtype=torch.long)).shape
+    torch.Size([3, 7, 50])
+    """
+
+    def __init__(
+        self, tokens: int, width: int = 64, heads: int = 4, hidden: int = 128, layers: int = 2
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.embedding = nn.Embedding(tokens, width)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        encoder = nn.TransformerEncoderLayer(
+            width, heads, hidden, 0.0, nn.ReLU(), batch_first=True, norm_first=True
+        )
+        # Else PyTorch's fused path stands in for the layer in evaluation, and applies a ReLU
+        # that no probe sees, whatever module `activation` has become.
+        encoder.activation_relu_or_gelu = 0
+        decoder = nn.TransformerDecoderLayer(
+            width, heads, hidden, 0.0, nn.ReLU(), batch_first=True, norm_first=True
+        )
+        self.transformer = nn.Transformer(
+            width,
+            heads,
+            batch_first=True,
+            custom_encoder=nn.TransformerEncoder(
+                encoder, layers, nn.LayerNorm(width), enable_nested_tensor=False
+            ),
+            custom_decoder=nn.TransformerDecoder(decoder, layers, nn.LayerNorm(width)),
+        )
+        self.logits = nn.Linear(width, tokens)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token, of shape (n, length, tokens).
+
+        Parameters
+        ----------
+        tokens : integer tensor of shape (n, 2, length)
+            The source; and the target, shifted by one, of which a place sees only what is
+            before it.
+        """
+        source, target = tokens[:, 0], tokens[:, 1]
+        length = tokens.shape[2]
+        padding = source == PAD
+        later = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+        hidden = self.transformer(
+            self._embedded(source),
+            self._embedded(target),
+            tgt_mask=later,
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+        )
+        logits: Tensor = self.logits(hidden)
+        return logits
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        weight = self.embedding.weight
+        place = torch.arange(tokens.shape[1], device=weight.device, dtype=weight.dtype)[:, None]
+        rate = torch.arange(0, self.width, 2, device=weight.device, dtype=weight.dtype)
+        angle = place * torch.exp(-math.log(10_000) / self.width * rate)
+        sines = torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)
+        found: Tensor = self.embedding(tokens) * math.sqrt(self.width) + sines
+        return found
+
+
+@model(source=ATTENTION, recipe="translation")
+def transformer_tiny(
+    num_classes: int = 128, input_shape: tuple[int, ...] = (2, 33)
+) -> TransformerTiny:
+    """Encoder–decoder Transformer of width 64 for parallel text.
+
+    Parameters
+    ----------
+    num_classes : int
+        Size of the vocabulary.
+    input_shape : tuple of int
+        (2, length) of the dataset.
+
+    Returns
+    -------
+    TransformerTiny
+        From PyTorch's global random generator.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the data aren't pairs of token rows.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in transformer_tiny(128).parameters())
+    184192
+    """
+    if len(input_shape) != 2 or input_shape[0] != 2:
+        raise RequestError(
+            f"transformer-tiny takes token pairs of shape (2, length), not {tuple(input_shape)}; "
+            "expected parallel text such as number-words"
+        )
+    return TransformerTiny(num_classes)

@@ -1,0 +1,434 @@
+"""Find the ReLU calls of a network, and give each call slopes of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from nlbench.errors import RequestError, Undefined
+from nlbench.probes.model_state import evaluation_mode
+from nlbench.probes.ops import activation_kind
+from nlbench.probes.sites.axis_tracking import Layouts
+
+__all__ = [
+    "CHILD",
+    "Calls",
+    "PReLUPerCall",
+    "ReLUCall",
+    "SparsePReLU",
+    "find_calls",
+    "first_line",
+    "follow_calls",
+    "in_words",
+    "inputs_of",
+    "other_activations",
+    "replace_calls",
+    "returns_same",
+    "run_watched",
+]
+
+
+RELUS = ("relu", "relu_")
+CHILD = "called_relu"
+"""Attribute of a module with the name of the child that stands for its calls of ReLU."""
+
+
+class SparsePReLU(nn.PReLU):
+    """A PReLU that starts as a ReLU, and of which units can be frozen as linear.
+
+    Parameters
+    ----------
+    units : int
+        Number of channels.
+    layerwise : bool
+        One slope for all channels in place of one each.
+    axis : int
+        Which axis of the input holds the channels, counted from 0.
+
+    Attributes
+    ----------
+    weight : parameter of shape (units,), or (1,) if layerwise
+        The slopes, at first 0.
+    frozen : bool buffer of the same shape
+        Where the slope is 1 whatever `weight` says: no gradient reaches it.
+
+    Examples
+    --------
+    >>> layer = SparsePReLU(2)
+    >>> layer.frozen[1] = True
+    >>> layer(torch.tensor([[-1.0, -1.0]])).tolist()
+    [[-0.0, -1.0]]
+    """
+
+    frozen: Tensor
+
+    def __init__(self, units: int, *, layerwise: bool = False, axis: int = 1) -> None:
+        super().__init__(1 if layerwise else units, init=0.0)
+        self.units, self.layerwise, self.axis = units, layerwise, axis
+        self.register_buffer("frozen", torch.zeros(len(self.weight), dtype=torch.bool))
+
+    @property
+    def linear_units(self) -> int:
+        """How many channels have slope 1."""
+        return int((self.slopes() == 1).sum()) * (self.units if self.layerwise else 1)
+
+    def slopes(self) -> Tensor:
+        """Give the slopes in force; (units,), or (1,) if layerwise."""
+        return self.weight.masked_fill(self.frozen, 1.0)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Keep what is positive and multiply the rest by its channel's slope."""
+        if self.layerwise or self.axis == 1:
+            return F.prelu(input, self.slopes())
+        moved = F.prelu(input.movedim(self.axis, 1), self.slopes())
+        return moved.movedim(1, self.axis)
+
+    def extra_repr(self) -> str:
+        """Say the number of channels, and what is not as usual."""
+        axis = "" if self.axis == 1 else f", axis={self.axis}"
+        return f"{self.units}{', layerwise=True' if self.layerwise else ''}{axis}"
+
+
+class PReLUPerCall(nn.Module):
+    """Stands for a ReLU that is called several times in one pass: one PReLU a call.
+
+    Parameters
+    ----------
+    calls : iterable of SparsePReLU
+        In order of call.
+    """
+
+    def __init__(self, calls: Iterable[SparsePReLU]) -> None:
+        super().__init__()
+        for number, call in enumerate(calls):
+            self.add_module(str(number), call)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the PReLU of this call."""
+        running = _PASS.get()
+        number = 0
+        if running is not None:
+            number = running.calls[self]
+            running.calls[self] += 1
+        if str(number) not in self._modules:
+            raise RequestError(
+                f"a ReLU is called {number + 1} times in one pass, but was called "
+                f"{len(self._modules)} times on the example that the slopes were made for"
+            )
+        output: Tensor = getattr(self, str(number))(input)
+        return output
+
+
+@dataclass
+class _Pass:
+    """One forward pass: which modules are running, and what was called so far."""
+
+    running: list[nn.Module] = field(default_factory=list)
+    modes: list[_Substitution] = field(default_factory=list)
+    calls: Counter[nn.Module] = field(default_factory=Counter)
+
+
+# Kept beside the modules, not in them, so that a copy of a network, or the same network on
+# another thread, has passes of its own.
+_PASS: ContextVar[_Pass | None] = ContextVar("pass", default=None)
+
+
+class _Substitution(TorchFunctionMode):
+    """Calls a module's PReLU where the module's own forward calls ReLU as a function."""
+
+    def __init__(self, module: nn.Module, running: list[nn.Module]) -> None:
+        super().__init__()
+        self._module, self._running = module, running
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        # A child's calls are the child's, also where the example didn't reach them.
+        if getattr(func, "__name__", "") in RELUS and self._running[-1] is self._module:
+            given = args[0] if args else kwargs["input"]
+            return getattr(self._module, vars(self._module)[CHILD])(given)
+        return func(*args, **kwargs)
+
+
+def _enter(module: nn.Module, args: object) -> None:
+    running = _PASS.get()
+    if running is None:
+        running = _Pass()
+        _PASS.set(running)
+    running.running.append(module)
+    if CHILD in vars(module):
+        mode = _Substitution(module, running.running)
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        running.modes.append(mode)
+
+
+def _leave(module: nn.Module, args: object, output: object) -> None:
+    running = _PASS.get()
+    if running is None or not running.running:
+        return  # Another hook failed before the module began.
+    running.running.pop()
+    if CHILD in vars(module):
+        running.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    if not running.running:
+        _PASS.set(None)
+
+
+def follow_calls(model: nn.Module) -> None:
+    """Let a model know which of its modules is running, in every later pass.
+
+    The hooks are plain functions, so that the model can still be copied and pickled.
+    """
+    for module in model.modules():
+        if not isinstance(module, SparsePReLU):
+            module.register_forward_pre_hook(_enter)
+            module.register_forward_hook(_leave, prepend=True, always_call=True)
+
+
+@dataclass(frozen=True)
+class ReLUCall:
+    """One call of ReLU in one forward pass.
+
+    Parameters
+    ----------
+    owner : torch.nn.Module
+        The `torch.nn.ReLU` that is called, else the module whose forward calls it.
+    axis, units : int
+        Which axis of its input holds the channels, and how many there are.
+    dtype, device
+        Of its input.
+    """
+
+    owner: nn.Module
+    axis: int
+    units: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What was called in one forward pass.
+
+    Parameters
+    ----------
+    relus : list of ReLUCall
+        In order.
+    others : mapping of str to int
+        How often another activation was called, by its kind; softmax, which mixes channels,
+        and the PReLUs of a sparsified network aren't among them.
+    output
+        What the model returned.
+    """
+
+    relus: list[ReLUCall]
+    others: Mapping[str, int]
+    output: Any
+
+
+class _Finder(TorchFunctionMode):
+    def __init__(self, stack: list[nn.Module], inputs: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.calls: list[ReLUCall] = []
+        self.others: Counter[str] = Counter()
+        self._stack = stack
+        self._layouts = Layouts(len(inputs[0]))
+        for given in inputs:
+            self._layouts.begin(given)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in RELUS:
+            given = args[0] if args else kwargs["input"]
+            try:
+                _, axis, _ = self._layouts.of(given)
+            except Undefined as error:
+                raise RequestError(f"a ReLU can't be given a slope a channel: {error}") from error
+            units = given.shape[axis]
+            self.calls.append(ReLUCall(self._stack[-1], axis, units, given.dtype, given.device))
+        elif (
+            (kind := activation_kind(name))
+            and kind != "softmax"
+            and not isinstance(self._stack[-1], SparsePReLU)
+        ):
+            # PyTorch computes its ReLU6 as a hardtanh.
+            self.others["relu6" if isinstance(self._stack[-1], nn.ReLU6) else kind] += 1
+        output = func(*args, **kwargs)
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        self._layouts.follow(name, args, kwargs, output)
+        return output
+
+
+def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
+    """List the ReLU calls of one forward pass, and count those of other activations.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In the mode in which it is to be run.
+    inputs : tuple of tensor
+        What it is called with, each with the batch first.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.SiLU())
+    >>> calls = find_calls(network, (torch.zeros(1, 2),))
+    >>> [(call.axis, call.units) for call in calls.relus], dict(calls.others)
+    ([(1, 3)], {'silu': 1})
+    """
+    stack: list[nn.Module] = []
+    handles = []
+    copies = tuple(given.clone() for given in inputs)
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(lambda m, args: stack.append(m)))
+            handles.append(
+                module.register_forward_hook(
+                    lambda m, args, output: (stack.pop(), None)[1], prepend=True, always_call=True
+                )
+            )
+        with torch.no_grad(), _Finder(stack, copies) as finder:
+            output = model(*copies)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Calls(finder.calls, finder.others, output)
+
+
+AGREEMENT = 1e-6
+"""Relative difference up to which the network counts as unchanged."""
+
+
+def inputs_of(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    """Give the example as a tuple; by default noise that fits the first layer."""
+    if isinstance(example, Tensor):
+        return (example,)
+    if example is not None:
+        return tuple(example)
+    axes = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+    first = next((m for m in model.modules() if type(m) in axes), None)
+    if first is None:
+        raise RequestError("sparsify needs an example input to see the channels; give example=")
+    channels = first.in_features if isinstance(first, nn.Linear) else first.in_channels
+    weight: Tensor = first.weight  # type: ignore[assignment]
+    shape = (2, int(channels), *(32,) * axes[type(first)])  # type: ignore[arg-type]
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return (noise.to(weight.device, weight.dtype),)
+
+
+def run_watched(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
+    """See what an evaluation pass calls, and what the model returned."""
+    try:
+        with evaluation_mode(model):
+            return find_calls(model, inputs)
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+        shapes = ", ".join(str(tuple(given.shape)) for given in inputs)
+        raise RequestError(
+            f"the model can't be run on an example of shape {shapes}: {first_line(error)}"
+        ) from error
+
+
+def replace_calls(model: nn.Module, calls: list[ReLUCall], layerwise: bool) -> None:
+    """Change a model so that each of its calls has a PReLU of its own."""
+    by_owner: dict[nn.Module, list[SparsePReLU]] = {}
+    for call in calls:
+        layer = SparsePReLU(call.units, layerwise=layerwise, axis=call.axis)
+        layer.to(call.device, call.dtype).train(model.training)
+        by_owner.setdefault(call.owner, []).append(layer)
+    follow = False
+    for owner, layers in by_owner.items():
+        made = layers[0] if len(layers) == 1 else PReLUPerCall(layers).train(model.training)
+        follow |= made is not layers[0] or type(owner) is not nn.ReLU
+        if type(owner) is nn.ReLU and owner is not model:
+            for parent in list(model.modules()):
+                for name, child in parent._modules.items():
+                    if child is owner:
+                        parent._modules[name] = made
+        else:
+            name = _free_name(owner)
+            owner.add_module(name, made)
+            setattr(owner, CHILD, name)
+    if follow or type(model) is nn.ReLU:
+        follow_calls(model)
+    for module in model.modules():
+        # What PyTorch's fused kernel for such a layer goes by: it would apply a ReLU.
+        if isinstance(module, nn.TransformerEncoderLayer) and module.activation_relu_or_gelu == 1:
+            module.activation_relu_or_gelu = 0
+        # Padding packed away is for that kernel alone.
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+
+
+def _free_name(module: nn.Module) -> str:
+    number, name = 0, "relu"
+    while hasattr(module, name):
+        number += 1
+        name = f"relu_{number}"
+    return name
+
+
+def returns_same(before: Any, after: Any) -> bool:
+    """Tell whether two outputs of a model hold the same numbers."""
+    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
+    return all(
+        torch.allclose(old, new, rtol=AGREEMENT, atol=AGREEMENT, equal_nan=True)
+        for old, new in pairs
+        if isinstance(old, Tensor)
+    )
+
+
+def first_line(error: Exception) -> str:
+    """Shorten an error of the model's own to its first line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def other_activations(
+    model: nn.Module, example: Tensor | tuple[Tensor, ...] | None = None
+) -> dict[str, int]:
+    """Count the calls of other activations than ReLU, which `sparsify` leaves as they are.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Sparsified or not.
+    example : tensor or tuple of tensor
+        See `nlbench.models.sparsified.prelu.sparsify`.
+
+    Examples
+    --------
+    >>> other_activations(nn.Sequential(nn.Linear(2, 3), nn.ReLU6(), nn.Linear(3, 1)))
+    {'relu6': 1}
+    """
+    return dict(run_watched(model, inputs_of(model, example)).others)
+
+
+def in_words(calls: Mapping[str, int]) -> str:
+    """Say how often each activation is called.
+
+    Examples
+    --------
+    >>> in_words({"hardswish": 2, "hardsigmoid": 1})
+    '2 calls of hardswish and 1 call of hardsigmoid'
+    """
+    return " and ".join(f"{n} call{'s' * (n > 1)} of {kind}" for kind, n in calls.items())

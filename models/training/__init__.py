@@ -1,0 +1,1 @@
+"""Training by recipes, and the commands `train` and `linearize`."""

@@ -1,0 +1,195 @@
+"""Translation as a task: the loss of the next token, token accuracy, greedy decoding, BLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nlbench.errors import NotFinite, RequestError
+from nlbench.models.datasets.parallel_text import END, PAD, START
+from nlbench.probes.model_state import evaluation_mode
+
+if TYPE_CHECKING:
+    from nlbench.models.datasets.parallel_text import Pairs, ParallelText
+
+__all__ = ["Translation", "bleu", "token_accuracy", "translate"]
+
+
+_BATCH = 256
+
+
+class Translation:
+    """Learn the next token of the target from the source and the tokens before.
+
+    Parameters
+    ----------
+    text : ParallelText
+    """
+
+    def __init__(self, text: ParallelText) -> None:
+        self.text = text
+
+    @property
+    def size(self) -> int:
+        """How many training pairs there are."""
+        return len(self.text.train.inputs)
+
+    def batches(
+        self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs of shape (b, 2, length) and wanted tokens of shape (b, length)."""
+        pairs = self.text.train
+        for chosen in torch.split(order, batch_size):
+            yield pairs.inputs[chosen].to(device), pairs.wanted[chosen].to(device)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy over the tokens that are not padding."""
+        check_logits(output, targets, self.text.classes)
+        return functional.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=PAD)
+
+    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
+        """How many tokens are predicted right, and how many there are without padding."""
+        return count_right(output, targets)
+
+    def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
+        """Token accuracy."""
+        pairs = self.text.train if split == "train" else self.text.test
+        return token_accuracy(model, pairs, self.text.classes, device)
+
+    def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """BLEU of the greedy translations of the test split, and the share that is exact."""
+        pairs = self.text.test
+        found = self.text.vocabulary.decode(translate(model, pairs.inputs[:, 0], device).tolist())
+        exact = sum(a == b for a, b in zip(found, pairs.targets, strict=True))
+        return {
+            "bleu": bleu(found, pairs.targets, self.text.bleu_tokens),
+            "exact": exact / len(pairs.targets),
+        }
+
+    def metadata(self) -> dict[str, str]:
+        """The vocabulary, without which the tokens can't be read."""
+        return {"vocabulary": self.text.vocabulary.text}
+
+
+def check_logits(output: Tensor, targets: Tensor, classes: int) -> None:
+    """Refuse a network that doesn't give one logit a token of the vocabulary at each place."""
+    if output.shape != (*targets.shape, classes):
+        raise RequestError(
+            f"the network's output has shape {tuple(output.shape)}, expected "
+            f"{(*targets.shape, classes)}: one logit a token at each place"
+        )
+
+
+def token_accuracy(model: nn.Module, pairs: Pairs, classes: int, device: torch.device) -> float:
+    """Share of the target's tokens, end marks included, predicted from the right ones before.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On `device`; from (n, 2, length) to (n, length, classes).
+    pairs : Pairs
+    classes : int
+    device : torch.device
+
+    Raises
+    ------
+    nlbench.NotFinite
+        If a logit is NaN or infinite.
+    """
+    right = total = 0
+    with evaluation_mode(model):
+        for inputs, wanted in zip(
+            torch.split(pairs.inputs, _BATCH), torch.split(pairs.wanted, _BATCH), strict=True
+        ):
+            logits = model(inputs.to(device)).cpu()
+            check_logits(logits, wanted, classes)
+            counts = wanted != PAD
+            if not bool(torch.isfinite(logits[counts]).all()):
+                raise NotFinite("the network's logits are not finite, so it has no accuracy")
+            found, tokens = count_right(logits, wanted)
+            right += found
+            total += tokens
+    return right / total
+
+
+def count_right(logits: Tensor, wanted: Tensor) -> tuple[int, int]:
+    """Count the tokens with the largest logit, and all tokens but padding."""
+    counts = wanted != PAD
+    return int((logits.argmax(dim=2) == wanted)[counts].sum()), int(counts.sum())
+
+
+def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor:
+    """Translate greedily: at each place the token with the largest logit.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On `device`; from (n, 2, length) to (n, length, classes).
+    sources : integer tensor of shape (n, length)
+    device : torch.device
+
+    Returns
+    -------
+    integer tensor of shape (n, length)
+        Filled with padding after the end mark; without one where the sentence has no end
+        within the length.
+    """
+    made = []
+    with evaluation_mode(model):
+        for source in torch.split(sources, _BATCH):
+            given = torch.stack([source, torch.full_like(source, PAD)], dim=1).to(device)
+            given[:, 1, 0] = START
+            found = torch.full_like(source, PAD).to(device)
+            open_ones = torch.ones(len(source), dtype=torch.bool, device=device)
+            for place in range(source.shape[1]):
+                token = model(given)[:, place].argmax(dim=1)
+                found[:, place] = torch.where(open_ones, token, PAD)
+                open_ones &= token != END
+                if not bool(open_ones.any()):
+                    break
+                if place + 1 < source.shape[1]:
+                    given[:, 1, place + 1] = found[:, place]
+            made.append(found.cpu())
+    return torch.cat(made)
+
+
+def bleu(found: Sequence[str], wanted: Sequence[str], tokens: str = "13a") -> float:
+    """Corpus BLEU of translations, 0 to 100, as sacrebleu counts it.
+
+    Parameters
+    ----------
+    found, wanted : sequence of str
+        Translations and references, one each.
+    tokens : str
+        How sacrebleu cuts a sentence.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If sacrebleu is missing, or doesn't know `tokens`.
+
+    References
+    ----------
+    M. Post. A Call for Clarity in Reporting BLEU Scores. WMT, 2018.
+
+    Examples
+    --------
+    >>> bleu(["the cat sat on the mat"], ["the cat sat on the mat"])
+    100.0
+    """
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise RequestError(
+            "BLEU needs the sacrebleu library: pip install 'nlbench[translation]'"
+        ) from error
+    if tokens not in BLEU.TOKENIZERS:
+        known = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise RequestError(f"BLEU: unknown tokens '{tokens}'; there are: {known}")
+    # `force` only keeps a warning away, about references that end in a spaced full stop.
+    score = BLEU(tokenize=tokens, force=True).corpus_score(list(found), [list(wanted)])
+    return round(float(score.score), 6)

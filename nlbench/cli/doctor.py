@@ -1,0 +1,179 @@
+"""``nlbench doctor``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import psutil
+import typer
+
+from nlbench import registry
+from nlbench.errors import NlbenchError
+from nlbench.subjects.data import dataset_info
+
+__all__ = ["Finding", "diagnose", "doctor"]
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say what this machine can run and what is missing; status 1 if something is broken."""
+    findings = []
+    for finding in diagnose():
+        findings.append(finding)
+        if not as_json:
+            print(f"{finding.state:<8} {finding.what:<20} {finding.detail}", flush=True)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+State = Literal["ok", "missing", "broken"]
+
+EXTRAS = {
+    "dask": ("dask", "distributed"),
+    "signatures": ("dtaidistance",),
+    "timm": ("timm",),
+    "translation": ("sacrebleu", "tokenizers"),
+}
+"""Extras of the distribution, and what each brings."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    what : str
+    state : {"ok", "missing", "broken"}
+        ``missing`` limits what can be run; ``broken`` is in need of repair.
+    detail : str
+        What there is, or what to do.
+    """
+
+    what: str
+    state: State
+    detail: str
+
+
+def diagnose() -> Iterator[Finding]:
+    """Look at the installation, the machine, the plugins and the data.
+
+    PyTorch and the plugins are imported; a plugin that fails is one broken finding.
+
+    Yields
+    ------
+    Finding
+    """
+    yield Finding("python", "ok", f"{platform.python_version()}, {sys.executable}")
+    yield from _packages()
+    yield from _devices()
+    yield from _machine()
+    yield from _plugins()
+    yield from _data()
+
+
+def _packages() -> Iterator[Finding]:
+    for name in ("nlbench", "torch", "torchvision", "numpy", "scipy", "pandas"):
+        try:
+            yield Finding(name, "ok", version(name))
+        except PackageNotFoundError:
+            yield Finding(name, "broken", f"not installed: pip install {name}")
+    for extra, modules in EXTRAS.items():
+        absent = [name for name in modules if importlib.util.find_spec(name) is None]
+        if absent:
+            hint = f"no {', '.join(absent)}: pip install 'nlbench[{extra}]'"
+            yield Finding(f"extra {extra}", "missing", hint)
+        else:
+            yield Finding(f"extra {extra}", "ok", ", ".join(modules))
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    from nlbench.execution.numerics import default_threads
+
+    yield Finding(
+        "cpu",
+        "ok",
+        f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of PyTorch, "
+        f"{default_threads()} a cell",
+    )
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            memory = f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+            detail = f"{torch.cuda.get_device_name(index)}, {memory}"
+            yield Finding(f"cuda:{index}", "ok", detail)
+    else:
+        built = torch.version.cuda
+        why = "no device is visible" if built else "this PyTorch is built without CUDA"
+        yield Finding("cuda", "missing", why)
+    if torch.backends.mps.is_available():
+        yield Finding("mps", "ok", "no double precision: most measures need the CPU")
+
+
+def _machine() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    yield Finding(
+        "memory", "ok", f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free"
+    )
+    here = Path.cwd()
+    state: State = "ok" if os.access(here, os.W_OK) else "broken"
+    free = shutil.disk_usage(here).free / 1e9
+    what = f"{free:.1f} GB free" if state == "ok" else "can't be written: give --out elsewhere"
+    yield Finding("folder", state, f"{here}: {what}")
+
+
+def _plugins() -> Iterator[Finding]:
+    for group, kind in registry.GROUPS.items():
+        entries = registry.entries(group)
+        conflicts = [entry for entry in entries.values() if entry.conflict]
+        for entry in conflicts:
+            yield Finding(f"{kind} {entry.name}", "broken", entry.conflict)
+        detail = f"{len(entries)} registered"
+        if group == "measures":
+            works = 0
+            for name in entries:
+                try:
+                    registry.load(group, name)
+                    works += 1
+                except NlbenchError as error:
+                    if not entries[name].conflict:
+                        yield Finding(f"{kind} {name}", "broken", str(error))
+            detail += f", {works} can be imported"
+        yield Finding(group, "ok", detail)
+
+
+def _data() -> Iterator[Finding]:
+    root = os.environ.get("NLBENCH_DATA", "")
+    if not root:
+        yield Finding("NLBENCH_DATA", "missing", "not set: the folder of downloaded data sets")
+    elif not Path(root).is_dir():
+        yield Finding("NLBENCH_DATA", "broken", f"{root} is no folder")
+    else:
+        yield Finding("NLBENCH_DATA", "ok", root)
+    for name in registry.entries("datasets"):
+        try:
+            info = dataset_info(registry.load("datasets", name))
+            if info.fingerprint is not None:
+                info.fingerprint(**{key: option.default for key, option in info.options.items()})
+            yield Finding(f"dataset {name}", "ok", "there")
+        except NlbenchError as error:
+            yield Finding(f"dataset {name}", "missing", " ".join(str(error).split()))
+        except Exception as error:
+            # Whatever a plugin raises is its own affair.
+            yield Finding(f"dataset {name}", "broken", f"{type(error).__name__}: {error}")

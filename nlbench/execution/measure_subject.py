@@ -1,0 +1,585 @@
+"""Measure the cells of one subject, here and now: load it once, look at it, read."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from nlbench import registry
+from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, Undefined, nearest
+from nlbench.measure import Measure, Reading, Status
+from nlbench.options import OptionValue
+from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure
+from nlbench.probes.passes import Means, ProbeSettings, Step
+from nlbench.store.manifest import measure_facts, now
+from nlbench.store.record import Record
+from nlbench.store.run_folder import check_unchanged, difference
+from nlbench.subjects.load import Subject, load_subject
+
+from .numerics import Machine, Stream, exact_arithmetic, untouched, without_autocast
+from .work_units import Missed, Unit
+
+if TYPE_CHECKING:
+    from nlbench.runner import Progress
+
+__all__ = [
+    "Host",
+    "Meter",
+    "Outcome",
+    "UnitWatch",
+    "Unwatched",
+    "Unwatching",
+    "Watch",
+    "failure_of",
+    "look",
+    "missing_record",
+    "records_of",
+    "steps_of",
+]
+
+
+class Watch(Protocol):
+    """Told which measure is at work."""
+
+    def enter(self, measure: str) -> None:
+        """A measure begins to compute."""
+
+    def leave(self) -> None:
+        """It has stopped; raises if it took too long."""
+
+
+class Unwatched:
+    """A watch that nobody looks at."""
+
+    def enter(self, measure: str) -> None:
+        """Do nothing."""
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class Outcome:
+    """What one measure came to on one subject.
+
+    Parameters
+    ----------
+    reading : Reading
+    seconds : float
+        The measure's own time.
+    traceback : str
+        Of a failure.
+    shown : dict
+        What the probe looked at, such as the number of segments.
+    """
+
+    reading: Reading
+    seconds: float
+    traceback: str
+    shown: dict[str, Any]
+
+
+class _Feed:
+    """One measure while a probe's pass runs: its time, and its failure if there is one."""
+
+    def __init__(
+        self,
+        measure: type[Measure],
+        options: Mapping[str, OptionValue],
+        stream: Stream,
+        watch: Watch,
+    ) -> None:
+        self.seconds = 0.0
+        self._name, self._stream, self._watch = measure.name, stream, watch
+        self.failure: Reading | None = None
+        self.traceback = ""
+        self.unreduced = measure.unreduced
+        self._measure: Measure
+        self._guard(lambda: self._begin(measure, options))
+
+    def update(self, look: object) -> None:
+        """Give the measure one look, unless it has failed."""
+        if self.failure is None:
+            self._guard(lambda: self._measure.update(look))
+
+    def finish(self) -> Reading:
+        """Take the measure's reading, or say why there is none."""
+        reading = self.failure or self._guard(lambda: _sound(self._measure.finish()))
+        return self.failure or reading
+
+    def _begin(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
+        self._measure = measure(**options)
+        self._measure.start()
+
+    def _guard(self, call: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        self._watch.enter(self._name)
+        try:
+            try:
+                with self._stream.drawn(), without_autocast():
+                    return call()
+            finally:
+                self._watch.leave()
+        except (Exception, SystemExit) as error:
+            # A plugin may raise anything. It is recorded, and concerns no other measure.
+            self.failure, self.traceback = failure_of(error)
+            return None
+        finally:
+            self.seconds += time.perf_counter() - begin
+
+
+def _sound(reading: object) -> Reading:
+    """Give back what a measure's ``finish`` gave if it can be recorded.
+
+    Raises
+    ------
+    TypeError, ValueError, nlbench.NotFinite
+        If it can't.
+    """
+    if not isinstance(reading, Reading):
+        raise PluginError(f"finish gave a {type(reading).__name__}, expected nlbench.Reading")
+    if not all(math.isfinite(number) for number in reading.summary.values()):
+        raise NotFinite("the summary is not finite")
+    answers = [(reading.status, reading.reason), *((v.status, v.reason) for v in reading.values)]
+    for status, reason in answers:
+        if status not in get_args(Status):
+            raise PluginError(f"unknown status '{status}'{nearest(str(status), get_args(Status))}")
+        if status != "ok" and not reason:
+            raise PluginError(f"status '{status}' without a reason")
+    if reading.status == "ok" and "value" not in reading.summary:
+        raise PluginError("the summary has no 'value'")
+    places = [value.place for value in reading.values]
+    if "" in places or len(set(places)) < len(places):
+        raise PluginError("places must have names, each its own")
+    json.dumps(asdict(reading), allow_nan=False)
+    return reading
+
+
+def _annotated(reading: Reading, shown: Mapping[str, Any]) -> Reading:
+    """Add what the probe knows: how many samples or segments, and remarks on places."""
+    n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
+    values = tuple(
+        replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
+        for value in reading.values
+    )
+    return replace(reading, values=values, n=reading.n or n)
+
+
+def failure_of(error: BaseException) -> tuple[Reading, str]:
+    """Turn an exception into the reading that says so, with its traceback if it is a failure."""
+    text = " ".join(str(error).split())
+    if isinstance(error, Undefined):
+        return Reading.missing("undefined", text), ""
+    reason = text if isinstance(error, NlbenchError) else f"{type(error).__name__}: {text}"
+    return Reading.missing("failed", reason), traceback.format_exc()
+
+
+def look(
+    subject: Subject,
+    measures: Sequence[tuple[type[Measure], Mapping[str, OptionValue]]],
+    settings: ProbeSettings,
+    *,
+    means: Means,
+    step: Step = lambda: None,
+    streams: Sequence[str] = (),
+    watch: Watch | None = None,
+) -> list[Outcome]:
+    """Run one probe's pass over a subject and collect the readings of its measures.
+
+    Parameters
+    ----------
+    subject : Subject
+    measures : sequence of (Measure class, options)
+        All of one probe.
+    settings : mapping
+        The probe's options.
+    means : Means
+        Device and memory.
+    step : callable
+        Called after each batch or segment.
+    streams : sequence of str
+        Name of each measure's random stream; by default the global generators are left as
+        they are.
+    watch : Watch, optional
+
+    Returns
+    -------
+    list of Outcome
+        One a measure, in their order. A measure that raises is ``failed``, or
+        ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
+        itself can't look.
+    """
+    watch = watch or Unwatched()
+    feeds = [
+        _Feed(measure, options, Stream(stream, means.device), watch)
+        for (measure, options), stream in zip(
+            measures, streams or [""] * len(measures), strict=True
+        )
+    ]
+    shown: dict[str, Any] = {}
+    failure: tuple[Reading, str] | None = None
+    try:
+        _pass_of(measures[0][0].probe).show(subject, feeds, settings, means, step, shown)
+    except (Exception, SystemExit) as error:
+        # The model's own forward can raise anything; every measure of the pass is told.
+        failure = failure_of(error)
+    outcomes = []
+    for feed in feeds:
+        if failure is None or feed.failure is not None:
+            reading = _annotated(feed.finish(), shown)
+            trace = feed.traceback
+        else:
+            reading, trace = failure
+        outcomes.append(Outcome(reading, feed.seconds, trace, shown))
+    return outcomes
+
+
+def steps_of(probe: str, size: int, settings: ProbeSettings) -> int:
+    """How many steps a probe's pass over that many samples will count."""
+    steps: int = _pass_of(probe).steps(size, settings)
+    return steps
+
+
+def _pass_of(probe: str) -> ModuleType:
+    return importlib.import_module(f"nlbench.probes.{probe}.{probe}")
+
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Meter:
+    """Measures from its making on.
+
+    Parameters
+    ----------
+    device : torch.device
+
+    Examples
+    --------
+    >>> costs = Meter(torch.device("cpu")).read()
+    >>> sorted(costs)
+    ['peak_memory', 'wall_seconds']
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin = time.perf_counter()
+        with contextlib.suppress(OSError):
+            # 5 resets the peak (see proc(5)); elsewhere the peak is that of the process so far.
+            _RESET.write_text("5")
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self) -> dict[str, float]:
+        """Seconds since the making, and the peaks since then, in bytes."""
+        costs: dict[str, float] = {
+            "wall_seconds": round(time.perf_counter() - self._begin, 6),
+            "peak_memory": _peak(),
+        }
+        if self._device.type == "cuda":
+            costs["peak_device_memory"] = torch.cuda.max_memory_allocated(self._device)
+        return costs
+
+
+def _peak() -> int:
+    try:
+        for line in _STATUS.read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    memory = psutil.Process().memory_info()
+    return int(getattr(memory, "peak_wset", memory.rss))
+
+
+class UnitWatch(Watch, Protocol):
+    """Told what a unit is at, beside which measure is at work."""
+
+    def loading(self) -> None:
+        """The subject is being loaded."""
+
+    def passing(self, probe: str) -> None:
+        """The pass of a probe begins."""
+
+
+class Unwatching(Unwatched):
+    """A watch that nobody looks at."""
+
+    def loading(self) -> None:
+        """Do nothing."""
+
+    def passing(self, probe: str) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    key: tuple[str, ...]
+    subject: Subject
+    seconds: float
+
+
+class Host:
+    """Measures one unit after the other, and keeps what the next one can use.
+
+    That is the subject loaded last, and the batch sizes that were found to fit.
+
+    Parameters
+    ----------
+    measures : mapping of str to Measure class, optional
+        Those already at hand; others are loaded by name.
+    """
+
+    def __init__(self, measures: Mapping[str, type[Measure]] | None = None) -> None:
+        self._measures = dict(measures or {})
+        self._loaded: _Loaded | None = None
+        self._machines: dict[tuple[str, str], Machine] = {}
+        self._found: dict[str, dict[str, int]] = {}
+        self._imported: set[tuple[str, str]] = set()
+
+    def measure(
+        self, unit: Unit, progress: Progress, watch: UnitWatch | None = None
+    ) -> Iterator[Record | Missed]:
+        """Yield the record of each cell, or why there is none."""
+        watch = watch or Unwatching()
+        machine = self._machine(unit)
+        target = unit.cells[0].target
+        cells = []
+        for cell in unit.cells:
+            problem = self._problem(cell.wanted)
+            if problem:
+                yield Missed((cell,), problem)
+            else:
+                cells.append(cell)
+        if not cells:
+            return
+        self._import_plugins(target)
+        with exact_arithmetic(unit.precision, machine.device.type):
+            watch.loading()
+            try:
+                loaded = self._load(target, unit, machine)
+                problem = difference(loaded.subject.facts, unit.expected)
+                if problem:
+                    raise RequestError(problem)
+            except (Exception, SystemExit) as error:
+                # Whatever a model's or dataset's plugin raises concerns this subject only.
+                yield Missed(tuple(cells), _why(error, target), traceback.format_exc(), True)
+                return
+            keys = {cell.wanted.name: cell.key for cell in cells}
+            found = self._found.setdefault(unit.device, {})
+            yield from records_of(
+                loaded.subject,
+                self._bench(cells),
+                machine,
+                progress,
+                lambda measure: keys[measure.name],
+                means=Means(machine.device, unit.memory, found),
+                watch=watch,
+                load_seconds=loaded.seconds,
+            )
+
+    def _machine(self, unit: Unit) -> Machine:
+        key = unit.device, unit.precision
+        if key not in self._machines:
+            self._machines[key] = Machine.at(torch.device(unit.device), unit.precision)
+        return self._machines[key]
+
+    def _problem(self, wanted: Wanted) -> str:
+        """Why a measure of the plan can't be had here; else nothing."""
+        try:
+            measure = self._measures.get(wanted.name)
+            if measure is None:
+                measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
+                self._measures[wanted.name] = measure
+        except NlbenchError as error:
+            return str(error)
+        if measure.version != wanted.version:
+            return (
+                f"{wanted.name} is of version {measure.version} where it was to be measured, "
+                f"expected {wanted.version}"
+            )
+        return ""
+
+    def _import_plugins(self, target: Target) -> None:
+        """Import what loading will need: a process's first import is no cell's own time."""
+        for plugin in (("models", target.spec.model), ("datasets", target.spec.data)):
+            if plugin not in self._imported:
+                self._imported.add(plugin)
+                with contextlib.suppress(NlbenchError):  # loading will say so again
+                    registry.load(*plugin)
+
+    def _bench(self, cells: Sequence[Cell]) -> Bench:
+        return Bench(
+            tuple((self._measures[c.wanted.name], c.wanted.options) for c in cells),
+            {cell.wanted.probe: cell.wanted.settings for cell in cells},
+        )
+
+    def _load(self, target: Target, unit: Unit, machine: Machine) -> _Loaded:
+        key = target.key, unit.device, unit.precision
+        if self._loaded is None or self._loaded.key != key:
+            # The old one goes first: two may not fit.
+            self._loaded = None
+            begin = time.perf_counter()
+            stream = Stream(f"load {target.key}", machine.device)
+            with untouched(), stream.drawn():
+                subject = load_subject(target.spec, machine.device)
+            if unit.precision == "float64":
+                subject = _double(subject)
+            check_unchanged(target, unit.planned_at)
+            _check(target, subject.facts)
+            subject.facts["key"] = target.key
+            seconds = round(time.perf_counter() - begin, 6)
+            self._loaded = _Loaded(key, subject, seconds)
+        return self._loaded
+
+
+def _double(subject: Subject) -> Subject:
+    def convert(tensor: Tensor | None) -> Tensor | None:
+        return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
+
+    inputs = convert(subject.inputs)
+    assert inputs is not None
+    return replace(
+        subject, model=subject.model.double(), inputs=inputs, images=convert(subject.images)
+    )
+
+
+def _check(target: Target, facts: Mapping[str, Any]) -> None:
+    """Refuse a subject of which no record can be written."""
+    try:
+        json.dumps(facts, allow_nan=False, default=os.fspath)
+    except (TypeError, ValueError) as error:
+        spec = target.spec
+        raise PluginError(
+            f"what {spec.model} and {spec.data} say of themselves can't be recorded: {error}"
+        ) from error
+
+
+def _why(error: BaseException, target: Target) -> str:
+    reason = " ".join(str(error).split())
+    if isinstance(error, NlbenchError):
+        return reason
+    spec = target.spec
+    return f"{spec.model} on {spec.data}: {type(error).__name__}: {reason}"
+
+
+def records_of(
+    subject: Subject,
+    bench: Bench,
+    machine: Machine,
+    progress: Progress,
+    key_of: Callable[[type[Measure]], str],
+    *,
+    means: Means | None = None,
+    watch: UnitWatch | None = None,
+    load_seconds: float = 0.0,
+) -> Iterator[Record]:
+    """Look at a subject through each probe that the measures need; yield a record a measure.
+
+    Parameters
+    ----------
+    subject : Subject
+    bench : Bench
+    machine : Machine
+    progress : Progress
+    key_of : callable
+        From a measure to its cell's key.
+    means : Means, optional
+    watch : UnitWatch, optional
+    load_seconds : float
+        What loading the subject took.
+    """
+    facts = subject.facts
+    means = means or Means(machine.device)
+    watch = watch or Unwatching()
+    for probe, entries in bench.by_probe().items():
+        settings = bench.probes[probe]
+        what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
+        keys = [key_of(measure) for measure, _ in entries]
+        watch.passing(probe)
+        meter = Meter(machine.device)
+        stream = Stream(f"pass {facts.get('key', '')} {probe}", machine.device)
+        with untouched(), stream.drawn():
+            outcomes = look(
+                subject,
+                entries,
+                settings,
+                means=means,
+                step=partial(progress.step, what),
+                streams=keys,
+                watch=watch,
+            )
+        costs = {**meter.read(), "load_seconds": load_seconds}
+        for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
+            yield Record(
+                key=key,
+                subject=facts,
+                measure=measure_facts(measure, options),
+                probe={"name": probe, "options": dict(settings), **outcome.shown},
+                machine=_machine_facts(machine, _dtype(subject.model)),
+                reading=outcome.reading,
+                seconds=round(outcome.seconds, 6),
+                finished=now(),
+                traceback=outcome.traceback,
+                costs=costs,
+            )
+
+
+def missing_record(cell: Cell, machine: Machine, reason: str, trace: str = "") -> Record:
+    """Record of a cell that could not be measured."""
+    spec, wanted = cell.target.spec, cell.wanted
+    try:
+        measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
+        facts = measure_facts(measure, wanted.options)
+    except NlbenchError:
+        facts = {
+            "name": wanted.name,
+            "probe": wanted.probe,
+            "version": wanted.version,
+            "options": dict(wanted.options),
+        }
+    return Record(
+        key=cell.key,
+        subject={
+            "key": cell.target.key,
+            "model": spec.model,
+            "weights": cell.target.label,
+            "data": spec.data,
+            "seed": spec.seed,
+        },
+        measure=facts,
+        probe={"name": wanted.probe, "options": dict(wanted.settings)},
+        machine=_machine_facts(machine, ""),
+        reading=Reading.missing("failed", reason),
+        finished=now(),
+        traceback=trace,
+    )
+
+
+def _machine_facts(machine: Machine, dtype: str) -> dict[str, Any]:
+    """What a record says of where it was made."""
+    return {
+        "device": str(machine.device),
+        "dtype": dtype,
+        "environment": dict(machine.environment),
+    }
+
+
+def _dtype(model: nn.Module) -> str:
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return str(next(floats, torch.get_default_dtype())).removeprefix("torch.")

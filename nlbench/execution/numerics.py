@@ -1,0 +1,331 @@
+"""What decides a number beside the request: versions, machine, device, git state."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import random
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import MT19937
+
+from nlbench.errors import RequestError
+
+__all__ = [
+    "Machine",
+    "Stream",
+    "default_threads",
+    "describe_environment",
+    "exact_arithmetic",
+    "resolve_device",
+    "some_threads",
+    "untouched",
+    "without_autocast",
+]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where cells are measured.
+
+    Parameters
+    ----------
+    device : torch.device
+    environment : mapping
+        See `describe_environment`.
+    """
+
+    device: torch.device
+    environment: Mapping[str, Any]
+
+    @classmethod
+    def at(cls, device: torch.device, precision: str = "native") -> Machine:
+        """Describe this machine, with one of its devices and a run's precision."""
+        return cls(device, describe_environment(device, precision))
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps`` into a device that is there.
+
+    ``auto`` is the first CUDA device, else the CPU. (Not Apple's GPU, which has no double
+    precision.)
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the name is not a device's, or the device is absent.
+
+    Examples
+    --------
+    >>> resolve_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    is_index = not number or (number.isascii() and number.isdecimal())
+    if kind not in ("cpu", "cuda", "mps") or not is_index:
+        raise RequestError(f"unknown device '{name}'; expected auto, cpu, cuda, cuda:N or mps")
+    count = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }[kind]
+    if int(number or 0) >= count:
+        have = f"{count} of them" if count else "none"
+        raise RequestError(f"device '{name}' is absent: this machine has {have}; try --device auto")
+    return torch.device(name)
+
+
+@contextmanager
+def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
+    """Turn off, for a while, what rounds or varies: TF32, and cuDNN's choice by the clock.
+
+    TF32's ten bits of mantissa would show in the scores.
+
+    Parameters
+    ----------
+    precision : str
+        See `nlbench.Request`; ``tf32``, ``bfloat16`` and ``float16`` are asked for, never
+        assumed.
+    device : str
+        Kind of the device that autocast is for.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    halves = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    cast: AbstractContextManager[object] = nullcontext()
+    if precision in halves:
+        cast = torch.autocast(device, dtype=halves[precision])
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        with _tf32(precision == "tf32"), cast:
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32, by the setting that is in use: PyTorch refuses to mix its two."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    try:
+        old = matmul.allow_tf32, cudnn.allow_tf32
+    except RuntimeError:
+        newer = (matmul, cudnn.conv, cudnn.rnn)
+        modes = [part.fp32_precision for part in newer]
+        for part in newer:
+            part.fp32_precision = "tf32" if allowed else "ieee"
+        try:
+            yield
+        finally:
+            for part, mode in zip(newer, modes, strict=True):
+                part.fp32_precision = mode
+        return
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = old
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Let a measure compute in full precision, whatever the model ran in."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        yield
+        return
+    with torch.autocast(kinds[0], enabled=False):
+        yield
+
+
+MOST_THREADS = 4
+"""Beyond that, layers of ordinary size gain little, and other cells could have the cores."""
+
+
+def default_threads() -> int:
+    """How many threads PyTorch has for a cell, whatever the number of workers."""
+    return min(MOST_THREADS, torch.get_num_threads())
+
+
+@contextmanager
+def some_threads(number: int) -> Iterator[None]:
+    """Give PyTorch that many threads for a while: the last bits of a sum may depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def describe_environment(device: torch.device, precision: str = "native") -> dict[str, Any]:
+    """Versions, machine and device, for the manifest."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "precision": precision,
+        "tf32": precision == "tf32",
+        "deterministic": {
+            # What `exact_arithmetic` sets.
+            "cudnn_deterministic": True,
+            "cudnn_benchmark": False,
+            "algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        },
+        "plugins": _plugins(),
+        "git": _git_state(),
+    }
+
+
+_PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas")
+
+
+def _plugins() -> dict[str, str]:
+    """Distributions that register anything with nlbench, with their versions."""
+    points = entry_points()
+    owners = {
+        point.dist.name: point.dist.version
+        for group in points.groups
+        if group.startswith("nlbench.")
+        for point in points.select(group=group)
+        if point.dist is not None
+    }
+    return {name: owners[name] for name in sorted(owners) if name != "nlbench"}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _git_state() -> str | None:
+    """Commit of nlbench's own checkout, with ``+changes`` where it has any; else nothing.
+
+    Installed inside somebody's project, nlbench lies in that project's checkout without being
+    part of it.
+    """
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty=+changes", "--abbrev=12")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+class Stream:
+    """The global random generators, as one user of theirs finds them.
+
+    While the stream is drawn from, Python's, NumPy's and PyTorch's global generators (the
+    device's too) are in a state that the stream's name decides; the next time they go on from
+    where they were left. In between they are what they were before.
+
+    Parameters
+    ----------
+    name : str
+        What the numbers are for; empty: the global generators are left as they are.
+    device : torch.device, optional
+        A CUDA device whose generator is set beside the CPU's.
+
+    Examples
+    --------
+    >>> first, again = Stream("cell"), Stream("cell")
+    >>> with first.drawn():
+    ...     a, b = torch.rand(1), torch.rand(1)
+    >>> with again.drawn():
+    ...     c = torch.rand(1)
+    >>> with again.drawn():
+    ...     d = torch.rand(1)
+    >>> bool(a == c), bool(b == d)
+    (True, True)
+    """
+
+    def __init__(self, name: str, device: torch.device | None = None) -> None:
+        self._torch: list[torch.Generator] = []
+        if not name:
+            return
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+        self._torch.append(torch.default_generator)
+        if device is not None and device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._torch.append(torch.cuda.default_generators[index])
+        self._states: tuple[Any, ...] = (
+            [torch.Generator(g.device).manual_seed(seed).get_state() for g in self._torch],
+            MT19937(seed),
+            random.Random(seed).getstate(),
+        )
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Let the global generators give this stream for a while, and set them back after."""
+        if not self._torch:
+            yield
+            return
+        before = self._exchange(self._states)
+        try:
+            yield
+        finally:
+            self._states = self._exchange(before)
+
+    def _exchange(self, states: tuple[Any, ...]) -> tuple[Any, ...]:
+        before = (
+            [generator.get_state() for generator in self._torch],
+            # A pointer changes hands: copying NumPy's state at every look of every measure
+            # would take longer than many a measure.
+            np.random.get_bit_generator(),  # type: ignore[attr-defined]
+            random.getstate(),
+        )
+        for generator, state in zip(self._torch, states[0], strict=True):
+            generator.set_state(state)
+        np.random.set_bit_generator(states[1])  # type: ignore[attr-defined]
+        random.setstate(states[2])
+        return before
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Set NumPy's global generator back afterwards, with what it keeps beside its state.
+
+    It makes normal deviates in pairs; exchanging the generator loses the second one.
+    """
+    before = np.random.get_state()  # noqa: NPY002 (the global generator is what is kept)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002

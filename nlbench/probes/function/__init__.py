@@ -1,0 +1,1 @@
+"""The probe `function`: the network as a differentiable function of its input."""

@@ -1,0 +1,293 @@
+"""Probe ``function``: the network as a plain differentiable function of its input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from nlbench.errors import Undefined
+from nlbench.probes.budget import bytes_a_sample
+from nlbench.probes.lines.ops.kinks import dual
+from nlbench.probes.model_state import evaluation_mode, without_fast_path
+from nlbench.probes.passes import Listener, Means, ProbeSettings, Step
+from nlbench.probes.sites.microbatches import is_out_of_memory
+from nlbench.subjects.load import Subject
+from nlbench.subjects.samples import DrawnBatches, batch_sizes, rebatched
+
+__all__ = ["FunctionLook", "directional_derivative", "look_at_function", "show", "steps"]
+
+
+# What the size of a part is called among the sizes that were found to fit.
+FOUND = "samples of a derivative"
+
+# How much more a derivative takes than a forward pass: there is a tangent beside every
+# tensor, and where there is no forward mode a graph that keeps them.
+DERIVATIVE = 4
+
+
+@dataclass(frozen=True)
+class FunctionLook:
+    """A network and one batch of its inputs, as measures get them.
+
+    Parameters
+    ----------
+    function : callable
+        From inputs (n, ...) to outputs (n, k): the model in evaluation mode, whatever comes
+        after the batch flattened. It leaves its input as it is.
+    inputs : tensor of shape (n, ...)
+        Floating, on the model's device.
+    batch : int
+        Number of the batch, from 0.
+    most : int, optional
+        How many samples fit into memory at once, for `directional_derivative`; None where
+        nothing is known.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    inputs: Tensor
+    batch: int
+    most: int | None = None
+
+
+def look_at_function(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    on_look: Callable[[FunctionLook], None],
+    *,
+    memory: int | None = None,
+    found: MutableMapping[str, int] | None = None,
+) -> int:
+    """Show a model, as a function, to a listener with each batch of inputs.
+
+    The model is in evaluation mode meanwhile, and left as it was found. Attention is
+    computed step by step, since its fused forms have no second derivatives.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    batches : iterable of tensor
+        Inputs of the model, on its device.
+    on_look : callable
+        Called with a `FunctionLook` for each batch.
+    memory : int, optional
+        Bytes that a derivative may take. One sample is run beforehand to see how many fit.
+    found : mutable mapping, optional
+        Remembers how many samples fit, for the next time.
+
+    Returns
+    -------
+    int
+        Number of samples seen.
+
+    Raises
+    ------
+    nlbench.Undefined
+        For inputs that are not floating: a network has no derivative with respect to them.
+
+    Examples
+    --------
+    >>> looks = []
+    >>> look_at_function(nn.Flatten(), [torch.zeros(5, 2, 3)], looks.append)
+    5
+    >>> looks[0].function(looks[0].inputs).shape
+    torch.Size([5, 6])
+    """
+    samples = 0
+    found = {} if found is None else found
+    with evaluation_mode(model), without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        for number, batch in enumerate(batches):
+            if not batch.is_floating_point():
+                raise Undefined(
+                    f"the inputs are {str(batch.dtype).removeprefix('torch.')}: a network has no "
+                    "derivative with respect to them"
+                )
+            if memory is not None and FOUND not in found and len(batch):
+                each = DERIVATIVE * bytes_a_sample(model, batch[:1])
+                found[FOUND] = max(1, memory // each)
+            most = found.get(FOUND)
+            on_look(FunctionLook(_function(model, most), batch, number, most))
+            samples += len(batch)
+    return samples
+
+
+def _function(model: nn.Module, most: int | None) -> Callable[[Tensor], Tensor]:
+    """A model as a function, of at most so many samples at a time."""
+
+    def function(inputs: Tensor) -> Tensor:
+        if most is None or len(inputs) <= most:
+            return _outputs(model, inputs)
+        return torch.cat([_outputs(model, part) for part in torch.split(inputs, most)])
+
+    return function
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    # A copy: a first layer that works in place would change the caller's data.
+    output = model(inputs.clone())
+    if not isinstance(output, Tensor):
+        raise Undefined(f"the model gives a {type(output).__name__}, expected a tensor")
+    if output.dim() == 0 or len(output) != len(inputs):
+        raise Undefined(
+            f"the model gives shape {tuple(output.shape)} for {len(inputs)} inputs, expected one "
+            "output an input along the first axis"
+        )
+    if not output.is_floating_point():
+        kind = str(output.dtype).removeprefix("torch.")
+        raise Undefined(f"the model gives {kind}, which has no derivative")
+    return output.flatten(1) if output.dim() > 1 else output[:, None]
+
+
+def directional_derivative(
+    function: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    directions: Tensor,
+    *,
+    most: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs of a function and its derivative along one direction a sample.
+
+    Forward-mode differentiation, in one run of the function; where an operation has none,
+    the derivative of the vector-Jacobian product with respect to its vector. Where memory
+    runs out the samples are halved until they fit.
+
+    Parameters
+    ----------
+    function : callable
+        From (n, ...) to (n, k), sample by sample.
+    inputs, directions : tensor of shape (n, ...)
+    most : int, optional
+        Samples at a time; see `FunctionLook`.
+
+    Returns
+    -------
+    outputs, derivatives : tensor of shape (n, k)
+        f(x_i) and J(x_i) v_i, without a graph.
+
+    Raises
+    ------
+    nlbench.Undefined
+        Naming the operation that can be differentiated in neither way.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 2.0]])
+    >>> directional_derivative(torch.square, x, torch.tensor([[1.0, -1.0]]))[1]
+    tensor([[ 2., -4.]])
+    """
+    size = min(most or len(inputs), len(inputs))
+    while size > 1:
+        try:
+            return _in_parts(function, inputs, directions, size)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Only here is the error gone, and with it the tensors that its traceback held.
+        size = -(-size // 2)
+        if inputs.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return _in_parts(function, inputs, directions, 1)
+
+
+def _in_parts(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor, size: int
+) -> tuple[Tensor, Tensor]:
+    pairs = zip(torch.split(inputs, size), torch.split(directions, size), strict=True)
+    found = [_differentiated(function, part, along) for part, along in pairs]
+    outputs, derivatives = zip(*found, strict=True)
+    return torch.cat(outputs), torch.cat(derivatives)
+
+
+def _differentiated(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    try:
+        with forward_ad.dual_level():
+            moving = dual(inputs.detach(), directions.detach())
+            # PyTorch's own annotations are missing here.
+            primal, tangent = forward_ad.unpack_dual(function(moving))  # type: ignore[no-untyped-call]
+        if tangent is None:
+            tangent = torch.zeros_like(primal)
+        return primal.detach(), tangent.detach()
+    except (NotImplementedError, RuntimeError) as error:
+        if not _FORWARD.search(str(error)):
+            raise
+        operation = _operation(str(error))
+    return _through_vector_jacobian_products(function, inputs, directions, operation)
+
+
+# What PyTorch says of an operation, or of a user's autograd function, without forward mode.
+_FORWARD = re.compile(r"forward AD with (\S+)|forward mode AD", re.IGNORECASE)
+
+
+def _operation(message: str) -> str:
+    found = _FORWARD.search(message)
+    return (found and found.group(1)) or "an autograd function of the model's own"
+
+
+def _through_vector_jacobian_products(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor, operation: str
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        given = inputs.detach().clone().requires_grad_()
+        output = function(given)
+        vector = torch.zeros_like(output, requires_grad=True)
+        try:
+            (product,) = torch.autograd.grad(output, given, vector, create_graph=True)
+            (derivative,) = torch.autograd.grad(product, vector, directions)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise Undefined(
+                f"{operation} has neither a forward-mode nor a second derivative in PyTorch"
+            ) from error
+    return output.detach(), derivative.detach()
+
+
+def steps(size: int, settings: ProbeSettings) -> int:
+    """How many batches that many samples make."""
+    return -(-size // int(settings["batch"]))
+
+
+def show(
+    subject: Subject,
+    listeners: Sequence[Listener],
+    settings: ProbeSettings,
+    means: Means,
+    step: Step,
+    shown: dict[str, Any],
+) -> None:
+    """Show a subject's model as a function, with batches of its samples in a random order."""
+
+    def on_look(look: FunctionLook) -> None:
+        for listener in listeners:
+            listener.update(look)
+
+    def batches() -> Iterator[Tensor]:
+        for batch in _batches(subject, int(settings["batch"])):
+            yield batch.to(means.device)
+            step()
+
+    shown["samples"] = look_at_function(
+        subject.model, batches(), on_look, memory=means.memory, found=means.found
+    )
+
+
+def _batches(subject: Subject, most: int) -> Iterator[Tensor]:
+    """Give batches of nearly equal size, as at sites."""
+    stream = getattr(subject, "stream", None)
+    if isinstance(stream, DrawnBatches):
+        # Its samples were drawn in a random order.
+        yield from rebatched(stream, most, stream.known_length)
+        return
+    # Inputs that come sorted, by class say, would make batches unlike the whole. Of a loader
+    # that can be gone through only once they are the first samples.
+    order = torch.randperm(len(subject.inputs), generator=torch.Generator().manual_seed(0))
+    for part in torch.split(order, list(batch_sizes(len(order), most))):
+        yield subject.inputs[part.to(subject.inputs.device)]

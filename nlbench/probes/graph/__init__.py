@@ -1,0 +1,1 @@
+"""The probe `graph`: the channel graph from input to output."""

@@ -1,0 +1,377 @@
+"""Carry points of segments through a recorded program and put in where it bends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import NotFinite
+from nlbench.probes.budget import Load, load_of, share_out
+from nlbench.probes.lines.ops.rule import peak
+
+from .program import Program
+from .threads import work_off
+from .trace import SegmentTrace
+
+__all__ = ["COINCIDENT", "Chunk", "Values", "refined", "split", "trace_exactly", "trace_program"]
+
+
+COINCIDENT = {torch.float64: 1e-12, torch.float32: 1e-7}
+"""Breakpoints closer than this in t are one: what rounding leaves of a tie."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is alive at P points: tensors (P, ...) and the bounds of their terms."""
+
+    tensors: Mapping[int, Tensor]
+    bounds: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive points, of one segment after another, on their way through the program.
+
+    `t` and `origins` (P',) are those of the chunk, `owner` says to which segment each point
+    belongs; its values before step `step` lie on the lines between the points of `parent`:
+    at row r, a share `share[r]` of the way from the parent's point `left[r]` to the next.
+    """
+
+    step: int
+    t: Tensor
+    origins: Tensor
+    owner: Tensor
+    parent: Values
+    left: Tensor
+    share: Tensor
+
+    def rows(self, start: int, stop: int) -> Chunk:
+        """Give a run of its points as a chunk; the parent is shared."""
+        part = slice(start, stop)
+        return Chunk(
+            self.step,
+            self.t[part],
+            self.origins[part],
+            self.owner[part],
+            self.parent,
+            self.left[part],
+            self.share[part],
+        )
+
+    def values(self) -> Values:
+        """Interpolate what is alive at its points."""
+        new = self.share.nonzero().squeeze(1)
+        left, share = self.left[new], self.share[new]
+
+        def at_rows(x: Tensor) -> Tensor:
+            result = x.index_select(0, self.left)
+            if len(new):
+                weight = share.to(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1))
+                between = torch.lerp(x.index_select(0, left), x.index_select(0, left + 1), weight)
+                result.index_copy_(0, new, between)
+            return result
+
+        return Values(
+            {i: at_rows(x) for i, x in self.parent.tensors.items()},
+            {i: at_rows(x) for i, x in self.parent.bounds.items()},
+        )
+
+
+def refined(chunk: Chunk, site: int, coincident: float) -> Chunk:
+    """Put new breakpoints into a list of P points.
+
+    Parameters
+    ----------
+    chunk : Chunk
+        Its `left` and `share` (m,) are those of the breakpoints to be put in.
+    site : int
+        Whose they are.
+    coincident : float
+        Those that are closer to others are left out.
+
+    Returns
+    -------
+    Chunk
+        Its `t`, `origins` and `owner` are those of the longer list.
+    """
+    t, origins, owner = chunk.t, chunk.origins, chunk.owner
+    interval, share = chunk.left, chunk.share.double()
+    several = bool(owner[0] != owner[-1])
+    if several:
+        # Between the end of a segment and the start of the next there is nothing.
+        inside = owner[interval] == owner[interval + 1]
+        interval, share = interval[inside], share[inside]
+    before, after = t[interval], t[interval + 1]
+    new = before + share * (after - before)
+    order = _order(new, owner[interval]) if several else new.argsort()
+    new, interval, share = new[order], interval[order], share[order]
+    apart = (new - before[order] > coincident) & (after[order] - new > coincident)
+    distinct = new.diff() > coincident
+    if several:
+        distinct |= owner[interval].diff() > 0
+    apart[1:] &= distinct
+    interval, share, new = interval[apart], share[apart], new[apart]
+    t, owner = torch.cat([t, new]), torch.cat([owner, owner[interval]])
+    order = _order(t, owner) if several else t.argsort()
+    old = torch.arange(len(origins), device=t.device)
+    return Chunk(
+        chunk.step,
+        t[order],
+        torch.cat([origins, torch.full_like(interval, site)])[order],
+        owner[order],
+        chunk.parent,
+        torch.cat([old, interval])[order],
+        torch.cat([torch.zeros(len(old), dtype=t.dtype, device=t.device), share])[order],
+    )
+
+
+def _order(t: Tensor, owner: Tensor) -> Tensor:
+    """How to sort by segment, and by t within each."""
+    by_t = t.argsort()
+    return by_t[owner[by_t].argsort(stable=True)]
+
+
+def split(chunk: Chunk, limit: int) -> Sequence[Chunk]:
+    """Cut a chunk at breakpoints into parts of nearly equal length."""
+    intervals = len(chunk.t) - 1
+    parts = -(-intervals // (limit - 1))
+    cuts = [intervals * i // parts for i in range(parts + 1)]
+    return [chunk.rows(a, b + 1) for a, b in itertools.pairwise(cuts)]
+
+
+# Points carried at once: enough that those that neighbouring parts share, and the cost of a
+# call, don't count, and not so many that the numbers alive at them leave the cache
+# (measured with benchmarks/cost_per_region.py). A GPU needs larger batches to be busy, of
+# several segments if need be.
+POINTS = (64, 128)
+BYTES = 10 * 2**20
+POINTS_GPU = (16, 8192)
+BYTES_GPU = 2**30
+TOGETHER_KEPT = 256
+"""So many finished parts are put together at a time."""
+TOGETHER_GPU = 64
+LEAST = 8
+"""Points a thread below which fewer threads are better."""
+
+Segment = tuple[Tensor, Tensor]
+
+
+def trace_exactly(
+    program: Program,
+    segments: Iterable[Segment],
+    *,
+    memory: int | None = None,
+    limit: int | None = None,
+    together: int | None = None,
+) -> Iterator[SegmentTrace]:
+    """Trace a recorded program on one segment after another; see `trace_segment`.
+
+    Depth first: as soon as a run of points outgrows the limit it is cut at breakpoints,
+    and each part goes through the rest of the program by itself. Memory is bounded by
+    limit times depth, however many regions or segments there are, and the result doesn't
+    depend on the limit. On a CPU as many parts are under way as PyTorch has threads.
+
+    Parameters
+    ----------
+    program : nlbench.probes.lines.program.Program
+    segments : iterable of (start, end), tensors of shape (*input)
+        Of the dtype in which the program was recorded.
+    memory : int, optional
+        Bytes that may be used beside the model and the traces; by default a share of what
+        is free.
+    limit : int, optional
+        Most points carried at once, at least 2; by default as many as fit the cache and
+        the memory.
+    together : int, optional
+        Segments that begin in one batch; by default 1 on a CPU.
+
+    Yields
+    ------
+    SegmentTrace
+        In the order of the segments.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the memory does not suffice for two points.
+    """
+    segments = iter(segments)
+    load: Load | None = None
+    while group := list(itertools.islice(segments, together or 1)):
+        device = group[0][0].device
+        if load is None:
+            load = load_of(program, torch.stack(group[0]))
+            if together is None and device.type == "cuda":
+                together = TOGETHER_GPU
+                group += itertools.islice(segments, together - 1)
+        threads, points = _room(load, device, memory)
+        yield from _trace_group(program, group, limit or points, threads)
+
+
+def trace_program(
+    program: Program, start: Tensor, end: Tensor, *, limit: int | None = None
+) -> SegmentTrace:
+    """Trace a recorded program on one segment; see `trace_exactly`."""
+    return next(trace_exactly(program, [(start, end)], limit=limit))
+
+
+def _room(load: Load, device: torch.device, memory: int | None) -> tuple[int, int]:
+    """How many threads to use, and the most points for each to carry at once."""
+    on_gpu = device.type == "cuda"
+    (least, most), size = (POINTS_GPU, BYTES_GPU) if on_gpu else (POINTS, BYTES)
+    wanted = max(least, min(most, size // load.width))
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    return share_out(
+        load, device, memory, wanted, threads=threads, least=LEAST, needed=2, waiting=True
+    )
+
+
+def _trace_group(
+    program: Program, group: Sequence[Segment], limit: int, threads: int
+) -> Iterator[SegmentTrace]:
+    with torch.inference_mode():
+        x = torch.stack([end for segment in group for end in segment])
+        t = torch.tensor([0.0, 1.0], dtype=torch.float64, device=x.device).repeat(len(group))
+        owner = torch.arange(len(group), device=x.device).repeat_interleave(2)
+        rows = torch.arange(len(x), device=x.device)
+        values, ends = Values({0: x}, {0: peak(x)}), torch.full_like(rows, -1)
+        whole = Chunk(-1, t, ends, owner, values, rows, torch.zeros_like(t))
+
+        stopped = threading.Event()
+        arrived = _Arrived()
+
+        def work(chunk: Chunk) -> tuple[Sequence[Chunk], Sequence[_Part]]:
+            with torch.inference_mode():
+                finished = _advance(program, chunk, limit, stopped)
+                if isinstance(finished, Chunk):
+                    return split(finished, limit), []
+                if finished is not None:
+                    arrived.add(finished)
+                return [], []
+
+        work_off(split(whole, limit), work, threads, lambda chunk: chunk.step, stopped)
+    lengths = [float(torch.linalg.vector_norm((end - start).double())) for start, end in group]
+    for (t, y, origins), length in zip(arrived.joined(len(group)), lengths, strict=True):
+        if not torch.isfinite(y).all():
+            raise NotFinite("the network's output is not finite on the segment")
+        precision = torch.finfo(y.dtype).eps
+        yield SegmentTrace(t, y.double(), length, origins, program.sites, precision=precision)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Points that have arrived: `t`, `origins` and `owner` (P,), and outputs (P, k)."""
+
+    t: Tensor
+    values: Tensor
+    origins: Tensor
+    owner: Tensor
+
+
+class _Arrived:
+    """Parts as they arrive, from several threads and in any order.
+
+    They are put together some at a time: thousands of small tensors that stay would keep the
+    allocator from giving back the large ones between them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: list[_Part] = []
+        self._recent: list[_Part] = []
+        # Owner and t of a part's first point, its first row and its number of rows.
+        self._spans: list[tuple[int, float, int, int]] = []
+        self._rows = 0
+
+    def add(self, part: _Part) -> None:
+        with self._lock:
+            count = len(part.t)
+            self._spans.append((int(part.owner[0]), float(part.t[0]), self._rows, count))
+            self._rows += count
+            self._recent.append(part)
+            if len(self._recent) == TOGETHER_KEPT:
+                self._put_together()
+
+    def joined(self, segments: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Put parts in order and give t, outputs and origins of each segment."""
+        self._put_together()
+        self._blocks, whole = [], _together(self._blocks)
+        spans = [torch.arange(first, first + rows) for _, _, first, rows in sorted(self._spans)]
+        rows = torch.cat(spans).to(whole.t.device)
+        t, owner = whole.t[rows], whole.owner[rows]
+        kept = torch.ones_like(owner, dtype=torch.bool)
+        # Neighbouring parts share a point.
+        kept[1:] = (t.diff() != 0) | (owner.diff() != 0)
+        counts = torch.bincount(owner[kept], minlength=segments).tolist()
+        rows = rows[kept]
+        columns = [
+            list(torch.split(column[rows], counts))
+            for column in (whole.t, whole.values, whole.origins)
+        ]
+        if segments > 1:
+            # So that one trace that is kept does not keep them all.
+            columns = [[part.clone() for part in column] for column in columns]
+        return list(zip(*columns, strict=True))
+
+    def _put_together(self) -> None:
+        if self._recent:
+            self._blocks.append(_together(self._recent))
+            self._recent = []
+
+
+def _together(parts: Sequence[_Part]) -> _Part:
+    return _Part(
+        *(
+            torch.cat([getattr(part, name) for part in parts])
+            for name in ("t", "values", "origins", "owner")
+        )
+    )
+
+
+def _advance(
+    program: Program, chunk: Chunk, limit: int, stopped: threading.Event
+) -> Chunk | _Part | None:
+    """Take a chunk through the program until it outgrows the limit, to be cut, or has arrived.
+
+    None if it was stopped before.
+    """
+    t, origins, owner, values = chunk.t, chunk.origins, chunk.owner, chunk.values()
+    tensors, bounds = dict(values.tensors), dict(values.bounds)
+    for index in range(max(chunk.step, 0), len(program.steps)):
+        if stopped.is_set():
+            return None
+        step = program.steps[index]
+        # The chunk begins at a step whose bends have been put in.
+        if step.rule.bend is not None and index != chunk.step:
+            x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+            if not all(torch.isfinite(bound).all() for bound in b):
+                raise NotFinite(f"the input of {step.site} is not finite on the segment")
+            interval, share = step.rule.bend(x, b)
+            x, b = [], []
+            if len(interval):
+                coincident = COINCIDENT[tensors[step.inputs[0]].dtype]
+                longer = refined(
+                    Chunk(index, t, origins, owner, Values(tensors, bounds), interval, share),
+                    program.sites.index(step.site),
+                    coincident,
+                )
+                if len(longer.t) > limit:
+                    return longer
+                t, origins, owner, values = (
+                    longer.t,
+                    longer.origins,
+                    longer.owner,
+                    longer.values(),
+                )
+                tensors, bounds = dict(values.tensors), dict(values.bounds)
+        x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+        tensors[step.output] = step.rule.land(x, b) if step.rule.land else step.rule.apply(x)
+        bounds[step.output] = step.rule.bound(x, b, tensors[step.output])
+        for value in step.ends:
+            del tensors[value], bounds[value]
+    return _Part(t, tensors[program.output].reshape(len(t), -1), origins, owner)

@@ -1,0 +1,1 @@
+"""What the tracer knows of operations: one file a family of them."""

@@ -1,0 +1,445 @@
+"""Any network on straight segments: interpolated as closely as is asked, and so integrated.
+
+A network that is not piecewise affine has no breakpoints. Its distance to the chord of a
+segment still has integrals: the segment is cut into intervals, each is cut again where a
+polynomial does not yet give the network's values, and the polynomials are integrated
+exactly, the positive and the negative part by themselves. So a logit may cross its chord
+anywhere at no cost, where a rule for the absolute value would have to close in on every
+crossing of every logit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nlbench.errors import NotFinite, RequestError, Undefined
+
+from . import chebyshev
+from .program import double_copy, run_alone
+
+__all__ = ["Batches", "SmoothTrace", "integrate_along", "smooth_trace"]
+
+
+MEMORY = 2**30
+"""Bytes, if nothing is said."""
+MOST = 64
+_ALIVE = 4
+"""Tensors of the largest layer's size that are alive at once, about."""
+_AGREEMENT = 1e-9
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A network that is run in batches.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+    size : int
+        Inputs at once.
+    """
+
+    network: nn.Module
+    size: int
+
+    @classmethod
+    def of(cls, network: nn.Module, examples: Tensor, memory: int | None = None) -> Batches:
+        """Find the size of a batch.
+
+        It is 1 for a network that gives an input another output when it comes with others.
+
+        Parameters
+        ----------
+        network : torch.nn.Module
+            In eval mode.
+        examples : tensor of shape (m, *input)
+            Two at least.
+        memory : int, optional
+            Bytes; 1 GiB if not given.
+
+        Raises
+        ------
+        nlbench.RequestError, nlbench.NotFinite
+            If the network can't be run on them.
+        nlbench.Undefined
+            If its output for one input changes from call to call.
+
+        Examples
+        --------
+        >>> Batches.of(torch.nn.Tanh(), torch.zeros(2, 3)).size
+        64
+        """
+        alone = run_alone(network, examples)
+        bytes_each = _ALIVE * _largest_output(network, examples[:1])
+        size = max(1, min(MOST, (MEMORY if memory is None else memory) // max(1, bytes_each)))
+        try:
+            together = cls(network, 2)(examples[:2])
+        except RequestError:
+            together = None
+        alone = alone[:2].reshape(2, -1)
+        if together is not None and _agree(together, alone):
+            return cls(network, size)
+        if not _agree(cls(network, 1)(examples[:2]), alone):
+            raise Undefined(
+                "the network's output for one input changes from call to call: it is no function "
+                "of the input"
+            )
+        return cls(network, 1)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Give the outputs, (m, *input) to (m, k).
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the network can't be run.
+        nlbench.NotFinite
+            If an output is not finite.
+        """
+        outputs = []
+        for batch in torch.split(inputs, self.size):
+            try:
+                with torch.inference_mode():
+                    # A copy: the network may write into its input.
+                    output = self.network(batch.clone())
+                    outputs.append(output.reshape(len(batch), -1))
+            except (RuntimeError, TypeError, IndexError, ValueError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                shape = tuple(batch.shape)
+                raise RequestError(
+                    f"the network can't be run on inputs of shape {shape}: {reason}"
+                ) from error
+        result = torch.cat(outputs)
+        if not torch.isfinite(result).all():
+            raise NotFinite("the network's output is not finite on the segment")
+        return result
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    scale = other.abs().amax() if other.numel() else 1.0
+    return bool(((one - other).abs() <= _AGREEMENT * scale).all())
+
+
+def _largest_output(network: nn.Module, example: Tensor) -> int:
+    """Bytes of the largest output of a module, for one input."""
+    largest = example.numel() * example.element_size()
+
+    def measure(module: nn.Module, inputs: object, output: object) -> None:
+        nonlocal largest
+        if isinstance(output, Tensor):
+            largest = max(largest, output.numel() * output.element_size())
+
+    hooks = [module.register_forward_hook(measure) for module in network.modules()]
+    try:
+        run_alone(network, example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return largest
+
+
+Array = NDArray[np.floating[Any]]
+
+TOLERANCE = 1e-5
+EVALUATIONS = 4096
+_ROUNDING = 1e-12
+_NARROWEST = 1e-12
+_BESIDE = 0.31
+"""A place between two nodes: there the interpolant is compared with the network."""
+_A_CUT = 2 * chebyshev.DEGREE
+"""Evaluations that cutting an interval takes."""
+
+
+@dataclass(frozen=True)
+class SmoothTrace:
+    """A network restricted to a segment, by interpolation.
+
+    f is the network and g the chord, the straight line between its values at the ends.
+
+    Parameters
+    ----------
+    t : float64 tensor of shape (n,)
+        Where the network was evaluated, in [0, 1], increasing, both ends included.
+    values : float64 tensor of shape (n, k)
+        The network's output at each. What lies between is not the linear interpolation.
+    length : float
+        Euclidean length of the segment in input space.
+    above, below : float64 tensor of shape (k,)
+        Integrals over t of the positive and of the negative part of f - g, both positive.
+    variation : float64 tensor of shape (k,)
+        Total variation of f - g, of the interpolants; `error` does not speak of it.
+    error : float64 tensor of shape (k,)
+        Estimated error of ``above + below``.
+    tolerance : float
+        What was asked for: ``error`` relative to ``above + below``.
+    evaluations : int
+        How often the network was evaluated.
+    converged : bool
+        Whether the error is within the tolerance, or within what rounding leaves of it.
+    refused : str
+        Why the segment has no breakpoints.
+    """
+
+    t: Tensor
+    values: Tensor
+    length: float
+    above: Tensor
+    below: Tensor
+    variation: Tensor
+    error: Tensor
+    tolerance: float
+    evaluations: int
+    converged: bool
+    refused: str = ""
+    method: str = field(default="quadrature", init=False)
+
+    @property
+    def relative_error(self) -> float:
+        """Largest estimated error of a logit's integral, relative to it; 0 where there is none."""
+        total = self.above + self.below
+        known = total > 0
+        return float((self.error[known] / total[known]).max()) if bool(known.any()) else 0.0
+
+    @property
+    def notes(self) -> Mapping[str, float]:
+        """How the integrals were made."""
+        return {
+            "tolerance": self.tolerance,
+            "evaluations": float(self.evaluations),
+            "segments_short_of_tolerance": float(not self.converged),
+        }
+
+
+def integrate_along(
+    model: nn.Module,
+    starts: Tensor,
+    ends: Tensor,
+    *,
+    tolerance: float = TOLERANCE,
+    evaluations: int = EVALUATIONS,
+    refused: str = "",
+    memory: int | None = None,
+) -> Iterator[SmoothTrace]:
+    """Integrate a network's distance to its chord on one segment after another.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Run in eval mode and float64, as a copy on its own device.
+    starts, ends : tensor of shape (n, *input)
+    tolerance, evaluations
+        See `smooth_trace`.
+    refused : str
+        Why the segments have no breakpoints; kept in the traces.
+    memory : int, optional
+        Bytes that a batch of evaluations may take, about.
+
+    Yields
+    ------
+    SmoothTrace
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the network can't be run on the inputs or returns no tensor.
+    nlbench.NotFinite
+        If an output is not finite.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[-1.0], [1.0]])
+    >>> [round(float(s.above + s.below), 6) for s in integrate_along(torch.nn.Tanh(), x, -x)]
+    [0.052984, 0.052984]
+    """
+    network = double_copy(model)
+    device = next((p.device for p in network.parameters()), starts.device)
+    starts = starts.detach().to(device, torch.float64)
+    ends = ends.detach().to(device, torch.float64)
+    batches: Batches | None = None
+    for start, end in zip(starts, ends, strict=True):
+        if batches is None:
+            batches = Batches.of(network, torch.stack([start, end]), memory)
+        yield smooth_trace(
+            _on_segment(batches, start, end),
+            float(torch.linalg.vector_norm(end - start)),
+            tolerance=tolerance,
+            evaluations=evaluations,
+            refused=refused,
+        )
+
+
+def _on_segment(batches: Batches, start: Tensor, end: Tensor) -> Callable[[Array], Array]:
+    def function(t: Array) -> Array:
+        shares = torch.as_tensor(t, device=start.device).reshape(-1, *[1] * start.ndim)
+        return np.asarray(batches(torch.lerp(start, end, shares)).cpu().numpy())
+
+    return function
+
+
+def smooth_trace(
+    function: Callable[[Array], Array],
+    length: float = 1.0,
+    *,
+    tolerance: float = TOLERANCE,
+    evaluations: int = EVALUATIONS,
+    refused: str = "",
+) -> SmoothTrace:
+    r"""Integrate the distance between a function on [0, 1] and its chord.
+
+    Intervals are cut in halves until for every logit j the estimated error of
+    :math:`\int_0^1 |f_j - g_j| dt` is within the tolerance, relative to the integral, or
+    within 1e-12 of the logit's largest magnitude, where rounding ends. The estimate sums
+    over intervals what the interpolant of degree 16 may leave out: the sizes of its last
+    coefficients, or its distance to the function at a place between its nodes, whichever
+    is larger.
+
+    Parameters
+    ----------
+    function : callable
+        From float64 array of shape (m,) to (m, k).
+    length : float
+        Kept in the trace.
+    tolerance : float
+        Above 0.
+    evaluations : int
+        Most values of the function. If they don't suffice ``converged`` is false.
+    refused : str
+        Kept in the trace.
+
+    Returns
+    -------
+    SmoothTrace
+
+    Examples
+    --------
+    >>> trace = smooth_trace(lambda t: t[:, None] ** 2)
+    >>> round(float(trace.below), 12), trace.evaluations, trace.converged
+    (0.166666666667, 35, True)
+    """
+    if not 0 < tolerance < 1:
+        raise RequestError(f"a tolerance of {tolerance}, expected more than 0 and less than 1")
+    edges = np.array([0.0, 0.5, 1.0])
+    at_edges = function(edges)
+    chord = at_edges[[0, -1]]
+    pieces = _Pieces.on(function, edges[:-1], edges[1:], at_edges[:-1], at_edges[1:], chord)
+    used = len(edges) + _A_CUT
+    while True:
+        size = np.maximum(np.abs(chord).max(0), np.abs(pieces.values).max((0, 1)))
+        allowed = np.maximum(tolerance * (pieces.above + pieces.below).sum(0), _ROUNDING * size)
+        error = pieces.error.sum(0)
+        late = error > allowed
+        if not late.any():
+            break
+        share = (pieces.error[:, late] / allowed[late]).max(1)
+        share[pieces.right - pieces.left < _NARROWEST] = 0
+        worst = np.argsort(-share)
+        # One interval at least exceeds the mean.
+        wanted = int((share > 0.5 / len(share)).sum())
+        cut = worst[: min(wanted, (evaluations - used) // _A_CUT)]
+        if not len(cut):
+            break
+        pieces = pieces.cut(function, cut, chord)
+        used += _A_CUT * len(cut)
+    t, values = pieces.nodes()
+    return SmoothTrace(
+        t=torch.from_numpy(t),
+        values=torch.from_numpy(values),
+        length=length,
+        above=torch.from_numpy(pieces.above.sum(0)),
+        below=torch.from_numpy(pieces.below.sum(0)),
+        variation=torch.from_numpy(pieces.variation.sum(0)),
+        error=torch.from_numpy(error),
+        tolerance=tolerance,
+        evaluations=used,
+        converged=not late.any(),
+        refused=refused,
+    )
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """A segment in m intervals: (m,) their ends, (m, 17, k) values, (m, k) what comes of them."""
+
+    left: Array
+    right: Array
+    values: Array
+    error: Array
+    above: Array
+    below: Array
+    variation: Array
+
+    @classmethod
+    def on(
+        cls,
+        function: Callable[[Array], Array],
+        left: Array,
+        right: Array,
+        at_left: Array,
+        at_right: Array,
+        chord: Array,
+    ) -> _Pieces:
+        """Evaluate a function inside intervals at whose ends it is known."""
+        half = (right - left)[:, None] / 2
+        x = np.append(chebyshev.NODES[1:-1], _BESIDE)
+        t = left[:, None] + half * (1 + x)
+        found = function(t.ravel()).reshape(*t.shape, -1)
+        values = np.concatenate([at_left[:, None], found[:, :-1], at_right[:, None]], 1)
+        nodes = left[:, None] + half * (1 + chebyshev.NODES)
+        c = chebyshev.coefficients(values - _line(chord, nodes))
+        beside = found[:, -1] - _line(chord, t[:, -1])
+        error = np.maximum(chebyshev.tail(c), np.abs(chebyshev.evaluate(c, _BESIDE) - beside))
+        parts = chebyshev.parts(c)
+        return cls(
+            left,
+            right,
+            values,
+            2 * half * error,
+            half * parts.above,
+            half * parts.below,
+            parts.variation,
+        )
+
+    def cut(
+        self, function: Callable[[Array], Array], which: NDArray[np.integer[Any]], chord: Array
+    ) -> _Pieces:
+        """Put two halves in the place of some intervals."""
+        left, right = self.left[which], self.right[which]
+        middle = (left + right) / 2
+        ends = self.values[which][:, [0, chebyshev.DEGREE // 2, chebyshev.DEGREE]]
+        halves = _Pieces.on(
+            function,
+            np.concatenate([left, middle]),
+            np.concatenate([middle, right]),
+            np.concatenate([ends[:, 0], ends[:, 1]]),
+            np.concatenate([ends[:, 1], ends[:, 2]]),
+            chord,
+        )
+        kept = np.ones(len(self.left), dtype=bool)
+        kept[which] = False
+        joined = (
+            np.concatenate([old[kept], new])
+            for old, new in zip(vars(self).values(), vars(halves).values(), strict=True)
+        )
+        return _Pieces(*joined)
+
+    def nodes(self) -> tuple[Array, Array]:
+        """Where the function was interpolated, and its values there, from 0 to 1."""
+        order = np.argsort(self.left)
+        left, half = self.left[order, None], (self.right - self.left)[order, None] / 2
+        t = (left + half * (1 + chebyshev.NODES))[:, :-1].ravel()
+        values = self.values[order][:, :-1].reshape(len(t), -1)
+        return np.append(t, 1.0), np.concatenate([values, self.values[order[-1:], -1]])
+
+
+def _line(chord: Array, t: Array) -> Array:
+    """Values of the chord, from (2, k) at its ends."""
+    return np.asarray(chord[0] + t[..., None] * (chord[1] - chord[0]))

@@ -1,0 +1,292 @@
+"""Write down what PyTorch dispatches while a network runs on one input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from nlbench.errors import UnsupportedOperation
+from nlbench.probes.lines.ops.rule import Call, Input, NotAffine, Rule, peak
+from nlbench.probes.lines.ops.table import has_rule, ignores_values, reads_values, rule_for
+from nlbench.probes.ops import NAMED_MODULES
+
+__all__ = ["Recorder", "Step"]
+
+
+POOLING_MODULES: tuple[type[nn.Module], ...] = (
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a program.
+
+    Parameters
+    ----------
+    operation : str
+        As PyTorch calls it, without the underscore of an in-place form.
+    place : str
+        Dotted name of the module whose forward calls it.
+    inputs : tuple of int
+        Numbers of the values that it reads.
+    output : int
+        Number of the value that it makes.
+    rule : Rule
+    shape : tuple of int
+        Of the output at one point.
+    site : str
+        Name of the activation call; empty where nothing bends.
+    ends : tuple of int
+        Values that no later step reads.
+    """
+
+    operation: str
+    place: str
+    inputs: tuple[int, ...]
+    output: int
+    rule: Rule
+    shape: tuple[int, ...]
+    site: str = ""
+    ends: tuple[int, ...] = ()
+
+    def refusal(self, why: str) -> UnsupportedOperation:
+        """Make the error that names this step."""
+        return UnsupportedOperation(self.operation, self.place, why)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down what is dispatched while a network runs on one input.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        In eval mode.
+    example : tensor of shape (1, *input)
+        What the network is run on; it may be changed in place. All that is recorded must
+        have its dtype.
+
+    Attributes
+    ----------
+    steps : list of Step
+        What depends on the input, in order of call. Value 0 is the input.
+    """
+
+    def __init__(self, network: nn.Module, example: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+        self._dtype = example.dtype
+        self._names = {module: name for name, module in network.named_modules()}
+        self._stack: list[nn.Module] = []
+        self._composites: list[str] = []
+        self._calls: Counter[str] = Counter()
+        # Tensors by identity: the number of their value and when they got it. `_alive`
+        # keeps them, so that neither identities nor storages are used again.
+        self._values: dict[int, int] = {}
+        self._bound_at: dict[int, int] = {}
+        self._changed_at: dict[int, int] = {}
+        self._constants: set[int] = set()
+        self._alive: list[Tensor] = []
+        # Where maxima lie: made beside the maxima, mostly left unused.
+        self._indices: dict[int, Tensor] = {}
+        self._clock = 0
+        self._bind(example, 0)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and shielding the recorder from the compiler would
+        # import it: seconds, for the first trace of a process.
+        return False
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Follow which module is running; a user's own hooks count as outside of it."""
+        hooks = [m.register_forward_pre_hook(self._enter) for m in self._names]
+        hooks += [
+            m.register_forward_hook(self._leave, prepend=True, always_call=True)
+            for m in self._names
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def output_value(self, output: Tensor) -> int:
+        """Give the number of the network's output, a constant one included."""
+        self._refuse_stale([output], "forward")
+        if id(output) not in self._values:
+            constant = output.clone()
+            rule = Rule(
+                lambda points: constant.expand(len(points[0]), *constant.shape[1:]),
+                lambda inputs, bounds, result: peak(result),
+            )
+            self._add_step("constant", [0], rule, output)
+        return self._values[id(output)]
+
+    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._stack.append(module)
+
+    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        self._stack.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = tuple(args), kwargs or {}
+        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
+        written = _written(func, args, kwargs)
+        name = _operation_name(func, bool(written))
+        self._refuse_stale(tensors, name)
+        traced = list({id(a): a for a in tensors if id(a) in self._values}.values())
+        constants = {_storage(a) for a in tensors if id(a) not in self._values}
+        if any(id(a) in self._indices for a in tensors):
+            raise self._refusal(name, "it uses the positions of maxima")
+        if not traced:
+            if any(_storage(a) in self._constants for a in written):
+                raise self._refusal(name, "it changes a constant that was read before")
+            return func(*args, **kwargs)
+        if reads_values(name):
+            raise self._refusal(name, "the values of the input decide what is computed")
+        numbers = {id(a): Input(i) for i, a in enumerate(traced)}
+        spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
+        if ignores_values(name, spec, spec_kwargs):
+            return func(*args, **kwargs)
+        if not has_rule(name):
+            return self._decompose(func, name, args, kwargs)
+        if written:
+            if len(written) != 1 or written[0] is not args[0]:
+                raise self._refusal(name, "it writes into a given tensor")
+            # The result overwrites the first argument: keep what it was.
+            spec = (_kept_constant(spec[0]), *spec[1:])
+            func_out = getattr(getattr(torch.ops.aten, name), func._overloadname)
+        else:
+            func_out = func
+        shapes = tuple(tuple(a.shape) for a in traced)
+        result = func(*args, **kwargs)
+        self._constants |= constants
+        call = Call(name, func_out, spec, spec_kwargs, shapes, ())
+        self._add(call, traced, result, written)
+        return result
+
+    def _decompose(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record the parts of an operation that has no rule of its own."""
+        self._composites.append(name)
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            raise self._refusal(name, "not piecewise affine")
+        self._composites.pop()
+        return result
+
+    def _add(self, call: Call, traced: list[Tensor], result: Any, written: list[Tensor]) -> None:
+        inputs = [self._values[id(a)] for a in traced]
+        for part, tensor in enumerate([result] if isinstance(result, Tensor) else result):
+            if not written and id(tensor) in self._values:
+                continue  # The operation had nothing to do and handed its input on.
+            if not isinstance(result, Tensor) and not tensor.is_floating_point():
+                self._indices[id(tensor)] = tensor
+                continue
+            if tensor.dtype != self._dtype:
+                raise self._refusal(call.name, f"it converts to {tensor.dtype}")
+            if tensor.ndim == 0 or len(tensor) != 1:
+                raise self._refusal(call.name, "it moves or drops the axis of samples")
+            made = replace(call, shape=tuple(tensor.shape))
+            if not isinstance(result, Tensor):
+                made = replace(made, function=_part(call.function, part))
+            try:
+                rule = rule_for(made)
+            except NotAffine as error:
+                raise self._refusal(call.name, str(error)) from None
+            if written:
+                self._clock += 1
+                self._changed_at[_storage(tensor)] = self._clock
+            self._add_step(call.name, inputs, rule, tensor)
+
+    def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
+        site = self._site(name) if rule.bend else ""
+        value, shape = len(self.steps) + 1, tuple(output.shape[1:])
+        step = Step(name, self._place(), tuple(inputs), value, rule, shape, site)
+        self.steps.append(step)
+        self._bind(output, value)
+
+    def _bind(self, tensor: Tensor, value: int) -> None:
+        self._values[id(tensor)] = value
+        self._bound_at[id(tensor)] = self._clock
+        self._alive.append(tensor)
+
+    def _refuse_stale(self, tensors: Sequence[Tensor], name: str) -> None:
+        for tensor in tensors:
+            changed = self._changed_at.get(_storage(tensor), 0)
+            if changed > self._bound_at.get(id(tensor), 0):
+                raise self._refusal(name, "it reads a tensor whose memory was changed in place")
+
+    def _place(self) -> str:
+        return (self._names.get(self._stack[-1], "") if self._stack else "") or "the network"
+
+    def _refusal(self, name: str, why: str) -> UnsupportedOperation:
+        return UnsupportedOperation((self._composites or [name])[0], self._place(), why)
+
+    def _site(self, name: str) -> str:
+        """Name an activation call: the module's path, or path and function."""
+        # Outside of all modules there are the hooks that a user put on the network.
+        module = self._stack[-1] if self._stack else None
+        path = self._names.get(module, "") if module is not None else ""
+        function = (self._composites or [name])[0]
+        if not path:
+            site = function
+        elif isinstance(module, NAMED_MODULES + POOLING_MODULES):
+            site = path
+        else:
+            site = f"{path}/{function}"
+        calls = self._calls[site]
+        self._calls[site] += 1
+        return f"{site}:{calls}" if calls else site
+
+
+def _operation_name(func: Any, in_place: bool) -> str:
+    name: str = func.overloadpacket.__name__
+    name = name.removesuffix("_") if in_place else name
+    return name if func.namespace == "aten" else f"{func.namespace}::{name}"
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """List the tensors that a call changes in place."""
+    written = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[i] if i < len(args) else kwargs.get(argument.name)
+            written += [a for a in tree_iter(given) if isinstance(a, Tensor)]
+    return written
+
+
+def _kept_constant(argument: Any) -> Any:
+    return argument.clone() if isinstance(argument, Tensor) else argument
+
+
+def _part(function: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """Make of an operation with several results one with a single result."""
+
+    def one(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)[index]
+
+    return one

@@ -1,0 +1,144 @@
+"""A network restricted to a straight segment: what a trace of it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import Undefined
+
+__all__ = ["SegmentTrace", "slope_changes"]
+
+
+RESOLVED = 256
+"""Rounding errors of an output, in units of its precision, that count as none."""
+ROUNDED = 16
+"""The same in units of the largest output's: one may be what is left of larger terms."""
+
+
+@dataclass(frozen=True)
+class SegmentTrace:
+    """A network restricted to a segment: all that there is to know of it.
+
+    Parameters
+    ----------
+    t : float64 tensor of shape (n,)
+        Breakpoints in [0, 1], increasing, both ends included.
+    values : float64 tensor of shape (n, k)
+        The network's output at each; between neighbours it is the linear interpolation.
+    length : float
+        Euclidean length of the segment in input space.
+    origins : int64 tensor of shape (n,)
+        Whose unit makes each breakpoint, as an index into `sites`; -1 for the two ends.
+        Where units of several sites bend at one place, the first in order of call.
+    sites : tuple of str
+        Names of the network's activation calls.
+    method : {"exact", "adaptive", "sampling"}
+        How the breakpoints were found. All of them are there only if it is ``exact``.
+    notes : mapping of str to float
+        What the method has to say of itself, such as its ``sensitivity`` and how many
+        regions ``shorter_than_sensitivity`` it passed over.
+    precision : float
+        Machine epsilon of the numbers that the values were computed in.
+    """
+
+    t: Tensor
+    values: Tensor
+    length: float
+    origins: Tensor
+    sites: tuple[str, ...]
+    method: str = "exact"
+    notes: Mapping[str, float] = field(default_factory=dict)
+    precision: float = torch.finfo(torch.float64).eps
+
+    @property
+    def regions(self) -> int:
+        """Number of affine pieces."""
+        return len(self.t) - 1
+
+    @property
+    def crossings(self) -> int:
+        """Number of boundaries between affine pieces."""
+        return self.regions - 1
+
+    @property
+    def contributions(self) -> dict[str, int]:
+        """Number of breakpoints that each site makes, in order of call; their sum is `crossings`.
+
+        Examples
+        --------
+        >>> from nlbench.probes.lines import trace_segment
+        >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Hardtanh())
+        >>> ends = torch.tensor([-1.0]), torch.tensor([3.0])
+        >>> trace_segment(network, *ends).contributions
+        {'0': 1, '1': 1}
+        """
+        counts = torch.bincount(self.origins[1:-1], minlength=len(self.sites)).tolist()
+        return dict(zip(self.sites, counts, strict=True))
+
+
+def slope_changes(trace: SegmentTrace) -> int:
+    """Count the breakpoints at which the slope of some output really changes.
+
+    A unit that crosses its boundary where what follows ignores it (it is multiplied by 0,
+    or a later unit is off) makes a region without changing the function.
+
+    A breakpoint changes the slope where the output there lies off the chord between its
+    neighbours. An output is known to its rounding error r; such a distance, the difference
+    of an output and a convex combination of two, is known to 2r. A breakpoint within 2r of
+    the chord is left out and its neighbours are joined, until all that are left lie off: so
+    a region too short to tell its own slope hides no change from its left to its right. r
+    is taken as 256 machine epsilons of the output's largest magnitude on the segment,
+    6e-14 in float64, and at least 16 of that of the largest output.
+
+    Parameters
+    ----------
+    trace : SegmentTrace
+
+    Returns
+    -------
+    int
+        Between 0 and ``trace.crossings``; the number of regions with a slope of their own
+        is one more.
+
+    Raises
+    ------
+    nlbench.Undefined
+        Of a trace made by sampling, whose breakpoints are only near those of the network,
+        or in less than double precision, which can't tell slopes of short regions apart.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines import trace_segment
+    >>> network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    >>> _ = network[1].weight.data.copy_(torch.tensor([[1.0, 0.0]]))
+    >>> trace = trace_segment(network, torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 3.0]))
+    >>> trace.crossings, slope_changes(trace)
+    (2, 1)
+    """
+    if trace.method == "sampling":
+        raise Undefined("sampled breakpoints lie beside those of the network: no slopes")
+    if trace.precision > torch.finfo(torch.float64).eps:
+        raise Undefined("slopes of short regions can't be told apart below double precision")
+    t, y = trace.t, trace.values
+    size = y.abs()
+    tolerance = 2 * trace.precision * torch.maximum(RESOLVED * size.amax(0), ROUNDED * size.max())
+    while len(t) > 2:
+        share = ((t[1:-1] - t[:-2]) / (t[2:] - t[:-2]))[:, None]
+        chord = torch.lerp(y[:-2], y[2:], share)
+        flat = ((y[1:-1] - chord).abs() <= tolerance).all(1)
+        if not bool(flat.any()):
+            break
+        # Of a run of flat ones every other, the first included, as each was compared
+        # with its neighbours.
+        index = torch.arange(len(flat), device=flat.device)
+        begins = flat.clone()
+        begins[1:] &= ~flat[:-1]
+        start = torch.where(begins, index, 0).cummax(0).values
+        kept = torch.ones(len(t), dtype=torch.bool, device=t.device)
+        kept[1:-1] = ~(flat & ((index - start) % 2 == 0))
+        t, y = t[kept], y[kept]
+    return len(t) - 2

@@ -1,0 +1,1 @@
+"""The probe `sites`: input and output of every activation call."""

@@ -1,0 +1,164 @@
+"""Choose among a model's sites: by name, by kind, by role, or every k-th."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nlbench.errors import RequestError, nearest
+
+__all__ = ["ROLES", "Named", "Picker", "Selection"]
+
+
+ROLES = ("activation", "gate", "attention")
+_ATTRIBUTES = ("every", "kind", "role")
+
+
+class Named(Protocol):
+    """What a choice can go by."""
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+
+    @property
+    def kind(self) -> str:
+        """Such as ``relu``."""
+
+    @property
+    def role(self) -> str:
+        """One of `ROLES`."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Conditions that a site has to meet together."""
+
+    text: str
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    roles: tuple[str, ...]
+    every: int
+
+    def may_take(self, name: str, kind: str | None) -> bool:
+        return all(fnmatch.fnmatchcase(name, glob) for glob in self.names) and all(
+            kind is None or fnmatch.fnmatchcase(kind, glob) for glob in self.kinds
+        )
+
+    def meets(self, site: Named) -> bool:
+        return self.may_take(site.name, site.kind) and all(role == site.role for role in self.roles)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice of sites.
+
+    Parameters
+    ----------
+    choices : tuple
+        A site is chosen if one of them takes it; none: all sites are.
+
+    Examples
+    --------
+    >>> selection = Selection.parse("layer1.*, kind:gelu+every:2")
+    >>> selection.may_take("layer1.0.relu", "relu"), selection.may_take("act", "relu")
+    (True, False)
+    """
+
+    choices: tuple[_Choice, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        """Read a choice: alternatives with commas, each of conditions joined by ``+``.
+
+        A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``: the
+        first and each k-th after it of the sites that meet the other conditions.
+
+        Raises
+        ------
+        nlbench.RequestError
+            For what can't be read.
+        """
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return cls(tuple(_parse(part) for part in parts if part != "*"))
+
+    def may_take(self, name: str, kind: str | None) -> bool:
+        """Whether a site may be chosen, by what is known of it when it is called.
+
+        A kind of None is not known yet.
+        """
+        return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
+
+    def check(self, sites: Iterable[Named]) -> None:
+        """Refuse alternatives that no site of a model meets.
+
+        Raises
+        ------
+        nlbench.RequestError
+            Naming the first of them.
+        """
+        there = list(sites)
+        for choice in self.choices:
+            if there and not any(choice.meets(site) for site in there):
+                near = _nearest(choice, there)
+                raise RequestError(
+                    f"sites.select: '{choice.text}' matches none of the {len(there)} sites{near}"
+                )
+
+
+def _nearest(choice: _Choice, sites: list[Named]) -> str:
+    if choice.names:
+        return nearest(choice.names[0], {site.name for site in sites})
+    if choice.kinds:
+        return nearest(choice.kinds[0], {site.kind for site in sites})
+    if "attention" in choice.roles:
+        return "; softmaxes of attention are sites only with sites.attention=true"
+    return nearest(choice.roles[0], {site.role for site in sites}) if choice.roles else ""
+
+
+class Picker:
+    """Applies a selection to the sites of one forward pass, in order of call."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._choices = selection.choices
+        self._met: Counter[int] = Counter()
+
+    def takes(self, site: Named) -> bool:
+        """Whether the next site is chosen."""
+        taken = not self._choices
+        for number, choice in enumerate(self._choices):
+            if choice.meets(site):
+                taken |= self._met[number] % choice.every == 0
+                self._met[number] += 1
+        return taken
+
+
+def _parse(text: str) -> _Choice:
+    names, kinds, roles, every = [], [], [], 1
+    for condition in (part.strip() for part in text.split("+")):
+        attribute, colon, value = condition.partition(":")
+        # The second call of a site has a colon in its name too: `relu:1`.
+        is_name = "=" not in condition and (
+            not colon or value.isdigit() or any(mark in value for mark in "*?[")
+        )
+        if attribute == "every":
+            if not value.isdigit() or int(value) < 1:
+                raise RequestError(f"sites.select: '{condition}', expected every:K, K at least 1")
+            every = int(value)
+        elif attribute == "kind" and value:
+            kinds.append(value)
+        elif attribute == "role" and value in ROLES:
+            roles.append(value)
+        elif attribute == "role" and colon:
+            raise RequestError(f"sites.select: unknown role '{value}'{nearest(value, ROLES)}")
+        elif condition and is_name:
+            names.append(condition)
+        else:
+            raise RequestError(
+                f"sites.select: can't read '{condition or text}', expected a glob over names, "
+                f"kind:KIND, role:ROLE or every:K{nearest(attribute, _ATTRIBUTES) if colon else ''}"
+            )
+    return _Choice(text, tuple(names), tuple(kinds), tuple(roles), every)

@@ -1,0 +1,138 @@
+"""Writing files so that a reader never sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nlbench.errors import RequestError
+
+__all__ = ["is_unused", "locked", "make_folder", "remove_parts", "write_atomically"]
+
+
+_PART = re.compile(r"\..+\.\w+\.part")
+
+
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a file whole or not at all, and make sure that it is on the disk.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder must exist.
+    content : bytes or str
+        Text is written as UTF-8.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be written.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part"
+        )
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # mkstemp makes files for the owner only; a record is as readable as any other file.
+            Path(temporary).chmod(0o666 & ~_umask())
+            Path(temporary).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise RequestError(f"can't write {path}: {error.strerror or error}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder with its parents, and check that it can be written to.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise RequestError(f"can't write to {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other writers out of a run's folder, which has its ``cells`` already.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is one.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no such thing on Windows: records are whole anyway
+        yield
+        return
+    handle = os.open(folder / "cells", os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestError(
+                f"another nlbench is writing to {folder}; wait for it or choose another folder"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a folder holds nothing, or what is left of a run killed before its manifest."""
+    return folder.is_dir() and not any(
+        any(not _is_part(cell) for cell in entry.iterdir())
+        if entry.name == "cells" and entry.is_dir()
+        else not _is_part(entry)
+        for entry in folder.iterdir()
+    )
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what a killed process left unfinished in a folder that nobody else writes to."""
+    for entry in list(folder.iterdir()):
+        if _is_part(entry):
+            with contextlib.suppress(OSError):
+                entry.unlink()
+
+
+def _is_part(path: Path) -> bool:
+    return _PART.fullmatch(path.name) is not None and path.is_file()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable; not every system can open a folder."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,393 @@
+"""A subject: a model with its weights, the data it is looked at with, and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench import registry
+from nlbench.errors import NlbenchError, PluginError, RequestError
+from nlbench.options import OptionValue, resolve_options
+
+from .data import Data, Dataset, dataset_info
+from .model import ModelInfo, model_info
+from .weights import file_hash, load_weights, state_hash
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = [
+    "Subject",
+    "SubjectSpec",
+    "WeightsChoice",
+    "adapted",
+    "build_model",
+    "choose_weights",
+    "header_of",
+    "load_dataset",
+    "load_subject",
+    "tensor_hash",
+    "transformed",
+]
+
+
+def header_of(path: Path) -> dict[str, str]:
+    """Read the metadata of a checkpoint; none where it is no readable safetensors file.
+
+    Examples
+    --------
+    >>> header_of(Path("no-such-file"))
+    {}
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return {}
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError):
+        return {}  # Whoever loads the weights says what is wrong with the file.
+
+
+def transformed(
+    model: nn.Module, metadata: Mapping[str, str], example: Callable[[], Any]
+) -> nn.Module:
+    """Apply the transform that a checkpoint's metadata names; the model itself if none.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Freshly built, on the CPU.
+    metadata : mapping of str to str
+        Of the checkpoint.
+    example : callable
+        Gives inputs of the model; called only if there is a transform.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If the transform isn't registered, its options can't be read, or it doesn't fit.
+    """
+    name = metadata.get("transform", "")
+    if not name:
+        return model
+    text = metadata.get("transform_options", "{}")
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        options = None
+    shown = repr(text if len(text) <= 80 else f"{text[:80]}…")
+    if not isinstance(options, dict):
+        raise RequestError(f"transform_options is {shown}, expected a JSON object")
+    transform = registry.load("transforms", name)
+    try:
+        made = transform(model, example=example(), **options)
+    except NlbenchError as error:
+        raise RequestError(f"transform '{name}': {error}") from error
+    except TypeError as error:
+        raise RequestError(f"transform '{name}' with options {shown}: {error}") from error
+    import torch
+
+    if not isinstance(made, torch.nn.Module):
+        raise PluginError(
+            f"transform '{name}' gives a {type(made).__name__}, expected torch.nn.Module"
+        )
+    return made
+
+
+@dataclass(frozen=True)
+class SubjectSpec:
+    """What names a subject.
+
+    Parameters
+    ----------
+    model, data : str
+        Registered names.
+    weights : str
+        ``auto``, ``trained``, ``init`` or the path of a checkpoint.
+    seed : int
+        Decides the initialisation and which samples are drawn.
+    samples : int or None
+        How many samples; None: the whole split.
+    split : {"test", "train"}
+    options : tuple of (str, value)
+        Of the dataset: names with values, by name.
+    """
+
+    model: str
+    weights: str
+    data: str
+    seed: int = 0
+    samples: int | None = 512
+    split: str = "test"
+    options: tuple[tuple[str, OptionValue | str], ...] = ()
+
+
+@dataclass(frozen=True)
+class WeightsChoice:
+    """Which weights a request means.
+
+    Parameters
+    ----------
+    label : str
+        ``trained``, ``init`` or the checkpoint's file name.
+    file : Path or None
+        None for freshly initialised weights.
+    remark : str
+        Why the weights are freshly initialised though a checkpoint is known; else empty.
+    """
+
+    label: str
+    file: Path | None
+    remark: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Hash of the file, or ``init``: what decides the weights, beside the seed."""
+        return file_hash(self.file) if self.file else "init"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with its weights on a device, and the samples it is looked at with.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    inputs : tensor of shape (n, ...)
+        What the model is given.
+    labels : tensor of shape (n,) or None
+    facts : dict
+        ``model``, ``weights``, ``data``, ``seed``; hashes, counts, the preprocessing.
+    images : tensor or None
+        The inputs before normalisation, where they are images.
+    normalize : callable
+        From such images to inputs.
+    """
+
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor | None
+    facts: dict[str, Any]
+    images: Tensor | None = None
+    normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
+
+
+def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
+    """Open a registered dataset.
+
+    Parameters
+    ----------
+    name : str
+    options : mapping of str to value, optional
+        Those that aren't to have their default.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If there is none of that name, an option doesn't fit, the data aren't there, or the
+        plugin gives something else.
+    """
+    build = registry.load("datasets", name)
+    dataset = build(**resolve_options(dataset_info(build).options, options or {}, owner=name))
+    asked = ("name", "shape", "classes", "preprocessing", "source", "normalize", "sample")
+    missing = [attribute for attribute in asked if not hasattr(dataset, attribute)]
+    if missing:
+        raise PluginError(
+            f"dataset '{name}' gives a {type(dataset).__name__}, expected nlbench.Dataset or "
+            f"its like, but it has no {missing[0]}"
+        )
+    opened: Data = dataset
+    return opened
+
+
+def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
+    """Build a registered model for a dataset, initialised from a seed.
+
+    The builder is given those of ``in_channels``, ``num_classes``, ``image_size`` and
+    ``input_shape`` that it takes. The global random state is left as it was.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If there is no such model, or it can't be built for data of this shape.
+    """
+    import torch
+
+    build = registry.load("models", name)
+    try:
+        taken = set(inspect.signature(build).parameters)
+    except (TypeError, ValueError):
+        taken = set()
+    arguments = _arguments(name, dataset, taken)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = build(**arguments)
+        except RequestError as error:
+            raise RequestError(f"{name} for {dataset.name}: {error}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise PluginError(
+            f"model '{name}' builds a {type(model).__name__}, expected torch.nn.Module"
+        )
+    return model
+
+
+def _arguments(name: str, dataset: Data, taken: set[str]) -> dict[str, Any]:
+    """What a builder is given, of what it takes; refuses data that it isn't for."""
+    shape = tuple(dataset.shape)
+    known: dict[str, Any] = {"num_classes": dataset.classes, "input_shape": shape}
+    if len(shape) == 3:
+        known |= {"in_channels": shape[0], "image_size": shape[1]}
+        if "image_size" in taken and "input_shape" not in taken and shape[1] != shape[2]:
+            raise RequestError(
+                f"{name} takes square images, those of {dataset.name} are {shape[1]}x{shape[2]}"
+            )
+    elif "input_shape" not in taken and taken & {"in_channels", "image_size"}:
+        raise RequestError(f"{name} takes images, the inputs of {dataset.name} have shape {shape}")
+    return {key: value for key, value in known.items() if key in taken}
+
+
+def choose_weights(spec: SubjectSpec) -> WeightsChoice:
+    """Decide which weights a request means.
+
+    ``auto`` is ``trained`` where a checkpoint ships for the model on the dataset, else
+    ``init``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If ``trained`` is asked for where no checkpoint ships, or a file doesn't exist.
+    """
+    if spec.weights == "init":
+        return WeightsChoice("init", None)
+    if spec.weights in ("auto", "trained"):
+        info = model_info(registry.load("models", spec.model))
+        trained = info.trained
+        file = Path(trained[spec.data]) if spec.data in trained else None
+        if file is not None and file.is_file():
+            return WeightsChoice("trained", file)
+        absent = (
+            f"the weights of {spec.model} on {spec.data} are not here: {file} is missing"
+            + (f"; {info.obtain}" if info.obtain else "")
+            if file is not None
+            else ""
+        )
+        if spec.weights == "auto":
+            remark = f"{spec.model} is freshly initialised: {absent}" if absent else ""
+            return WeightsChoice("init", None, remark)
+        if absent:
+            raise RequestError(absent)
+        there = f"only for {', '.join(sorted(trained))}" if trained else "none at all"
+        raise RequestError(
+            f"no trained checkpoint of {spec.model} on {spec.data} ships with it ({there}); "
+            "give --weights init or a checkpoint's path"
+        )
+    file = Path(spec.weights)
+    if not file.exists():
+        raise RequestError(
+            f"weights '{spec.weights}': no such file; expected trained, init or a checkpoint's path"
+        )
+    return WeightsChoice(file.name, file)
+
+
+def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
+    """Build the model, load its weights, draw its samples.
+
+    Parameters
+    ----------
+    spec : SubjectSpec
+    device : torch.device
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If the model, its weights or the data can't be had; one line says why.
+    """
+    from .samples import StreamedSubject, draw
+
+    choice = choose_weights(spec)
+    info = model_info(registry.load("models", spec.model))
+    dataset = adapted(load_dataset(spec.data, dict(spec.options)), info, choice)
+    model = build_model(spec.model, dataset, spec.seed)
+    metadata: dict[str, str] = {}
+    if choice.file is not None:
+        try:
+            model = transformed(
+                model,
+                header_of(choice.file),
+                lambda: dataset.sample(2, split=spec.split, seed=spec.seed).inputs,
+            )
+            metadata = load_weights(model, choice.file, rename=info.rename)
+        except NlbenchError as error:
+            raise RequestError(f"{spec.model} with weights {choice.label}: {error}") from error
+    model.to(device).eval()
+    drawn = draw(
+        dataset, spec.samples, split=spec.split, seed=spec.seed, model=model, device=device
+    )
+    facts: dict[str, Any] = {
+        "model": spec.model,
+        "weights": choice.label,
+        "data": spec.data,
+        "data_options": dict(spec.options),
+        "seed": spec.seed,
+        "weights_hash": state_hash(model),
+        "weights_metadata": metadata,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "preprocessing": dataset.preprocessing,
+        "split": spec.split,
+        "samples": drawn.samples,
+        "sample_hash": drawn.sample_hash,
+        "accuracy": drawn.accuracy,
+    }
+    sample = drawn.sample
+    images = sample.images if len(dataset.shape) == 3 else None
+    return StreamedSubject(
+        model,
+        sample.inputs,
+        sample.labels,
+        facts,
+        images,
+        dataset.normalize,
+        stream=drawn.stream,
+    )
+
+
+def adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
+    """Give the dataset with the preprocessing that belongs to a model's weights.
+
+    Parameters
+    ----------
+    dataset : Data
+        Stays as it is where its resolution is fixed.
+    info : ModelInfo
+    choice : WeightsChoice
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the dataset's ``check_weights``, where it has one, finds that the weights were
+        trained on inputs that mean something else.
+    """
+    check = getattr(dataset, "check_weights", None)
+    if check is not None and choice.file is not None:
+        check(header_of(choice.file))
+    if info.preprocessing is None or not isinstance(dataset, Dataset) or dataset.adapt is None:
+        return dataset
+    return dataset.adapt(info.preprocessing(choice.file))
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """SHA-256 over a tensor's shape, dtype and bytes."""
+    import torch
+
+    data = tensor.detach().cpu().contiguous()
+    head = f"{tuple(data.shape)} {data.dtype}".encode()
+    return hashlib.sha256(head + data.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

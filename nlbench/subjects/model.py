@@ -1,0 +1,93 @@
+"""What a model plugin is: a function that builds a network, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nlbench.measure import Source
+
+from .data import Preprocessing
+
+__all__ = ["ModelInfo", "model", "model_info"]
+
+
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known of a model beside how it is built.
+
+    Parameters
+    ----------
+    trained : mapping of str to Path
+        From a dataset's name to the checkpoint for it, which ships or is looked for there.
+    source : Source
+        Where the architecture comes from.
+    obtain : str
+        How to get the checkpoints that don't ship, as an instruction.
+    preprocessing : callable, optional
+        From a checkpoint's path, or None for fresh weights, to the `Preprocessing` that
+        belongs to it; used with datasets whose resolution isn't fixed.
+    rename : callable, optional
+        From a tensor's name in a checkpoint to its name in the model; None: not needed.
+    recipe : str
+        The registered recipe that suits it on small data, followed where none is asked for.
+    """
+
+    trained: Mapping[str, Path] = field(default_factory=dict)
+    source: Source = field(default_factory=lambda: Source(""))
+    obtain: str = ""
+    preprocessing: Callable[[Path | None], Preprocessing] | None = None
+    rename: Callable[[str], str | None] | None = None
+    recipe: str = "vanilla"
+
+
+def model(
+    *,
+    trained: Mapping[str, Path] | None = None,
+    source: Source | str = "",
+    obtain: str = "",
+    preprocessing: Callable[[Path | None], Preprocessing] | None = None,
+    rename: Callable[[str], str | None] | None = None,
+    recipe: str = "vanilla",
+) -> Callable[[Builder], Builder]:
+    """Say what is known of a model, beside the function that builds it.
+
+    The function takes any of ``in_channels``, ``num_classes``, ``image_size`` (of square
+    images) and ``input_shape`` (without the batch) as keyword arguments, each with a
+    default, and returns a `torch.nn.Module`. A plain function without this decorator is a
+    model plugin too. One that takes ``in_channels`` or ``image_size`` and no
+    ``input_shape`` is for images only.
+
+    Parameters
+    ----------
+    trained, source, obtain, preprocessing, rename, recipe
+        See `ModelInfo`.
+
+    Examples
+    --------
+    >>> @model(source="Here, 2026")
+    ... def tiny(in_channels=3, num_classes=10):
+    ...     import torch
+    ...     return torch.nn.Conv2d(in_channels, num_classes, 1)
+    >>> model_info(tiny).source.citation
+    'Here, 2026'
+    """
+    origin = Source(source) if isinstance(source, str) else source
+    info = ModelInfo(dict(trained or {}), origin, obtain, preprocessing, rename, recipe)
+
+    def decorate(build: Builder) -> Builder:
+        build.__nlbench_model__ = info  # type: ignore[attr-defined]
+        return build
+
+    return decorate
+
+
+def model_info(build: Callable[..., Any]) -> ModelInfo:
+    """What is known of a model; nothing for a plain function."""
+    info: ModelInfo = getattr(build, "__nlbench_model__", ModelInfo())
+    return info

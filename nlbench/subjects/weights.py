@@ -1,0 +1,349 @@
+"""Weights on disk: read with suspicion, written atomically, named by a hash.
+
+A file that doesn't fit the model is refused in one line before a single weight has
+been copied. PyTorch is imported only when weights are touched, so that planning a run
+can hash files without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import re
+import struct
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError
+from nlbench.store.files import write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["file_hash", "load_weights", "save_weights", "state_hash"]
+
+
+HEADER_LENGTH = struct.Struct("<Q")
+BATCHES_TRACKED = "num_batches_tracked"
+
+
+def load_weights(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    rename: Callable[[str], str | None] | None = None,
+) -> dict[str, str]:
+    """Load a checkpoint into a model, all of it or nothing.
+
+    The file's content, not its suffix, decides how it is read: safetensors, or a file
+    of `torch.save`, of which only tensors are ever unpickled. The state dict may lie
+    under ``state_dict`` or ``model``, and its names may carry the ``module.`` of
+    `torch.nn.DataParallel`. Values are converted to the model's precision. The counter
+    ``num_batches_tracked`` of a batch norm may be missing, as it is in old checkpoints;
+    the model then keeps its own.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Already built; keeps its device and dtype.
+    path : path
+        The checkpoint.
+    rename : callable, optional
+        From a name in the file to the model's; None for a tensor that isn't needed.
+
+    Returns
+    -------
+    dict of str to str
+        The metadata of a safetensors header; empty for other files.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file can't be read, could run code, isn't a state dict, doesn't fit the
+        model in names, shapes or kinds of number, or holds NaN or infinities. The model
+        is then as it was.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> path = Path(tempfile.mkdtemp()) / "linear.safetensors"
+    >>> save_weights(path, torch.nn.Linear(2, 1), {"seed": "0"})
+    >>> load_weights(torch.nn.Linear(2, 1), path)
+    {'seed': '0'}
+    """
+    import torch
+
+    path = Path(path)
+    content, metadata = _read(path)
+    own = model.state_dict()
+    found = _without_prefix(_state_dict(content, path), own)
+    if rename is not None:
+        found = {new: t for name, t in found.items() if (new := rename(name)) is not None}
+    _check_names(found, own, path)
+    with torch.no_grad():
+        ready = {name: _converted(found[name], own[name], name, path) for name in found}
+        # Into the model's own dict, whose metadata some modules ask for on loading.
+        own.update(ready)
+        model.load_state_dict(own)
+    return metadata
+
+
+def save_weights(
+    path: str | os.PathLike[str], model: torch.nn.Module, metadata: Mapping[str, str]
+) -> None:
+    """Write a model's state as safetensors, whole or not at all.
+
+    The bytes depend on nothing but the state and the metadata. A file of that name is
+    replaced only once the new one is complete and on disk.
+
+    Parameters
+    ----------
+    path : path
+        In a folder that exists.
+    model : torch.nn.Module
+        On any device; parameters and persistent buffers are written.
+    metadata : mapping of str to str
+        Goes into the file's header.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file can't be written.
+    """
+    from safetensors.torch import save
+
+    # Copies, since safetensors refuses tensors that share memory, as tied weights do.
+    state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
+    write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
+
+
+def file_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file can't be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as empty:
+    ...     file_hash(empty.name)[:16]
+    'e3b0c44298fc1c14'
+    """
+    path = Path(path)
+    _check_is_file(path)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RequestError(f"can't read {path}: {_reason(error)}") from error
+
+
+def state_hash(model: torch.nn.Module) -> str:
+    """SHA-256 of a model's parameters and buffers, in hexadecimal.
+
+    Names, dtypes, shapes and bytes enter, in the order of the names; the device, the
+    memory layout and the order of registration don't. Buffers that a checkpoint leaves
+    out enter too, since they decide the output as well.
+
+    Examples
+    --------
+    >>> import torch
+    >>> first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    >>> _ = second.load_state_dict(first.state_dict())
+    >>> state_hash(first) == state_hash(second)
+    True
+    """
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[Any, dict[str, str]]:
+    """What is in the file, and the metadata of its header."""
+    _check_is_file(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER_LENGTH.size + 1)
+    except OSError as error:
+        raise RequestError(f"can't read {path}: {_reason(error)}") from error
+    if not head:
+        raise RequestError(f"{path} is empty, expected a checkpoint")
+    # Safetensors first: the low bytes of its header's length could be anything.
+    if head[HEADER_LENGTH.size :] == b"{":
+        return _read_safetensors(path)
+    if head.startswith((b"PK\x03\x04", b"\x80")):
+        return _read_torch(path), {}
+    raise RequestError(
+        f"{path} is neither a safetensors nor a PyTorch checkpoint, or it is cut short"
+    )
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            # A header may name a dtype that PyTorch lacks, hence the broad net below.
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(
+            f"{path} is a truncated or damaged safetensors file: {_reason(error)}"
+        ) from error
+
+
+def _read_torch(path: Path) -> Any:
+    import torch
+
+    try:
+        # Given an open file, since a path's suffix would have a say in how it is read. The
+        # warnings are about how the file was made; the messages below say what matters.
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        culprit = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise RequestError(
+            f"{path} is refused: it holds more than tensors and could run code on loading"
+            + (f" ({culprit[1]})" if culprit else "")
+        ) from error
+    except Exception as error:
+        # A damaged pickle or archive can raise almost anything from within its reader.
+        if "TorchScript" in str(error):
+            raise RequestError(
+                f"{path} is refused: it is a TorchScript program, expected a state dict"
+            ) from error
+        raise RequestError(
+            f"{path} is a truncated or damaged PyTorch file, or none: {_reason(error)}"
+        ) from error
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:
+    """Names to tensors, from where they lie in what was read."""
+    import torch
+
+    if isinstance(content, Mapping):
+        for key in ("state_dict", "model"):
+            if isinstance(content.get(key), Mapping):
+                content = content[key]
+                break
+    if not isinstance(content, Mapping):
+        raise RequestError(f"{path} holds a {type(content).__name__}, expected a state dict")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise RequestError(
+                f"{path} is not a state dict: expected names with tensors, "
+                f"found {name!r} with a {type(value).__name__}"
+            )
+    return dict(content)
+
+
+def _without_prefix(
+    found: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Names without the prefix of DataParallel, unless they are the model's own."""
+    prefix = "module."
+    if all(name.startswith(prefix) for name in found) and not any(
+        name.startswith(prefix) for name in own
+    ):
+        return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    return found
+
+
+def _check_names(
+    found: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], path: Path
+) -> None:
+    missing = [n for n in own if n not in found and n.rpartition(".")[2] != BATCHES_TRACKED]
+    unexpected = [n for n in found if n not in own]
+    problems = [
+        f"{what} {_first(names)}"
+        for what, names in (("it lacks", missing), ("it has the unexpected", unexpected))
+        if names
+    ]
+    if problems:
+        raise RequestError(f"{path} doesn't fit the model: {'; '.join(problems)}")
+
+
+def _first(names: list[str]) -> str:
+    return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _converted(given: torch.Tensor, own: torch.Tensor, name: str, path: Path) -> torch.Tensor:
+    """The tensor in the model's dtype, once it is known to fit."""
+    import torch
+
+    if given.layout != torch.strided or given.is_meta or given.is_quantized:
+        raise RequestError(f"{path}: '{name}' is not a dense tensor of plain numbers")
+    if given.shape != own.shape:
+        raise RequestError(
+            f"{path} doesn't fit the model: '{name}' has shape {tuple(given.shape)}, "
+            f"expected {tuple(own.shape)}"
+        )
+    if _kind(given) != _kind(own):
+        raise RequestError(
+            f"{path} doesn't fit the model: '{name}' holds {given.dtype}, expected {own.dtype}"
+        )
+    # Converted first: a number that fits the file's dtype may overflow the model's.
+    converted = given.to(own.dtype)
+    if not bool(torch.isfinite(converted).all()):
+        raise RequestError(f"{path}: '{name}' holds NaN or infinities, expected finite weights")
+    return converted
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    import torch
+
+    if tensor.dtype == torch.bool:
+        return "truth values"
+    if tensor.is_complex():
+        return "complex numbers"
+    return "real numbers" if tensor.is_floating_point() else "whole numbers"
+
+
+def _with_sorted_header(content: bytes) -> bytes:
+    """The same safetensors bytes with the header's entries in order.
+
+    The library writes metadata in an order that changes from run to run.
+    """
+    start = HEADER_LENGTH.size
+    end = start + HEADER_LENGTH.unpack(content[:start])[0]
+    header = json.dumps(json.loads(content[start:end]), sort_keys=True, separators=(",", ":"))
+    # The format wants tensors aligned to 8 bytes, and spaces to fill up.
+    padded = header.encode() + b" " * (-len(header.encode()) % 8)
+    return HEADER_LENGTH.pack(len(padded)) + padded + content[end:]
+
+
+def _check_is_file(path: Path) -> None:
+    """Refuse what is no regular file; opening a pipe would wait for ever."""
+    try:
+        if path.is_file():
+            return
+        exists, is_folder = path.exists(), path.is_dir()
+    except OSError as error:
+        raise RequestError(f"can't read {path}: {_reason(error)}") from error
+    if is_folder:
+        raise RequestError(f"can't read {path}: it is a directory, expected a file")
+    if exists:
+        raise RequestError(f"can't read {path}: it is not a regular file")
+    raise RequestError(f"can't read {path}: there is no such file")
+
+
+def _reason(error: Exception) -> str:
+    """The error's words on one line."""
+    words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return " ".join(words.split())[:200]

@@ -1,0 +1,244 @@
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from nlbench.errors import RequestError
+from nlbench.models.datasets.image_files import read_image
+from nlbench.models.datasets.images import imagenet, images
+from nlbench.subjects.data import Preprocessing, dataset_info
+
+
+def picture(file, seed=0, size=(40, 30), mode="RGB"):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (size[1], size[0], 3), generator=generator, dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).convert(mode).save(file)
+
+
+@pytest.fixture
+def animals(tmp_path):
+    for index, name in enumerate(
+        ["cat/a.png", "cat/b.JPEG", "ant/c.bmp", "ant/d.png", "dog/e.jpg"]
+    ):
+        picture(tmp_path / "animals" / name, index)
+    return tmp_path / "animals"
+
+
+def test_class_folders_in_alphabetical_order_give_the_labels(animals):
+    data = images(str(animals), size=16)
+    theirs = ImageFolder(str(animals))
+    assert data.classes == 3
+    assert [data.test[i][1] for i in range(len(data.test))] == theirs.targets
+    assert data.sample(5).inputs.shape == (5, 3, 16, 16)
+
+
+def test_images_side_by_side_have_no_labels(tmp_path):
+    for index in range(3):
+        picture(tmp_path / f"{index}.png", index)
+    (tmp_path / "notes.txt").write_text("no image")
+    data = images(str(tmp_path), size=16)
+    assert len(data.test) == 3
+    assert data.classes == 1000
+    assert data.sample(2).labels is None
+
+
+def test_another_number_of_classes_leaves_the_images_without_labels(animals):
+    assert images(str(animals), classes=3).sample(2).labels is not None
+    data = images(str(animals), classes=1000)
+    assert (data.classes, data.sample(2).labels) == (1000, None)
+
+
+def test_folders_train_and_val_are_the_splits(tmp_path):
+    picture(tmp_path / "train" / "x" / "1.png")
+    picture(tmp_path / "train" / "y" / "2.png")
+    picture(tmp_path / "val" / "x" / "3.png")
+    picture(tmp_path / "val" / "y" / "4.png")
+    picture(tmp_path / "val" / "y" / "5.png")
+    data = images(str(tmp_path))
+    assert (len(data.train), len(data.test), data.classes) == (2, 3, 2)
+    assert "test split: val" in data.preprocessing
+
+
+def test_only_the_images_that_are_drawn_are_read(animals):
+    for file in sorted(animals.rglob("*.*"))[1:]:
+        file.write_bytes(b"not an image")
+    data = images(str(animals), size=16)
+    readable = next(
+        seed
+        for seed in range(100)
+        if torch.randperm(5, generator=torch.Generator().manual_seed(seed))[0] == 0
+    )
+    assert data.sample(1, seed=readable).inputs.shape == (1, 3, 16, 16)
+    with pytest.raises(RequestError, match="can't read the image"):
+        data.sample(2, seed=readable)
+
+
+def test_a_stream_holds_the_images_of_the_sample_a_batch_at_a_time(animals):
+    data = images(str(animals), size=16)
+    parts = list(data.stream(None, seed=2, batch=2))
+    assert [len(part.inputs) for part in parts] == [2, 2, 1]
+    whole = data.sample(None, seed=2)
+    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+    assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+
+
+def test_the_preprocessing_of_weights_replaces_the_usual_one(animals):
+    wanted = Preprocessing(24, 27, (0.5,) * 3, (0.25,) * 3, "bicubic", origin="somebody")
+    data = images(str(animals)).adapt(wanted)
+    assert data.shape == (3, 24, 24)
+    sample = data.sample(None)
+    torch.testing.assert_close(sample.inputs, (sample.images - 0.5) / 0.25)
+    assert "27 pixels on the shorter side (bicubic" in data.preprocessing
+    assert "as somebody has it" in data.preprocessing
+
+
+def test_a_size_that_is_given_wins_over_that_of_the_weights(animals):
+    wanted = Preprocessing(224, 256, (0.5,) * 3, (0.25,) * 3)
+    data = images(str(animals), size=28).adapt(wanted)
+    assert data.shape == (3, 28, 28)
+    assert data.mean == (0.5,) * 3
+    assert "resized to 32 pixels" in data.preprocessing
+
+
+def test_the_usual_preprocessing_is_that_of_the_older_networks(tmp_path):
+    from torchvision.models import AlexNet_Weights
+
+    picture(tmp_path / "one.png", size=(300, 280))
+    ours = images(str(tmp_path)).sample(1).inputs[0]
+    with Image.open(tmp_path / "one.png") as image:
+        expected = AlexNet_Weights.IMAGENET1K_V1.transforms()(image)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_squashing_ignores_proportions(tmp_path):
+    picture(tmp_path / "wide.png", size=(64, 16))
+    squashed = Preprocessing(16, 16, (), (), squash=True)
+    with Image.open(tmp_path / "wide.png") as image:
+        expected = image.resize((16, 16), Image.Resampling.BILINEAR)
+    pixels = (read_image(tmp_path / "wide.png", squashed) * 255).round().to(torch.uint8)
+    assert pixels.permute(1, 2, 0).numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
+def test_other_kinds_of_images_get_three_channels(tmp_path, mode):
+    file = tmp_path / ("image.jpg" if mode == "CMYK" else "image.png")
+    picture(file, mode=mode)
+    assert read_image(file, Preprocessing(8, 8, (), ())).shape == (3, 8, 8)
+
+
+def test_a_missing_folder_is_one_line_that_says_what_to_put_where(tmp_path):
+    with pytest.raises(RequestError, match=r"there is no folder .*nowhere; put a folder of image"):
+        images(str(tmp_path / "nowhere"))
+
+
+def test_a_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="holds no images; put files of"):
+        images(str(tmp_path)).sample(1)
+
+
+def test_an_empty_class_folder_is_refused(animals):
+    (animals / "bee").mkdir()
+    with pytest.raises(RequestError, match="bee"):
+        images(str(animals)).sample(1)
+
+
+def test_imagenets_labels_are_the_order_of_a_thousand_folders(tmp_path):
+    for index in range(1000):
+        (tmp_path / "val" / f"n{index:08d}").mkdir(parents=True)
+        file = tmp_path / "val" / f"n{index:08d}" / "ILSVRC2012_val_1.JPEG"
+        if index:
+            file.symlink_to(tmp_path / "val" / "n00000000" / file.name)
+        else:
+            picture(file)
+    data = imagenet(str(tmp_path), size=16)
+    assert data.classes == 1000
+    assert [data.test[i][1] for i in (0, 1, 999)] == [0, 1, 999]
+    with pytest.raises(RequestError, match=r"there is no folder .*train"):
+        data.sample(1, split="train")
+
+
+def test_imagenet_with_another_number_of_classes_is_refused(tmp_path):
+    picture(tmp_path / "val" / "n01440764" / "a.JPEG")
+    with pytest.raises(RequestError, match="has 1 folders, expected 1000"):
+        imagenet(str(tmp_path)).sample(1)
+
+
+def test_imagenet_without_its_folders_is_one_line(tmp_path):
+    with pytest.raises(RequestError, match="has no folder val; put ImageNet's val there"):
+        imagenet(str(tmp_path))
+
+
+def test_the_fingerprint_changes_when_an_image_is_added(animals):
+    fingerprint = dataset_info(images).fingerprint
+    before = fingerprint(folder=str(animals), size=0, classes=0)
+    assert before == fingerprint(folder=str(animals), size=0, classes=0)
+    picture(animals / "cat" / "new.png")
+    assert fingerprint(folder=str(animals), size=0, classes=0) != before
+
+
+@pytest.mark.parametrize("size", [-5, 4097])
+def test_a_size_that_no_image_has_is_refused(size):
+    with pytest.raises(RequestError, match="out of bounds"):
+        dataset_info(images).options["size"].parse(size, "images.size")
+
+
+@pytest.mark.parametrize(("there", "wanted"), [("train", "val"), ("val", "train")])
+def test_a_split_without_the_other_is_no_class(tmp_path, there, wanted):
+    picture(tmp_path / there / "x" / "1.png")
+    with pytest.raises(RequestError, match=f"has no folder beside {there}; put {wanted} there"):
+        images(str(tmp_path))
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("car", "train"):
+        picture(tmp_path / name / "1.png")
+    data = images(str(tmp_path))
+    assert (len(data.test), data.classes) == (2, 2)
+
+
+def test_splits_of_different_classes_are_refused_since_their_labels_would_differ(tmp_path):
+    for name in ("train/a", "train/b", "val/a", "val/c"):
+        picture(tmp_path / name / "1.png")
+    with pytest.raises(RequestError, match="class folder 'b' is only in one of"):
+        images(str(tmp_path))
+
+
+def test_images_beside_class_folders_are_refused_and_not_left_out(tmp_path):
+    picture(tmp_path / "loose.png")
+    picture(tmp_path / "thumbs" / "1.png")
+    with pytest.raises(RequestError, match=r"such as loose\.png, beside folders"):
+        images(str(tmp_path)).sample(1)
+
+
+PLAIN = Preprocessing(4, 4, (0.5,) * 3, (0.5,) * 3)
+
+
+def test_of_sixteen_bits_the_upper_eight_are_read(tmp_path):
+    coarse = torch.arange(16, dtype=torch.int32).reshape(4, 4).numpy() * 16
+    fine = (coarse * 256 + 77).astype("uint16")
+    Image.fromarray(fine).save(tmp_path / "fine.png")
+    Image.fromarray(coarse.astype("uint8")).save(tmp_path / "coarse.png")
+    read = [read_image(tmp_path / f"{name}.png", PLAIN) for name in ("fine", "coarse")]
+    assert torch.equal(*read)
+    assert read[0].unique().numel() == 16
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "floats"), ("int32", "whole numbers")])
+def test_pixels_without_a_white_are_refused(tmp_path, dtype, kind):
+    Image.fromarray(torch.rand(4, 4).numpy().astype(dtype)).save(tmp_path / "x.tiff")
+    with pytest.raises(RequestError, match=f"its pixels are {kind}"):
+        read_image(tmp_path / "x.tiff", PLAIN)
+
+
+def test_an_image_that_would_fill_the_memory_is_refused_in_one_line(tmp_path, monkeypatch):
+    picture(tmp_path / "x.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(RequestError, match=r"can't read the image .*x.png: .*exceeds limit"):
+        read_image(tmp_path / "x.png", PLAIN)
+
+
+def test_imagenet_without_class_folders_is_one_line(tmp_path):
+    picture(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
+    with pytest.raises(RequestError, match="val has no folders in it, expected one a class"):
+        imagenet(str(tmp_path)).sample(1)

@@ -1,0 +1,137 @@
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets.mnist import read_image_file, read_label_file
+
+from nlbench.errors import RequestError
+from nlbench.models.datasets.torch_arrays import fashion_mnist, mnist
+
+NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
+NAMES += [name.replace("train", "t10k") for name in NAMES]
+
+
+def idx(array):
+    lengths = struct.pack(f">{array.ndim}I", *array.shape)
+    return bytes([0, 0, 8, array.ndim]) + lengths + array.astype(np.uint8).tobytes()
+
+
+def write(folder, packed=False, count=5):
+    random = np.random.RandomState(0)
+    folder.mkdir(parents=True)
+    for name in NAMES:
+        shape = (count, 28, 28) if "images" in name else (count,)
+        content = idx(random.randint(0, 256 if "images" in name else 10, shape))
+        end, content = (".gz", gzip.compress(content)) if packed else ("", content)
+        (folder / (name + end)).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("open_it", [mnist, fashion_mnist])
+def test_images_and_labels_are_those_that_torchvision_reads(tmp_path, open_it):
+    folder = write(tmp_path / "data")
+    data = open_it(str(folder), size="28")
+    for split, prefix in (("train", "train"), ("test", "t10k")):
+        images = read_image_file(str(folder / f"{prefix}-images-idx3-ubyte"))
+        labels = read_label_file(str(folder / f"{prefix}-labels-idx1-ubyte"))
+        items = data.split(split)
+        assert [items[i][1] for i in range(len(items))] == labels.tolist()
+        assert all(torch.equal(items[i][0], images[i][None] / 255) for i in range(len(items)))
+
+
+def test_packed_files_give_the_same_as_unpacked_ones(tmp_path):
+    plain, packed = (
+        mnist(str(write(tmp_path / "a"))),
+        mnist(str(write(tmp_path / "b", packed=True))),
+    )
+    assert torch.equal(plain.sample(None).images, packed.sample(None).images)
+
+
+def test_the_default_is_32_pixels_with_a_margin_of_zeros(tmp_path):
+    folder = str(write(tmp_path / "data"))
+    padded, bare = mnist(folder).sample(3).images, mnist(folder, size="28").sample(3).images
+    assert padded.shape == (3, 1, 32, 32)
+    assert torch.equal(padded[..., 2:30, 2:30], bare)
+    assert padded.count_nonzero() == bare.count_nonzero()
+
+
+def test_three_channels_are_equal(tmp_path):
+    data = mnist(str(write(tmp_path / "data")), channels="3")
+    images = data.sample(2).images
+    assert data.shape == images.shape[1:] == (3, 32, 32)
+    assert torch.equal(images[:, 0], images[:, 2])
+
+
+@pytest.mark.parametrize(
+    ("open_it", "below"), [(mnist, "MNIST/raw"), (fashion_mnist, "FashionMNIST/raw")]
+)
+def test_the_layout_that_torchvision_downloads_is_found(tmp_path, monkeypatch, open_it, below):
+    write(tmp_path / below)
+    monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
+    assert len(open_it().test) == 5
+    assert len(open_it(str(tmp_path)).test) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        (NAMES[2], b"\x00\x00\x09\x03" + bytes(12), "no IDX file of bytes"),
+        (NAMES[2], b"\x00\x00\x08\x03\x00", "cut short"),
+        (NAMES[2], idx(np.zeros((5, 28, 28)))[:-1], "header says 5x28x28"),
+        (NAMES[2], idx(np.zeros((5, 20, 20))), r"expected \(n, 28, 28\)"),
+        (NAMES[3], idx(np.zeros(4)), "5 images of test and labels of shape"),
+        (NAMES[3], idx(np.full(5, 10)), "reach 10"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content, what):
+    folder = write(tmp_path / "data")
+    (folder / name).write_bytes(content)
+    with pytest.raises(RequestError, match=what) as caught:
+        mnist(str(folder)).sample(1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_packed_file_that_is_cut_short_is_refused(tmp_path):
+    folder = write(tmp_path / "data", packed=True)
+    file = folder / f"{NAMES[2]}.gz"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(RequestError, match="cut short or damaged"):
+        mnist(str(folder)).sample(1)
+
+
+def test_a_missing_dataset_is_one_line_that_says_what_to_put_where(tmp_path):
+    with pytest.raises(RequestError) as caught:
+        fashion_mnist(str(tmp_path))
+    assert all(name in str(caught.value) for name in NAMES)
+    assert str(caught.value).startswith(f"fashion-mnist: its files are not in {tmp_path}; put ")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    folder = write(tmp_path / "data")
+    (folder / NAMES[1]).unlink()
+    with pytest.raises(RequestError, match=f"lacks the file {NAMES[1]}"):
+        mnist(str(folder))
+
+
+def test_files_that_are_there_are_not_downloaded_again(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise AssertionError("a download was tried")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST", fails)
+    folder = write(tmp_path / "data")
+    assert len(mnist(str(folder), download=True).test) == 5
+
+
+def test_files_that_are_not_there_are_downloaded_and_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "torchvision.datasets.MNIST", lambda root, download: write(Path(root) / "MNIST" / "raw")
+    )
+    assert len(mnist(str(tmp_path / "data"), download=True).test) == 5
+
+
+def test_a_folder_of_an_unknown_user_is_just_not_there():
+    with pytest.raises(RequestError, match="its files are not in ~nobody-of-that-name"):
+        mnist("~nobody-of-that-name/mnist")

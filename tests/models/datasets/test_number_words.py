@@ -1,0 +1,165 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.errors import RequestError
+from nlbench.models.datasets.number_words import in_words, number_words
+from nlbench.subjects.load import load_dataset
+
+# Written out by hand from the usual grammars; French as before the spelling of 1990.
+KNOWN = {
+    "en": {
+        0: "zero",
+        13: "thirteen",
+        40: "forty",
+        99: "ninety-nine",
+        100: "one hundred",
+        101: "one hundred and one",
+        342: "three hundred and forty-two",
+        1000: "one thousand",
+        1066: "one thousand and sixty-six",
+        1100: "one thousand one hundred",
+        612_345: "six hundred and twelve thousand three hundred and forty-five",
+    },
+    "de": {
+        0: "null",
+        1: "eins",
+        16: "sechzehn",
+        17: "siebzehn",
+        21: "einundzwanzig",
+        30: "dreißig",
+        66: "sechsundsechzig",
+        100: "einhundert",
+        101: "einhunderteins",
+        111: "einhundertelf",
+        700: "siebenhundert",
+        1000: "eintausend",
+        1001: "eintausendeins",
+        21_000: "einundzwanzigtausend",
+        101_000: "einhunderteintausend",
+        987_654: "neunhundertsiebenundachtzigtausendsechshundertvierundfünfzig",
+    },
+    "fr": {
+        0: "zéro",
+        21: "vingt et un",
+        22: "vingt-deux",
+        61: "soixante et un",
+        70: "soixante-dix",
+        71: "soixante et onze",
+        77: "soixante-dix-sept",
+        80: "quatre-vingts",
+        81: "quatre-vingt-un",
+        91: "quatre-vingt-onze",
+        99: "quatre-vingt-dix-neuf",
+        100: "cent",
+        101: "cent un",
+        200: "deux cents",
+        201: "deux cent un",
+        280: "deux cent quatre-vingts",
+        1000: "mille",
+        1001: "mille un",
+        80_000: "quatre-vingt mille",
+        200_000: "deux cent mille",
+        321_671: "trois cent vingt et un mille six cent soixante et onze",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "number", "words"),
+    [(language, *entry) for language, known in KNOWN.items() for entry in known.items()],
+)
+def test_numbers_are_written_as_they_are_spelt(language, number, words):
+    assert in_words(number, language) == words
+
+
+UNITS = {
+    "en": "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen",
+    "fr": "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze "
+    "seize",
+    "de": "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf",
+}
+MORE = {
+    "en": "twenty=20 thirty=30 forty=40 fifty=50 sixty=60 seventy=70 eighty=80 ninety=90",
+    "fr": "vingt=20 trente=30 quarante=40 cinquante=50 soixante=60 quatre-vingt=80",
+    "de": "eins=1 sechzehn=16 siebzehn=17 zwanzig=20 dreißig=30 vierzig=40 fünfzig=50 sechzig=60 "
+    "siebzig=70 achtzig=80 neunzig=90",
+}
+HUNDRED = {"en": "hundred", "fr": "cents?", "de": "hundert"}
+THOUSAND = {"en": "thousand", "fr": "mille", "de": "tausend"}
+
+
+def read(words, language):
+    """Read a number word back: cut it into known words and add up, as a child would."""
+    values = {word: value for value, word in enumerate(UNITS[language].split())}
+    values |= {k: int(v) for k, v in (pair.split("=") for pair in MORE[language].split())}
+    longest = sorted(values, key=len, reverse=True)
+    glue = "|".join((f"({HUNDRED[language]})", f"({THOUSAND[language]})", "(und|and|et|s|[ -])"))
+    total = group = 0
+    while words:
+        found = re.match(rf"({'|'.join(longest)})|{glue}", words)
+        assert found, words
+        words = words[found.end() :]
+        if found[1]:
+            group += values[found[1]]
+        elif found[2]:
+            group = group // 100 * 100 + max(group % 100, 1) * 100
+        elif found[3]:
+            total, group = max(group, 1) * 1000, 0
+    return total + group
+
+
+@given(number=st.integers(0, 999_999), language=st.sampled_from(["en", "de", "fr"]))
+def test_every_number_can_be_read_back(number, language):
+    assert read(in_words(number, language), language) == number
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr"])
+def test_the_first_ten_thousand_all_differ(language):
+    assert len({in_words(number, language) for number in range(10_000)}) == 10_000
+
+
+@pytest.mark.parametrize(("number", "language"), [(-1, "en"), (10**6, "en"), (1, "nl")])
+def test_what_can_not_be_written_is_refused(number, language):
+    with pytest.raises(RequestError, match="number words"):
+        in_words(number, language)
+
+
+def test_the_corpus_pairs_the_same_number_in_both_languages():
+    data = number_words(train=50, test=10, target="de")
+    for split in (data.train, data.test):
+        for source, target in zip(split.sources, split.targets, strict=True):
+            assert read(source, "en") == read(target, "de")
+
+
+def test_no_number_is_in_both_splits():
+    data = number_words(train=60, test=40, largest=99)
+    assert not set(data.train.sources) & set(data.test.sources)
+    assert len(set(data.train.sources) | set(data.test.sources)) == 100
+
+
+def test_the_seed_decides_the_corpus():
+    first, again, other = (number_words(train=30, test=5, seed=seed) for seed in (1, 1, 2))
+    assert first.train.sources == again.train.sources
+    assert first.vocabulary.text == again.vocabulary.text
+    assert first.train.sources != other.train.sources
+
+
+def test_the_options_come_from_the_command_line():
+    data = load_dataset("number-words", {"train": "20", "test": "4", "target": "de"})
+    assert (len(data.train.sources), data.bleu_tokens) == (20, "char")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "fr"}, "translates from fr to itself"),
+        ({"largest": 100, "train": 100, "test": 10}, "there are 101"),
+    ],
+)
+def test_a_corpus_that_can_not_be_is_refused(options, message):
+    with pytest.raises(RequestError, match=message):
+        number_words(**options)

@@ -1,0 +1,165 @@
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.errors import RequestError
+from nlbench.models.datasets.parallel_text import END, PAD, START, Vocabulary, parallel
+from nlbench.models.networks.transformer import TransformerTiny
+from nlbench.models.training.recipes import augmented, noisy_labels, vanilla
+from nlbench.subjects.weights import save_weights
+
+ENGLISH = [f"the {size} {animal} sleeps" for size in ("big", "small") for animal in "abcde"]
+GERMAN = [f"das {size} {animal} schläft" for size in ("große", "kleine") for animal in "abcde"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "en").write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
+    (tmp_path / "de").write_text("\n".join(GERMAN) + "\n", encoding="utf-8")
+    return str(tmp_path / "en"), str(tmp_path / "de")
+
+
+def test_two_files_give_their_pairs_in_two_splits(files):
+    data = parallel(*files, test=0.3, vocabulary=60)
+    pairs = {
+        pair
+        for split in (data.train, data.test)
+        for pair in zip(split.sources, split.targets, strict=True)
+    }
+    assert pairs == set(zip(ENGLISH, GERMAN, strict=True))
+    assert (len(data.train.sources), len(data.test.sources)) == (7, 3)
+
+
+def test_inputs_are_the_source_and_the_shifted_target(files):
+    data = parallel(*files, vocabulary=60, length=20)
+    assert data.shape == (2, 21)
+    assert data.train.inputs.shape == (len(data.train.sources), 2, 21)
+    for i, (source, target) in enumerate(zip(data.train.sources, data.train.targets, strict=True)):
+        given, shifted = data.train.inputs[i].tolist()
+        wanted = data.train.wanted[i].tolist()
+        words, other = data.vocabulary.encode([source, target])
+        assert given[: len(words) + 1] == [*words, END]
+        assert set(given[len(words) + 1 :]) <= {PAD}
+        assert shifted[: len(other) + 1] == [START, *other]
+        assert wanted[: len(other) + 1] == [*other, END]
+        assert data.vocabulary.decode([wanted]) == [target]
+
+
+def test_a_sample_is_the_same_for_the_same_seed(files):
+    data = parallel(*files, test=0.5, vocabulary=60)
+    first, again, other = (data.sample(4, seed=seed).inputs for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len(data.sample(None).inputs) == 5
+    assert data.sample(2).labels is None
+
+
+def test_pairs_that_are_too_long_are_left_out_and_counted(files, tmp_path):
+    (tmp_path / "en").write_text("\n".join([*ENGLISH, "sleeps " * 40]), encoding="utf-8")
+    (tmp_path / "de").write_text("\n".join([*GERMAN, "schläft"]), encoding="utf-8")
+    data = parallel(*files, vocabulary=60, length=30, seed=1)
+    assert len(data.train.sources) + len(data.test.sources) == 10
+    assert "1 pairs left out" in data.preprocessing
+
+
+def test_lines_end_where_the_file_says_not_inside_a_sentence(tmp_path):
+    (tmp_path / "en").write_bytes("a\u2028b\r\nc\r\n".encode() * 5)
+    (tmp_path / "de").write_bytes(b"d\ne\n" * 5)
+    data = parallel(str(tmp_path / "en"), str(tmp_path / "de"), test=0.2, vocabulary=60)
+    assert {"a\u2028b", "c"} == set(data.train.sources) | set(data.test.sources)
+
+
+def test_the_vocabulary_of_a_checkpoint_is_used_again(files, tmp_path):
+    known = Vocabulary.learnt(["entirely other words"], 40)
+    file = tmp_path / "net.safetensors"
+    save_weights(file, torch.nn.Linear(1, 1), {"vocabulary": known.text})
+    data = parallel(*files, vocabulary_of=str(file))
+    assert data.vocabulary.text == known.text
+    assert data.classes == known.size
+
+
+@given(st.lists(st.text(alphabet="abcdé ", min_size=1), min_size=1, max_size=5))
+def test_decoding_gives_back_what_was_encoded_but_for_runs_of_spaces(sentences):
+    words = Vocabulary.learnt(["abcdé", "é d c b a"], 40)
+    tidy = [" ".join(sentence.split()) for sentence in sentences]
+    found = words.decode([[*row, END, 7] for row in words.encode(tidy)])
+    assert found == tidy
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": ""}, "needs two text files"),
+        ({"target": "no-such-file"}, "can't read no-such-file: No such file"),
+        ({"test": 0.0}, "both splits need some"),
+        ({"length": 2}, "has no pair of 1 to 2 tokens"),
+        ({"vocabulary_of": "no-such-file"}, "can't read no-such-file"),
+    ],
+)
+def test_files_that_can_not_be_used_are_one_line(files, change, message):
+    arguments = {"source": files[0], "target": files[1], "vocabulary": 60, **change}
+    with pytest.raises(RequestError, match=message):
+        parallel(**arguments)
+
+
+def test_files_of_different_length_are_refused(files, tmp_path):
+    (tmp_path / "de").write_text("\n".join(GERMAN[:-1]), encoding="utf-8")
+    with pytest.raises(RequestError, match=r"10 lines and .* 9; expected a translation"):
+        parallel(*files)
+
+
+def test_text_that_is_no_utf8_is_refused(files, tmp_path):
+    (tmp_path / "de").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RequestError, match="can't read"):
+        parallel(*files)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "noise", "message"),
+    [(augmented, 0.0, "moves images"), (noisy_labels, 0.4, "no labels to corrupt")],
+)
+def test_what_only_images_allow_is_refused(files, recipe, noise, message):
+    with pytest.raises(RequestError, match=message):
+        parallel(*files, vocabulary=60).task(recipe, noise, 0)
+
+
+def test_plain_recipes_are_fine(files):
+    data = parallel(*files, vocabulary=60)
+    assert data.task(vanilla, 0.0, 0).size == len(data.train.sources)
+
+
+def test_without_the_library_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(RequestError, match=r"pip install 'nlbench\[translation\]'"):
+        Vocabulary.learnt(["a"], 40)
+
+
+def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
+    (tmp_path / "v.json").write_text("{}")
+    with pytest.raises(RequestError, match=r"v.json: not a vocabulary"):
+        Vocabulary.of_file(tmp_path / "v.json")
+
+
+def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(files, tmp_path):
+    from nlbench.subjects.load import SubjectSpec, load_subject
+
+    data = parallel(*files, vocabulary=60)
+    other = parallel(*reversed(files), vocabulary=60, seed=1, test=0.5)
+    assert other.classes == data.classes
+    file = tmp_path / "words.safetensors"
+    save_weights(file, TransformerTiny(60), {"vocabulary": other.vocabulary.text})
+    options = (("source", files[0]), ("target", files[1]), ("vocabulary", 60))
+    spec = SubjectSpec("transformer-tiny", str(file), "parallel", samples=1, options=options)
+    with pytest.raises(RequestError, match="under another vocabulary than that of parallel"):
+        load_subject(spec, torch.device("cpu"))
+    known = replace(spec, options=(*options, ("vocabulary_of", str(file))))
+    assert load_subject(known, torch.device("cpu")).facts["weights"] == "words.safetensors"
+
+
+def test_an_unknown_way_of_cutting_sentences_is_told_before_training(files):
+    with pytest.raises(RequestError, match="BLEU: unknown tokens 'words'"):
+        parallel(*files, vocabulary=60, bleu="words").task(vanilla, 0.0, 0)

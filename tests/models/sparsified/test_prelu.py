@@ -1,0 +1,383 @@
+"""What sparsify makes of a network, and what can be done to its slopes."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import RequestError
+from nlbench.models.networks.vgg import VGG8
+from nlbench.models.sparsified.prelu import (
+    linear_share,
+    nonlinear_units,
+    parameter_groups,
+    penalty,
+    randomize,
+    snap,
+    sparsify,
+)
+from nlbench.probes.sites.sites import list_sites
+
+
+def slopes(model):
+    return parameter_groups(model, 0.0)[1]["params"]
+
+
+def chain(width=4):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def set_slopes(model, *numbers):
+    with torch.no_grad():
+        slopes(model)[0].copy_(torch.tensor(numbers))
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "units"),
+    [
+        # Channels of the ReLU calls, from the papers' tables: a VGG8 has 2 (6 + 16 + 64) + 120.
+        ("vgg8", 7, 292),
+        # 64, then two blocks of two calls at 64, 128, 256 and 512 channels.
+        ("resnet18", 17, 64 + 4 * (64 + 128 + 256 + 512)),
+        ("googlenet", 57, None),
+        ("densenet121", 121, None),
+    ],
+)
+def test_every_relu_call_gets_slopes_and_the_function_stays(name, calls, units):
+    torch.manual_seed(0)
+    if name == "vgg8":
+        model, size = VGG8(), 32
+    else:
+        model, size = torchvision.models.get_model(name, weights=None, num_classes=7), 32
+    x = torch.randn(2, 3, size, size)
+    made = sparsify(model.eval(), example=x)
+    with torch.no_grad():
+        assert torch.equal(made(x), model(x))
+    assert len(nonlinear_units(made)) == calls
+    if units is not None:
+        assert sum(total for _, total in nonlinear_units(made).values()) == units
+    assert {site.kind for site in list_sites(made, x)} == {"prelu"}
+
+
+def test_the_given_model_is_left_alone_and_its_weights_keep_their_names():
+    model = torchvision.models.resnet18(weights=None, num_classes=5)
+    names = list(model.state_dict())
+    made = sparsify(model)
+    assert list(model.state_dict()) == names
+    assert not model._forward_hooks
+    assert set(names) < set(made.state_dict())
+    assert made.training
+
+
+def test_each_call_of_a_reused_module_has_slopes_of_its_own():
+    made = sparsify(torchvision.models.resnet18(weights=None))
+    first, second = made.layer1[0].relu.children()
+    before = made(torch.ones(2, 3, 32, 32)).detach()
+    with torch.no_grad():
+        first.weight.fill_(1.0)
+    assert nonlinear_units(made)["layer1.0.relu.0"] == (0, 64)
+    assert nonlinear_units(made)["layer1.0.relu.1"] == (64, 64)
+    assert second.weight.eq(0).all()
+    assert not torch.allclose(made(torch.ones(2, 3, 32, 32)), before)
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 5)
+        self.relu = nn.Identity()
+
+    def forward(self, x):
+        x = torch.relu(self.first(self.relu(x)))
+        return self.second(x).relu_()
+
+
+def test_functional_calls_get_a_child_under_a_free_name():
+    made = sparsify(Functional())
+    assert list(nonlinear_units(made)) == ["relu_1.0", "relu_1.1"]
+    with torch.no_grad():
+        for weight in slopes(made):
+            weight.fill_(1.0)
+    x = torch.randn(6, 3)
+    torch.testing.assert_close(made(x), made.second(made.first(x)))
+
+
+class Shared(nn.Module):
+    """One block called twice, with one ReLU for it and for the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = nn.ReLU()
+        self.block = nn.Sequential(nn.Linear(4, 4), self.act)
+
+    def forward(self, x):
+        return self.act(self.block(self.block(x)) - 1)
+
+
+def test_a_shared_relu_has_one_prelu_a_call_wherever_it_is_registered():
+    torch.manual_seed(0)
+    model = Shared()
+    made = sparsify(model)
+    x = torch.randn(8, 4)
+    assert made.act is made.block[1]
+    assert list(nonlinear_units(made)) == ["act.0", "act.1", "act.2"]
+    for _ in range(2):
+        torch.testing.assert_close(made(x), model(x), rtol=0, atol=0)
+
+
+def test_a_pass_that_fails_leaves_the_count_of_calls_right():
+    model = sparsify(Shared())
+    x = torch.randn(2, 4)
+    expected = model(x)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(2, 3))
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+def test_a_call_more_than_on_the_example_is_refused():
+    class Repeated(Shared):
+        times = 2
+
+        def forward(self, x):
+            for _ in range(self.times):
+                x = self.block(x)
+            return x
+
+    made = sparsify(Repeated())
+    made.times = 3
+    with pytest.raises(RequestError, match="called 3 times in one pass"):
+        made(torch.zeros(1, 4))
+
+
+def test_channels_of_tokens_are_last():
+    model = nn.TransformerEncoderLayer(6, 2, 10, batch_first=True, dropout=0.0).eval()
+    x = torch.randn(3, 5, 6)
+    made = sparsify(model, example=x)
+    assert nonlinear_units(made) == {"relu": (10, 10)}
+    torch.testing.assert_close(made(x), model(x))
+    with torch.no_grad():
+        made.relu.weight[3:] = 1.0
+    hidden = made.linear1(made.norm1(x + made.self_attn(x, x, x)[0]))
+    hidden = torch.cat([hidden[..., :3].relu(), hidden[..., 3:]], -1)
+    y = made.norm1(x + made.self_attn(x, x, x)[0])
+    torch.testing.assert_close(made(x), made.norm2(y + made.linear2(hidden)))
+
+
+@pytest.mark.parametrize("activation", [F.relu, nn.ReLU()], ids=["function", "module"])
+def test_the_fused_kernel_of_transformer_layers_does_not_bypass_the_slopes(activation):
+    layer = nn.TransformerEncoderLayer(6, 2, 10, batch_first=True, activation=activation)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x, mask = torch.randn(3, 5, 6), torch.tensor([[False] * 5, [False] * 3 + [True] * 2] * 2)[:3]
+    made = sparsify(model, example=x)
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=mask)
+        found = made(x, src_key_padding_mask=mask)
+        torch.testing.assert_close(found[~mask], expected[~mask], rtol=0, atol=1e-5)
+        randomize(made, 1.0, seed=0)
+        assert not torch.allclose(made(x), model(x), atol=1e-3)
+
+
+def test_a_sparsified_network_can_be_copied_and_pickled():
+    model = sparsify(Functional())
+    x = torch.randn(4, 3)
+    set_slopes(model, 0.5, 0.25, 1.0, 0.0)
+    copied = copy.deepcopy(model)
+    torch.testing.assert_close(copied(x), model(x), rtol=0, atol=0)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    torch.testing.assert_close(torch.load(buffer, weights_only=False)(x), model(x))
+    set_slopes(copied, 0.0, 0.0, 0.0, 0.0)
+    assert slopes(model)[0].tolist() == [0.5, 0.25, 1.0, 0.0]
+
+
+def test_a_relu_whose_overwriting_matters_is_refused():
+    class Overwriting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            x = self.linear(x)
+            return F.relu(x, inplace=True) + x
+
+    with pytest.raises(RequestError, match="overwrites its input"):
+        sparsify(Overwriting())
+
+
+def test_a_relu_that_is_no_module_of_the_network_is_found_as_a_call():
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.acts = (nn.ReLU(),)
+
+        def forward(self, x):
+            return self.acts[0](self.linear(x))
+
+    assert nonlinear_units(sparsify(Hidden())) == {"relu": (3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.GELU()), "no ReLU.*; 1 call of gelu can't be"),
+        (nn.Sequential(nn.Linear(2, 2)), "no ReLU, so there is nothing to make linear$"),
+        (nn.Sequential(nn.Flatten(), nn.ReLU()), "give example="),
+        (sparsify(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), "sparsified already"),
+        (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(7, 2), nn.ReLU()), "can't be run"),
+    ],
+)
+def test_what_cannot_be_sparsified_is_refused_with_the_reason(model, message):
+    with pytest.raises(RequestError, match=message):
+        sparsify(model)
+
+
+def test_functions_of_slopes_refuse_a_model_without_them():
+    for function in (penalty, snap, linear_share, nonlinear_units):
+        with pytest.raises(RequestError, match="call sparsify"):
+            function(chain())
+
+
+@given(st.lists(st.floats(-1, 0.98), min_size=4, max_size=4), st.floats(0.1, 2))
+@settings(max_examples=30, deadline=None)
+def test_the_penalty_is_the_sum_of_powers_of_the_distance_to_one(numbers, power):
+    model = sparsify(chain())
+    set_slopes(model, *numbers)
+    expected = sum(abs(1 - number) ** power for number in numbers)
+    assert penalty(model, power).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_penalty_has_the_gradient_of_the_root_and_none_at_frozen_units():
+    model = sparsify(chain())
+    set_slopes(model, 0.0, 0.75, 0.995, 1.0)
+    snap(model)
+    penalty(model).backward()
+    assert slopes(model)[0].grad.tolist() == pytest.approx([-0.5, -1.0, 0.0, 0.0])
+
+
+@given(st.lists(st.floats(-2, 0.99), min_size=4, max_size=4), st.floats(0.2, 2))
+@settings(max_examples=10, deadline=None)
+def test_the_gradient_of_the_penalty_is_that_of_finite_differences(numbers, power):
+    model = sparsify(chain()).double()
+    weight = slopes(model)[0]
+
+    def value(*numbers):
+        with torch.no_grad():
+            weight.copy_(torch.tensor(numbers, dtype=torch.float64))
+        return penalty(model, power)
+
+    value(*numbers).backward()
+    step = 1e-6
+    for place, number in enumerate(numbers):
+        before, after = numbers[:place], numbers[place + 1 :]
+        more = value(*before, number + step, *after) - value(*before, number - step, *after)
+        assert weight.grad[place].item() == pytest.approx(more.item() / (2 * step), rel=1e-4)
+
+
+def test_the_gradient_of_the_penalty_is_finite_at_and_around_one():
+    model = sparsify(chain())
+    set_slopes(model, 1.0, 1 - 1e-6, 1 + 1e-6, 0.99995)
+    penalty(model).backward()
+    assert slopes(model)[0].grad.abs().max() <= 100
+    assert torch.isfinite(slopes(model)[0].grad).all()
+
+
+def test_a_layerwise_slope_counts_once_for_each_channel():
+    model = sparsify(chain(), layerwise=True)
+    assert slopes(model)[0].shape == (1,)
+    assert penalty(model).item() == 4.0
+    set_slopes(model, 0.999)
+    assert snap(model) == 4
+    assert linear_share(model) == 1.0
+
+
+def test_layerwise_slopes_do_not_change_the_function():
+    model = torchvision.models.resnet18(weights=None, num_classes=4).eval()
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(sparsify(model, layerwise=True, example=x)(x), model(x))
+
+
+def test_snapping_freezes_what_is_near_one_or_beyond_and_nothing_else():
+    model = sparsify(chain())
+    set_slopes(model, 0.98, 0.991, 1.3, -0.2)
+    assert snap(model) == 2
+    torch.testing.assert_close(slopes(model)[0].detach(), torch.tensor([0.98, 1.0, 1.0, -0.2]))
+    assert linear_share(model) == 0.5
+    assert nonlinear_units(model) == {"1": (2, 4)}
+    assert snap(model) == 0
+
+
+def test_a_frozen_unit_gets_no_gradient_and_stays_linear_whatever_the_optimiser_adds():
+    model = sparsify(chain())
+    optimiser = torch.optim.SGD(parameter_groups(model, 0.1), lr=0.5, momentum=0.9)
+    x = torch.randn(16, 3)
+    model(x).square().sum().backward()
+    optimiser.step()
+    set_slopes(model, 1.0, 0.2, 0.2, 0.2)
+    snap(model)
+    optimiser.zero_grad()
+    model(x).square().sum().backward()
+    assert slopes(model)[0].grad[0] == 0
+    assert slopes(model)[0].grad[1:].ne(0).all()
+    optimiser.step()
+    assert slopes(model)[0][0] != 1.0  # momentum has moved it
+    assert model[1].slopes()[0] == 1.0
+    snap(model)
+    assert slopes(model)[0][0] == 1.0
+
+
+def test_slopes_have_no_weight_decay_and_every_parameter_is_in_one_group():
+    model = sparsify(torchvision.models.resnet18(weights=None))
+    others, own = parameter_groups(model, 5e-4)
+    assert (others["weight_decay"], own["weight_decay"]) == (5e-4, 0.0)
+    ids = [id(p) for p in (*others["params"], *own["params"])]
+    assert len(set(ids)) == len(ids) == len(list(model.parameters()))
+
+
+@given(st.floats(0, 1), st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_the_random_control_makes_the_share_linear_and_the_seed_decides_which(share, seed):
+    model, again = sparsify(VGG8()), sparsify(VGG8())
+    assert randomize(model, share, seed) == round(share * 292)
+    assert linear_share(model) == pytest.approx(round(share * 292) / 292)
+    randomize(again, share, seed)
+    assert nonlinear_units(model) == nonlinear_units(again)
+
+
+def test_the_random_control_differs_from_seed_to_seed():
+    first, second = sparsify(VGG8()), sparsify(VGG8())
+    randomize(first, 0.5, 0)
+    randomize(second, 0.5, 1)
+    assert nonlinear_units(first) != nonlinear_units(second)
+
+
+def test_the_random_control_refuses_layerwise_slopes_and_shares_out_of_bounds():
+    with pytest.raises(RequestError, match="layer-wise"):
+        randomize(sparsify(chain(), layerwise=True), 0.5, 0)
+    with pytest.raises(RequestError, match="0 to 1"):
+        randomize(sparsify(chain()), 1.5, 0)
+
+
+def test_a_sparsified_network_trains():
+    model = sparsify(Functional())
+    torch.manual_seed(0)
+    x = torch.randn(64, 3)
+    target = x @ torch.randn(3, 5)
+    optimiser = torch.optim.Adam(parameter_groups(model, 0.0), lr=0.03)
+    for _ in range(300):
+        optimiser.zero_grad()
+        loss = (model(x) - target).square().mean() + 0.01 * penalty(model)
+        loss.backward()
+        optimiser.step()
+        snap(model)
+    # A linear target: the prior can make every unit that matters linear.
+    assert linear_share(model) > 0.5
+    assert (model(x) - target).square().mean() < 0.3

@@ -1,0 +1,301 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.cli.app import main
+from nlbench.errors import RequestError
+from nlbench.models.networks import vgg
+from nlbench.models.training.linearise import Grid, LinearisingRequest, linearise
+from nlbench.runner import Silent
+from nlbench.store.record import load_run
+from nlbench.subjects.load import SubjectSpec, load_subject
+
+CHANGES = {"epochs": 2, "batch_size": 16, "slope_rate": 300.0}
+OPTIONS = (("size", 48), ("test_size", 16))
+
+
+def request(**changes):
+    given = {
+        "model": "vgg8",
+        "data": "synthetic",
+        "mode": "post-training",
+        "base_recipe": "vanilla",
+        "measure": "pathlength",
+        "omegas": (0.0, 0.1),
+        "changes": CHANGES,
+        "options": OPTIONS,
+        "device": "cpu",
+    }
+    return LinearisingRequest(**{**given, **changes})
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Weights to start from, trained for a moment."""
+    from nlbench.models.training.train import TrainingRequest, run_training
+
+    file = tmp_path_factory.mktemp("start") / "start.safetensors"
+    run_training(
+        TrainingRequest("vgg8", "synthetic", "vanilla", options=OPTIONS, changes={"epochs": 1}),
+        file,
+    )
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, start):
+    folder = tmp_path_factory.mktemp("made") / "lin"
+    return linearise(request(weights=start, control=True), folder, command="nlbench linearize …")
+
+
+def values(run, measure, statistic="value"):
+    table = run.scores
+    rows = table[
+        (table["measure"] == measure) & (table["place"] == "") & (table["statistic"] == statistic)
+    ]
+    return dict(zip(rows["weights"], rows["value"], strict=True))
+
+
+def test_each_omega_and_its_control_is_a_subject_beside_the_reference(made):
+    assert list(values(made, "accuracy")) == [
+        "reference-seed0",
+        "omega0-seed0",
+        "random-omega0-seed0",
+        "omega0.1-seed0",
+        "random-omega0.1-seed0",
+    ]
+
+
+def test_the_penalty_makes_units_linear_and_paths_shorter(made):
+    linear, lengths = values(made, "linear_units"), values(made, "pathlength")
+    assert linear["omega0-seed0"] < linear["omega0.1-seed0"]
+    assert lengths["reference-seed0"] == pytest.approx(7)  # VGG8 is a chain of seven ReLUs
+    assert lengths["omega0.1-seed0"] < lengths["omega0-seed0"]
+
+
+def test_the_control_has_as_many_linear_units_elsewhere(made):
+    linear = values(made, "linear_units")
+    assert linear["random-omega0.1-seed0"] == pytest.approx(linear["omega0.1-seed0"])
+
+
+def test_units_by_layer_add_up_to_those_of_the_network(made):
+    table = made.scores
+    rows = table[(table["measure"] == "linear_units") & (table["weights"] == "omega0.1-seed0")]
+    layers = rows[rows["place"] != ""]
+    for statistic in ("nonlinear", "units"):
+        total = layers[layers["statistic"] == statistic]["value"].sum()
+        assert total == values(made, "linear_units", statistic)["omega0.1-seed0"]
+    assert values(made, "linear_units", "units")["omega0.1-seed0"] == 292
+
+
+def test_subjects_say_mode_omega_accuracy_and_checkpoint(made):
+    facts = {s["weights"]: s for s in made.manifest["subjects"]}["omega0.1-seed0"]
+    assert (facts["mode"], facts["omega"]) == ("post-training", 0.1)
+    assert facts["accuracy"] == values(made, "accuracy")["omega0.1-seed0"]
+    assert facts["checkpoint"] == "checkpoints/omega0.1-seed0.safetensors"
+
+
+def test_given_weights_are_as_accurate_as_on_the_whole_test_split(tmp_path, start):
+    options = (("size", 48), ("test_size", 600))
+    run = linearise(request(weights=start, omegas=(0.0,), options=options), tmp_path / "lin")
+    spec = SubjectSpec("vgg8", start, "synthetic", samples=600, options=options)
+    whole = load_subject(spec, torch.device("cpu")).facts["accuracy"]
+    assert values(run, "accuracy")["reference-seed0"] == whole
+
+
+def test_a_checkpoint_is_a_subject_of_any_other_measure(made):
+    file = str(made.path / "checkpoints" / "omega0.1-seed0.safetensors")
+    import torch
+
+    subject = load_subject(
+        SubjectSpec("vgg8", file, "synthetic", options=OPTIONS), torch.device("cpu")
+    )
+    run = nlbench.evaluate(subject.model, subject.inputs, ["r2"])
+    assert run.records[0].reading.status == "ok"
+
+
+def test_what_is_finished_is_not_done_again(made, start):
+    files = sorted((made.path / "checkpoints").glob("*.safetensors"))
+    before = [file.stat().st_mtime_ns for file in files]
+    again = linearise(request(weights=start, control=True), made.path)
+    assert [file.stat().st_mtime_ns for file in files] == before
+    assert again.scores.equals(made.scores)
+
+
+def test_an_interrupted_grid_goes_on(tmp_path, start):
+    class Stop:
+        def __init__(self, after):
+            self.left = after
+
+        def begin(self, steps):
+            self.steps = steps
+
+        def step(self, what):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+        def warn(self, message):
+            pass
+
+    folder = tmp_path / "lin"
+    with pytest.raises(KeyboardInterrupt):
+        linearise(request(weights=start), folder, progress=Stop(3))
+    assert list(values(load_run(folder), "accuracy")) == ["reference-seed0", "omega0-seed0"]
+    rest = Stop(100)
+    run = linearise(request(weights=start), folder, progress=rest)
+    assert len(values(run, "accuracy")) == 3
+    assert rest.steps == 2
+
+
+def test_networks_are_trained_first_where_none_ship(tmp_path, monkeypatch):
+    from nlbench.models.training import recipes
+
+    quick = nlbench.registry.load("recipes", "vanilla")
+    monkeypatch.setattr(recipes, "vanilla", type(quick)("vanilla", 1, batch_size=16))
+    run = linearise(request(omegas=(0.0,), changes={**CHANGES, "epochs": 1}), tmp_path / "lin")
+    assert {s["weights"] for s in run.manifest["subjects"]} == {"reference-seed0", "omega0-seed0"}
+    assert (tmp_path / "lin/checkpoints/reference-seed0.safetensors").is_file()
+
+
+def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
+    refused = request(model="torchvision/mobilenet_v2", base_recipe="vanilla")
+    with pytest.raises(RequestError, match=r"calls no ReLU.*35 calls of relu6 can't be"):
+        linearise(refused, tmp_path / "lin")
+    assert not (tmp_path / "lin").exists()
+
+
+def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypatch):
+    class Heard(Silent):
+        def __init__(self):
+            self.lines = []
+
+        def warn(self, message):
+            self.lines.append(message)
+
+    def mixed(in_channels=3, num_classes=10):
+        layers = nn.Linear(in_channels * 1024, 4), nn.ReLU(), nn.SiLU(), nn.Linear(4, num_classes)
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    monkeypatch.setattr(vgg, "vgg8", mixed)
+    heard = Heard()
+    linearise(request(omegas=(0.0,), mode="from-start"), tmp_path / "lin", progress=heard)
+    linearise(request(omegas=(0.1,), mode="from-start"), tmp_path / "lin", progress=heard)
+    said = "vgg8: only ReLUs are made linear; 1 call of silu stays as it is"
+    assert heard.lines == [said]
+
+
+def test_modes_share_a_folder(tmp_path, start):
+    folder = tmp_path / "lin"
+    linearise(request(weights=start, omegas=(0.1,)), folder)
+    run = linearise(request(mode="from-start", omegas=(0.1,)), folder)
+    assert {s["mode"] for s in run.manifest["subjects"]} == {
+        "reference",
+        "post-training",
+        "from-start",
+    }
+
+
+def test_a_folder_that_holds_the_same_made_otherwise_is_refused(made, start):
+    with pytest.raises(RequestError, match=r"another way \(changes was .*'epochs': 2.* is .*: 3"):
+        linearise(request(weights=start, changes={**CHANGES, "epochs": 3}), made.path)
+
+
+def test_a_folder_made_under_another_recipe_names_both(made, start):
+    with pytest.raises(RequestError, match=r"\(base_recipe was vanilla and is adam\)"):
+        linearise(request(weights=start, base_recipe="adam"), made.path)
+
+
+def test_two_values_of_omega_never_share_a_checkpoint(tmp_path):
+    grid = Grid(request(omegas=(0.1, 0.1000001)), tmp_path)
+    assert len({grid.file(item) for item in grid}) == 3
+
+
+def test_a_slope_a_layer_makes_whole_layers_linear(tmp_path, start):
+    run = linearise(request(weights=start, omegas=(0.1,), layerwise=True), tmp_path / "lin")
+    table = run.scores
+    layers = table[(table["weights"] == "omega0.1-seed0") & (table["place"] != "")]
+    shares = layers[(layers["measure"] == "linear_units") & (layers["statistic"] == "value")]
+    assert set(shares["value"]) <= {0.0, 1.0}
+    lengths = values(run, "pathlength")["omega0.1-seed0"]
+    assert lengths == pytest.approx(7 - sum(shares["value"]))  # VGG8 is a chain.
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, start):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RequestError, match="is not a run"):
+        linearise(request(weights=start), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"omegas": (-1.0,)}, "omega is -1.0, expected a number of at least 0"),
+        ({"control": True, "layerwise": True}, "needs a slope a channel"),
+        ({"control": True, "mode": "from-start"}, "goes with --post-training"),
+        ({"weights": "init"}, "linearised by --from-start"),
+        ({"weights": "x", "mode": "from-start"}, "--from-start begins with initial weights"),
+    ],
+)
+def test_a_request_that_can_not_be_is_refused(changes, message):
+    with pytest.raises(RequestError, match=message):
+        request(**changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--omega", "1,x"], "--omega: expected numbers of at least 0"),
+        (["--control", "rnd"], "--control: expected random, got 'rnd'"),
+        (["--base-recipe", "vanila"], "did you mean 'vanilla'"),
+        (["--set", "pathlength.nrmalized=no"], "did you mean 'normalized'"),
+        (["--seeds", "4294967296"], "the seed is 4294967296, expected 0 to"),
+    ],
+)
+def test_a_wrong_command_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    command = ["nlbench", "linearize", "--model", "vgg8", "--out", str(tmp_path / "x"), *arguments]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_manifest_is_that_of_a_run(made):
+    content = json.loads((made.path / "manifest.json").read_text())
+    assert content["calls"][0]["command"] == "nlbench linearize …"
+    assert set(content["measures"]) == {"accuracy", "linear_units", "pathlength"}
+
+
+def test_a_translator_is_linearised_with_token_accuracy_and_bleu(tmp_path):
+    from nlbench.models.training.train import TrainingRequest, run_training
+
+    options = (("largest", 99), ("test", 10), ("train", 20))
+    file = tmp_path / "words.safetensors"
+    run_training(
+        TrainingRequest(
+            "transformer-tiny", "number-words", "translation", changes={"epochs": 1},
+            options=options,
+        ),
+        file,
+    )  # fmt: skip
+    grid = LinearisingRequest(
+        "transformer-tiny",
+        "number-words",
+        "post-training",
+        "translation",
+        "pathlength",
+        weights=str(file),
+        omegas=(1.0,),
+        changes={"epochs": 1},
+        options=options,
+    )
+    run = linearise(grid, tmp_path / "lin")
+    accuracies = values(run, "accuracy")
+    assert all(0 <= accuracy <= 1 for accuracy in accuracies.values())
+    assert len(accuracies) == 2
+    assert "bleu" in set(run.scores["statistic"])

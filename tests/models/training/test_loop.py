@@ -1,0 +1,339 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from nlbench.errors import NotFinite, RequestError
+from nlbench.models.datasets.digits import digits
+from nlbench.models.datasets.synthetic import synthetic
+from nlbench.models.networks.vgg import vgg8
+from nlbench.models.training.loop import Recipe, accuracy, corrupt_labels, train, vanilla
+from nlbench.subjects.data import Dataset
+from nlbench.subjects.model import model_info
+from nlbench.subjects.weights import load_weights, state_hash
+
+SHIPPED = model_info(vgg8).trained["digits"]
+
+
+def tiny_data(n=24):
+    """Three classes of 1×2×2 images, told apart by which corner is bright."""
+    random = torch.Generator().manual_seed(5)
+    labels = torch.arange(n) % 3
+    images = 0.2 * torch.rand(n, 1, 2, 2, generator=random)
+    images.flatten(1)[torch.arange(n), labels] += 0.8
+    split = TensorDataset(images, labels)
+    return Dataset("tiny", split, split, (1, 2, 2), 3, (0.25,), (0.5,), "none")
+
+
+def tiny_network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+class Answers(nn.Module):
+    """Logits that are one-hot at the brightest of the first three pixels, after an offset."""
+
+    def __init__(self, offset=0):
+        super().__init__()
+        self.offset = offset
+        self.child = nn.Dropout()
+
+    def forward(self, images):
+        right = images.flatten(1)[:, :3].argmax(dim=1)
+        return nn.functional.one_hot((right + self.offset) % 3, 3).float()
+
+
+QUICK = Recipe("quick", epochs=3, batch_size=10, learning_rate=0.5)
+
+
+@given(
+    classes=st.integers(2, 12),
+    fraction=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
+    data=st.data(),
+)
+def test_exactly_the_share_of_labels_changes_each_to_another_class(classes, fraction, seed, data):
+    given_labels = data.draw(st.lists(st.integers(0, classes - 1), max_size=60))
+    labels = torch.tensor(given_labels, dtype=torch.long)
+    corrupted = corrupt_labels(labels, fraction, classes, seed)
+    assert int((corrupted != labels).sum()) == round(fraction * len(labels))
+    assert all(0 <= label < classes for label in corrupted.tolist())
+    assert labels.tolist() == given_labels
+    assert torch.equal(corrupted, corrupt_labels(labels, fraction, classes, seed))
+
+
+def test_a_corrupted_label_is_each_other_class_equally_often():
+    labels = torch.full((9000,), 4)
+    counts = corrupt_labels(labels, 1.0, 10, seed=0).bincount(minlength=10)
+    assert counts[4] == 0
+    others = counts[torch.arange(10) != 4].double()
+    # χ² of 8 degrees of freedom stays below 26.1 in 999 of 1,000 cases.
+    assert float(((others - 1000) ** 2 / 1000).sum()) < 26.1
+
+
+def test_another_seed_corrupts_other_labels():
+    labels = torch.zeros(100, dtype=torch.long)
+    first, second = (corrupt_labels(labels, 0.5, 10, seed) for seed in (0, 1))
+    assert not torch.equal(first != labels, second != labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "fraction", "classes", "seed", "message"),
+    [
+        ([0, 1], 1.5, 2, 0, "label noise is 1.5, expected a share from 0 to 1"),
+        ([0, 1], math.nan, 2, 0, "label noise is nan"),
+        ([0, 1], 0.5, 2, -1, "the seed is -1"),
+        ([0, 2], 0.5, 2, 0, "labels reach outside 0 to 1"),
+        ([-1, 0], 0.5, 2, 0, "labels reach outside 0 to 1"),
+        ([0, 0], 1.0, 1, 0, "a second class"),
+    ],
+)
+def test_noise_that_can_not_be_made_is_refused(labels, fraction, classes, seed, message):
+    with pytest.raises(RequestError, match=message):
+        corrupt_labels(torch.tensor(labels), fraction, classes, seed)
+
+
+def test_the_learning_rate_warms_up_then_decays():
+    recipe = Recipe("r", 9, learning_rate=0.8, warmup_steps=4, decay=0.1, decay_every=3)
+    assert [recipe.rate(0, step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8])
+    rates = [recipe.rate(epoch, 100) for epoch in (2, 3, 5, 6)]
+    assert rates == pytest.approx([0.8, 0.08, 0.08, 0.008])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("learning_rate", 0),
+        ("learning_rate", math.inf),
+        ("learning_rate", math.nan),
+        ("momentum", 1),
+        ("weight_decay", -1),
+        ("decay", 0),
+        ("decay_every", 0),
+        ("warmup_steps", -1),
+    ],
+)
+def test_a_recipe_with_a_number_out_of_bounds_is_refused(name, value):
+    with pytest.raises(RequestError, match=f"recipe vanilla: {name} is {value}, expected"):
+        replace(vanilla, **{name: value})
+
+
+def test_training_takes_the_steps_of_momentum_descent_on_the_cross_entropy():
+    data = tiny_data(4)
+    recipe = Recipe(
+        "r", 5, batch_size=4, learning_rate=0.5, momentum=0.9, weight_decay=0.1, warmup_steps=3
+    )
+    result = train(tiny_network, data, recipe, seed=7)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        start = tiny_network()[1]
+    # Softmax regression by hand: the batch is the whole split, so its order is of no account.
+    weights = torch.cat([start.weight, start.bias[:, None]], dim=1).detach().double()
+    images, labels = data.train.tensors
+    x = torch.cat([(images.flatten(1) - 0.25) / 0.5, torch.ones(4, 1)], dim=1).double()
+    target = torch.eye(3).double()[labels]
+    velocity = torch.zeros_like(weights)
+    losses = []
+    for step in range(5):
+        shares = (x @ weights.T).softmax(dim=1)
+        losses.append(-(target * shares.log()).sum(dim=1).mean().item())
+        gradient = (shares - target).T @ x / 4 + 0.1 * weights
+        velocity = 0.9 * velocity + gradient
+        weights = weights - 0.5 * min(1, (step + 1) / 3) * velocity
+    found = torch.cat([result.model[1].weight, result.model[1].bias[:, None]], dim=1).detach()
+    torch.testing.assert_close(found.double(), weights, rtol=1e-5, atol=1e-5)
+    assert [epoch.loss for epoch in result.history] == pytest.approx(losses, rel=1e-4)
+
+
+def test_every_image_is_used_once_an_epoch_in_an_order_that_changes():
+    data = tiny_data(24)
+    seen = []
+
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = tiny_network()
+
+        def forward(self, inputs):
+            if self.training:
+                seen.append(inputs.flatten(1))
+            return self.layer(inputs)
+
+    train(Watched, data, replace(QUICK, epochs=2))
+    assert [len(batch) for batch in seen] == [10, 10, 4] * 2
+    first, second = torch.cat(seen[:3]), torch.cat(seen[3:])
+    everything = data.normalize(data.train.tensors[0]).flatten(1)
+    for epoch in (first, second):
+        assert sorted(epoch.tolist()) == sorted(everything.tolist())
+    assert not torch.equal(first, second)
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_does_not():
+    def trained(seed):
+        quick = replace(vanilla, epochs=1)
+        return state_hash(
+            train(lambda: vgg8(3), synthetic(size=256, test_size=8), quick, seed=seed).model
+        )
+
+    assert trained(0) == trained(0)
+    assert trained(0) != trained(1)
+
+
+def test_a_recipe_trains_as_the_function_does():
+    arguments = {"seed": 4, "label_noise": 0.5}
+    method = QUICK.train(tiny_network, tiny_data(), **arguments)
+    function = train(tiny_network, tiny_data(), QUICK, **arguments)
+    assert state_hash(method.model) == state_hash(function.model)
+    assert method.history == function.history
+
+
+def test_training_leaves_the_global_random_state_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    train(tiny_network, tiny_data(), QUICK)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_progress_hears_of_every_epoch_and_the_result_is_that_of_the_last():
+    heard = []
+    result = train(tiny_network, tiny_data(), QUICK, progress=heard.append)
+    assert result.history == tuple(heard)
+    assert [epoch.number for epoch in heard] == [1, 2, 3]
+    assert result.test_accuracy == accuracy(result.model, "test", tiny_data())
+    assert not result.model.training
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({}, [False, False, True]),
+        ({"until_loss": 10.0}, [True]),
+        ({"until_train_accuracy": 1.0, "learning_rate": 1e-9}, [True, True, True]),
+        ({"until_train_accuracy": 0.01, "until_loss": 1e-9}, [False, False, True]),
+        ({"until_train_accuracy": 1.0, "until_loss": 10.0, "learning_rate": 1e-9}, [True] * 3),
+    ],
+)
+def test_accuracy_in_training_is_measured_wherever_training_may_end(changes, measured):
+    history = train(tiny_network, tiny_data(), replace(QUICK, **changes)).history
+    assert [epoch.train_accuracy is not None for epoch in history] == measured
+
+
+def test_accuracy_in_training_is_that_of_the_network_at_the_end():
+    result = train(tiny_network, tiny_data(), QUICK)
+    assert result.train_accuracy == accuracy(result.model, "train", tiny_data())
+
+
+def test_running_accuracy_is_of_each_sample_before_the_step_that_used_it():
+    seen = []
+
+    class Seen(nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x)
+            if self.training:
+                seen.append((x.detach(), logits.detach()))
+            return logits
+
+    def build():
+        return nn.Sequential(nn.Flatten(), Seen(4, 3))
+
+    (epoch,) = train(build, tiny_data(), replace(QUICK, epochs=1)).history
+    inputs, logits = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    # An image's label is which of its pixels is bright.
+    right = (logits.argmax(dim=1) == inputs[:, :3].argmax(dim=1)).double().mean().item()
+    assert len(inputs) == 24
+    assert epoch.running_accuracy == pytest.approx(right)
+
+
+def test_with_label_noise_accuracy_in_training_is_by_the_noisy_labels():
+    # An easy problem is learnt right whatever a quarter of its labels say.
+    recipe = replace(QUICK, epochs=30)
+    result = train(tiny_network, tiny_data(), recipe, label_noise=0.25, seed=2)
+    assert result.test_accuracy == 1.0
+    assert result.train_accuracy == 0.75
+
+
+def test_a_loss_that_overflows_is_an_error_not_a_result():
+    def explosive():
+        network = tiny_network()
+        nn.init.constant_(network[1].weight, 1e38)
+        return nn.Sequential(network, nn.Linear(3, 3), nn.Linear(3, 3))
+
+    with pytest.raises(NotFinite, match="training loss became nan in epoch 1; a learning rate"):
+        train(explosive, tiny_data(), QUICK)
+
+
+def test_a_network_without_one_logit_a_class_is_refused():
+    message = r"shape \(10, 10\), expected \(10, 3\): one logit a class"
+    with pytest.raises(RequestError, match=message):
+        train(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 10)), tiny_data(), QUICK)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_out_of_bounds_is_refused(seed):
+    with pytest.raises(RequestError, match=f"the seed is {seed}"):
+        train(tiny_network, tiny_data(), QUICK, seed=seed)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 512])
+def test_accuracy_is_the_share_of_right_answers_whatever_the_batches(batch_size):
+    data = tiny_data(10)
+    images, labels = data.test.tensors
+    wrong = TensorDataset(images, torch.where(torch.arange(10) < 3, (labels + 1) % 3, labels))
+    assert accuracy(Answers(), "test", data, batch_size=batch_size) == 1.0
+    assert accuracy(Answers(1), "test", data, batch_size=batch_size) == 0.0
+    mixed = replace(data, test=wrong)
+    assert accuracy(Answers(), "test", mixed, batch_size=batch_size) == 0.7
+    assert accuracy(Answers(), "train", mixed, batch_size=batch_size) == 1.0
+
+
+def test_accuracy_puts_every_module_back_into_its_mode():
+    network = Answers().train()
+    network.child.eval()
+    accuracy(network, "test", tiny_data())
+    assert network.training
+    assert not network.child.training
+
+
+def test_accuracy_of_a_network_that_gives_nan_is_an_error():
+    network = tiny_network()
+    nn.init.constant_(network[1].bias, math.nan)
+    with pytest.raises(NotFinite, match="logits are not finite"):
+        accuracy(network, "test", tiny_data())
+
+
+def test_accuracy_on_an_unknown_split_is_refused():
+    with pytest.raises(RequestError, match="no split 'validation'"):
+        accuracy(Answers(), "validation", tiny_data())
+
+
+def test_the_shipped_checkpoint_is_small_and_as_accurate_as_its_header_says():
+    network = vgg8()
+    metadata = load_weights(network, SHIPPED)
+    assert SHIPPED.stat().st_size < 1_000_000
+    assert all(p.dtype == torch.float32 for p in network.parameters())
+    assert {k: metadata[k] for k in ("model", "data", "recipe", "seed")} == {
+        "model": "vgg8",
+        "data": "digits",
+        "recipe": "vanilla",
+        "seed": "0",
+    }
+    measured = accuracy(network, "test", digits())
+    assert measured == pytest.approx(float(metadata["test_accuracy"]), abs=0.002)
+    assert measured > 0.97
+
+
+@pytest.mark.slow
+def test_the_recipe_leads_to_a_network_as_accurate_as_the_shipped_one():
+    shipped = vgg8()
+    load_weights(shipped, SHIPPED)
+    result = train(vgg8, digits(), replace(vanilla, until_train_accuracy=1.0), seed=0)
+    assert result.is_reached
+    assert result.test_accuracy > 0.97
+    assert abs(result.test_accuracy - accuracy(shipped, "test", digits())) < 0.015

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import pytest
+
+from nlbench import registry
+from nlbench.errors import RequestError
+from nlbench.models.training.loop import Epoch
+from nlbench.models.training.recipe import Recipe
+from nlbench.models.training.recipes import (
+    linear_regions_augmented,
+    linear_regions_noisy_labels,
+    linear_regions_vanilla,
+    noisy_labels,
+    vanilla,
+)
+
+
+def epoch(accuracy, loss):
+    return Epoch(1, 0.1, loss, accuracy, 0.5)
+
+
+def test_a_cosine_falls_from_the_rate_to_nearly_nothing():
+    recipe = Recipe("r", 4, learning_rate=2.0, schedule="cosine")
+    rates = [recipe.rate(number, 0) for number in range(4)]
+    assert rates == pytest.approx([2.0, 1 + 2**-0.5, 1.0, 1 - 2**-0.5])
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "reached"),
+    [(1.0, 0.05, True), (0.99, 0.05, False), (1.0, 0.1, False)],
+)
+def test_training_ends_when_every_threshold_is_reached(accuracy, loss, reached):
+    recipe = Recipe("r", 4, until_train_accuracy=1.0, until_loss=0.1)
+    assert recipe.is_reached(epoch(accuracy, loss)) is reached
+
+
+def test_a_recipe_without_thresholds_never_ends_early():
+    assert not vanilla.is_reached(epoch(1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
+        ({"schedule": "steps"}, "unknown schedule 'steps'; did you mean 'step'"),
+        ({"shift": -1}, "shift is -1, expected at least 0"),
+        ({"label_noise": 1.5}, "label_noise is 1.5, expected a share"),
+        ({"until_train_accuracy": 2}, "until_train_accuracy is 2, expected a share"),
+        ({"until_loss": float("nan")}, "until_loss is nan, expected at least 0"),
+    ],
+)
+def test_a_setting_that_can_not_be_is_refused(change, message):
+    with pytest.raises(RequestError, match=message):
+        replace(vanilla, **change)
+
+
+def test_the_linear_regions_recipes_have_what_the_paper_states():
+    # M. Gamba et al., AISTATS 2022, appendix A: SGD, momentum 0.9, batches of 128, rate 0.1.
+    for recipe in (linear_regions_vanilla, linear_regions_augmented, linear_regions_noisy_labels):
+        assert recipe.optimizer == "sgd"
+        assert (recipe.learning_rate, recipe.momentum, recipe.batch_size) == (0.1, 0.9, 128)
+    assert linear_regions_vanilla.weight_decay == 0
+    assert (linear_regions_augmented.shift, linear_regions_augmented.flip) == (4, True)
+    assert linear_regions_augmented.weight_decay > 0
+    assert linear_regions_noisy_labels.until_train_accuracy == 1.0
+    assert linear_regions_noisy_labels.rate(2, 0) == pytest.approx(0.1 * 0.95**2)
+    assert noisy_labels.label_noise == 0.4
+
+
+@pytest.mark.parametrize("name", list(registry.entries("recipes")))
+def test_a_registered_recipe_is_called_what_it_is_registered_as(name):
+    if not registry.entries("recipes")[name].providers[0].startswith("nlbench "):
+        pytest.skip("of a plugin")
+    recipe = registry.load("recipes", name)
+    assert recipe.name == name
+    assert recipe.source.citation or recipe.source.equation.startswith("ours")
+    assert registry.describe(registry.entries("recipes")[name])

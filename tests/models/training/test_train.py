@@ -1,0 +1,268 @@
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from nlbench import registry
+from nlbench.errors import RequestError
+from nlbench.models.training.train import (
+    TrainingLog,
+    TrainingRequest,
+    recipe_of,
+    run_training,
+    suited_recipe,
+)
+from nlbench.subjects.weights import file_hash
+
+NLBENCH = Path(sys.executable).with_name("nlbench")
+QUICK = TrainingRequest(
+    "vgg8",
+    "synthetic",
+    "vanilla",
+    seed=3,
+    changes={"epochs": 3, "batch_size": 16},
+    options=(("size", 48), ("test_size", 16)),
+    device="cpu",
+)
+
+
+def header(file):
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata()
+
+
+def epochs(file):
+    with file.with_suffix(".training").joinpath("epochs.csv").open() as table:
+        return list(csv.DictReader(table))
+
+
+def manifest(file):
+    return json.loads((file.with_suffix(".training") / "manifest.json").read_text())
+
+
+def stopped(request, file, after):
+    def stop(epoch):
+        if epoch.number == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_training(request, file, progress=stop)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    file = tmp_path_factory.mktemp("trained") / "net.safetensors"
+    trained = run_training(QUICK, file, keep_epochs={1}, keep_every=2, command="nlbench train …")
+    return file, trained
+
+
+def test_a_training_leaves_checkpoint_log_and_manifest_and_no_state(finished):
+    file, _ = finished
+    assert sorted(entry.name for entry in file.with_suffix(".training").iterdir()) == [
+        "epoch0001.safetensors",
+        "epoch0002.safetensors",
+        "epochs.csv",
+        "manifest.json",
+    ]
+
+
+def test_the_log_has_one_line_an_epoch_and_ends_as_the_result_says(finished):
+    file, trained = finished
+    rows = epochs(file)
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert float(rows[-1]["test_accuracy"]) == trained.test_accuracy
+    assert all(float(row["loss"]) > 0 for row in rows)
+
+
+def test_the_log_has_accuracy_in_training_where_it_was_measured(finished):
+    rows = epochs(finished[0])
+    assert [row["train_accuracy"] for row in rows[:2]] == ["", ""]
+    assert float(rows[2]["train_accuracy"]) == finished[1].train_accuracy
+    assert all(0 <= float(row["running_accuracy"]) <= 1 for row in rows)
+    assert "train_accuracy" not in header(
+        finished[0].with_suffix(".training") / "epoch0001.safetensors"
+    )
+
+
+def test_the_manifest_says_what_decided_the_weights(finished):
+    file, _ = finished
+    content = manifest(file)
+    assert content["command"] == "nlbench train …"
+    assert content["request"]["options"] == [["size", 48], ["test_size", 16]]
+    assert content["seeds"] == [3]
+    assert content["recipe"]["learning_rate"] == 0.02
+    assert content["environment"]["packages"]["torch"]
+    assert content["result"]["file_hash"] == file_hash(file)
+    kept = file.with_suffix(".training")
+    assert content["checkpoints"] == {
+        name: file_hash(kept / name) for name in ("epoch0001.safetensors", "epoch0002.safetensors")
+    }
+
+
+def test_checkpoints_on_the_way_say_which_epoch_they_are_of(finished):
+    file, _ = finished
+    folder = file.with_suffix(".training")
+    assert header(folder / "epoch0002.safetensors")["epochs"] == "2"
+    assert header(file)["epochs"] == "3"
+    accuracy = float(epochs(file)[1]["test_accuracy"])
+    assert float(header(folder / "epoch0002.safetensors")["test_accuracy"]) == pytest.approx(
+        accuracy, abs=1e-4
+    )
+
+
+def test_an_interrupted_training_resumed_writes_the_same_file(finished, tmp_path):
+    file = tmp_path / "net.safetensors"
+    stopped(QUICK, file, 2)
+    run_training(QUICK, file, resume=True, command="nlbench train …")
+    assert file_hash(file) == file_hash(finished[0])
+    assert epochs(file) == epochs(finished[0])
+    assert len(manifest(file)["calls"]) == 2
+
+
+def test_a_finished_training_is_not_repeated_on_resuming(finished):
+    file, trained = finished
+    before = file.stat().st_mtime_ns
+    assert run_training(QUICK, file, resume=True) == trained
+    assert file.stat().st_mtime_ns == before
+
+
+def test_an_interrupted_training_is_not_overwritten_unasked(tmp_path):
+    file = tmp_path / "net.safetensors"
+    stopped(QUICK, file, 1)
+    with pytest.raises(RequestError, match="holds an interrupted training; --resume goes on"):
+        run_training(QUICK, file)
+
+
+def test_resuming_with_another_request_is_refused(finished):
+    with pytest.raises(RequestError, match="was trained in another way"):
+        run_training(replace(QUICK, seed=4), finished[0], resume=True)
+
+
+def test_training_goes_on_from_a_checkpoint(finished, tmp_path):
+    file = tmp_path / "more.safetensors"
+    request = replace(QUICK, weights=str(finished[0]), changes={"epochs": 1, "batch_size": 16})
+    run_training(request, file)
+    assert float(epochs(file)[0]["loss"]) < float(epochs(finished[0])[0]["loss"])
+
+
+def test_a_threshold_ends_training_and_a_missed_one_is_told(tmp_path):
+    changes = {**QUICK.changes, "until_train_accuracy": 0.01}
+    early = run_training(replace(QUICK, changes=changes), tmp_path / "early.safetensors")
+    assert (early.epochs, early.is_reached) == (1, True)
+    changes = {**QUICK.changes, "epochs": 1, "until_loss": 1e-9}
+    late = run_training(replace(QUICK, changes=changes), tmp_path / "late.safetensors")
+    assert (late.epochs, late.is_reached) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recipe": "vanila"}, "there is no recipe 'vanila'; did you mean 'vanilla'"),
+        ({"changes": {"omega": 0.1}}, "recipe 'vanilla' has no setting 'omega'"),
+        ({"changes": {"epochs": 0}}, "epochs is 0, expected at least 1"),
+        ({"recipe": "post-training"}, "starts from trained weights"),
+        ({"model": "transformer-tiny"}, "expected parallel text such as number-words"),
+    ],
+)
+def test_a_request_that_can_not_be_is_one_line(change, message, tmp_path):
+    with pytest.raises(RequestError, match=message):
+        run_training(replace(QUICK, **{"changes": {}, **change}), tmp_path / "x.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [("vgg8", "vanilla"), ("resnet18-w64", "adam"), ("transformer-tiny", "translation")],
+)
+def test_a_model_names_the_recipe_that_suits_it(model, recipe):
+    assert suited_recipe(model) == recipe
+    assert suited_recipe(model, "noisy-labels") == "noisy-labels"
+
+
+def test_every_model_names_a_registered_recipe():
+    for name in registry.entries("models"):
+        if "/" not in name:
+            registry.find("recipes", suited_recipe(name))
+
+
+def test_a_recipe_takes_the_noise_that_is_asked_for():
+    assert (
+        recipe_of(TrainingRequest("vgg8", "digits", "vanilla", label_noise=0.2)).label_noise == 0.2
+    )
+    assert recipe_of(TrainingRequest("vgg8", "digits", "noisy-labels")).label_noise == 0.4
+
+
+def test_a_checkpoint_is_not_overwritten_unasked(finished):
+    with pytest.raises(RequestError, match=r"net.safetensors exists; remove it or choose another"):
+        run_training(replace(QUICK, seed=4), finished[0])
+
+
+def test_a_file_that_no_training_wrote_is_not_overwritten_on_resuming(tmp_path):
+    file = tmp_path / "mine.safetensors"
+    file.write_bytes(b"mine")
+    with pytest.raises(RequestError, match="exists"):
+        run_training(QUICK, file, resume=True)
+    assert file.read_bytes() == b"mine"
+
+
+def test_a_training_killed_while_it_writes_its_result_is_resumed(finished, tmp_path, monkeypatch):
+    file = tmp_path / "net.safetensors"
+    save = TrainingLog.close
+
+    def killed(log, result):
+        file.write_bytes(b"half")
+        (log.folder / ".state.x1.part").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainingLog, "close", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(QUICK, file)
+    monkeypatch.setattr(TrainingLog, "close", save)
+    monkeypatch.setattr("nlbench.models.training.loop._Training.run_epoch", None)  # No epoch again.
+    run_training(QUICK, file, resume=True, command="nlbench train …")
+    assert file_hash(file) == file_hash(finished[0])
+    assert {entry.name for entry in file.with_suffix(".training").iterdir()} == {
+        "epochs.csv",
+        "manifest.json",
+    }
+
+
+def test_an_interrupted_training_on_other_data_is_not_resumed(tmp_path):
+    file = tmp_path / "net.safetensors"
+    stopped(QUICK, file, 1)
+    other = replace(QUICK, options=(*QUICK.options, ("seed", 7)))
+    with pytest.raises(RequestError, match="interrupted training of another kind"):
+        run_training(other, file, resume=True)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_out_of_bounds_is_refused(seed):
+    with pytest.raises(RequestError, match=f"the seed is {seed}, expected 0 to 4294967295"):
+        replace(QUICK, seed=seed)
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_the_command_line_says_how_to_go_on_and_leaves_the_state(tmp_path):
+    file = tmp_path / "cut.safetensors"
+    command = [NLBENCH, "train", "--model", "vgg8", "--epochs", "400", "--seed", "3"]
+    command += ["--batch-size", "16", "--device", "cpu", "--data", "synthetic"]
+    command += ["--set", "synthetic.size=48", "--set", "synthetic.test_size=16", "--out", file]
+    env = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PATH": "/usr/bin:/bin"}
+    going = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "cut.training" / "epochs.csv"
+    limit = time.monotonic() + 60
+    while not log.exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    going.send_signal(signal.SIGINT)
+    _, said = going.communicate(timeout=60)
+    assert going.returncode == 130, said
+    assert "--resume" in said
+    assert not file.exists()
+    assert (tmp_path / "cut.training" / "state").exists()

@@ -1,0 +1,107 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nlbench.cli.app import main
+
+TINY = ["--data", "synthetic", "--set", "synthetic.size=32", "--set", "synthetic.test_size=8"]
+TINY += ["--model", "vgg8", "--epochs", "1", "--device", "cpu"]
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capfd):
+    """``nlbench train`` without a process of its own, in an empty folder."""
+
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["nlbench", "train", *arguments])
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(sys.argv, done.value.code, out, err)
+
+    return call
+
+
+def test_several_seeds_give_a_checkpoint_each(train, tmp_path):
+    done = train(*TINY, "--seeds", "0,1", "--out", "nets")
+    assert done.returncode == 0, done.stderr
+    files = sorted(file.name for file in (tmp_path / "nets").glob("*.safetensors"))
+    assert files == ["vgg8-seed0.safetensors", "vgg8-seed1.safetensors"]
+    first, second = ((tmp_path / "nets" / name).read_bytes() for name in files)
+    assert first != second
+
+
+def test_the_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
+    done = train(*TINY, "--model", "resnet18-w4", "--out", "x.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert "recipe          adam\n" in done.stdout
+    manifest = json.loads((tmp_path / "x.training/manifest.json").read_text())
+    assert manifest["request"]["recipe"] == manifest["recipe"]["name"] == "adam"
+
+
+def test_checkpoints_are_kept_after_the_epochs_asked_for(train, tmp_path):
+    done = train(*TINY, "--epochs", "4", "--checkpoint-epochs", "1,3", "--out", "x.safetensors")
+    assert done.returncode == 0, done.stderr
+    kept = sorted(file.name for file in (tmp_path / "x.training").glob("*.safetensors"))
+    assert kept == ["epoch0001.safetensors", "epoch0003.safetensors"]
+
+
+def test_a_threshold_that_is_missed_is_said_and_is_exit_status_1(train, tmp_path):
+    done = train(*TINY, "--until-train-accuracy", "1", "--out", "x.safetensors")
+    assert done.returncode == 1
+    assert "not reached: after 1 epochs" in done.stdout
+    assert (tmp_path / "x.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0,1", "--out", "x.safetensors"], "expected a folder for 2 seeds"),
+        (["--out", "x"], "expected a name that ends in .safetensors"),
+        (["--checkpoint-epochs", "0", "--out", "x.safetensors"], "expected whole numbers from 1"),
+        (["--optimizer", "adm", "--out", "x.safetensors"], "did you mean 'adam'"),
+        (["--set", "digits.size=3", "--out", "x.safetensors"], "expected synthetic.OPTION=VALUE"),
+        (["--set", "synthetic.sise=3", "--out", "x.safetensors"], "did you mean 'size'"),
+        (["--weights", "none.safetensors", "--out", "x.safetensors"], "no such file"),
+        (["--omega", "1", "--out", "x.safetensors"], "has no setting 'omega'"),
+        (["--seed", "1", "--seeds", "2", "--out", "x.safetensors"], "expected one of them"),
+        (["--seeds", "0,4294967296", "--out", "nets"], "the seed is 4294967296, expected 0 to"),
+        (["--model", "vgg", "--seeds", "0,1", "--out", "nets"], "did you mean 'vgg8'"),
+        (["--checkpoint-epochs", "1,3", "--out", "x.safetensors"], "3 is beyond the last epoch, 1"),
+        (["--label-noise", "1.5", "--out", "x.safetensors"], "less than or equal to 1"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_leaves_nothing(train, tmp_path, arguments, message):
+    done = train(*TINY, *arguments)
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_without_labels_are_refused(train, tmp_path):
+    done = train("--model", "redshift-mlp", "--data", "grid", "--out", "x.safetensors")
+    assert done.returncode == 2
+    assert "grid has no labels, so there is nothing to learn" in done.stderr
+    assert not (tmp_path / "x.training").exists()
+
+
+def test_a_rate_at_which_training_diverges_is_told_with_the_epoch(train, tmp_path):
+    done = train(*TINY, "--learning-rate", "1e30", "--out", "x.safetensors")
+    assert done.returncode == 2
+    assert "after epoch 1" in done.stderr
+    assert "a learning rate below 1e+30 may help" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_seeds_are_gone_on_with_and_the_finished_ones_kept(train, tmp_path):
+    train(*TINY, "--seeds", "0", "--out", "nets/vgg8-seed0.safetensors")
+    before = (tmp_path / "nets" / "vgg8-seed0.safetensors").stat().st_mtime_ns
+    done = train(*TINY, "--seeds", "0,1", "--out", "nets", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "nets" / "vgg8-seed0.safetensors").stat().st_mtime_ns == before
+    assert (tmp_path / "nets" / "vgg8-seed1.safetensors").is_file()

@@ -1,0 +1,339 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import nlbench
+from nlbench import registry, runner
+from nlbench.cli.app import main
+
+NLBENCH = Path(sys.executable).with_name("nlbench")
+QUICK = ["--set", "lines.number=1", "--set", "lines.anchors=2", "--set", "lines.radius=1"]
+
+
+def nlbench_run(*arguments, cwd, env=None, timeout=120):
+    return subprocess.run(
+        [NLBENCH, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capfd):
+    """The command line without a process of its own, in an empty folder."""
+
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["nlbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(sys.argv, done.value.code, out, err)
+
+    return call
+
+
+def assert_one_line(done, status):
+    assert done.returncode == status, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("nlbench: ")
+    assert "Traceback" not in done.stdout + done.stderr
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    done = nlbench_run(
+        "run", "--measures", "affinity,absdev,density", "--model", "vgg8", *QUICK, "--out",
+        "runs/first", cwd=folder,
+    )  # fmt: skip
+    return folder, done
+
+
+def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
+    folder, done = first
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert re.search(r"vgg8\s+0\.\d+ ± 0\.\d+", done.stdout)
+    names = {path.name for path in (folder / "runs" / "first").iterdir()}
+    assert names == {
+        "cells", "manifest.json", "plan.json", "request.toml", "scores.csv", "report.html",
+    }  # fmt: skip
+    run = nlbench.load_run(folder / "runs" / "first")
+    assert {r.reading.status for r in run.records} == {"ok"}
+    assert run.manifest["command"].startswith("nlbench run --measures")
+    assert run.manifest["subjects"][0]["weights"] == "trained"
+    assert run.manifest["subjects"][0]["accuracy"] > 0.97
+
+
+def test_a_finished_run_is_taken_up_again_without_measuring(first):
+    folder, _ = first
+    before = {p: p.stat().st_mtime_ns for p in (folder / "runs/first/cells").iterdir()}
+    done = nlbench_run(
+        "run", "--measures", "affinity,absdev,density", *QUICK, "--out", "runs/first", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert {p: p.stat().st_mtime_ns for p in (folder / "runs/first/cells").iterdir()} == before
+
+
+def test_a_request_is_replayed_from_the_runs_own_file_and_a_dry_run_only_counts(first, here):
+    folder, _ = first
+    file = folder / "runs/first/request.toml"
+    done = here("run", "--config", file, "--out", folder / "runs/first", "--dry-run")
+    assert done.stdout.startswith("3 cells on cpu: 0 new, 3 recorded, 0 impossible\n")
+    done = here("run", "--config", file, "--seeds", "1", "--out", "new", "--dry-run")
+    assert done.stdout.startswith("3 cells on cpu: 3 new, 0 recorded, 0 impossible\n")
+    assert not (folder / "new").exists()
+
+
+def test_report_writes_one_page_for_several_runs(first, here, tmp_path):
+    folder, _ = first
+    run = folder / "runs" / "first"
+    done = here("report", run, run, "-o", "out.html")
+    assert done.returncode == 0, done.stderr
+    assert "vgg8" in (tmp_path / "out.html").read_text(encoding="utf-8")
+
+
+def test_show_prints_a_measure_and_a_manifest(first, here):
+    folder, _ = first
+    shown = here("show", "affinity").stdout
+    for part in ("bounds    0 to 1", "affinity.shrinkage = ledoit-wolf", "sites.reduction", "CVPR"):
+        assert part in shown
+    assert here("show", "affinity", "--cite").stdout.startswith("@")
+    manifest = json.loads(here("show", folder / "runs/first", "--json").stdout)
+    assert manifest["cells"] == {"ok": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("resnet18-w8", ["(model)", "base width 8", "recipe    adam", "Fixup"]),
+        ("torchvision/resnet18", ["trained   imagenet", "recipe    vanilla", "torchvision"]),
+        ("synthetic", ["(dataset)", "option    synthetic.difficulty = 0.7"]),
+        ("from-start", ["(recipe)", "setting   omega = 0.003", "Nonlinear Advantage"]),
+    ],
+)
+def test_show_prints_models_datasets_and_recipes(name, parts, here):
+    shown = here("show", name).stdout
+    assert [part for part in parts if part not in shown] == []
+
+
+def test_show_cites_a_model(here):
+    assert "Deep Residual Learning" in here("show", "resnet20", "--cite").stdout
+
+
+def test_show_says_what_names_no_source(here):
+    said = assert_one_line(here("show", "synthetic", "--cite"), 2)
+    assert said == "nlbench: dataset 'synthetic' names no source"
+
+
+@pytest.mark.parametrize("name", ["mine", "runs/mine"])
+def test_show_says_that_a_folder_is_no_run(name, here, tmp_path):
+    (tmp_path / name).mkdir(parents=True)
+    said = assert_one_line(here("show", name), 2)
+    assert said == f"nlbench: {name} is a folder without manifest.json, so no run"
+
+
+def test_show_looks_for_a_member_of_no_family_in_all_groups(here):
+    said = assert_one_line(here("show", "tochvision/resnet18"), 2)
+    assert "there is no measure, model, dataset or recipe 'tochvision/resnet18'" in said
+
+
+@pytest.mark.parametrize("what", ["measures", "models", "datasets", "studies", "recipes"])
+def test_lists_are_tables_and_json(what, here):
+    assert here("list", what).returncode == 0
+    rows = json.loads(here("list", what, "--json").stdout)
+    assert isinstance(rows, list)
+    if what == "measures":
+        assert {"name", "description", "from"} == set(rows[0])
+
+
+def test_the_sites_of_a_model_are_listed(here):
+    rows = json.loads(here("list", "sites", "--model", "vgg8", "--json").stdout)
+    assert [row["site"] for row in rows][:2] == ["features.1", "features.3"]
+    assert len(rows) == 7
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "measures"], ["run", "--help"]])
+def test_help_and_lists_do_not_import_torch(arguments):
+    code = (
+        "import sys; from nlbench.cli.app import main\n"
+        f"sys.argv = ['nlbench', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_nlbench_does_not_import_torch():
+    code = "import nlbench, sys; assert 'torch' not in sys.modules; nlbench.Undefined"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--model", "vg8"], "there is no model 'vg8'; did you mean 'vgg8'?"),
+        (["run", "--measures", "afinity"], "did you mean 'affinity'?"),
+        (["run", "--measures", ","], "--measures: expected at least one name"),
+        (["run", "--data", "digit"], "there is no dataset 'digit'; did you mean 'digits'?"),
+        (["run", "--set", "affinity.shrinkage"], "--set: expected OWNER.OPTION=VALUE"),
+        (["run", "--set", "affinity.shrinkage=non"], "did you mean 'none'?"),
+        (["run", "--set", "lines.number=1e99"], "out of bounds"),
+        (["run", "--seeds", "²"], "--seeds: expected whole numbers"),
+        (["run", "--device", "cuda:²"], "unknown device"),
+        (["run", "--weights", ""], "--weights: expected trained, init, auto"),
+        (["run", "--out", ""], "--out: expected a folder's name"),
+        (["run", "--out", "x" * 300], "File name too long"),
+        (["run", "--samples", "2"], "need 4 samples, there are 2"),
+        (["run", "--measures", "lines", "--measures", "r2"], "there is no measure 'lines'"),
+        (["list", "measures", "--model", "vgg8"], "takes no --model"),
+        (["run", "--seeds", "one"], "--seeds: expected whole numbers"),
+        (["run", "--samples", "many"], "--samples"),
+        (["run", "--device", "cuda:77"], "device 'cuda:77' is absent"),
+        (["run", "--weights", "nowhere.pt"], "no such file"),
+        (["run", "--nonsense"], "--nonsense"),
+        (["rum"], "rum"),
+        (["list", "measure"], "measures"),
+        (["show", "afinity"], "did you mean 'affinity'?"),
+        (["report", "nowhere"], "nowhere is not a run"),
+        (["train", "--model", "vgg8", "--out", "w.bin"], ".safetensors"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(here, tmp_path, arguments, says):
+    assert says in assert_one_line(here(*arguments), 2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def checkpoint(path, case):
+    if case == "truncated":
+        save_file({"a": torch.zeros(100)}, path)
+        path.write_bytes(path.read_bytes()[:-50])
+    elif case == "wrong shape":
+        from nlbench.models.networks.vgg import vgg8
+
+        state = {k: v.clone() for k, v in vgg8().state_dict().items()}
+        state["classifier.2.weight"] = torch.zeros(7, 120)
+        save_file(state, path)
+    elif case == "garbage":
+        path.write_bytes(b"\x00\xffnothing to see")
+    elif case == "empty":
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("case", ["truncated", "wrong shape", "garbage", "empty"])
+def test_a_checkpoint_that_cannot_be_used_is_one_line_and_leaves_nothing(here, tmp_path, case):
+    path = tmp_path / "weights.safetensors"
+    checkpoint(path, case)
+    done = here("run", "--weights", path, "--out", "run")
+    assert "weights.safetensors" in assert_one_line(done, 2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_one_line(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    done = nlbench_run("run", "--out", "closed/run", cwd=tmp_path)
+    assert "can't write" in assert_one_line(done, 2)
+
+
+def test_an_output_below_a_file_is_one_line(here, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "can't write" in assert_one_line(here("run", "--out", "file/x"), 2)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_pipe_whose_reader_is_gone_ends_quietly_with_everything_written(tmp_path):
+    done = subprocess.run(
+        f"set -o pipefail; {NLBENCH} run --measures r2 --samples 64 --out r | true; echo $?",
+        shell=True,
+        executable="/bin/bash",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", "141")
+    assert (tmp_path / "r" / "report.html").is_file()
+
+
+def test_a_terminal_that_knows_no_arrows_still_gets_its_board(tmp_path):
+    done = nlbench_run(
+        "run", "--measures", "r2", "--samples", "64", "--out", "r", cwd=tmp_path,
+        env={"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "vgg8" in done.stdout
+
+
+def test_training_writes_a_checkpoint_that_a_run_takes(here, tmp_path):
+    done = here(
+        "train", "--model", "vgg8", "--epochs", "1", "--label-noise", "0.4", "--out",
+        "w/noisy.safetensors",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = here("run", "--measures", "affinity", "--weights", "w/noisy.safetensors", "--out", "r")
+    assert done.returncode == 0, done.stderr
+    (subject,) = nlbench.load_run(tmp_path / "r").manifest["subjects"]
+    assert subject["weights"] == "noisy.safetensors"
+    assert subject["weights_metadata"]["label_noise"] == "0.4"
+
+
+def test_an_interruption_while_loading_is_one_line(here, monkeypatch):
+    def interrupted(group, names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry, "expand", interrupted)
+    assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+
+
+def test_an_interruption_while_planning_does_not_speak_of_a_folder_that_is_not_there(
+    here, monkeypatch
+):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    said = here("run", "--out", "r")
+    assert said.returncode == 130
+    assert said.stderr.splitlines()[0] == "nlbench: interrupted; nothing was measured yet"
+
+
+def test_an_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
+    process = subprocess.Popen(
+        [NLBENCH, "run", "--measures", "affinity,absdev", "--out", "r"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    cells = tmp_path / "r" / "cells"
+    deadline = time.monotonic() + 100
+    while not (cells.is_dir() and list(cells.glob("*.json"))):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "what was finished is in r" in error
+    assert "nlbench run --measures affinity,absdev --out r" in error
+    run = nlbench.load_run(tmp_path / "r")
+    assert [r.measure["name"] for r in run.records] == ["affinity"]
+    assert run.records[0].reading.status == "ok"

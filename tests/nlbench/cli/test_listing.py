@@ -1,0 +1,141 @@
+import json
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+from nlbench import registry
+from nlbench.cli.app import app
+from nlbench.cli.traceability import traceability
+from nlbench.errors import RequestError
+from nlbench.subjects.load import load_dataset
+
+
+def listed(*arguments):
+    result = CliRunner().invoke(app, ["list", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*arguments):
+    result = CliRunner().invoke(app, ["list", *arguments])
+    assert isinstance(result.exception, RequestError)
+    return str(result.exception)
+
+
+def test_a_family_is_one_line_with_its_count():
+    rows = {row["name"]: row["description"] for row in listed("models")}
+    assert rows["torchvision/*"].startswith("80: ")
+    assert "timm/*" in rows
+    assert "vgg8" in rows
+    assert not any("/" in name and not name.endswith("/*") for name in rows)
+
+
+def test_a_glob_lists_the_members_it_matches():
+    names = [row["name"] for row in listed("models", "--model", "torchvision/vgg1?,vgg8")]
+    assert names == ["vgg8", *(f"torchvision/vgg{n}" for n in (11, 13, 16, 19))]
+
+
+@pytest.mark.slow
+def test_everything_is_every_member_of_every_family():
+    timm = pytest.importorskip("timm")
+    names = {row["name"] for row in listed("models", "--all")}
+    assert {f"timm/{name}" for name in timm.list_models()} <= names
+    assert sum(name.startswith("torchvision/") for name in names) == 80
+
+
+def test_numbers_in_names_are_sorted_as_numbers():
+    names = [row["name"] for row in listed("models", "--model", "resnet18-w*")]
+    assert names == [f"resnet18-w{width}" for width in (4, 8, 16, 24, 32, 64)]
+
+
+def test_a_glob_that_matches_nothing_is_refused():
+    assert "no model matches 'torchvision/zz*'" in refused("models", "--model", "torchvision/zz*")
+
+
+@pytest.mark.parametrize("flag", ["--all", "--traceable"])
+def test_flags_for_models_are_refused_elsewhere(flag):
+    assert refused("datasets", flag).startswith(f"list datasets: takes no {flag}")
+
+
+def test_what_can_be_traced_is_told_with_the_first_operation_that_prevents_it():
+    rows = {
+        row["name"]: row
+        for row in listed(
+            "models", "--traceable", "--model", "vgg8,redshift-mlp-tanh,torchvision/convnext_tiny"
+        )
+    }
+    assert (rows["vgg8"]["traceable"], rows["vgg8"]["reason"]) == ("yes", "")
+    assert rows["redshift-mlp-tanh"]["input"] == "2"
+    assert rows["redshift-mlp-tanh"]["traceable"] == "no"
+    assert rows["redshift-mlp-tanh"]["reason"].startswith("tanh at 1: ")
+    assert rows["torchvision/convnext_tiny"]["reason"].startswith("layer_norm at features.0.1: ")
+
+
+def test_a_model_that_refuses_the_datasets_size_is_looked_at_with_its_own():
+    (row,) = traceability(["torchvision/alexnet"], load_dataset("digits"))
+    assert (row["traceable"], row["input"]) == ("yes", "3×224×224")
+
+
+def test_a_model_that_fails_is_unknown_with_the_reason_and_the_list_goes_on(monkeypatch):
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise ZeroDivisionError("not\nme")
+
+    def broken(in_channels=3):
+        raise RuntimeError("can't be built")
+
+    mine = {"failing": Failing, "broken": broken, "fine": nn.ReLU}
+    load = registry.load
+    monkeypatch.setattr(
+        registry,
+        "load",
+        lambda group, name: mine[name] if name in mine else load(group, name),
+    )
+    told = []
+    rows = traceability(mine, load_dataset("digits"), told.append)
+    assert [row["traceable"] for row in rows] == ["unknown", "unknown", "yes"]
+    assert rows[0]["reason"] == "ZeroDivisionError: not me"
+    assert rows[1]["reason"] == "RuntimeError: can't be built"
+    assert told == list(mine)
+
+
+def test_a_builder_that_the_meta_device_does_not_suit_is_built_for_real(monkeypatch):
+    def weighing(in_channels=3):
+        layer = nn.Conv2d(in_channels, 1, 1)
+        with torch.no_grad():
+            layer.weight /= layer.weight.norm().item()
+        return layer
+
+    load = registry.load
+    monkeypatch.setattr(
+        registry, "load", lambda group, name: weighing if name == "w" else load(group, name)
+    )
+    assert traceability(["w"], load_dataset("digits"))[0]["traceable"] == "yes"
+
+
+# The first line of the list is traced, the second is not.
+FAMILIES = """
+alexnet densenet121 googlenet inception_v3 mnasnet0_5 mobilenet_v2 regnet_x_400mf resnet18 resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_0 vgg11_bn wide_resnet50_2
+convnext_tiny efficientnet_b0 efficientnet_v2_s maxvit_t mobilenet_v3_small regnet_y_400mf swin_t swin_v2_t vit_b_16
+""".strip().splitlines()  # noqa: E501
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "answer"), [(0, "yes"), (1, "no")])
+def test_of_torchvision_the_piecewise_affine_families_can_be_traced(line, answer):
+    names = [f"torchvision/{name}" for name in FAMILIES[line].split()]
+    rows = traceability(names, load_dataset("digits"))
+    assert {row["name"]: row["traceable"] for row in rows} == dict.fromkeys(names, answer)
+
+
+def test_sites_are_those_of_the_resolution_that_a_run_looks_at(monkeypatch, tmp_path):
+    (tmp_path / "images").mkdir()
+    for index in range(2):
+        pixels = torch.zeros(20, 20, 3, dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{index}.png")
+    monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
+    first = listed("sites", "--model", "torchvision/inception_v3", "--data", "images")[0]
+    assert first["shape"] == "32×149×149"  # of 299 pixels: (299 - 3) // 2 + 1

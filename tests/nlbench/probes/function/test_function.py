@@ -1,0 +1,213 @@
+"""A network as a function: its derivatives against explicit Jacobians."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from nlbench.errors import Undefined
+from nlbench.probes.function.function import directional_derivative, look_at_function
+
+NETWORKS = {
+    "relu": nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 4)),
+    "convolution": nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 2), nn.BatchNorm1d(3), nn.SiLU(), nn.MaxPool1d(2)
+    ),
+    "attention": nn.Sequential(
+        nn.Unflatten(1, (3, 2)),
+        nn.TransformerEncoderLayer(2, 1, 8, batch_first=True, dropout=0.3),
+    ),
+    "in place at once": nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)),
+}
+
+
+def seen(model, *batches):
+    looks = []
+    count = look_at_function(model, batches, looks.append)
+    return count, looks
+
+
+def differentiated(model, inputs, directions):
+    """Derivatives that a listener finds while it is shown the model."""
+    found = []
+    look_at_function(
+        model,
+        [inputs],
+        lambda look: found.append(directional_derivative(look.function, look.inputs, directions)),
+    )
+    return found[0]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_networks_derivatives_are_those_of_its_jacobian(name):
+    torch.manual_seed(0)
+    model = NETWORKS[name].double().eval()
+    inputs, directions = torch.randn(2, 5, 6, dtype=torch.float64)
+    outputs, derivatives = differentiated(model, inputs.clone(), directions)
+    torch.testing.assert_close(outputs, model(inputs.clone()).flatten(1).detach())
+    for x, direction, derivative in zip(inputs, directions, derivatives, strict=True):
+        jacobian = torch.autograd.functional.jacobian(
+            lambda one: model(one[None].clone()).flatten(), x
+        )
+        torch.testing.assert_close(derivative, jacobian @ direction)
+
+
+class SquareWithoutForwardMode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+def test_an_operation_without_forward_mode_is_differentiated_backwards_twice():
+    x, v = torch.randn(2, 5, 3)
+    outputs, derivatives = directional_derivative(SquareWithoutForwardMode.apply, x, v)
+    torch.testing.assert_close(outputs, x**2)
+    torch.testing.assert_close(derivatives, 2 * x * v)
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_an_operation_that_is_differentiated_in_neither_way_is_named():
+    x = torch.randn(4, 3)
+    with pytest.raises(Undefined, match="autograd function of the model's own has neither"):
+        directional_derivative(OnceDifferentiable.apply, x, x)
+
+
+def test_a_built_in_operation_without_derivatives_is_named():
+    lengths, targets = (5, 5), torch.ones(2, 2, dtype=torch.int64)
+    x = torch.randn(5, 2, 4)
+
+    def function(x):
+        loss = torch.nn.functional.ctc_loss(x, targets, lengths, (2, 2), reduction="none")
+        return loss.sum().expand(5)[:, None]
+
+    with pytest.raises(Undefined, match="_ctc_loss has neither"):
+        directional_derivative(function, x, x)
+
+
+def test_an_error_of_the_model_is_not_taken_for_a_missing_derivative():
+    x = torch.randn(4, 3)
+    with pytest.raises(RuntimeError, match="shapes"):
+        directional_derivative(lambda x: x @ torch.ones(7, 7), x, x)
+
+
+def test_inputs_mode_and_weights_are_left_as_they_were():
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(3), nn.Dropout())
+    model[1].eval()
+    inputs = torch.randn(5, 3)
+    before, state = inputs.clone(), {k: v.clone() for k, v in model.state_dict().items()}
+    count, looks = seen(model, inputs)
+    looks[0].function(looks[0].inputs)
+    assert count == 5
+    assert torch.equal(inputs, before)
+    assert model.training
+    assert not model[1].training
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_batches_are_numbered_and_counted():
+    count, looks = seen(nn.Identity(), torch.zeros(3, 2), torch.zeros(2, 2))
+    assert count == 5
+    assert [(look.batch, len(look.inputs)) for look in looks] == [(0, 3), (1, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_inputs_that_are_not_floating_are_undefined(dtype):
+    with pytest.raises(Undefined, match="no derivative"):
+        seen(nn.Identity(), torch.zeros(3, 2, dtype=dtype))
+
+
+class Gives(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda x: (x, x), "gives a tuple"),
+        (lambda x: x.sum(), r"shape \(\) for 3 inputs"),
+        (lambda x: x[:2], r"shape \(2, 4\) for 3 inputs"),
+        (lambda x: x.argmax(1), "int64, which has no derivative"),
+    ],
+)
+def test_outputs_that_are_no_function_of_each_input_are_undefined(make, words):
+    _, looks = seen(Gives(make), torch.zeros(3, 4))
+    with pytest.raises(Undefined, match=words):
+        looks[0].function(looks[0].inputs)
+
+
+def test_an_output_of_one_number_a_sample_is_one_column():
+    _, looks = seen(Gives(lambda x: x.sum(1)), torch.ones(3, 4))
+    assert looks[0].function(looks[0].inputs).tolist() == [[4.0], [4.0], [4.0]]
+
+
+class Cramped(nn.Module):
+    """Runs out of memory with more than so many samples."""
+
+    def __init__(self, most, square):
+        super().__init__()
+        self.most, self.square, self.sizes = most, square, []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        if len(x) > self.most:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return self.square(x)
+
+
+@pytest.mark.parametrize("square", [torch.square, SquareWithoutForwardMode.apply])
+def test_a_derivative_is_taken_in_halves_where_memory_runs_out(square):
+    x, v = torch.randn(2, 11, 3)
+    model = Cramped(3, square)
+    outputs, derivatives = directional_derivative(model, x, v)
+    torch.testing.assert_close(outputs, x**2)
+    torch.testing.assert_close(derivatives, 2 * x * v)
+    assert model.sizes[:3] == [11, 6, 3]
+
+
+def test_memory_that_does_not_suffice_for_one_sample_is_said():
+    x = torch.randn(4, 3)
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        directional_derivative(Cramped(0, torch.square), x, x)
+
+
+def test_a_function_runs_no_more_samples_at_once_than_fit():
+    model, looks = Cramped(9, torch.square), []
+    x = torch.randn(9, 4)
+    look_at_function(model, [x], looks.append, memory=1)
+    model.sizes.clear()
+    torch.testing.assert_close(looks[0].function(x), x**2)
+    assert set(model.sizes) == {1}
+
+
+def test_the_first_derivative_of_a_process_passes_on_no_warning_of_pytorchs():
+    program = (
+        "import torch; from nlbench.probes.function import directional_derivative as d; "
+        "print(d(torch.square, torch.ones(1, 1), torch.ones(1, 1))[1].item())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("2.0\n", "")

@@ -1,0 +1,110 @@
+"""The pass of the probe `function`: which samples it shows, and in what memory."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from nlbench.measures.nlc import NonlinearityCoefficient
+from nlbench.probes.function.function import show
+from nlbench.probes.passes import Means
+from nlbench.subjects.data import Dataset
+from nlbench.subjects.samples import Batches, DrawnBatches, StreamedSubject
+
+CPU = torch.device("cpu")
+
+
+class Keeping:
+    """A listener that keeps what it is shown."""
+
+    def __init__(self):
+        self.looks = []
+
+    def update(self, look):
+        self.looks.append(look)
+
+    @property
+    def inputs(self):
+        return torch.cat([look.inputs for look in self.looks])
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(12, 30), nn.ReLU(inplace=True), nn.Linear(30, 3)
+    return nn.Sequential(*layers).eval()
+
+
+def dataset(count):
+    images = torch.rand(count, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    items = TensorDataset(images, torch.zeros(count, dtype=torch.int64))
+    return Dataset("noise", items, items, (3, 2, 2), 3, (), (), "none")
+
+
+def subject(inputs, stream=None):
+    return StreamedSubject(network(), inputs, None, {}, stream=stream)
+
+
+def shown(subject, listener, memory=None, batch=128):
+    facts, steps = {}, []
+    means = Means(CPU, memory)
+    show(subject, [listener], {"batch": batch}, means, lambda: steps.append(1), facts)
+    return facts, steps, means
+
+
+def sorted_rows(inputs):
+    return sorted(inputs.flatten(1).tolist())
+
+
+def test_each_sample_is_shown_once_in_batches_of_nearly_equal_size():
+    inputs, keeping = torch.randn(130, 3, 2, 2), Keeping()
+    facts, steps, _ = shown(subject(inputs), keeping)
+    assert [len(look.inputs) for look in keeping.looks] == [65, 65]
+    assert sorted_rows(keeping.inputs) == sorted_rows(inputs)
+    assert facts["samples"] == 130
+    assert len(steps) == 2
+
+
+def test_samples_that_come_in_order_are_mixed():
+    inputs = torch.arange(200.0)[:, None].expand(200, 12)
+    keeping = Keeping()
+    shown(subject(inputs), keeping, batch=50)
+    assert all(look.inputs.std() > 30 for look in keeping.looks)
+
+
+def test_a_sample_too_large_to_hold_is_shown_as_a_whole():
+    data, keeping = dataset(300), Keeping()
+    stream = DrawnBatches(data, None, "test", 0, network())
+    every = data.sample(None, split="test", seed=0).inputs
+    facts, _, _ = shown(subject(every[:10], stream), keeping)
+    assert facts["samples"] == 300
+    assert torch.equal(keeping.inputs, every)
+    again = Keeping()
+    shown(subject(every[:10], stream), again)
+    assert torch.equal(again.inputs, every)
+
+
+def test_of_a_loader_that_is_gone_through_once_the_first_samples_are_shown():
+    first, keeping = torch.randn(20, 3, 2, 2), Keeping()
+    facts, _, _ = shown(subject(first, Batches([first, torch.randn(7, 3, 2, 2)])), keeping)
+    assert facts["samples"] == 20
+    assert sorted_rows(keeping.inputs) == sorted_rows(first)
+
+
+@pytest.mark.parametrize("memory", [1, 50_000])
+def test_the_memory_bounds_how_many_samples_run_at_once_and_changes_no_number(memory):
+    def coefficient(memory):
+        measure, given = NonlinearityCoefficient(), subject(torch.randn(90, 3, 2, 2))
+        sizes = []
+        given.model[1].register_forward_hook(lambda *call: sizes.append(len(call[2])))
+        measure.start()
+        _, _, means = shown(given, measure, memory)
+        return measure.finish().summary["value"], max(sizes), means.found
+
+    torch.manual_seed(3)
+    plain, most, found = coefficient(None)
+    assert most == 90
+    assert not found
+    torch.manual_seed(3)
+    bounded, most, found = coefficient(memory)
+    assert bounded == pytest.approx(plain, rel=1e-6)
+    assert most == found["samples of a derivative"] < 90

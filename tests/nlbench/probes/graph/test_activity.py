@@ -1,0 +1,108 @@
+"""How often units do anything on samples, against hooks on the modules."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from nlbench.errors import NotFinite, Undefined
+from nlbench.models.networks.vgg import VGG8
+from nlbench.probes.graph.activity import unit_activity
+from nlbench.probes.graph.graph import channel_graph
+
+
+def test_activity_is_the_share_of_samples_and_positions_that_change():
+    torch.manual_seed(0)
+    model = VGG8().eval()
+    x = torch.randn(5, 3, 32, 32)
+    seen = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ReLU):
+
+            def note(module, args, y, name=name):
+                seen[name] = (args[0] != y).double()
+
+            module.register_forward_hook(note)
+    model(x)
+    found = unit_activity(model, channel_graph(model, x), [x])
+    assert set(found) == set(seen)
+    for name, differs in seen.items():
+        expected = differs.mean([axis for axis in range(differs.ndim) if axis != 1])
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [[6], [1] * 6, [4, 2]])
+def test_batches_do_not_matter(sizes):
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None).eval()
+    x = torch.randn(6, 3, 32, 32)
+    graph = channel_graph(model, x)
+    expected = unit_activity(model, graph, [x])
+    for site, activity in unit_activity(model, graph, x.split(sizes)).items():
+        torch.testing.assert_close(activity, expected[site], rtol=0, atol=1e-6)
+
+
+def test_windows_and_tokens_in_the_axis_of_samples_are_told_apart():
+    class Windows(nn.Module):
+        def forward(self, x):
+            y = x.reshape(-1, 2, 3)  # two tokens each, two windows a sample
+            return torch.relu(y).reshape(len(x), -1).sum(1)
+
+    class Tokens(nn.Module):
+        def forward(self, x):
+            return torch.relu(x.reshape(len(x), 4, 3).transpose(0, 1)).sum((0, 2))
+
+    x = torch.randn(5, 12)
+    for model in (Windows(), Tokens()):
+        found = unit_activity(model, channel_graph(model, x), [x])["relu"]
+        assert len(found) == 12
+        assert found.mean() == pytest.approx(float((x < 0).double().mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_channels_folded_into_the_axis_of_samples_are_told_apart_in_either_order(channels_first):
+    class Folding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv1d(3, 3, 1)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return F.relu((y.transpose(0, 1) if channels_first else y).flatten(0, 1))
+
+    torch.manual_seed(0)
+    model, x = Folding(), torch.randn(6, 3, 4)
+    found = unit_activity(model, channel_graph(model, x), [x[:4], x[4:]])["relu"]
+    expected = (model.layer(x) < 0).double().mean((0, 2))
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_call_that_overwrites_its_input_is_compared_with_what_was_there():
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return F.relu_(F.leaky_relu(x * 1, 0.5, True))
+
+    x = torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
+    found = unit_activity(InPlace(), channel_graph(InPlace(), x), [x])
+    assert {site: activity.tolist() for site, activity in found.items()} == {
+        "leaky_relu": [0.5, 1.0],
+        "relu": [0.5, 1.0],
+    }
+
+
+def test_an_activation_without_finite_output_fails():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    graph = channel_graph(model, torch.zeros(1, 2))
+    with pytest.raises(NotFinite, match="1: the output is not finite"):
+        unit_activity(model, graph, [torch.tensor([[float("nan"), 1.0]])])
+
+
+def test_samples_that_take_another_way_than_the_example_are_undefined():
+    class Deciding(nn.Module):
+        def forward(self, x):
+            return torch.relu(x) if x.sum() > 0 else x
+
+    graph = channel_graph(Deciding(), torch.ones(1, 2))
+    with pytest.raises(Undefined, match="not called on the samples"):
+        unit_activity(Deciding(), graph, [-torch.ones(1, 2)])

@@ -1,0 +1,200 @@
+"""Lengths of paths against the enumeration of every path, on random small networks."""
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.measures.pathlength import average_path_length
+from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
+from nlbench.probes.graph.graph import channel_graph
+
+
+class Drawn(nn.Module):
+    """A network of drawn steps, beside the channel graph written down by hand.
+
+    Each tensor is a list of nodes; ``before[node]`` are the nodes that it is made of, and
+    ``active`` has those that are nonlinear units.
+    """
+
+    def __init__(self, channels, steps):
+        super().__init__()
+        self.steps, self.layers = [], nn.ModuleList()
+        self.before, self.active = [[] for _ in range(channels)], set()
+        tensors = [list(range(channels))]
+        for kind, first, second, number in steps:
+            a, b = tensors[first % len(tensors)], tensors[second % len(tensors)]
+            step = [kind, first % len(tensors), second % len(tensors), None]
+            if kind == "mix":
+                made = self._merge([a] * (1 + number % 3))
+                step[3] = self._layer(nn.Conv2d(len(a), len(made), 1))
+            elif kind == "depthwise":
+                made = self._merge([[node] for node in a])
+                step[3] = self._layer(nn.Conv2d(len(a), len(a), 3, padding=1, groups=len(a)))
+            elif kind == "grouped" and len(a) % 2 == 0:
+                half = len(a) // 2
+                made = self._merge([a[:half]] * 2 + [a[half:]] * 2)
+                step[3] = self._layer(nn.Conv2d(len(a), 4, 1, groups=2))
+            elif kind in ("add", "gate") and len(a) == len(b):
+                made = self._merge([[one, two] for one, two in zip(a, b, strict=True)])
+            elif kind == "cat" and len(a) + len(b) <= 6:
+                made = a + b
+            elif kind == "shuffle" and len(a) % 2 == 0:
+                made = [a[i * len(a) // 2 + j] for j in range(len(a) // 2) for i in range(2)]
+            elif kind == "half" and len(a) > 1:
+                made = a[len(a) // 2 :]
+            elif kind == "unit":
+                made = self._merge([[node] for node in a])
+                slopes = [(number >> place) % 2 for place in range(len(a))]
+                self.active |= {node for node, slope in zip(made, slopes, strict=True) if not slope}
+                step[3] = self._layer(nn.PReLU(len(a)))
+                with torch.no_grad():
+                    self.layers[-1].weight.copy_(torch.tensor(slopes))
+            else:
+                continue
+            self.steps.append(step)
+            tensors.append(made)
+        self.nodes = tensors[-1]
+
+    def _merge(self, sets):
+        self.before += sets
+        return list(range(len(self.before) - len(sets), len(self.before)))
+
+    def _layer(self, layer):
+        self.layers.append(layer)
+        return len(self.layers) - 1
+
+    def forward(self, x):
+        tensors = [x]
+        for kind, first, second, layer in self.steps:
+            a, b = tensors[first], tensors[second]
+            if layer is not None:
+                made = self.layers[layer](a)
+            elif kind == "add":
+                made = a + b
+            elif kind == "gate":
+                made = a * b.mean((2, 3), keepdim=True)
+            elif kind == "cat":
+                made = torch.cat([a, b], 1)
+            elif kind == "shuffle":
+                made = a.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+            else:
+                made = a[:, a.shape[1] // 2 :]
+            tensors.append(made)
+        return tensors[-1]
+
+    def number_of_paths(self):
+        paths = []
+        for before in self.before:
+            paths.append(sum(paths[node] for node in before) if before else 1)
+        return sum(paths[node] for node in self.nodes)
+
+    def enumerated(self):
+        """Every path as (length, probability of the walk back)."""
+
+        def back(node, length, chance):
+            length += node in self.active
+            if not self.before[node]:
+                yield length, chance
+            for earlier in self.before[node]:
+                yield from back(earlier, length, chance / len(self.before[node]))
+
+        for node in self.nodes:
+            yield from back(node, 0, Fraction(1, len(self.nodes)))
+
+
+kinds = ["mix", "mix", "unit", "unit", "unit", "depthwise", "grouped", "add", "add", "gate"]
+steps = st.tuples(
+    st.sampled_from([*kinds, "cat", "shuffle", "half"]),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(0, 63),
+)
+# The last tensors are taken more often, so that the drawn networks are deep.
+late = steps.map(lambda step: (step[0], -1 - min(step[1], 2), -1 - step[2] % 4, step[3]))
+
+
+@given(st.integers(1, 4), st.lists(st.one_of(steps, late, late), min_size=1, max_size=10))
+@settings(max_examples=60, deadline=None)
+def test_random_graphs_give_what_the_enumeration_of_all_paths_gives(channels, drawn):
+    network = Drawn(channels, drawn)
+    assume(0 < network.number_of_paths() <= 3000)
+    paths = list(network.enumerated())
+    graph = channel_graph(network, torch.zeros(1, channels, 2, 3))
+    counted = counted_lengths(graph)
+    expected = sum(length for length, _ in paths) / len(paths)
+    assert counted.mean == pytest.approx(expected, abs=1e-12)
+    assert counted.log10_paths == pytest.approx(math.log10(len(paths)), abs=1e-9)
+    walked = float(sum(length * chance for length, chance in paths))
+    assert walked_length(graph) == pytest.approx(walked, abs=1e-12)
+
+
+class Bridged(nn.Module):
+    """Four hidden layers of width 4 bridged by a residual connection, one node at either end."""
+
+    def __init__(self):
+        super().__init__()
+        widths = [1, 4, 4, 4, 4]
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(widths)
+        )
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x):
+        y = x
+        for layer in self.layers:
+            y = layer(y)
+        return x + self.last(y)
+
+
+def test_the_bridged_network_has_257_paths_of_1024_units():
+    graph = channel_graph(Bridged(), torch.zeros(1, 1))
+    lengths = counted_lengths(graph)
+    assert lengths.mean == 1024 / 257
+    assert 10**lengths.log10_paths == pytest.approx(257)
+    assert walked_length(graph) == 2.0
+    assert average_path_length(Bridged(), torch.zeros(3, 1), normalized=False) == 1024 / 257
+
+
+@pytest.mark.parametrize("depth", [0, 1, 7, 40])
+def test_a_plain_chain_has_the_length_of_its_activation_layers(depth):
+    layers = [m for _ in range(depth) for m in (nn.Linear(5, 5), nn.Tanh())]
+    chain = nn.Sequential(*layers, nn.Linear(5, 3))
+    for normalized in (True, False):
+        length = average_path_length(chain, torch.zeros(1, 5), normalized=normalized)
+        assert length == pytest.approx(depth, abs=1e-12)
+
+
+def test_the_number_of_paths_may_exceed_any_float():
+    chain = nn.Sequential(*(m for _ in range(400) for m in (nn.Linear(10, 10), nn.ReLU())))
+    lengths = counted_lengths(channel_graph(chain, torch.zeros(1, 10)))
+    assert lengths.log10_paths == pytest.approx(401)
+    assert lengths.mean == pytest.approx(400, rel=1e-12)
+
+
+def test_linear_units_shorten_paths_by_their_share():
+    prelu = nn.PReLU(4)
+    with torch.no_grad():
+        prelu.weight.copy_(torch.tensor([0.0, 1.0, 0.3, 1.0]))
+    chain = nn.Sequential(nn.Linear(2, 4), prelu, nn.Linear(4, 3), nn.LeakyReLU(1.0))
+    assert average_path_length(chain, torch.zeros(1, 2)) == 0.5
+
+
+def test_activity_weighs_units():
+    chain = nn.Sequential(nn.Linear(2, 4), nn.ReLU())
+    graph = channel_graph(chain, torch.zeros(1, 2))
+    activity = {"1": torch.tensor([0.0, 1.0, 0.5, 0.25], dtype=torch.float64)}
+    assert walked_length(graph, activity) == 0.4375
+    assert counted_lengths(graph, activity).mean == 0.4375
+
+
+def test_the_network_of_the_test_and_the_written_graph_agree_on_their_sizes():
+    network = Drawn(2, [("mix", 0, 0, 2), ("unit", 1, 0, 0), ("cat", 1, 2, 0), ("add", 3, 3, 0)])
+    assert network(torch.zeros(1, 2, 2, 2)).shape[1] == len(network.nodes) == 6
+    assert Counter(len(before) for before in network.before) == {0: 2, 1: 3, 2: 9}

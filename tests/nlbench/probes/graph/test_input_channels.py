@@ -1,0 +1,58 @@
+"""Which axis of the input holds the channels."""
+
+import pytest
+import torch
+from torch import nn
+
+from nlbench.probes.graph.graph import channel_graph
+
+
+class After(nn.Module):
+    def __init__(self, function, layer):
+        super().__init__()
+        self.function, self.layer = function, layer
+
+    def forward(self, x):
+        return self.layer(self.function(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "channels"),
+    [
+        (nn.Linear(5, 2), 5),
+        (nn.LayerNorm(5), 5),
+        (nn.TransformerEncoderLayer(5, 1, 8, batch_first=True), 5),
+        (After(lambda x: x * 2 + 1, nn.Linear(5, 2)), 5),
+        (After(lambda x: x.transpose(1, 2), nn.Conv1d(5, 2, 1)), 5),
+        (After(lambda x: x.transpose(1, 2), nn.Linear(3, 2)), 3),
+        (nn.Conv1d(3, 2, 1), 3),
+        (nn.ReLU(), 3),
+    ],
+)
+def test_the_first_layer_says_which_axis_holds_the_channels(model, channels):
+    assert channel_graph(model, torch.ones(1, 3, 5)).inputs == channels
+
+
+def test_images_with_channels_last_have_as_many_as_a_linear_layer_takes():
+    assert channel_graph(nn.Linear(3, 2), torch.ones(1, 5, 5, 3)).inputs == 3
+
+
+def test_each_of_several_inputs_has_an_axis_of_its_own():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.image, self.text = nn.Conv1d(3, 2, 1), nn.Linear(5, 2)
+
+        def forward(self, image, text):
+            return self.image(image).mean(2) + self.text(text).mean(1)
+
+    example = torch.ones(1, 3, 5)
+    assert channel_graph(Two(), (example, example)).inputs == 3 + 5
+
+
+def test_looking_for_the_axis_changes_no_input_of_the_recorded_pass():
+    def forward(x):
+        return x.add_(1) if x.sum() < 20 else x.sort().values
+
+    graph = channel_graph(After(forward, nn.Linear(5, 2)), torch.ones(1, 3, 5))
+    assert graph.inputs == 5

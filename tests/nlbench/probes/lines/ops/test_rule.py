@@ -1,0 +1,39 @@
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.probes.lines.ops.rule import peak, sign_changes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 17), st.integers(1, 3))
+def test_a_change_of_sign_is_found_wherever_neighbours_differ(seed, points, units, other):
+    torch.manual_seed(seed)
+    # Of all layouts in memory, and with whole numbers, so that some are zero.
+    margin = torch.randn(units, points, other, dtype=torch.float64).mul(2).round().transpose(0, 1)
+    noise = torch.full((points, 1, 1), 0.5, dtype=torch.float64)
+    interval, share = sign_changes(margin, noise)
+    expected = []
+    for i in range(points - 1):
+        for a, b in zip(
+            margin[i].flatten().tolist(), margin[i + 1].flatten().tolist(), strict=True
+        ):
+            if a * b < 0:
+                expected.append((i, a / (a - b)))
+    assert list(zip(interval.tolist(), share.tolist(), strict=True)) == expected
+
+
+def test_a_value_within_the_noise_is_zero():
+    margin = torch.tensor([[1.0, 1e-3, 1e-3, 1.0], [-1e-3, -1e-3, -1.0, -1.0]])
+    noise = torch.tensor([[0.01], [0.01]])
+    interval, share = sign_changes(margin, noise)
+    assert (interval.tolist(), share.tolist()) == ([0], [0.5])
+
+
+def test_the_peak_is_the_largest_magnitude_of_each_point():
+    x = torch.tensor([[[1.0, -3.0]], [[2.0, 0.5]]])
+    assert peak(x).tolist() == [[[3.0]], [[2.0]]]
+    assert math.isnan(peak(torch.tensor([[1.0, math.nan]])))
+    assert peak(torch.zeros(2, 0)).tolist() == [[0.0], [0.0]]

@@ -1,0 +1,79 @@
+import pytest
+import torch
+from torch import nn
+
+from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.probes.lines.quadrature import Batches
+
+
+class Watched(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        return x.square()
+
+
+def test_the_outputs_are_those_of_each_input():
+    x = torch.randn(150, 3, 2)
+    batches = Batches.of(nn.Tanh(), x[:2])
+    assert torch.equal(batches(x), x.tanh().reshape(150, 6))
+
+
+def test_a_small_memory_makes_small_batches():
+    net = Watched()
+    example = torch.randn(2, 1000, dtype=torch.float64)
+    batches = Batches.of(net, example, memory=4 * 8 * 1000 * 5)
+    net.sizes.clear()
+    batches(torch.randn(12, 1000, dtype=torch.float64))
+    assert net.sizes == [5, 5, 2]
+
+
+def test_without_memory_there_is_still_one_at_a_time():
+    assert Batches.of(nn.Tanh(), torch.randn(2, 3), memory=0).size == 1
+
+
+def test_a_network_that_mixes_samples_is_run_one_at_a_time():
+    class Mixing(nn.Module):
+        def forward(self, x):
+            return x - x.mean(0)
+
+    batches = Batches.of(Mixing(), torch.randn(2, 3))
+    assert batches.size == 1
+    assert batches(torch.randn(4, 3)).tolist() == torch.zeros(4, 3).tolist()
+
+
+def test_a_network_that_takes_one_sample_is_run_one_at_a_time():
+    class Single(nn.Module):
+        def forward(self, x):
+            return x.reshape(1, 3)
+
+    assert Batches.of(Single(), torch.randn(2, 3)).size == 1
+
+
+def test_a_network_that_writes_into_its_input_does_no_harm():
+    x = torch.randn(2, 3)
+    before = x.clone()
+    Batches.of(nn.ReLU(inplace=True), x)(x)
+    assert torch.equal(x, before)
+
+
+def test_an_output_that_is_not_finite_is_refused():
+    with pytest.raises(NotFinite):
+        Batches(Watched(), 4)(torch.tensor([[float("inf")]]))
+
+
+def test_an_input_that_does_not_fit_is_refused_in_one_line():
+    with pytest.raises(RequestError, match=r"can't be run on inputs of shape \(2, 4\)"):
+        Batches(nn.Linear(3, 2), 4)(torch.randn(2, 4))
+
+
+def test_a_network_that_draws_at_random_is_no_function_of_its_input():
+    class Dropping(nn.Module):
+        def forward(self, x):
+            return nn.functional.dropout(x, 0.5, training=True)
+
+    with pytest.raises(Undefined, match="changes from call to call"):
+        Batches.of(Dropping(), torch.randn(2, 300))

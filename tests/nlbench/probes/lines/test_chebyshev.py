@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.polynomial import chebyshev, polynomial
+
+from nlbench.probes.lines.chebyshev import DEGREE, NODES, coefficients, evaluate, parts, tail
+
+
+def interpolated(*functions):
+    values = np.stack([function(NODES) for function in functions], 1)
+    return coefficients(values[None])
+
+
+def by_roots(c):
+    """Signed areas and variation of one polynomial, from all its roots and its derivative's."""
+    power = chebyshev.cheb2poly(c)
+
+    def between(roots):
+        real = roots[np.abs(roots.imag) < 1e-9].real
+        return np.concatenate([[-1], np.sort(real[np.abs(real) < 1]), [1]])
+
+    areas = np.diff(polynomial.polyval(between(polynomial.polyroots(power)), chebyshev_int(power)))
+    turns = between(polynomial.polyroots(polynomial.polyder(power)))
+    variation = np.abs(np.diff(polynomial.polyval(turns, power))).sum()
+    return areas[areas > 0].sum(), -areas[areas < 0].sum(), variation
+
+
+def chebyshev_int(power):
+    return polynomial.polyint(power)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=30)
+def test_a_polynomial_of_degree_16_is_given_back(seed):
+    c = np.random.default_rng(seed).normal(size=DEGREE + 1)
+    found = interpolated(lambda x: chebyshev.chebval(x, c))
+    np.testing.assert_allclose(found[:, 0, 0], c, atol=1e-13)
+    assert evaluate(found, 0.31)[0, 0] == pytest.approx(chebyshev.chebval(0.31, c), abs=1e-12)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8))
+@settings(max_examples=100)
+def test_parts_are_those_between_the_roots(seed, degree):
+    random = np.random.default_rng(seed)
+    c = np.zeros((DEGREE + 1, 2, 3))
+    c[: degree + 1] = random.normal(size=(degree + 1, 2, 3))
+    found = parts(c)
+    for i, j in np.ndindex(2, 3):
+        above, below, variation = by_roots(c[: degree + 1, i, j])
+        assert found.above[i, j] == pytest.approx(above, abs=1e-9)
+        assert found.below[i, j] == pytest.approx(below, abs=1e-9)
+        assert found.variation[i, j] == pytest.approx(variation, rel=1e-9)
+
+
+def test_the_parts_do_not_depend_on_how_many_intervals_are_worked_on_at_once():
+    c = (
+        np.random.default_rng(0).normal(size=(DEGREE + 1, 70, 300))
+        * 0.5 ** np.arange(17)[:, None, None]
+    )
+    together = parts(c)
+    alone = parts(c[:, 42:43])
+    np.testing.assert_array_equal(together.above[42], alone.above[0])
+    np.testing.assert_array_equal(together.variation[42], alone.variation[0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.exp(2 * x),
+        lambda x: np.sin(9 * x),
+        lambda x: 1 / (1 + 25 * x**2),
+        lambda x: np.abs(x - 0.21),
+        lambda x: np.maximum(x, 0.4),
+        lambda x: np.sqrt(1.001 + x),
+        lambda x: np.tanh(40 * (x - 0.3)),
+    ],
+)
+def test_what_an_interpolant_leaves_out_is_less_on_average_than_its_tail(function):
+    c = interpolated(function)
+    x = np.linspace(-1, 1, 20001)
+    left_out = np.abs(function(x) - chebyshev.chebval(x, c[:, 0, 0])).mean()
+    assert left_out <= tail(c)[0, 0] + 1e-15

@@ -1,0 +1,371 @@
+"""Tracing is checked against networks evaluated and observed by plain PyTorch."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
+from nlbench.probes.lines.lines import (
+    LineLook,
+    SegmentTrace,
+    look_along,
+    trace_segment,
+    trace_segments,
+)
+
+from segments import Functional, assert_exact, mlp, networks, on_segment, small_residual
+
+
+def test_a_unit_bends_at_its_zero():
+    trace = trace_segment(nn.ReLU(), torch.tensor([-1.0]), torch.tensor([3.0]))
+    assert trace.t.tolist() == [0, 0.25, 1]
+    assert trace.values.tolist() == [[0], [0], [3]]
+    assert (trace.regions, trace.crossings, trace.length) == (2, 1, 4)
+    assert trace.origins.tolist() == [-1, 0, -1]
+    assert trace.sites == ("relu",)
+
+
+@pytest.mark.parametrize(
+    ("function", "bends"),
+    [
+        (torch.abs, [0]),
+        (torch.relu, [0]),
+        (lambda x: x.relu_(), [0]),
+        (nn.functional.relu6, [0, 6]),
+        (nn.functional.hardtanh, [-1, 1]),
+        (lambda x: x.clamp(-2, 5), [-2, 5]),
+        (lambda x: x.clamp(min=1), [1]),
+        (lambda x: x.clamp_max(2), [2]),
+        (lambda x: x.clamp_min_(3), [3]),
+        (lambda x: torch.clip(x, -1), [-1]),
+        (nn.functional.hardsigmoid, [-3, 3]),
+        (nn.functional.softshrink, [-0.5, 0.5]),
+        (lambda x: nn.functional.threshold(x, 2, 2), [2]),
+        (lambda x: nn.functional.leaky_relu(x, 0.5), [0]),
+        (lambda x: nn.functional.leaky_relu(x, 1.0), []),
+        (lambda x: nn.functional.rrelu(x), [0]),
+        (lambda x: torch.maximum(x, 1 - x), [0.5]),
+        (lambda x: torch.minimum(x, torch.tensor([2.0])), [2]),
+        (lambda x: torch.max(2 * x, x), [0]),
+        (lambda x: 3 - 2 * x / 4, []),
+        (lambda x: (x - 1).abs() + (x + 1).abs(), [-1, 1]),
+        (lambda x: torch.clamp(x, 4, 4), []),
+    ],
+)
+def test_functions_bend_where_they_are_known_to(function, bends):
+    start, end = torch.tensor([-8.0]), torch.tensor([8.0])
+    trace = trace_segment(Functional(function), start, end)
+    assert (16 * trace.t - 8).tolist() == pytest.approx([-8, *bends, 8], abs=1e-12)
+    expected = function(on_segment(start, end, trace.t).clone())
+    torch.testing.assert_close(trace.values, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_max_pooling_bends_at_every_overtake():
+    # One window of four lines; the envelope is that of 1 - 2t, 0.4, t, in this order.
+    start = torch.tensor([[[1.0, 0.4], [0.0, 0.3]]])
+    end = torch.tensor([[[-1.0, 0.4], [1.0, 0.3]]])
+    trace = trace_segment(nn.MaxPool2d(2), start, end)
+    assert trace.t.tolist() == pytest.approx([0, 0.3, 0.4, 1])
+    assert trace.values.flatten().tolist() == pytest.approx([1, 0.4, 0.4, 1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(
+        [
+            (nn.MaxPool1d(2), 1),
+            (nn.MaxPool1d(3, 2, 1), 1),
+            (nn.MaxPool2d(2), 2),
+            (nn.MaxPool2d(3, 2, 1), 2),
+            (nn.MaxPool2d(3, 2, ceil_mode=True), 2),
+            (nn.MaxPool2d(2, 1, dilation=2), 2),
+            (nn.MaxPool2d((1, 3), (2, 1), (0, 1)), 2),
+            (nn.MaxPool3d(2), 3),
+            (nn.AdaptiveMaxPool1d(3), 1),
+            (nn.AdaptiveMaxPool2d((2, 3)), 2),
+        ]
+    ),
+)
+def test_max_pooling_is_exact_and_has_no_bend_too_many(seed, drawn):
+    pool, axes = drawn
+    torch.manual_seed(seed)
+    start, end = torch.randn(2, 2, *[5] * axes)
+    trace = trace_segment(pool, start, end)
+    assert_exact(pool, start, end, trace)
+    slopes = trace.values.diff(dim=0) / trace.t.diff()[:, None]
+    wide = trace.t.diff() > 1e-6
+    # A convex function's slope rises where it bends.
+    assert ((slopes.diff(dim=0) > 1e-6).any(1) | ~(wide[1:] & wide[:-1])).all()
+
+
+def test_units_that_tie_make_one_breakpoint():
+    net = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[3.0], [0.7], [-1.1]]))
+        net[0].bias.copy_(-0.3 * net[0].weight[:, 0])
+    trace = trace_segment(net, torch.tensor([0.0]), torch.tensor([1.0]))
+    assert trace.t.tolist() == pytest.approx([0, 0.3, 1], abs=1e-14)
+
+
+def test_a_segment_without_length_is_one_region():
+    net, x = mlp(0), torch.randn(3)
+    trace = trace_segment(net, x, x)
+    assert trace.t.tolist() == [0, 1]
+    assert (trace.regions, trace.crossings, trace.length) == (1, 0, 0)
+    assert torch.equal(trace.values[0], trace.values[1])
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_a_segment_inside_a_boundary_has_no_breakpoints(scale):
+    # Pre-activation 0.1 a + 0.2 b - 0.3 c is zero at a = b = c but for rounding.
+    net = nn.Sequential(nn.Linear(3, 1, bias=False), nn.ReLU()).double()
+    with torch.no_grad():
+        net[0].weight.copy_(scale * torch.tensor([[0.1, 0.2, -0.3]], dtype=torch.float64))
+    for a, b in np.random.default_rng(0).uniform(-1, 1, (20, 2)):
+        trace = trace_segment(net, torch.full((3,), a), torch.full((3,), b))
+        assert trace.crossings == 0
+
+
+def test_a_start_on_a_boundary_is_not_a_crossing():
+    trace = trace_segment(nn.ReLU(), torch.tensor([0.0, 1.0]), torch.tensor([2.0, -1.0]))
+    assert trace.t.tolist() == [0, 0.5, 1]
+
+
+def test_linearised_channels_have_no_boundary():
+    net = nn.Sequential(nn.PReLU(2, init=0.0))
+    start, end = torch.tensor([-1.0, -3.0]), torch.tensor([1.0, 1.0])
+    assert trace_segment(net, start, end).t.tolist() == [0, 0.5, 0.75, 1]
+    with torch.no_grad():
+        net[0].weight[1] = 1
+    assert trace_segment(net, start, end).t.tolist() == [0, 0.5, 1]
+
+
+def test_regions_shorter_than_a_millionth_are_found():
+    # Kinks 3e-8 apart: a search in steps of 1e-6 passes over the region between them.
+    net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.copy_(torch.tensor([-0.5, -0.5 - 3e-8], dtype=torch.float64))
+    trace = trace_segment(net, torch.tensor([0.0]), torch.tensor([1.0]))
+    assert trace.t.tolist() == pytest.approx([0, 0.5, 0.5 + 3e-8, 1], abs=1e-14)
+
+
+def test_in_place_relu_before_anything_sees_the_preactivation():
+    plain = nn.Sequential(nn.ReLU(), nn.Linear(2, 1))
+    inplace = nn.Sequential(nn.ReLU(inplace=True), plain[1])
+    start, end = torch.tensor([-1.0, 2.0]), torch.tensor([3.0, -2.0])
+    kept = start.clone(), end.clone()
+    trace = trace_segment(inplace, start, end)
+    assert trace.t.tolist() == [0, 0.25, 0.5, 1]
+    assert torch.equal(trace.values, trace_segment(plain, start, end).values)
+    assert torch.equal(start, kept[0])
+    assert torch.equal(end, kept[1])
+
+
+def test_origins_name_the_site_whose_unit_bends():
+    net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1), nn.ReLU())
+    with torch.no_grad():
+        for layer, bias in ((net[0], -0.25), (net[2], -0.5)):
+            layer.weight.fill_(1.0)
+            layer.bias.fill_(bias)
+    trace = trace_segment(net, torch.tensor([0.0]), torch.tensor([1.0]))
+    assert trace.t.tolist() == [0, 0.25, 0.75, 1]
+    assert trace.sites == ("1", "3")
+    assert trace.origins.tolist() == [-1, 0, 1, -1]
+
+
+def test_the_model_is_left_as_it_was():
+    net = small_residual(act=lambda: nn.ReLU(inplace=True))
+    net.train()
+    net[3].eval()
+    net[0].weight.requires_grad_(False)
+    calls = []
+    net[1].register_forward_hook(lambda *_: calls.append(1))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    modes = [m.training for m in net.modules()]
+    flags = [p.requires_grad for p in net.parameters()]
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()]
+    trace_segment(net, *torch.randn(2, 2, 4, 4))
+    assert [m.training for m in net.modules()] == modes
+    assert [p.requires_grad for p in net.parameters()] == flags
+    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()] == hooks
+    assert all(p.grad is None for p in net.parameters())
+    after = net.state_dict()
+    assert all(value.dtype == after[name].dtype for name, value in before.items())
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_weight_that_is_nan_is_refused():
+    net = mlp(0)
+    with torch.no_grad():
+        net[0].weight[0, 0] = math.nan
+    with pytest.raises(NotFinite, match="not finite"):
+        trace_segment(net, *torch.randn(2, 3))
+
+
+def test_a_nan_that_only_hides_inside_is_refused():
+    # relu6 brings the overflow back to 6, so the output alone would look sound.
+    net = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU6()).double()
+    with torch.no_grad():
+        net[0].weight.fill_(1.5e308)
+    with pytest.raises(NotFinite, match="output of linear at 0 is not finite"):
+        trace_segment(net, torch.tensor([2.0]), torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_end_that_is_not_finite_is_refused(bad):
+    with pytest.raises(NotFinite, match="end is not finite"):
+        trace_segment(mlp(0), torch.zeros(3), torch.tensor([0.0, bad, 0.0]))
+
+
+def test_ends_that_do_not_fit_are_refused():
+    with pytest.raises(RequestError, match=r"\(3,\) to \(4,\)"):
+        trace_segment(mlp(0), torch.zeros(3), torch.zeros(4))
+    with pytest.raises(RequestError, match=r"shape \(1, 4\)"):
+        trace_segment(mlp(0), torch.zeros(4), torch.ones(4))
+    with pytest.raises(RequestError, match="expected floats"):
+        trace_segment(mlp(0), torch.zeros(3).long(), torch.ones(3).long())
+
+
+def test_a_smooth_activation_is_refused_by_name_and_place():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.GELU()))
+    with pytest.raises(UnsupportedOperation, match=r"^gelu at 1\.1: not piecewise affine$"):
+        trace_segment(net, *torch.randn(2, 3))
+
+
+def test_many_segments_give_what_each_gives():
+    net = mlp(3)
+    starts, ends = torch.randn(2, 4, 3)
+    for trace, start, end in zip(trace_segments(net, starts, ends), starts, ends, strict=True):
+        assert torch.equal(trace.t, trace_segment(net, start, end).t)
+
+
+def test_looks_name_path_and_segment():
+    paths = torch.randn(2, 4, 3)
+    looks = list(look_along(mlp(3), paths))
+    assert [(look.path, look.segment) for look in looks] == [
+        (p, s) for p in range(2) for s in range(3)
+    ]
+    assert [look.place for look in looks] == ["path0"] * 3 + ["path1"] * 3
+    assert all(isinstance(look, LineLook) for look in looks)
+    last = trace_segment(mlp(3), paths[1, 2], paths[1, 3])
+    assert isinstance(last, SegmentTrace)
+    assert torch.equal(looks[-1].trace.values, last.values)
+
+
+def test_paths_without_a_segment_are_refused():
+    with pytest.raises(RequestError, match="2 anchors or more"):
+        list(look_along(mlp(3), torch.randn(2, 1, 3)))
+
+
+def test_control_flow_that_turns_on_the_second_segment_is_noticed():
+    class Turns(nn.Module):
+        def forward(self, x):
+            return 2 * x if float(x.data.numpy().sum()) > 10 else x
+
+    with pytest.raises(UnsupportedOperation, match=r"decide what is computed|does not reproduce"):
+        list(trace_segments(Turns(), torch.zeros(2, 1), torch.tensor([[1.0], [20.0]])))
+
+
+@settings(max_examples=20, deadline=None)
+@given(networks(), st.floats(0.1, 0.9))
+def test_a_part_of_a_segment_has_the_part_of_its_breakpoints(drawn, share):
+    net, start, end = drawn
+    net, start, end = net.double(), start.double(), end.double()
+    whole = trace_segment(net, start, end)
+    part = trace_segment(net, start, torch.lerp(start, end, share))
+    inside = whole.t[whole.t < share - 1e-6]
+    assume(bool((whole.t - share).abs().min() > 1e-6))
+    torch.testing.assert_close(part.t[:-1] * share, inside, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("head", [lambda y: y[:, 0], lambda y: y[:, :1].squeeze(-1)])
+def test_a_head_of_one_number_is_traced(head):
+    net = mlp(0)
+    single = nn.Sequential(net, Functional(head))
+    start, end = torch.randn(2, 3)
+    trace, full = trace_segment(single, start, end), trace_segment(net, start, end)
+    assert trace.values.shape == (len(full.t), 1)
+    torch.testing.assert_close(trace.values[:, 0], full.values[:, 0])
+
+
+class Sneaky(nn.Module):
+    """Does something that is not seen, given by `factor`, a function of the input."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.net, self.factor = mlp(0), factor
+
+    def forward(self, x):
+        return self.net(x) * self.factor(self, x)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.calls = mlp(0), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) * (1.0 if self.calls < 6 else 2.0)
+
+
+def _factor(value):
+    return 1.0 if float(value) in (0, 0.5, 1) else 2.0
+
+
+def _by_copy(module, x):
+    return _factor(copy.deepcopy(x)[0, 0])
+
+
+def _by_numpy(module, x):
+    return _factor(np.from_dlpack(x)[0, 0])
+
+
+def _by_storage(module, x):
+    return _factor(torch.tensor([], dtype=x.dtype).set_(x.untyped_storage())[0])
+
+
+@pytest.mark.parametrize(
+    "net", [Sneaky(_by_copy), Sneaky(_by_numpy), Sneaky(_by_storage), Counting()]
+)
+def test_values_read_unnoticed_are_caught_inside_the_segment(net):
+    # The program is recorded and checked at 0, 1/2 and 1, where the factor is 1.
+    start, end = torch.zeros(3), torch.tensor([1.0, 0.5, -1.0])
+    with pytest.raises(UnsupportedOperation, match="traced values do not reproduce"):
+        trace_segment(net, start, end)
+
+
+def test_looks_are_made_with_the_method_asked_for():
+    paths = torch.randn(2, 3, 3)
+    for method in ("exact", "adaptive", "sampling"):
+        looks = list(look_along(mlp(3), paths, method=method, resolution=20))
+        assert [look.trace.method for look in looks] == [method] * 4
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
+def test_a_trace_made_in_inference_mode_is_the_same(method):
+    net, ends = mlp(0), torch.randn(2, 3)
+    options = {"method": method, "resolution": 100}
+    expected = trace_segment(net, *ends, **options)
+    with torch.inference_mode():
+        found = trace_segment(copy.deepcopy(net), *ends.clone(), **options)
+    assert torch.equal(found.t, expected.t)
+    assert torch.equal(found.values, expected.values)
+
+
+def test_ends_without_numbers_are_refused():
+    with pytest.raises(RequestError, match="the segment's start is on the device meta"):
+        trace_segment(mlp(0), *torch.zeros(2, 3, device="meta"))
+
+
+def test_integer_ends_are_refused():
+    with pytest.raises(RequestError, match=r"start has dtype torch\.int64, expected floats"):
+        trace_segment(mlp(0), *torch.zeros(2, 3, dtype=torch.int64))

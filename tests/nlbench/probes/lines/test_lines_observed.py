@@ -1,0 +1,174 @@
+import pytest
+import torch
+from torch import nn
+
+from nlbench import evaluate
+from nlbench.errors import RequestError, Undefined, UnsupportedOperation
+from nlbench.execution import measure_subject as looking
+from nlbench.measures.absdev import AbsoluteDeviation
+from nlbench.options import resolve_options
+from nlbench.probes import PROBES
+from nlbench.probes.lines.lines import SegmentTrace, show, steps
+from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.passes import Means
+from nlbench.subjects.load import Subject
+
+
+class Listening:
+    def __init__(self):
+        self.looks = []
+
+    def update(self, look):
+        self.looks.append(look)
+
+
+def lines(**options):
+    return resolve_options(PROBES["lines"].options, options, owner="lines")
+
+
+def shown_to(model, inputs, settings):
+    """What a pass shows, what it tells one listener, and its steps."""
+    listener, shown, taken = Listening(), {}, []
+    subject = Subject(model, inputs, None, {})
+    means = Means(torch.device("cpu"))
+    show(subject, [listener], settings, means, lambda: taken.append(1), shown)
+    return shown, listener.looks, len(taken)
+
+
+def convolutional(act=nn.ReLU, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), act(), nn.Flatten(), nn.Linear(32, 3)).eval()
+
+
+@pytest.fixture
+def images():
+    return torch.rand(8, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("kind", ["closed", "open", "random", "pairs"])
+def test_every_kind_of_path_is_shown_segment_by_segment(images, kind):
+    settings = lines(paths=kind, number=2, anchors=3, radius=2)
+    shown, looks, taken = shown_to(convolutional(), images, settings)
+    segments = 1 if kind == "pairs" else 3
+    assert shown["segments"] == steps(8, settings) == taken == len(looks) == 2 * segments
+    assert [(look.path, look.segment) for look in looks] == [
+        (path, segment) for path in range(2) for segment in range(segments)
+    ]
+    assert shown["drawing"]["place"] == "path0"
+    assert "remarks" not in shown
+
+
+@pytest.mark.parametrize("kind", ["closed", "open", "random", "pairs"])
+def test_the_paths_do_not_depend_on_the_model_or_on_what_was_run_before(images, kind):
+    settings = lines(paths=kind, number=2, anchors=3, radius=2)
+    shown, _, _ = shown_to(convolutional(), images, settings)
+    torch.rand(7)
+    other, _, _ = shown_to(convolutional(nn.LeakyReLU, seed=5), images, settings)
+    assert shown["paths_hash"] == other["paths_hash"]
+
+
+@pytest.mark.parametrize("kind", ["open", "random"])
+def test_another_seed_makes_other_paths(images, kind):
+    hashes = {
+        shown_to(convolutional(), images, lines(paths=kind, number=1, seed=seed))[0]["paths_hash"]
+        for seed in (0, 1)
+    }
+    assert len(hashes) == 2
+
+
+def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
+    settings = lines(number=2, anchors=3, radius=2, tolerance=1e-4)
+    shown, looks, _ = shown_to(convolutional(nn.GELU), images, settings)
+    assert len(looks) == 6
+    assert all(isinstance(look.trace, SmoothTrace) for look in looks)
+    assert all("gelu" in look.trace.refused for look in looks)
+    assert shown["remarks"] == dict.fromkeys(
+        ("path0", "path1"), "by quadrature to 0.0001 of the value or to rounding"
+    )
+    assert shown["drawing"]["method"] == "quadrature"
+
+
+def test_the_switch_takes_the_segments_that_a_trace_would_have_had(images):
+    settings = lines(number=2, anchors=3, radius=2)
+    _, traced, _ = shown_to(convolutional(), images, settings)
+    _, integrated, _ = shown_to(convolutional(nn.GELU), images, settings)
+    for one, other in zip(traced, integrated, strict=True):
+        assert (one.place, one.segment) == (other.place, other.segment)
+        assert one.trace.length == pytest.approx(other.trace.length)
+
+
+def test_a_quadrature_that_does_not_reach_its_tolerance_is_remarked_on(images):
+    class Wild(nn.Module):
+        def forward(self, x):
+            return (3000 * x.flatten(1)[:, :2]).sin()
+
+    settings = lines(number=1, anchors=2, radius=2, evaluations=64)
+    shown, looks, _ = shown_to(Wild(), images, settings)
+    assert not any(look.trace.converged for look in looks)
+    assert "did not reach 1e-05 of the value on 2 of 2 segments" in shown["remarks"]["path0"]
+
+
+def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, monkeypatch):
+    import nlbench.probes.lines.lines as tested
+
+    original = tested.look_along
+
+    def interrupted(*args, **options):
+        for index, look in enumerate(original(*args, **options)):
+            if index == 2:
+                raise UnsupportedOperation("sort", "here", "not piecewise affine")
+            yield look
+
+    monkeypatch.setattr(tested, "look_along", interrupted)
+    settings = lines(number=1, anchors=4, radius=2)
+    _, looks, taken = shown_to(convolutional(), images, settings)
+    assert [type(look.trace) for look in looks] == [SegmentTrace] * 2 + [SmoothTrace] * 2
+    assert [look.segment for look in looks] == [0, 1, 2, 3]
+    assert taken == 4
+
+
+@pytest.mark.parametrize("kind", ["closed", "open"])
+def test_inputs_that_are_no_images_can_not_be_translated(kind):
+    with pytest.raises(Undefined, match=r"set lines.paths=pairs or random"):
+        shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind))
+
+
+@pytest.mark.parametrize("kind", ["random", "pairs"])
+def test_inputs_that_are_no_images_have_paths_all_the_same(kind):
+    _, looks, _ = shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind, number=3))
+    assert {look.place for look in looks} == {"path0", "path1", "path2"}
+
+
+def test_random_paths_need_two_samples_for_their_statistics():
+    with pytest.raises(RequestError, match="need 2 samples, there are 1"):
+        shown_to(nn.ReLU(), torch.rand(1, 5), lines(paths="random", number=3))
+
+
+def test_a_transformer_of_anyones_has_a_deviation_and_no_density():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(32, 2)).eval()
+    run = evaluate(
+        model, torch.randn(4, 4, 8), measures=["absdev", "density"], settings={"lines.number": 1}
+    )
+    assert run["absdev"].status == "ok"
+    assert run["absdev"].summary["value"] > 0
+    assert run["absdev"].notes["method"] == "quadrature"
+    assert run["density"].status == "undefined"
+    assert "not piecewise affine" in run["density"].reason
+    assert run.scores.query("measure == 'absdev' and place == ''")["reason"].iloc[0]
+
+
+def test_paths_that_would_fill_the_memory_are_refused_before_they_are_made():
+    settings = lines(paths="random", number=1_000_000, anchors=8)
+    with pytest.raises(RequestError, match=r"1,000,000 paths of 9 points each take .* GiB"):
+        shown_to(nn.ReLU(), torch.rand(2, 3, 32, 32), settings)
+
+
+def test_on_inputs_that_are_no_images_the_measures_are_undefined_and_say_what_to_set():
+    subject = Subject(nn.ReLU(), torch.rand(8, 5), None, {})
+    (outcome,) = looking.look(
+        subject, [(AbsoluteDeviation, {})], lines(), means=Means(torch.device("cpu"))
+    )
+    assert outcome.reading.status == "undefined"
+    assert "set lines.paths=pairs or random" in outcome.reading.reason

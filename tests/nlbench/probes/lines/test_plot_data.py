@@ -1,0 +1,116 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from nlbench.probes.lines.lines import LineLook, SegmentTrace, look_along
+from nlbench.probes.lines.plot_data import BINS, Sketch
+from nlbench.probes.lines.quadrature import integrate_along
+
+
+def drawing_of(looks, segments):
+    sketch = Sketch(segments)
+    for look in looks:
+        sketch.add(look)
+    assert sketch.is_complete
+    return sketch.content()
+
+
+def traced(net, path):
+    return drawing_of(look_along(net, path[None]), len(path) - 1)
+
+
+def numbers(row):
+    return [float(text) for text in row.split()]
+
+
+def made_up(t, values, sites=("relu",), origins=None, length=1.0, segment=0):
+    t = torch.tensor(t, dtype=torch.float64)
+    values = torch.tensor(values, dtype=torch.float64).reshape(len(t), -1)
+    inner = [0] * (len(t) - 2) if origins is None else origins
+    trace = SegmentTrace(t, values, length, torch.tensor([-1, *inner, -1]), tuple(sites))
+    return LineLook(0, segment, trace)
+
+
+def test_curves_are_the_network_at_even_steps():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)).double()
+    path = torch.randn(3, 3, dtype=torch.float64)
+    drawing = traced(net, path)
+    assert drawing["logits"] == [0, 1]
+    for start, end, rows in zip(path[:-1], path[1:], drawing["curves"], strict=True):
+        curves = [numbers(row) for row in rows]
+        t = torch.linspace(0, 1, len(curves[0]), dtype=torch.float64)[:, None]
+        with torch.no_grad():
+            expected = net(torch.lerp(start, end, t))
+        found = torch.tensor(curves, dtype=torch.float64).T
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_logits_that_stray_furthest_are_drawn():
+    bent = [[0, 0, 0, 0, 0], [1, 4, 0, 3, 2], [0, 0, 0, 0, 0]]
+    drawing = drawing_of([made_up([0, 0.5, 1], bent)], 1)
+    assert drawing["logits"] == [1, 3, 4]
+
+
+def test_breakpoints_are_counted_by_site_along_the_whole_path():
+    looks = [
+        made_up([0, 0.5, 0.75, 1], [0, 1, 1, 0], ("a", "b"), [0, 1], length=1.0),
+        made_up([0, 0.5, 1], [0, 1, 0], ("a", "b"), [1], length=3.0, segment=1),
+    ]
+    drawing = drawing_of(looks, 2)
+    assert drawing["sites"] == ["a", "b"]
+    assert drawing["crossings"] == 3
+    first, second = (numbers(row) for row in drawing["breakpoints"])
+    assert [i for i, n in enumerate(first) if n] == [int(0.125 * BINS)]
+    assert [i for i, n in enumerate(second) if n] == [int(0.1875 * BINS), int(0.625 * BINS)]
+
+
+def test_the_counts_add_up_to_the_crossings():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 1))
+    path = torch.randn(5, 3)
+    drawing = traced(net, path)
+    counted = sum(sum(numbers(row)) for row in drawing["breakpoints"])
+    assert counted == drawing["crossings"]
+    assert counted == sum(look.trace.crossings for look in look_along(net, path[None])) > 30
+
+
+def test_many_sites_share_rows():
+    names = [f"layer{i}" for i in range(100)]
+    t = torch.linspace(0, 1, 102).tolist()
+    drawing = drawing_of([made_up(t, [0.0] * 102, names, list(range(100)))], 1)
+    assert len(drawing["sites"]) == 24
+    assert drawing["sites"][0] == "layer0 … layer3"
+    assert drawing["sites"][-1].endswith("layer99")
+    assert drawing["crossings"] == 100
+
+
+def test_a_smooth_network_has_curves_and_no_breakpoints():
+    ends = torch.tensor([[-2.0], [2.0]])
+    (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:])
+    drawing = drawing_of([LineLook(0, 0, trace)], 1)
+    assert "breakpoints" not in drawing
+    assert drawing["method"] == "quadrature"
+    (row,) = drawing["curves"][0]
+    t = torch.linspace(-2, 2, len(numbers(row)))
+    torch.testing.assert_close(torch.tensor(numbers(row)), t.tanh(), atol=1e-3, rtol=0)
+
+
+def test_a_path_without_length_can_be_drawn():
+    drawing = traced(nn.ReLU(), torch.ones(3, 2))
+    assert drawing["lengths"] == [0, 0]
+    assert drawing["crossings"] == 0
+
+
+@pytest.mark.parametrize("segments", [1, 8, 300])
+def test_a_drawing_is_small_however_long_the_path_and_wide_the_network(segments):
+    torch.manual_seed(0)
+    names = [f"features.denseblock{i // 10}.denselayer{i % 10}.relu" for i in range(120)]
+    values = 1e3 * torch.randn(2002, 100)
+    t = torch.linspace(0, 1, 2002).tolist()
+    origins = torch.randint(120, (2000,)).tolist()
+    look = made_up(t, values.tolist(), names, origins)
+    drawing = drawing_of([look] * min(segments, 64), segments)
+    assert len(json.dumps(drawing)) < 60_000

@@ -1,0 +1,95 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nlbench.probes.sites.sites import list_sites, look_at_sites
+
+
+class Attention(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.qkv, self.function = nn.Linear(8, 24), function
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return self.function(q, k, v)
+
+
+def by_hand(q, k, v, mask=None):
+    logits = q @ k.mT / math.sqrt(q.shape[-1])
+    return logits if mask is None else logits + mask
+
+
+MASK = torch.linspace(-1, 1, 25).reshape(5, 5)
+WAYS = {
+    "by hand": lambda q, k, v: F.softmax(by_hand(q, k, v), -1) @ v,
+    "by a method": lambda q, k, v: by_hand(q, k, v).softmax(dim=-1) @ v,
+    "fused": lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+}
+
+
+@pytest.mark.parametrize("function", WAYS.values(), ids=WAYS)
+def test_the_softmax_of_attention_is_a_site_on_request_only(function):
+    model, x = Attention(function), torch.randn(3, 5, 8)
+    assert list_sites(model, x) == []
+    looks = []
+    look_at_sites(model, [x], looks.append, attention=True)
+    (look,) = looks
+    assert (look.place, look.site.kind, look.site.role) == ("softmax", "softmax", "attention")
+    assert (look.site.shape, look.site.channel_axis) == ((2, 5, 5), 3)
+    with torch.no_grad():
+        model.function = by_hand
+        logits = model(x)
+    torch.testing.assert_close(look.x, logits.mean((1, 2)))
+    torch.testing.assert_close(look.y, logits.softmax(-1).mean((1, 2)))
+
+
+def test_a_mask_on_fused_attention_is_in_the_input_of_the_softmax():
+    model = Attention(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=MASK))
+    looks, x = [], torch.randn(3, 5, 8)
+    look_at_sites(model, [x], looks.append, attention=True)
+    model.function = lambda q, k, v: by_hand(q, k, v, MASK)
+    with torch.no_grad():
+        logits = model(x)
+    torch.testing.assert_close(looks[0].x, logits.mean((1, 2)))
+    torch.testing.assert_close(looks[0].y, logits.softmax(-1).mean((1, 2)))
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_the_softmax_inside_multi_head_attention_is_seen(need_weights):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=need_weights)[0]
+
+    model, x = Model().eval(), torch.randn(3, 5, 8)
+    looks = []
+    look_at_sites(model, [x], looks.append, attention=True)
+    with torch.no_grad():
+        weights = model.attention(x, x, x, average_attn_weights=False)[1]
+    (look,) = looks
+    assert look.place == "attention/softmax"
+    rows = look.y.reshape(3, -1, 5).mean(1)
+    torch.testing.assert_close(rows, weights.mean((1, 2)))
+
+
+def test_looking_at_attention_leaves_the_output_bit_for_bit():
+    model, x = Attention(WAYS["fused"]), torch.randn(3, 5, 8)
+    outputs = []
+    with torch.no_grad():
+        before = model(x)
+    model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    look_at_sites(model, [x], lambda look: None, attention=True)
+    assert torch.equal(outputs[0], before)
+
+
+def test_a_softmax_over_a_row_of_logits_is_no_attention():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    (site,) = list_sites(model, torch.randn(2, 4), attention=True)
+    assert (site.name, site.kind, site.role) == ("1", "softmax", "activation")

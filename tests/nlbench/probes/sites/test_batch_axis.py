@@ -1,0 +1,135 @@
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from nlbench.errors import Undefined
+from nlbench.probes.sites.sites import list_sites, look_at_sites
+
+
+class Given(nn.Module):
+    """A network written as one function of a layer's output."""
+
+    def __init__(self, layer, function):
+        super().__init__()
+        self.layer, self.function = layer, function
+
+    def forward(self, x):
+        return F.relu(self.function(self, x, self.layer(x)))
+
+
+class Transposing(nn.Module):
+    """A transformer layer that wants tokens first, in a network that has samples first."""
+
+    def __init__(self, back=lambda x: x):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.back = back
+
+    def forward(self, x):
+        return self.layer(self.back(x.transpose(0, 1)))
+
+
+def test_samples_are_rows_also_where_tokens_come_first():
+    model, x = Transposing(), torch.randn(6, 7, 8)
+    (site,) = list_sites(model, x)
+    assert (site.shape, site.channel_axis, site.assumed) == ((7, 16), 2, False)
+    found, given = [], []
+    hook = model.layer.linear1.register_forward_hook(lambda m, a, output: given.append(output))
+    look_at_sites(model, [x], lambda look: found.append(look.x))
+    hook.remove()
+    torch.testing.assert_close(found[0], given[0].mean(0))
+
+
+def test_as_many_tokens_as_samples_are_not_taken_for_samples():
+    model, x = Transposing(), torch.randn(7, 7, 8)
+    found, given = [], []
+    hook = model.layer.linear1.register_forward_hook(lambda m, a, output: given.append(output))
+    look_at_sites(model, [x], lambda look: found.append(look.x))
+    hook.remove()
+    torch.testing.assert_close(found[0], given[0].mean(0))
+
+
+def test_a_site_whose_samples_are_lost_is_refused_by_name():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: torch.rot90(h, 1, (0, 1)))
+    with pytest.raises(Undefined, match="relu: its first axis has 7 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 7, 4))
+
+
+def test_a_mean_over_the_batch_is_refused():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: h.mean(0, keepdim=True))
+    with pytest.raises(Undefined, match="its first axis has 1 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 4))
+
+
+def test_a_part_of_the_batch_is_refused():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: h[1:])
+    with pytest.raises(Undefined, match="its first axis has 3 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 4))
+
+
+def test_one_sample_of_the_batch_is_refused_also_where_its_size_fits():
+    model = Given(nn.Conv1d(5, 8, 1), lambda m, x, h: h[0])
+    with pytest.raises(Undefined, match="its first axis has 8 entries, the batch 4"):
+        list_sites(model, torch.randn(4, 5, 12))
+
+
+def test_samples_that_are_put_together_again_are_rows():
+    model = Given(nn.Conv1d(5, 8, 1), lambda m, x, h: torch.stack([2 * one for one in h]))
+    (site,) = list_sites(model, torch.randn(4, 5, 12))
+    assert site.shape == (8, 12)
+
+
+@pytest.mark.parametrize("pick", [0, 1], ids=["outputs", "last states"])
+def test_a_recurrent_layer_is_followed_where_steps_come_first(pick):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(6, 5)
+
+        def forward(self, x):
+            return F.relu(self.gru(x.transpose(0, 1))[pick])
+
+    (site,) = list_sites(Recurrent(), torch.randn(4, 7, 6))
+    assert (site.shape, site.channel_axis, site.assumed) == (((7, 5), (1, 5))[pick], 2, False)
+
+
+def test_tokens_folded_into_the_first_axis_are_rows():
+    model = Given(nn.Linear(4, 6), lambda m, x, h: h.flatten(0, 1))
+    found = []
+    look_at_sites(model, [torch.randn(4, 7, 4)], lambda look: found.append(look.x.shape))
+    assert found == [(28, 6)]
+
+
+def test_a_table_that_does_not_come_from_the_input_is_one_row():
+    swin = torchvision.models.get_model("swin_v2_t", weights=None)
+    rows = {}
+    look_at_sites(
+        swin, [torch.randn(2, 3, 32, 32)], lambda look: rows.setdefault(look.place, len(look.x))
+    )
+    assert {n for place, n in rows.items() if "attn" in place} == {1}
+    assert {n for place, n in rows.items() if "attn" not in place} == {2}
+
+
+@pytest.mark.parametrize(
+    ("equation", "axis"), [("bnc->nbc", 1), ("bnc->bcn", 0), ("b n c -> n c b", 2)]
+)
+def test_samples_are_followed_through_an_einsum_also_where_as_many_tokens_fit(equation, axis):
+    class Model(nn.Module):
+        def forward(self, x):
+            return torch.relu(torch.einsum(equation, x))
+
+    x, looks = torch.randn(4, 8, 12), []
+    look_at_sites(Model(), [x], looks.append, reduction="flatten")
+    expected = torch.einsum(equation, x).movedim(axis, 0).flatten(1)
+    torch.testing.assert_close(looks[0].x, expected, rtol=0, atol=0)
+
+
+def test_samples_that_an_einsum_sums_over_are_lost():
+    class Model(nn.Module):
+        def forward(self, x):
+            return torch.relu(torch.einsum("bnc,bmc->nm", x, x))
+
+    with pytest.raises(Undefined, match="which axis holds the samples"):
+        look_at_sites(Model(), [torch.randn(4, 8, 12)], lambda look: None)

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from nlbench.probes.sites.reduce import Unreduced, capture, reduce_site
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (7, 3, 600, 700), (7, 4, 9), (7,)])
+def test_an_activation_gone_through_piece_by_piece_gives_what_it_gives_at_once(shape):
+    x = torch.randn(shape)
+    functions = {"peak": lambda t: t.reshape(len(t), -1).amax(1)}
+    side = capture(x, 1, "spatial", functions)
+    torch.testing.assert_close(side.reduced, reduce_site(x, 1), rtol=1e-5, atol=1e-6)
+    assert torch.equal(side.numbers["peak"], functions["peak"](x))
+
+
+def test_large_activations_are_given_to_functions_some_samples_at_a_time():
+    sizes = []
+
+    def numbers(t):
+        sizes.append(len(t))
+        return t.sum((1, 2))
+
+    capture(torch.zeros(8, 2, 2**18), 1, "spatial", {"sum": numbers})
+    assert sizes == [2, 2, 2, 2]
+
+
+def test_what_a_function_gives_is_kept_though_the_activation_is_overwritten():
+    x = torch.ones(4, 3)
+    side = capture(x, 1, "spatial", {"first": lambda t: t[:, 0]})
+    x.zero_()
+    assert side.numbers["first"].tolist() == [1, 1, 1, 1]
+
+
+def test_an_error_of_a_function_is_raised_where_its_result_is_read():
+    def fails(t):
+        raise ValueError("mine")
+
+    functions = {"fails": fails, "shape": lambda t: t, "sum": lambda t: t.sum(1)}
+    side = capture(torch.ones(4, 3), 1, "spatial", functions)
+    unreduced = Unreduced(side.numbers, side.numbers)
+    with pytest.raises(ValueError, match="mine"):
+        unreduced["fails"]
+    with pytest.raises(ValueError, match="expected one number a sample"):
+        unreduced["shape"]
+    assert unreduced["sum"][0].tolist() == [3, 3, 3, 3]
+    assert list(unreduced.renamed({"mine": "sum"})) == ["mine"]
+    with pytest.raises(KeyError):
+        unreduced["unknown"]
+
+
+def test_half_precision_is_summed_in_single_without_a_copy_of_the_whole():
+    x = torch.full((2, 3, 100, 100), 1.001, dtype=torch.bfloat16)
+    reduced = reduce_site(x, 1)
+    assert reduced.dtype == torch.float32
+    assert torch.equal(reduced, x.float().mean((2, 3)))

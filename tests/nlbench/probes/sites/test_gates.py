@@ -1,0 +1,124 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchvision.ops import SqueezeExcitation
+
+from nlbench.probes.sites.sites import list_sites, look_at_sites
+
+
+class Model(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Conv2d(3, 6, 1), function
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return self.function(self, self.layer(x))
+
+
+def roles(function):
+    return [(s.kind, s.role) for s in list_sites(Model(function), torch.randn(2, 3, 4, 4))]
+
+
+def mean(h):
+    return h.mean((2, 3), keepdim=True)
+
+
+GATES = {
+    "of channels": lambda m, h: h * torch.sigmoid(mean(h)),
+    "on the left": lambda m, h: torch.sigmoid(mean(h)) * h,
+    "in place": lambda m, h: h.mul_(torch.sigmoid(mean(h))),
+    "by name": lambda m, h: torch.multiply(h, F.sigmoid(mean(h))),
+    "arranged": lambda m, h: h * torch.sigmoid(h.mean((2, 3))).view(2, 6, 1, 1).expand_as(h),
+    "indexed": lambda m, h: h * torch.sigmoid(h.mean((2, 3)))[:, :, None, None],
+    "scaled": lambda m, h: h * (2 * torch.sigmoid(mean(h)) + 1),
+    "of two tensors": lambda m, h: [torch.sigmoid(mean(h))] and _twice(torch.sigmoid(mean(h)), h),
+}
+
+
+def _twice(gate, h):
+    return h * gate + torch.cos(h) * gate
+
+
+@pytest.mark.parametrize("function", GATES.values(), ids=GATES)
+def test_a_sigmoid_that_only_multiplies_is_a_gate(function):
+    assert roles(function)[-1] == ("sigmoid", "gate")
+
+
+ACTIVATIONS = {
+    "the last of all": lambda m, h: torch.sigmoid(h),
+    "its own input's": lambda m, h: h * torch.sigmoid(h),
+    "one that goes on": lambda m, h: F.conv2d(torch.sigmoid(h), m.weight[:, :, None, None]),
+    "a product and more": lambda m, h: _product_and_sum(torch.sigmoid(mean(h)), h),
+    "a sum": lambda m, h: h + torch.sigmoid(h),
+    "one that is dropped": lambda m, h: [torch.sigmoid(h), h][1],
+}
+
+
+def _product_and_sum(gate, h):
+    return h * gate + gate
+
+
+@pytest.mark.parametrize("function", ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_a_sigmoid_that_does_something_else_is_an_activation(function):
+    assert roles(function) == [("sigmoid", "activation")]
+
+
+def test_the_gate_of_squeeze_and_excitation_is_labelled():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), SqueezeExcitation(8, 2, scale_activation=nn.Hardsigmoid)
+    )
+    sites = list_sites(model, torch.randn(2, 3, 4, 4))
+    assert [(site.name, site.kind, site.role) for site in sites] == [
+        ("1.activation", "relu", "activation"),
+        ("1.scale_activation", "hardsigmoid", "gate"),
+    ]
+
+
+def test_sites_come_in_order_of_call_though_a_role_is_known_later():
+    def function(m, h):
+        gate = torch.sigmoid(mean(h))
+        h = torch.tanh(torch.relu(h))
+        return torch.relu(h * gate)
+
+    sites = list_sites(Model(function), torch.randn(2, 3, 4, 4))
+    assert [site.kind for site in sites] == ["sigmoid", "relu", "tanh", "relu"]
+    assert [site.index for site in sites] == [0, 1, 2, 3]
+    assert sites[0].role == "gate"
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_a_gated_linear_unit_is_one_gate_from_its_gated_half_to_its_output(dim):
+    looks = []
+    model = nn.Sequential(nn.Conv1d(3, 8, 1), nn.GLU(dim))
+    x = torch.randn(5, 3, 6)
+    look_at_sites(model, [x], looks.append)
+    with torch.no_grad():
+        a, b = model[0](x).chunk(2, dim)
+    (look,) = looks
+    assert (look.place, look.site.kind, look.site.role) == ("1", "glu", "gate")
+    torch.testing.assert_close(look.x, a.mean(2))
+    torch.testing.assert_close(look.y, (a * torch.sigmoid(b)).mean(2))
+
+
+def test_a_sigmoid_that_is_scaled_by_a_parameter_is_an_activation():
+    assert roles(lambda m, h: torch.sigmoid(h) * m.weight[0, :, None, None] + 1) == [
+        ("sigmoid", "activation")
+    ]
+
+
+def test_what_becomes_of_a_product_in_the_gates_own_place_is_not_the_gates_use():
+    def function(m, h):
+        gate = torch.sigmoid(mean(h)).repeat(1, 1, *h.shape[2:])
+        return torch.tanh(gate.mul_(h))
+
+    assert roles(function) == [("sigmoid", "gate"), ("tanh", "activation")]
+
+
+def test_a_gate_that_the_model_keeps_is_one_all_the_same():
+    def function(m, h):
+        m.kept = torch.sigmoid(mean(h))
+        return torch.relu(h * m.kept)
+
+    assert roles(function) == [("sigmoid", "gate"), ("relu", "activation")]

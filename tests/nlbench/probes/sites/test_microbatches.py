@@ -1,0 +1,199 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import Undefined
+from nlbench.probes.budget import bytes_a_sample
+from nlbench.probes.sites.microbatches import is_out_of_memory, part_sizes
+from nlbench.probes.sites.sites import FOUND, look_at_sites
+
+OUT_OF_MEMORY = {
+    "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "of the machine": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    "of Python": MemoryError(),
+}
+
+
+class Limited(nn.Module):
+    """Runs out of memory halfway for more than so many samples; in float64, so that how many
+    samples there are shows in no digit that is compared."""
+
+    def __init__(self, most, error=OUT_OF_MEMORY["of a GPU"]):
+        super().__init__()
+        self.most, self.error, self.sizes = most, error, []
+        self.first, self.second = nn.Linear(6, 8).double(), nn.Linear(8, 8).double()
+        self.table = nn.Parameter(torch.randn(1, 8).double())
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        x = torch.relu(self.first(x))
+        if len(x) > self.most:
+            raise self.error
+        return torch.tanh(self.second(x)) + torch.sigmoid(self.table)
+
+
+def looks_of(model, *batches, **options):
+    looks = []
+    look_at_sites(model, batches, looks.append, **options)
+    return looks
+
+
+@pytest.mark.parametrize("most", [20, 3, 1])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+def test_a_batch_that_does_not_fit_is_run_in_parts_and_shown_as_a_whole(most, error):
+    model = Limited(1000, error)
+    batches = [torch.randn(50, 6).double(), torch.randn(30, 6).double()]
+    functions = {"peak": lambda x: x.amax(1)}
+    expected = looks_of(model, *batches, functions=functions)
+    model.most, model.sizes = most, []
+    found = looks_of(model, *batches, functions=functions)
+    assert max(model.sizes) > most
+    assert [(a.site, a.batch) for a in found] == [(b.site, b.batch) for b in expected]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.x, b.x, rtol=1e-14, atol=1e-14)
+        torch.testing.assert_close(a.y, b.y, rtol=1e-14, atol=1e-14)
+        for mine, theirs in zip(a.unreduced["peak"], b.unreduced["peak"], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
+
+
+def test_the_size_that_fits_is_remembered_and_tried_first():
+    model, found = Limited(20), {}
+    x = torch.randn(64, 6).double()
+    looks_of(model, x, x, found=found)
+    assert found == {FOUND: 16}
+    assert max(model.sizes[-5:]) == 13
+    model.sizes.clear()
+    looks_of(model, x, found=found)
+    assert max(model.sizes) == 13
+
+
+def test_a_table_that_does_not_come_from_the_input_is_one_row_also_in_parts():
+    looks = looks_of(Limited(4), torch.randn(16, 6).double())
+    assert {look.place: len(look.x) for look in looks} == {"relu": 16, "tanh": 16, "sigmoid": 1}
+
+
+def test_a_single_sample_that_does_not_fit_is_an_error():
+    with pytest.raises(torch.OutOfMemoryError):
+        looks_of(Limited(0), torch.randn(4, 6).double())
+
+
+def test_another_error_of_the_model_is_not_tried_again():
+    model = Limited(1, RuntimeError("size mismatch"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        looks_of(model, torch.randn(4, 6).double())
+    assert model.sizes == [4]
+
+
+def test_a_given_memory_decides_the_size_of_the_parts():
+    model, x = Limited(1000), torch.randn(64, 6).double()
+    expected = looks_of(model, x)
+    model.sizes.clear()
+    needed = bytes_a_sample(model.eval(), x[:2])
+    found = {}
+    looks = looks_of(model, x, memory=10 * needed, found=found)
+    assert found == {FOUND: 10}
+    assert max(model.sizes) == 10
+    for a, b in zip(looks, expected, strict=True):
+        torch.testing.assert_close(a.y, b.y, rtol=1e-14, atol=1e-14)
+
+
+def test_a_model_whose_samples_are_lost_is_refused_in_parts_too():
+    class Lost(Limited):
+        def forward(self, x):
+            return torch.relu(torch.rot90(super().forward(x), 1, (0, 1)))
+
+    for most, tokens in ((1000, 7), (2, 7), (2, 8), (1, 7)):
+        whole = torch.randn(16, tokens, 6).double()
+        with pytest.raises(Undefined, match=r"its first axis|which axis holds the samples"):
+            looks_of(Lost(most), whole)
+
+
+def test_a_model_that_calls_other_activations_for_other_samples_is_refused_in_parts():
+    class Choosing(Limited):
+        def forward(self, x):
+            is_low = x[0, 0] < 0
+            x = super().forward(x)
+            return torch.relu(x) if is_low else torch.tanh(x)
+
+    x = torch.linspace(-1, 1, 16 * 6).reshape(16, 6).double()
+    with pytest.raises(Undefined, match=r"which axis holds|other activations for some samples"):
+        looks_of(Choosing(4), x)
+
+
+def test_only_an_error_of_memory_is_taken_for_one():
+    assert all(is_out_of_memory(error) for error in OUT_OF_MEMORY.values())
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_parts_hold_all_samples_fit_and_differ_in_size(samples, most):
+    sizes = part_sizes(samples, most)
+    assert sum(sizes) == samples
+    assert len(sizes) <= -(-samples // most) + 1
+    assert max(sizes) <= most
+    assert min(sizes) > 0
+    assert len(sizes) == 1 or most == 1 or len(set(sizes)) > 1
+
+
+def test_what_a_sample_takes_grows_with_what_the_layers_make():
+    wide, narrow = (nn.Sequential(nn.Linear(4, n), nn.Tanh()) for n in (4000, 40))
+    ratio = bytes_a_sample(wide, torch.zeros(1, 4)) / bytes_a_sample(narrow, torch.zeros(1, 4))
+    assert 50 < ratio < 110
+
+
+class Written(nn.Module):
+    """An activation written out, which runs out of memory on its way for more than so many."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, x):
+        x = x.clamp(min=0)
+        if len(x) > self.most:
+            raise OUT_OF_MEMORY["of a GPU"]
+        return 2 * x
+
+
+@pytest.mark.parametrize(("most", "memory"), [(3, None), (1000, 10**6), (1000, 1)])
+def test_a_handwritten_activation_stays_one_after_an_error_or_a_run_beforehand(most, memory):
+    model = nn.Sequential(nn.Linear(6, 8), Written(most), nn.ReLU())
+    looks = looks_of(model, torch.randn(8, 6), memory=memory)
+    assert [(look.place, len(look.x)) for look in looks] == [("1", 8), ("2", 8)]
+
+
+class Standardised(nn.Module):
+    def forward(self, x):
+        return torch.relu(x - x.mean(0))
+
+
+BATCHWIDE = {
+    "the statistics of a batch": nn.Sequential(
+        nn.BatchNorm1d(6, track_running_stats=False), nn.ReLU()
+    ),
+    "a mean over the samples": nn.Sequential(Standardised()),
+}
+
+
+@pytest.mark.parametrize("model", BATCHWIDE.values(), ids=BATCHWIDE)
+def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(model):
+    x = torch.randn(8, 6)
+    assert len(looks_of(model, x)) == 1
+    with pytest.raises(Undefined, match=r"in (0|the model) computes with all samples of a batch"):
+        looks_of(model, x, found={FOUND: 4})
+
+
+def test_a_network_that_drops_a_single_samples_axis_can_be_given_a_memory():
+    class Squeezing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.linear = nn.Conv2d(3, 6, 3), nn.Linear(6, 5)
+
+        def forward(self, x):
+            x = torch.relu(self.conv(x)).mean((2, 3), keepdim=True).squeeze()
+            return torch.log_softmax(self.linear(x), 1)
+
+    assert len(looks_of(Squeezing(), torch.randn(8, 3, 5, 5), memory=10**6)) == 1

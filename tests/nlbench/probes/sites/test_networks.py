@@ -1,0 +1,160 @@
+"""Sites of the networks people use, against the activation kernels that each of them calls."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nlbench.probes.model_state import without_fast_path
+from nlbench.probes.sites.sites import list_sites, look_at_sites, remark_on_channels
+
+KERNELS = {
+    "celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish",
+    "prelu", "relu", "selu", "sigmoid", "silu", "softplus", "tanh",
+}  # fmt: skip
+
+
+def count_activations(model, example):
+    """Activation kernels in their order, as PyTorch dispatches them."""
+    counted = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__.removesuffix("_")
+            if name in KERNELS:
+                counted.append(name)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Count():
+        model.eval()(example)
+    return counted
+
+
+class WithoutValues(TorchFunctionMode):
+    """Parameters get a shape only, so that networks of any size are built and run at once."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def shape_only(build, size):
+    with WithoutValues():
+        model = build()
+    return model.to("meta"), torch.empty(2, 3, size, size, device="meta")
+
+
+def torchvision_model(name):
+    known = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    return torchvision.models.get_model(name, weights=None, **known)
+
+
+def assert_sites_are_the_kernels(model, example):
+    sites = list_sites(model, example)
+    kinds = [site.kind.replace("relu6", "hardtanh") for site in sites]
+    assert kinds == count_activations(model, example)
+    assert len({site.name for site in sites}) == len(sites)
+    modules = dict(model.named_modules())
+    places = [site.name.partition(":")[0].partition("/") for site in sites]
+    assert all(
+        path in modules or (path == site.kind and not call)
+        for (path, _, call), site in zip(places, sites, strict=True)
+    )
+    return sites
+
+
+@pytest.mark.parametrize("name", torchvision.models.list_models(module=torchvision.models))
+def test_sites_of_every_torchvision_classifier_are_the_kernels_it_calls(name):
+    size = 299 if name == "inception_v3" else 224
+    sites = assert_sites_are_the_kernels(*shape_only(lambda: torchvision_model(name), size))
+    assert remark_on_channels(sites) == ""
+    gates = {site.kind for site in sites if site.role == "gate"}
+    has_gates = name.startswith(("efficientnet", "maxvit", "mobilenet_v3", "regnet_y"))
+    assert gates == ({"hardsigmoid" if "mobilenet" in name else "sigmoid"} if has_gates else set())
+
+
+# Family, number of sites, where the channels are, and kinds that are written out by hand.
+TIMM = {
+    "vit_tiny_patch16_224": (12, {2}),
+    "swin_tiny_patch4_window7_224": (12, {2}),
+    "swinv2_tiny_window8_256": (36, {2, 3}),
+    "convnext_atto": (12, {1}),
+    "convnext_tiny.in12k": (18, {3}),
+    "mixer_s32_224": (16, {2}),
+    "mobilenetv3_small_050": (42, {1}),
+    "efficientnet_b0": (65, {1}),
+    "maxvit_tiny_tf_224": (68, {1, 3}),
+    "regnety_002": (66, {1}),
+    "dm_nfnet_f0": (76, {1}),
+    "edgenext_xx_small": (12, {3}),
+    "gmlp_ti16_224": (30, {2}),
+    "resmlp_12_224": (12, {2}),
+    "ghostnet_050": (49, {1}),
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_sites_of_timm_networks_are_the_kernels_they_call(name):
+    timm = pytest.importorskip("timm")
+    size = 256 if "256" in name else 224
+    sites = assert_sites_are_the_kernels(*shape_only(lambda: timm.create_model(name), size))
+    assert (len(sites), {site.channel_axis for site in sites}) == TIMM[name]
+    assert remark_on_channels(sites) == ""
+
+
+def test_a_handwritten_gelu_of_timm_is_one_site_a_block():
+    timm = pytest.importorskip("timm")
+    name = "vit_base_patch32_clip_quickgelu_224"
+    sites = list_sites(*shape_only(lambda: timm.create_model(name), 224))
+    assert [site.name for site in sites] == [f"blocks.{block}.mlp.act" for block in range(12)]
+    assert {site.kind for site in sites} == {"quickgelu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("alexnet", 64),
+        ("resnet18", 32),
+        ("googlenet", 32),
+        ("mobilenet_v3_small", 32),
+        ("shufflenet_v2_x0_5", 32),
+        ("squeezenet1_1", 32),
+        ("regnet_y_400mf", 32),
+        ("vit_b_32", 224),
+        ("swin_t", 32),
+        ("convnext_tiny", 32),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_a_network_that_is_looked_at_gives_its_output_bit_for_bit(name, size):
+    model, x = torchvision_model(name).eval(), torch.randn(2, 3, size, size)
+    outputs, looks = [], []
+    with torch.no_grad():
+        expected = model(x)
+    hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    look_at_sites(model, [x], looks.append, functions={"sum": lambda t: t.flatten(1).sum(1)})
+    hook.remove()
+    assert torch.equal(outputs[0], expected)
+    assert len(looks) == len(count_activations(model, x))
+
+
+def test_all_activations_of_a_transformer_are_seen_in_order():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.transformer = nn.Transformer(8, 2, 2, 2, 16, batch_first=True)
+
+        def forward(self, x):
+            return self.transformer(x, x)
+
+    with without_fast_path():
+        sites = assert_sites_are_the_kernels(Model(), torch.randn(3, 5, 8))
+    assert [site.name for site in sites] == [
+        f"transformer.{part}.layers.{layer}/relu"
+        for part in ("encoder", "decoder")
+        for layer in (0, 1)
+    ]

@@ -1,0 +1,138 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import RequestError
+from nlbench.probes.sites.select import Picker, Selection
+from nlbench.probes.sites.sites import look_at_sites
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    kind: str = "relu"
+    role: str = "activation"
+
+
+SITES = [
+    Named("stem.act"),
+    Named("layer1.0.relu"),
+    Named("layer1.0.relu:1"),
+    Named("layer1.0.se.gate", "sigmoid", "gate"),
+    Named("layer2.0.relu"),
+    Named("layer2.0.act", "gelu"),
+]
+
+
+def chosen(text, sites=SITES):
+    picker = Picker(Selection.parse(text))
+    return [site.name for site in sites if picker.takes(site)]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("*", [0, 1, 2, 3, 4, 5]),
+        ("", [0, 1, 2, 3, 4, 5]),
+        ("layer1.*", [1, 2, 3]),
+        ("layer1.0.relu:1", [2]),
+        ("layer1.0.relu:*", [2]),
+        ("kind:gelu", [5]),
+        ("role:gate", [3]),
+        ("every:2", [0, 2, 4]),
+        ("kind:relu+every:2", [0, 2]),
+        ("every:2 + kind:relu", [0, 2]),
+        ("stem.*, role:gate", [0, 3]),
+        ("layer*+kind:relu,kind:gelu", [1, 2, 4, 5]),
+        ("layer1.*+role:activation", [1, 2]),
+    ],
+)
+def test_a_selection_takes_what_it_says(text, numbers):
+    assert chosen(text) == [SITES[number].name for number in numbers]
+
+
+@given(st.integers(1, 9), st.integers(0, 30))
+def test_every_k_takes_the_first_and_each_kth_after_it(k, count):
+    sites = [Named(f"act{number}") for number in range(count)]
+    assert chosen(f"every:{k}", sites) == [site.name for site in sites[::k]]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("every:0", "expected every:K, K at least 1"),
+        ("every:x", "expected every:K, K at least 1"),
+        ("kind:", "can't read 'kind:'"),
+        ("role:gates", "unknown role 'gates'; did you mean 'gate'"),
+        ("knd:relu", "can't read 'knd:relu'.*did you mean 'kind'"),
+        ("kind=relu", "can't read 'kind=relu', expected .* kind:KIND"),
+        ("every=2", "can't read 'every=2', expected .* every:K"),
+        ("a++b", "can't read 'a\\+\\+b'"),
+    ],
+)
+def test_what_can_not_be_read_is_refused_in_one_line(text, says):
+    with pytest.raises(RequestError, match=says):
+        Selection.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("layr1.0.relu", "'layr1.0.relu' matches none of the 6 sites; did you mean"),
+        ("*, kind:glu", "'kind:glu' matches none of the 6 sites; did you mean 'gelu'"),
+        ("role:attention", "'role:attention' matches none.*only with sites.attention=true"),
+    ],
+)
+def test_what_matches_nothing_is_refused_by_name(text, says):
+    with pytest.raises(RequestError, match=says):
+        Selection.parse(text).check(SITES)
+
+
+@pytest.mark.parametrize("select", ["2, 1", "kind:relu", "every:2", "role:activation+every:3"])
+def test_only_the_sites_that_are_selected_are_shown_batch_after_batch(select):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Tanh(), nn.ReLU(), nn.SiLU())
+    batches = [torch.randn(8, 4), torch.randn(8, 4)]
+    everything, some = [], []
+    look_at_sites(model, batches, everything.append)
+    look_at_sites(model, batches, some.append, select=select)
+    names = chosen(select, [look.site for look in everything[:4]])
+    expected = [look for look in everything if look.place in names]
+    assert [(a.site, a.batch) for a in some] == [(b.site, b.batch) for b in expected]
+    assert all(torch.equal(a.y, b.y) for a, b in zip(some, expected, strict=True))
+
+
+def test_a_selection_of_handwritten_activations_holds_in_later_batches():
+    class Swish(nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(x)
+
+    class Wrapped(nn.Module):
+        def forward(self, x):
+            return torch.relu(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), Swish(), nn.ReLU(), Wrapped())
+    looks = []
+    look_at_sites(model, [torch.randn(8, 4)] * 3, looks.append, select="1,3")
+    assert [look.place for look in looks] == ["1", "3"] * 3
+
+
+@pytest.mark.parametrize(
+    ("select", "names"), [("kind:relu6", ["1"]), ("kind:relu", ["2"]), ("kind:swish", ["3"])]
+)
+def test_a_kind_that_only_the_module_tells_can_be_selected(select, names):
+    class Scaled(nn.Module):
+        def forward(self, x):
+            return torch.relu(x) * 1.7
+
+    class Swish(nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU6(), Scaled(), Swish())
+    looks = []
+    look_at_sites(model, [torch.randn(8, 4)] * 2, looks.append, select=select)
+    assert [look.place for look in looks] == names * 2

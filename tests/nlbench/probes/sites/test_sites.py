@@ -1,0 +1,241 @@
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+from nlbench.probes.sites.sites import (
+    ACTIVATION_MODULES,
+    list_sites,
+    look_at_sites,
+    remark_on_channels,
+)
+
+
+def looks_of(model, *batches, **options):
+    looks = []
+    look_at_sites(model, batches, looks.append, **options)
+    return looks
+
+
+def names_of(model, example):
+    return [site.name for site in list_sites(model, example)]
+
+
+class Net(nn.Module):
+    """Activations called in every way there is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.relu = nn.ReLU(inplace=True)
+        self.block = nn.Sequential(nn.Linear(6, 6), nn.SiLU(inplace=True))
+
+    def forward(self, x):
+        x = self.relu(self.first(x))
+        x = self.block(x)
+        x = F.gelu(self.block[0](x))
+        x = self.relu(x - 0.1)
+        x = x.tanh_()
+        x = torch.sigmoid(x - 0.2)
+        return F.relu(input=x - 0.5, inplace=True)
+
+
+def test_every_way_of_calling_is_one_site_in_order_of_call():
+    sites = list_sites(Net(), torch.randn(5, 4))
+    assert [(site.name, site.kind) for site in sites] == [
+        ("relu", "relu"),
+        ("block.1", "silu"),
+        ("gelu", "gelu"),
+        ("relu:1", "relu"),
+        ("tanh", "tanh"),
+        ("sigmoid", "sigmoid"),
+        ("relu:2", "relu"),
+    ]
+    assert [site.index for site in sites] == list(range(7))
+
+
+def test_a_functional_call_in_a_submodule_is_named_after_it():
+    class Basic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return F.relu(self.fc(x), inplace=True)
+
+    model = nn.Sequential()
+    model.add_module("branch", Basic())
+    assert names_of(model, torch.randn(2, 4)) == ["branch/relu"]
+
+
+def test_the_model_itself_may_be_an_activation():
+    assert names_of(nn.GELU(), torch.randn(2, 4)) == ["gelu"]
+
+
+@pytest.mark.parametrize("kind", ACTIVATION_MODULES, ids=lambda kind: kind.__name__)
+def test_each_activation_module_is_one_site_with_its_own_input_and_output(kind):
+    arguments = (0.0, 0.0) if kind is nn.Threshold else ()
+    module, x = kind(*arguments), torch.randn(6, 3)
+    (look,) = looks_of(nn.Sequential(module), x)
+    with torch.no_grad():
+        expected = module.eval()(x)
+    assert look.place == "0"
+    torch.testing.assert_close(look.x, x)
+    torch.testing.assert_close(look.y, expected)
+
+
+def test_relu6_is_one_site_of_its_own_kind():
+    (site,) = list_sites(nn.Sequential(nn.ReLU6()), torch.randn(2, 3))
+    assert site.kind == "relu6"
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.SiLU, nn.Hardswish, nn.LeakyReLU, nn.ELU])
+def test_an_in_place_activation_keeps_its_input_and_is_applied_once(kind):
+    model = nn.Sequential(nn.Linear(4, 8), kind(inplace=True), nn.Linear(8, 3))
+    x = torch.randn(16, 4)
+    with torch.no_grad():
+        before = model(x)
+        pre_activation = model[0](x)
+        seen = []
+        outputs = []
+        hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
+        look_at_sites(model, [x], seen.append)
+        hook.remove()
+    torch.testing.assert_close(seen[0].x, pre_activation, rtol=0, atol=0)
+    torch.testing.assert_close(outputs[0], before, rtol=0, atol=0)
+
+
+def test_a_transformer_is_the_same_bit_for_bit_as_without_its_fused_path():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(3, 5, 8)
+    outputs, was_on = [], []
+    torch.backends.mha.set_fastpath_enabled(False)
+    with torch.no_grad():
+        expected = model(x)
+    torch.backends.mha.set_fastpath_enabled(True)
+
+    def note(module, args, output):
+        outputs.append(output)
+        was_on.append(torch.backends.mha.get_fastpath_enabled())
+
+    hook = model.register_forward_hook(note)
+    look_at_sites(model, [x], lambda look: None)
+    hook.remove()
+    assert torch.equal(outputs[0], expected)
+    assert was_on == [False]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_constant_that_is_an_activation_is_one_row_whatever_its_shape():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+            self.table, self.scale = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            table = torch.sigmoid(16 * self.table).sum(0)
+            return torch.relu(self.layer(x)) * table * torch.tanh(self.scale)
+
+    looks = looks_of(Model(), torch.randn(6, 4))
+    assert [(look.site.kind, len(look.x)) for look in looks] == [
+        ("sigmoid", 1),
+        ("relu", 6),
+        ("tanh", 1),
+    ]
+
+
+def test_a_sine_of_positions_is_no_activation():
+    class Encoded(nn.Module):
+        def forward(self, x):
+            positions = torch.sin(torch.arange(4.0)[None] / 10)
+            return torch.sin(x + positions)
+
+    (site,) = list_sites(Encoded(), torch.randn(3, 4))
+    assert site.name == "sin"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_functional_and_repeated_calls_bear_the_names_of_the_design():
+    resnet = torchvision.models.resnet18(weights=None)
+    assert names_of(resnet, torch.randn(1, 3, 32, 32))[:4] == [
+        "relu",
+        "layer1.0.relu",
+        "layer1.0.relu:1",
+        "layer1.1.relu",
+    ]
+    inception = torchvision.models.inception_v3(weights=None, init_weights=False)
+    assert "Mixed_5b.branch1x1/relu" in names_of(inception, torch.randn(1, 3, 80, 80))
+
+
+def test_the_activations_of_a_transformer_layer_are_seen_in_evaluation_too():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu").eval()
+    (site,) = list_sites(layer, torch.randn(2, 5, 8))
+    assert (site.kind, site.shape, site.channel_axis) == ("gelu", (5, 16), 2)
+
+
+def test_the_input_is_not_changed_by_a_first_layer_that_works_in_place():
+    x = torch.randn(4, 3)
+    before = x.clone()
+    looks = looks_of(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), x)
+    torch.testing.assert_close(looks[0].x, before, rtol=0, atol=0)
+    torch.testing.assert_close(x, before, rtol=0, atol=0)
+
+
+def test_batches_are_numbered_and_samples_counted():
+    looks = []
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    batches = [torch.randn(5, 3), torch.randn(2, 3)]
+    assert look_at_sites(model, batches, looks.append) == 7
+    assert [(look.batch, len(look.x)) for look in looks] == [(0, 5), (1, 2)]
+
+
+def test_no_full_activation_is_kept():
+    """What the listener gets of a spatial activation is small and refers to no big storage."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    (look,) = looks_of(model, torch.randn(4, 3, 32, 32))
+    for side in (look.x, look.y):
+        assert side.untyped_storage().nbytes() == 4 * 8 * 4
+
+
+def test_half_precision_activations_are_reduced_in_single():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).bfloat16()
+    (look,) = looks_of(model, torch.randn(4, 3, 8, 8, dtype=torch.bfloat16))
+    assert look.x.dtype == torch.float32
+
+
+def test_a_reader_is_told_where_the_channel_axis_is_assumed():
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
+    sites = list_sites(model, torch.randn(2, 3, 5, 5))
+    assert [site.assumed for site in sites] == [True, False]
+    assert remark_on_channels(sites) == "channel axis not known, assumed: 0 (axis 1)"
+    assert remark_on_channels(sites[1:]) == ""
+
+
+def test_a_copy_of_a_model_has_the_same_sites():
+    model = Net()
+    assert names_of(copy.deepcopy(model), torch.randn(2, 4)) == names_of(model, torch.randn(2, 4))
+
+
+def test_a_hook_that_raises_before_a_module_does_not_shift_the_names_of_others():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.broken, self.act = nn.Identity(), nn.ReLU()
+            self.broken.register_forward_pre_hook(self.fail)
+
+        @staticmethod
+        def fail(module, args):
+            raise ValueError("not today")
+
+        def forward(self, x):
+            with contextlib.suppress(ValueError):
+                x = self.broken(x)
+            return torch.tanh(self.act(x))
+
+    outer = nn.Sequential(Model())
+    assert [site.name for site in list_sites(outer, torch.zeros(2, 3))] == ["0.act", "0/tanh"]

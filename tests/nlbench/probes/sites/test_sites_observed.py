@@ -1,0 +1,226 @@
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.errors import RequestError
+from nlbench.measure import Measure, Reading, site_measure
+from nlbench.probes import PROBES
+from nlbench.probes.sites import sites
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.ReLU(inplace=True), nn.Conv2d(6, 4, 3), nn.SiLU(inplace=True)
+    )
+
+
+def settings(**given):
+    return {name: option.default for name, option in PROBES["sites"].options.items()} | given
+
+
+def share_positive(x):
+    return (x.flatten(1) > 0).float().mean(1)
+
+
+class Positive(Measure):
+    """Share of positive entries, before and after."""
+
+    probe = "sites"
+    unreduced = {"positive": share_positive}  # noqa: RUF012
+
+    def start(self):
+        self.found = {}
+
+    def update(self, look):
+        assert list(look.unreduced) == ["positive"]
+        before, after = look.unreduced["positive"]
+        self.found[look.place] = float(after.mean() - before.mean())
+
+    def finish(self):
+        return Reading.of(self.found)
+
+
+class AlsoPositive(Positive):
+    """The same function under another name."""
+
+    unreduced = {"share": share_positive}  # noqa: RUF012
+
+    def update(self, look):
+        self.found[look.place] = float(look.unreduced["share"][0].mean())
+
+
+class Failing(Positive):
+    """A function that can't be computed."""
+
+    unreduced = {"positive": lambda x: 1 / 0}  # noqa: RUF012
+
+
+def test_a_measure_gets_numbers_of_the_whole_tensors_from_before_and_after_the_call():
+    network, x = model(), torch.randn(20, 3, 8, 8)
+    result = nlbench.evaluate(network, x, [Positive])
+    with torch.no_grad():
+        h = network[0](x)
+        g = network[2](h.relu())
+    change = share_positive(h.relu()).mean() - share_positive(h).mean()
+    assert result["positive"].values[0].statistics["value"] == pytest.approx(
+        float(change), abs=1e-6
+    )
+    change = share_positive(nn.functional.silu(g)).mean() - share_positive(g).mean()
+    assert result["positive"].values[1].statistics["value"] == pytest.approx(
+        float(change), abs=1e-6
+    )
+
+
+def test_measures_that_declare_one_function_share_its_result(monkeypatch):
+    calls = []
+
+    def counted(x):
+        calls.append(len(x))
+        return share_positive(x)
+
+    monkeypatch.setattr(Positive, "unreduced", {"positive": counted})
+    monkeypatch.setattr(AlsoPositive, "unreduced", {"share": counted})
+    result = nlbench.evaluate(model(), torch.randn(20, 3, 8, 8), [Positive, AlsoPositive, "r2"])
+    assert [record.reading.status for record in result.records] == ["ok"] * 3
+    assert len(calls) == 4
+
+
+def test_a_function_that_fails_concerns_only_the_measure_that_declares_it():
+    result = nlbench.evaluate(model(), torch.randn(20, 3, 8, 8), [Failing, Positive])
+    assert [record.reading.status for record in result.records] == ["failed", "ok"]
+    assert "ZeroDivisionError" in result["failing"].reason
+
+
+def test_the_numbers_are_the_same_beside_the_forward_pass_and_in_turn(monkeypatch):
+    x = torch.randn(300, 3, 8, 8)
+    found = []
+    for beside in (True, False):
+        monkeypatch.setattr(sites, "overlap_pays", lambda device, beside=beside: beside)
+        run = nlbench.evaluate(model(), x, ["affinity", "cka", "r2"], settings={"sites.batch": 32})
+        found.append(run.scores)
+    assert found[0].equals(found[1])
+
+
+def test_a_run_of_selected_sites_says_how_many_there_were():
+    result = nlbench.evaluate(
+        model(), torch.randn(20, 3, 8, 8), ["r2"], settings={"sites.select": "kind:silu"}
+    )
+    assert [value.place for value in result["r2"].values] == ["3"]
+    assert result.records[0].probe["sites"] == 1
+
+
+def test_a_selection_that_matches_nothing_is_one_line():
+    result = nlbench.evaluate(
+        model(), torch.randn(20, 3, 8, 8), ["r2"], settings={"sites.select": "kind:gelu"}
+    )
+    assert result["r2"].status == "failed"
+    assert "'kind:gelu' matches none of the 2 sites" in result["r2"].reason
+
+
+def test_a_selection_that_can_not_be_read_is_refused_before_anything_runs():
+    with pytest.raises(RequestError, match="expected every:K"):
+        sites.steps(100, settings(select="every:many"))
+    assert sites.steps(100, settings(batch=30)) == 4
+
+
+def test_activations_inside_a_fused_kernel_are_said_to_be_unseen():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 5, batch_first=True)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    record = nlbench.evaluate(Recurrent(), torch.randn(8, 3, 4), ["r2"]).records[0]
+    assert record.probe["unseen"] == ["lstm of lstm"]
+    assert "but for those inside lstm of lstm" in record.reading.reason
+
+
+def test_a_network_that_runs_out_of_memory_gets_the_scores_of_the_whole_batch():
+    class Limited(nn.Module):
+        def __init__(self, most):
+            super().__init__()
+            self.network, self.most = model().double(), most
+
+        def forward(self, x):
+            x = self.network[:2](x)
+            if len(x) > self.most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return self.network[2:](x)
+
+    x = torch.randn(100, 3, 8, 8).double()
+    measures = ["affinity", "cka", "r2", "norm", "entropy"]
+    whole, parts = (nlbench.evaluate(Limited(most), x, measures).scores for most in (1000, 7))
+    assert list(whole.place) == list(parts.place)
+    assert list(whole.status) == list(parts.status)
+    assert set(whole.status) == {"ok"}
+    assert parts.value.to_numpy() == pytest.approx(whole.value.to_numpy(), rel=1e-9, abs=1e-12)
+
+
+def test_batches_are_as_many_and_as_large_as_the_option_says():
+    sizes = []
+
+    @site_measure()
+    def size(x, y):
+        """Samples of a batch."""
+        sizes.append(len(x))
+        return 0.0
+
+    nlbench.evaluate(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        (torch.randn(n, 4) for n in (5, 90, 1, 33, 71)),
+        [size],
+        settings={"sites.batch": 50},
+    )
+    assert sizes == [50, 50, 50, 50]
+
+
+class Drawing(Measure):
+    """Sums what it draws itself, slowly, and what the network gave."""
+
+    probe = "sites"
+
+    def start(self):
+        self.found = {}
+
+    def update(self, look):
+        drawn = float(torch.rand(1, dtype=torch.float64))
+        time.sleep(0.002)
+        drawn += float(torch.rand(1, dtype=torch.float64)) + float(look.y.mean())
+        self.found[look.place] = self.found.get(look.place, 0.0) + drawn
+
+    def finish(self):
+        return Reading.of(self.found)
+
+
+def test_a_network_and_a_measure_that_both_draw_do_not_disturb_each_other(monkeypatch):
+    class Noisy(nn.Module):
+        def forward(self, x):
+            for _ in range(4):
+                x = torch.relu(x + torch.randn_like(x))
+            return x
+
+    found = []
+    for beside in (True, False):
+        monkeypatch.setattr(sites, "overlap_pays", lambda device, beside=beside: beside)
+        options = {"sites.batch": 8}
+        torch.manual_seed(0)
+        run = nlbench.evaluate(Noisy(), torch.ones(64, 5), [Drawing], settings=options)
+        found.append(run.scores)
+    assert found[0].equals(found[1])
+
+
+def test_a_network_that_draws_nothing_goes_on_beside_the_measures_from_the_second_batch(
+    monkeypatch,
+):
+    room = []
+    monkeypatch.setattr(sites, "overlap_pays", lambda device: True)
+    monkeypatch.setattr(sites.Background, "let_wait", lambda self, most: room.append(most))
+    options = {"sites.batch": 8}
+    nlbench.evaluate(model(), torch.randn(32, 3, 8, 8), [Drawing, "r2"], settings=options)
+    assert room == [sites.WAITING]

@@ -1,0 +1,184 @@
+"""Networks that people use trace without change; those that aren't piecewise affine are refused."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+import torchvision.models as zoo
+from torch import nn
+from torch.autograd import forward_ad
+
+from nlbench.errors import UnsupportedOperation
+from nlbench.probes.lines.lines import trace_segment, traceable
+from nlbench.probes.lines.program import double_copy
+
+from segments import on_segment, outputs
+
+PLAIN = {"num_classes": 10}
+SHALLOW = {**PLAIN, "block": zoo.resnet.Bottleneck, "layers": [1, 1, 1, 1]}
+UNSET = {"num_classes": 10, "init_weights": False}
+
+# Of each family one, of those that are wide a shallow one: its options, the size of its images,
+# the length of the segment.
+FAMILIES = {
+    "alexnet": (PLAIN, 64, 1e-3),
+    "vgg11": (UNSET, 32, 1e-4),
+    "vgg11_bn": (UNSET, 32, 2e-4),
+    "resnet18": (PLAIN, 32, 1e-3),
+    "wide_resnet": ({**SHALLOW, "width_per_group": 128}, 32, 4e-4),
+    "resnext": ({**SHALLOW, "groups": 32, "width_per_group": 4}, 32, 5e-4),
+    "densenet": ({**PLAIN, "growth_rate": 16, "block_config": (3, 4, 5, 3)}, 32, 5e-4),
+    "googlenet": (UNSET, 32, 5e-4),
+    "inception_v3": (UNSET, 75, 1e-4),
+    "squeezenet1_1": (PLAIN, 32, 5e-4),
+    "shufflenet_v2_x0_5": (PLAIN, 32, 2e-3),
+    "mobilenet_v2": ({"num_classes": 10, "width_mult": 0.35}, 32, 2e-3),
+    "mnasnet0_5": (PLAIN, 32, 2e-3),
+    "regnet_x_400mf": (PLAIN, 32, 1e-3),
+}
+CLASSES = {"wide_resnet": zoo.ResNet, "resnext": zoo.ResNet, "densenet": zoo.DenseNet}
+
+
+def build(name, options):
+    """A network whose batch norms have statistics of their own, and units of either sign."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name in CLASSES:
+            net = CLASSES[name](**options).eval()
+        elif name.startswith(("vgg", "alexnet")):
+            net = narrowed(name, options).eval()
+        else:
+            net = getattr(zoo, name)(weights=None, **options).eval()
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 2)
+                module.bias.normal_(0, 0.1)
+    return net
+
+
+def narrowed(name, options, width=64):
+    """A network without the hundred million weights of its classifier's hidden layers."""
+    with torch.device("meta"):
+        net = getattr(zoo, name)(weights=None, **options)
+        layers = [i for i, m in enumerate(net.classifier) if isinstance(m, nn.Linear)]
+        widths = [net.classifier[layers[0]].in_features, width, width, options["num_classes"]]
+        for layer, sizes in zip(layers, itertools.pairwise(widths), strict=True):
+            net.classifier[layer] = nn.Linear(*sizes)
+    net.to_empty(device="cpu")
+    for module in net.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(module.weight)
+    return net
+
+
+def slopes(net, start, end, t):
+    """The network's derivative along the segment, by PyTorch's own differentiation."""
+    twin = double_copy(net)
+    found = []
+    for point in on_segment(start, end, t):
+        with torch.no_grad(), forward_ad.dual_level():
+            along = (end - start).double()[None]
+            found.append(forward_ad.unpack_dual(twin(forward_ad.make_dual(point[None], along)))[1])
+    return torch.cat(found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_piecewise_affine_family_traces_as_it_is(name):
+    options, size, length = FAMILIES[name]
+    net = build(name, options)
+    start = torch.rand(3, size, size)
+    end = start + length * torch.randn(3, size, size)
+    assert traceable(net, start[None]) == ""
+    trace = trace_segment(net, start, end)
+    assert 4 < trace.regions < 200
+
+    # Values at breakpoints and inside regions.
+    some = torch.linspace(0, trace.regions - 1, 4).long()
+    middle = (trace.t[some] + trace.t[some + 1]) / 2
+    expected = torch.cat([trace.values[some], (trace.values[some] + trace.values[some + 1]) / 2])
+    found = outputs(net, on_segment(start, end, torch.cat([trace.t[some], middle])))
+    assert float((found - expected).abs().max()) <= 1e-9 * float(trace.values.abs().max())
+
+    # The slope changes nowhere but at breakpoints, and at most of them it does.
+    first = trace.regions // 2 - 2
+    t = trace.t[first : first + 5]
+    inside = t[:-1, None] + torch.tensor([0.1, 0.9]) * t.diff()[:, None]
+    along = slopes(net, start, end, inside.flatten())
+    change = along.diff(dim=0).abs().amax(1) / along.abs().max()
+    assert float(change[::2].max()) < 1e-10
+    assert int((change[1::2] > 1e-10).sum()) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "shufflenet_v2_x0_5"])
+def test_walking_a_known_network_meets_the_same_regions(name):
+    options, size, length = FAMILIES[name]
+    net = build(name, options)
+    start = torch.rand(3, size, size)
+    end = start + length / 2 * torch.randn(3, size, size)
+    exact = trace_segment(net, start, end)
+    walked = trace_segment(net, start, end, method="adaptive", sensitivity=1e-7)
+    assert exact.regions > 2
+    assert walked.regions + walked.notes["shorter_than_sensitivity"] == exact.regions
+    if walked.regions == exact.regions:
+        torch.testing.assert_close(walked.t, exact.t, rtol=0, atol=1e-9)
+        assert torch.equal(walked.origins, exact.origins)
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("efficientnet_b0", "silu at features.0.2: not piecewise affine"),
+        ("efficientnet_v2_s", "silu at features.0.2: not piecewise affine"),
+        ("convnext_tiny", "layer_norm at features.0.1: not piecewise affine"),
+        ("vit_b_16", "layer_norm at encoder.layers.encoder_layer_0.ln_1: not piecewise affine"),
+        ("swin_t", "layer_norm at features.0.2: not piecewise affine"),
+        ("regnet_y_400mf", "sigmoid at trunk_output.block1.block1-0.f.se.scale_activation: not"),
+        ("mobilenet_v3_small", "hardswish at features.0.2: not piecewise affine"),
+        ("maxvit_t", "gelu at stem.0.2: not piecewise affine"),
+    ],
+)
+def test_other_families_are_refused_by_their_first_operation(name, refusal):
+    # RegNet computes its widths with tensors.
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):
+        net = getattr(zoo, name)(weights=None)
+    reason = traceable(net, torch.zeros(1, 3, 224, 224))
+    assert reason.startswith(refusal)
+    assert "\n" not in reason
+
+
+def test_a_prelu_network_is_known_to_be_traceable_without_its_weights():
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.PReLU())
+    assert traceable(net, torch.zeros(1, 3, 8, 8)) == ""
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "wide_resnet101_2", "densenet201"])
+def test_large_networks_are_known_to_be_traceable_without_their_weights(name):
+    with torch.device("meta"):
+        net = getattr(zoo, name)(weights=None)
+    assert traceable(net, torch.zeros(1, 3, 224, 224)) == ""
+
+
+def test_what_is_said_of_a_network_is_what_tracing_it_raises():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Sequential(nn.Softmax(1)))
+    ends = torch.randn(2, 3, 8, 8)
+    with pytest.raises(UnsupportedOperation) as caught:
+        trace_segment(net, *ends)
+    assert traceable(net, ends[:1]) == str(caught.value) == "softmax at 3.0: not piecewise affine"
+
+
+def test_a_look_at_the_operations_leaves_the_network_as_it_was():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.PReLU(3), nn.Linear(3, 2)).train()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert traceable(net, torch.randn(1, 3)) == ""
+    assert all(m.training for m in net.modules())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

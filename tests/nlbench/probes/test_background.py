@@ -1,0 +1,162 @@
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from nlbench.probes.background import Background, state_of_chance
+
+
+def size(item):
+    return item[1]
+
+
+@pytest.mark.parametrize("most", [0, 1, 100])
+def test_items_are_worked_off_in_their_order_by_one_thread(most):
+    done = []
+
+    def work(item):
+        done.append((item[0], threading.current_thread().name))
+
+    with Background(work, size, most) as background:
+        for number in range(50):
+            background.put((number, 3))
+    assert done == [(number, "measures") for number in range(50)]
+
+
+def test_the_caller_waits_where_too_much_is_waiting():
+    waiting, most = [], 0
+    free = threading.Event()
+
+    def work(item):
+        free.wait()
+        waiting.remove(item)
+
+    def release():
+        time.sleep(0.05)
+        free.set()
+
+    threading.Thread(target=release).start()
+    with Background(work, size, 10) as background:
+        for number in range(20):
+            waiting.append((number, 4))
+            background.put((number, 4))
+            most = max(most, len(waiting))
+    # Two that wait, one at work and the one that is just being put.
+    assert most <= 4
+
+
+def test_an_item_larger_than_what_may_wait_is_taken_alone():
+    done = []
+    with Background(done.append, size, 10) as background:
+        for number in range(3):
+            background.put((number, 1000))
+    assert len(done) == 3
+
+
+def test_without_room_to_wait_the_caller_goes_on_after_each_item():
+    done = []
+    with Background(done.append, size, 0) as background:
+        for number in range(10):
+            background.put((number, 1))
+            assert len(done) == number + 1
+
+
+@pytest.mark.parametrize("most", [0, 100])
+def test_what_the_work_raises_is_raised_in_the_caller(most):
+    def work(item):
+        if item[0] == 2:
+            raise KeyError("two")
+
+    def put_many():
+        with Background(work, size, most) as background:
+            for number in range(1000):
+                background.put((number, 1))
+
+    with pytest.raises(KeyError, match="two"):
+        put_many()
+
+
+def test_an_error_of_the_caller_ends_the_thread_and_drops_what_waits():
+    done = []
+
+    def work(item):
+        time.sleep(0.01)
+        done.append(item)
+
+    def put_and_fail():
+        with Background(work, size, 1000) as background:
+            for number in range(100):
+                background.put((number, 1))
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        put_and_fail()
+    assert len(done) < 100
+    assert not any(thread.name == "measures" for thread in threading.enumerate())
+
+
+def test_the_thread_computes_by_itself_and_leaves_the_number_of_threads():
+    before, seen = torch.get_num_threads(), []
+    with Background(lambda item: seen.append(torch.get_num_threads()), size, 10) as background:
+        background.put((0, 1))
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert (seen, later, torch.get_num_threads()) == ([1], [before], before)
+
+
+def test_no_gradient_is_followed_in_the_thread():
+    seen = []
+    with Background(lambda item: seen.append(torch.is_grad_enabled()), size, 10) as background:
+        background.put((0, 1))
+    assert seen == [False]
+
+
+def test_an_interruption_while_the_rest_is_worked_off_drops_it_and_ends_the_thread():
+    done = []
+
+    def work(item):
+        # By then the caller waits for the end.
+        time.sleep(0.05)
+        if not done:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        done.append(item)
+
+    def put_many():
+        with Background(work, size, 1000) as background:
+            for number in range(100):
+                background.put((number, 1))
+
+    with pytest.raises(KeyboardInterrupt):
+        put_many()
+    assert len(done) < 10
+    assert not any(thread.name == "measures" for thread in threading.enumerate())
+
+
+def test_the_caller_may_go_ahead_from_when_it_is_let():
+    free, done = threading.Event(), []
+
+    def work(item):
+        free.wait()
+        done.append(item)
+
+    with Background(work, size, 0) as background:
+        background.let_wait(10)
+        background.put((0, 1))
+        background.put((1, 1))
+        assert done == []
+        free.set()
+    assert len(done) == 2
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
+def test_a_draw_from_any_global_generator_shows(draw):
+    before = state_of_chance(torch.device("cpu"))
+    assert state_of_chance(torch.device("cpu")) == before
+    draw()
+    assert state_of_chance(torch.device("cpu")) != before

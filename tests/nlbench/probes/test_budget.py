@@ -1,0 +1,112 @@
+"""What is carried stays within the memory given, and traces don't depend on it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import RequestError
+from nlbench.probes.budget import Load, _left_to_the_container, available_memory, load_of, share_out
+from nlbench.probes.lines.baselines import CARRIED
+from nlbench.probes.lines.lines import trace_segment
+from nlbench.probes.lines.program import double_copy, record
+
+from segments import mlp, networks, small_residual
+
+CPU = torch.device("cpu")
+
+
+def load(net, x):
+    return load_of(record(double_copy(net), x), x)
+
+
+def test_a_point_takes_what_is_alive_at_once():
+    x = torch.zeros(2, 4, dtype=torch.float64)
+    net = nn.Sequential(nn.Linear(4, 10, bias=False), nn.ReLU())
+    found = load(net, x)
+    # Input and output of the ReLU, with a bound for each unit of either.
+    assert found.width == 8 * 2 * (10 + 10)
+    assert found.waiting == 8 * (10 + 10)
+    assert found.step > found.width
+
+
+def test_deeper_networks_keep_more_points_waiting():
+    x = torch.zeros(1, 3, dtype=torch.float64)
+    shallow, deep = (load(mlp(0, widths=(3, *[8] * n, 2)), x) for n in (2, 6))
+    assert deep.waiting == pytest.approx(3 * shallow.waiting)
+    assert deep.width == shallow.width
+
+
+@settings(max_examples=8, deadline=None)
+@given(networks(), st.sampled_from(["exact", "adaptive", "sampling"]))
+def test_the_memory_changes_nothing(drawn, method):
+    net, start, end = drawn
+    options = {"method": method, "resolution": 50}
+    plenty = trace_segment(net, start, end, **options)
+    needed = load(net, torch.stack([start, end]).double())
+    carried = CARRIED if method == "adaptive" else 1
+    little = 2 * carried * (4 * (needed.step + needed.waiting) + needed.reserve)
+    tight = trace_segment(net, start, end, memory=little, **options)
+    assert tight.regions == plenty.regions
+    torch.testing.assert_close(tight.t, plenty.t, rtol=0, atol=1e-11)
+    torch.testing.assert_close(tight.values, plenty.values, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
+def test_too_little_memory_is_one_clear_line(method):
+    ends = torch.randn(2, 2, 4, 4)
+    message = r"^memory: 1000 bytes are too few to trace this network on a segment, which takes"
+    with pytest.raises(RequestError, match=message) as caught:
+        trace_segment(small_residual(), *ends, method=method, memory=1000)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_that_is_not_positive_is_refused():
+    with pytest.raises(RequestError, match="memory of 0 bytes"):
+        trace_segment(mlp(0), *torch.randn(2, 3), memory=0)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 64), st.integers(1, 10**10))
+def test_what_is_shared_out_fits(step, reserve, threads, memory):
+    one = Load(step, step, 2 * step, reserve)
+    usable = memory - min(32 * 2**20, memory / 2)
+    if usable < reserve + 2 * 3 * step:
+        with pytest.raises(RequestError):
+            share_out(one, CPU, memory, 128, threads=threads, least=8, needed=2, waiting=True)
+        return
+    count, points = share_out(
+        one, CPU, memory, 128, threads=threads, least=8, needed=2, waiting=True
+    )
+    assert 1 <= count <= threads
+    assert 2 <= points <= 128
+    assert count * (reserve + points * 3 * step) <= usable
+    assert count == 1 or points >= 8
+
+
+def test_some_memory_is_free():
+    assert 2**20 < available_memory(CPU) < 2**50
+
+
+def test_files_that_a_container_has_merely_read_do_not_count_as_used(tmp_path):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 250\ninactive_file 600\nactive_file 50\n")
+    assert _left_to_the_container(tmp_path) == 700
+
+
+@pytest.mark.parametrize("limit", ["max", None])
+def test_a_container_without_a_limit_leaves_all(tmp_path, limit):
+    if limit:
+        (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text("900")
+    (tmp_path / "memory.stat").write_text("inactive_file 600")
+    assert _left_to_the_container(tmp_path) > 2**60
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
+def test_a_network_that_does_nothing_is_one_region(method):
+    options = {"resolution": 10} if method == "sampling" else {}
+    trace = trace_segment(nn.Identity(), torch.zeros(3), torch.ones(3), method=method, **options)
+    assert trace.regions == 1
+    assert trace.values.tolist() == [[0, 0, 0], [1, 1, 1]]

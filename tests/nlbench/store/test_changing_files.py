@@ -1,0 +1,197 @@
+"""What a run is made of is replaced between two calls, or while it goes on."""
+
+import dataclasses
+import os
+import shutil
+import sys
+
+import pytest
+import torch
+from hostile import write_plugin
+
+import nlbench
+from nlbench import runner
+from nlbench.errors import RequestError
+from nlbench.execution import executors
+from nlbench.execution import measure_subject as measuring
+from nlbench.execution.work_units import Missed, Unit
+from nlbench.plan import kept_plan, make_plan
+from nlbench.request import Request
+from nlbench.runner import Silent, run
+from nlbench.store import run_folder as opening
+
+HELPED = """
+from nlbench_helped.parts.width import WIDTH
+from torch import nn
+
+
+def helped(in_channels=3, num_classes=10):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+"""
+
+PRINTED = """
+import nlbench
+from nlbench.data import dataset
+from nlbench import registry
+from pathlib import Path
+
+
+@dataset(fingerprint=lambda: Path(__file__).with_name("data.txt").read_text())
+def printed():
+    return registry.load("datasets", "digits")()
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    folder = tmp_path / "plugin"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(write_plugin(folder)))
+    # Of another test's folder.
+    monkeypatch.delitem(sys.modules, "nlbench_printed", raising=False)
+    return folder
+
+
+def request(measures="plain", models="mini", **changes):
+    defaults = {"samples": 16, "weights": "init", "data": ("digits",)}
+    return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
+
+
+def save(file, shift):
+    from nlbench_hostile import mini
+
+    torch.manual_seed(0)
+    torch.save({name: value + shift for name, value in mini().state_dict().items()}, file)
+
+
+def distribution(folder, name, body, group, object_):
+    """Write the entry point of a module that is there or is written here."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[nlbench.{group}]\n{object_} = {name}:{object_}\n")
+    if body:
+        (folder / f"{name}.py").write_text(body)
+
+
+def test_a_checkpoint_replaced_by_one_of_the_same_size_and_time_is_noticed(plugin, tmp_path):
+    file, other = tmp_path / "w.pt", tmp_path / "plugin" / "w.pt"
+    save(file, 0.0)
+    wanted = request(weights=str(file))
+    run(wanted, tmp_path / "run")
+    state = file.stat()
+    save(other, 1.0)
+    shutil.copyfile(other, file)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert file.stat().st_size == state.st_size
+    assert kept_plan(tmp_path / "run", wanted) is None
+
+
+def test_a_checkpoint_replaced_after_planning_is_not_measured_under_the_old_ones_key(
+    plugin, tmp_path, monkeypatch
+):
+    file = tmp_path / "w.pt"
+    save(file, 0.0)
+    load = measuring.load_subject
+
+    def replaced(spec, device):
+        if spec.model == "mini":
+            save(file, 1.0)
+        return load(spec, device)
+
+    monkeypatch.setattr(measuring, "load_subject", replaced)
+    with pytest.raises(RequestError, match=r"the file has changed since the run was planned"):
+        run(request(weights=str(file)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def printed(plugin, monkeypatch):
+    """A dataset whose fingerprint is in a file; each loading of it changes the file."""
+    distribution(plugin, "nlbench_printed", PRINTED, "datasets", "printed")
+    (plugin / "data.txt").write_text("one")
+    load = measuring.load_subject
+
+    def replaced(spec, device):
+        (plugin / "data.txt").write_text("two")
+        return load(spec, device)
+
+    monkeypatch.setattr(measuring, "load_subject", replaced)
+    return request(data=("printed",))
+
+
+def test_data_replaced_after_planning_are_not_measured_under_the_old_ones_key(printed, tmp_path):
+    with pytest.raises(RequestError, match="printed: its files have changed since the run was"):
+        run(printed, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_path):
+    plan = make_plan(printed, "cpu", print)
+    here = Unit(plan.cells, "cpu")
+    elsewhere = dataclasses.replace(here, planned_at="another machine")
+    (missed,) = measuring.Host().measure(here, Silent())
+    assert isinstance(missed, Missed)
+    (found,) = measuring.Host().measure(Unit.of(elsewhere.to_dict()), Silent())
+    assert found.reading.status == "ok"
+
+
+def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together(
+    plugin, tmp_path, monkeypatch
+):
+    real = executors.executed
+
+    def altered(*arguments):
+        for number, record in enumerate(real(*arguments)):
+            subject = {**record.subject, "sample_hash": str(number)}
+            yield dataclasses.replace(record, subject=subject)
+
+    monkeypatch.setattr(runner, "executed", altered)
+    result = run(request("plain,r2"), tmp_path / "run")
+    assert [r.reading.status for r in result.records] == ["ok", "failed"]
+    assert "the sample hash is no longer that of" in result.records[1].reading.reason
+
+
+def test_a_helper_in_a_plugins_subpackage_is_part_of_the_plan(plugin, tmp_path, monkeypatch):
+    parts = plugin / "nlbench_helped" / "parts"
+    parts.mkdir(parents=True)
+    (parts / "width.py").write_text("WIDTH = 4\n")
+    (plugin / "nlbench_helped" / "__init__.py").write_text(HELPED)
+    distribution(plugin, "nlbench_helped", "", "models", "helped")
+    monkeypatch.delitem(sys.modules, "nlbench_helped", raising=False)
+    wanted = request(models="helped")
+    run(wanted, tmp_path / "run")
+    assert kept_plan(tmp_path / "run", wanted) is not None
+    (parts / "width.py").write_text("WIDTH = 8\n")
+    assert kept_plan(tmp_path / "run", wanted) is None
+
+
+def test_the_files_of_a_dataset_without_options_are_part_of_the_plan(plugin, tmp_path):
+    distribution(plugin, "nlbench_printed", PRINTED, "datasets", "printed")
+    (plugin / "data.txt").write_text("one")
+    wanted = request(data=("printed",))
+    run(wanted, tmp_path / "run")
+    assert kept_plan(tmp_path / "run", wanted) is not None
+    (plugin / "data.txt").write_text("two")
+    assert kept_plan(tmp_path / "run", wanted) is None
+
+
+def test_a_subject_of_which_no_record_can_be_written_fails_alone(plugin, tmp_path, monkeypatch):
+    load = measuring.load_subject
+
+    def unspeakable(spec, device):
+        subject = load(spec, device)
+        if spec.model == "mini":
+            subject.facts["preprocessing"] = {"mean": float("nan")}
+        return subject
+
+    monkeypatch.setattr(measuring, "load_subject", unspeakable)
+    result = run(request(models="mini,mini2"), tmp_path / "run")
+    assert [r.reading.status for r in result.records] == ["failed", "ok"]
+    assert "can't be recorded" in result.records[0].reading.reason
+
+
+def test_a_folder_in_which_a_worker_left_a_cell_is_not_taken_back(plugin, tmp_path):
+    result = run(request(), tmp_path / "run")
+    opening.remove_run(result.path)
+    assert len(nlbench.load_run(result.path).records) == 1

@@ -1,0 +1,241 @@
+"""What a run does with what is there already: plan first, resume, repeat, merge."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hostile import write_plugin
+
+import nlbench
+from nlbench import runner
+from nlbench.errors import RequestError
+from nlbench.plan import kept_plan
+from nlbench.request import Conduct, Request
+from nlbench.runner import outlook, run
+from nlbench.store import run_folder as opening
+from nlbench.store.run_folder import merge_runs
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    folder = tmp_path / "plugin"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(write_plugin(folder)))
+    return folder
+
+
+def request(measures="plain", models="mini", **changes):
+    defaults = {"samples": 16, "weights": "init", "data": ("digits",)}
+    return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
+
+
+def cells(result):
+    return {p.name: p.stat().st_mtime_ns for p in (result.path / "cells").iterdir()}
+
+
+def names(cells):
+    return [(cell.target.spec.model, cell.wanted.name) for cell in cells]
+
+
+def test_what_would_be_done_is_known_and_nothing_is_written(plugin, tmp_path):
+    foreseen = outlook(request("plain,r2", "mini,mini2"), tmp_path / "run")
+    assert len(foreseen.new) == 4
+    assert not (tmp_path / "run").exists()
+    run(request("plain"), tmp_path / "run")
+    foreseen = outlook(request("plain,r2"), tmp_path / "run")
+    assert names(foreseen.new) == [("mini", "r2")]
+    assert names(foreseen.recorded) == [("mini", "plain")]
+
+
+def test_what_is_impossible_is_said_with_the_reason_and_recorded_as_failed(plugin, tmp_path):
+    wanted = request("plain", "mini,vgg8", weights="trained")
+    foreseen = outlook(wanted, tmp_path / "run")
+    assert names(foreseen.impossible) == [("mini", "plain")]
+    assert "no trained checkpoint of mini" in foreseen.impossible[0].target.impossible
+    result = run(wanted, tmp_path / "run")
+    assert {r.subject["model"]: r.reading.status for r in result.records} == {
+        "mini": "failed",
+        "vgg8": "ok",
+    }
+
+
+def test_several_weights_are_several_subjects(plugin, tmp_path):
+    result = run(request("plain", "vgg8", weights=("init", "trained")), tmp_path / "run")
+    assert [r.subject["weights"] for r in result.records] == ["init", "trained"]
+
+
+def test_the_same_subject_named_twice_is_measured_once(plugin, tmp_path):
+    assert len(outlook(request("plain", "vgg8", weights=("auto", "trained")), "x").new) == 1
+
+
+def test_a_finished_run_is_taken_up_without_pytorch_and_left_as_it_is(plugin, tmp_path):
+    result = run(request("plain,r2", "mini,mini2", seeds=(0, 1)), tmp_path / "run")
+    before = {p: p.stat().st_mtime_ns for p in result.path.rglob("*")}
+    code = (
+        "import sys; from nlbench.request import Request; from nlbench.runner import run\n"
+        "r = run(Request(('plain', 'r2'), ('mini', 'mini2'), ('digits',), weights='init',"
+        f" seeds=(0, 1), samples=16), {str(tmp_path / 'run')!r})\n"
+        "assert len(r.records) == 8\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert {p: p.stat().st_mtime_ns for p in result.path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("change", ["source", "request", "damage", "variable"])
+def test_a_kept_plan_holds_only_while_nothing_has_changed(plugin, tmp_path, monkeypatch, change):
+    wanted = request("plain")
+    run(wanted, tmp_path / "run")
+    assert kept_plan(tmp_path / "run", wanted) is not None
+    if change == "source":
+        source = plugin / "nlbench_hostile.py"
+        os.utime(source, (time.time() + 5, time.time() + 5))
+    elif change == "request":
+        wanted = request("plain", samples=8)
+    elif change == "damage":
+        file = tmp_path / "run" / "plan.json"
+        file.write_text(file.read_text()[:-40])
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert kept_plan(tmp_path / "run", wanted) is None
+
+
+def test_a_kept_plan_notices_another_checkpoint_under_the_same_name(plugin, tmp_path):
+    import torch
+    from nlbench_hostile import mini
+
+    file = tmp_path / "w.pt"
+    torch.save(mini().state_dict(), file)
+    wanted = request("plain", weights=str(file))
+    run(wanted, tmp_path / "run")
+    assert kept_plan(tmp_path / "run", wanted) is not None
+    torch.save({k: v + 1 for k, v in mini().state_dict().items()}, file)
+    os.utime(file, (1, 1))
+    assert kept_plan(tmp_path / "run", wanted) is None
+
+
+def test_which_recorded_cells_are_repeated_is_the_users_choice(plugin, tmp_path):
+    wanted = request("plain,sleepy")
+    result = run(wanted, tmp_path / "run", conduct=Conduct(timeout=1.0))
+    assert result.manifest["cells"] == {"ok": 1, "failed": 1}
+    expected = {"never": [], "failed": ["sleepy"], "all": ["plain", "sleepy"]}
+    for rerun, again in expected.items():
+        foreseen = outlook(wanted, tmp_path / "run", conduct=Conduct(rerun=rerun))
+        assert [cell.wanted.name for cell in foreseen.new] == again
+    before = cells(result)
+    run(wanted, tmp_path / "run", conduct=Conduct(rerun="never"))
+    assert cells(result) == before
+    run(request("plain"), tmp_path / "run", conduct=Conduct(rerun="all"))
+    assert sum(before[name] != now for name, now in cells(result).items()) == 1
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(plugin, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "cells").mkdir(parents=True)
+    parts = [folder / ".manifest.json.abc_123.part", folder / "cells" / ".k.json.x1.part"]
+    for part in parts:
+        part.write_text("{")
+    result = run(request(), folder)
+    assert not any(part.exists() for part in parts)
+    assert result.manifest["cells"] == {"ok": 1}
+
+
+def test_two_processes_do_not_write_to_one_run(plugin, tmp_path):
+    result = run(request(), tmp_path / "run")
+    with (
+        opening.open_run(result.path, runner.make_plan(request(), "cpu", print)),
+        pytest.raises(RequestError, match="another nlbench is writing"),
+    ):
+        run(request("plain,r2"), result.path)
+
+
+def test_a_table_that_fell_behind_is_written_again(plugin, tmp_path):
+    result = run(request("plain,r2"), tmp_path / "run")
+    complete = (result.path / "scores.csv").read_bytes()
+    manifest = json.loads((result.path / "manifest.json").read_text())
+    (result.path / "manifest.json").write_text(json.dumps({**manifest, "unfinished": True}))
+    (result.path / "scores.csv").write_text("behind")
+    run(request("plain,r2"), result.path)
+    assert (result.path / "scores.csv").read_bytes() == complete
+
+
+def test_other_samples_under_the_same_key_are_not_put_beside_recorded_ones(plugin, tmp_path):
+    result = run(request("plain"), tmp_path / "run")
+    (file,) = (result.path / "cells").iterdir()
+    record = json.loads(file.read_text())
+    record["subject"]["sample_hash"] = "another"
+    file.write_text(json.dumps(record))
+    with pytest.raises(RequestError, match="sample hash is no longer that of the cells"):
+        run(request("plain,r2"), tmp_path / "run")
+
+
+def test_a_cells_numbers_do_not_depend_on_what_is_measured_with_it(plugin, tmp_path):
+    def drawn(result):
+        return result.scores[result.scores.measure == "drawing"].value.tolist()
+
+    alone = run(request("drawing"), tmp_path / "alone")
+    beside = run(request("plain,drawing,r2", "mini2,mini"), tmp_path / "beside")
+    subset = beside.scores[beside.scores.model == "mini"]
+    assert subset[subset.measure == "drawing"].value.tolist() == drawn(alone)
+    assert len(set(drawn(beside))) > 1
+
+
+def test_merged_runs_hold_each_cell_once_and_a_good_one_before_a_failed_one(plugin, tmp_path):
+    one = run(request("plain,sleepy"), tmp_path / "one", conduct=Conduct(timeout=1.0))
+    two = run(request("plain,r2", "mini,mini2"), tmp_path / "two")
+    merged = merge_runs([one.path, two.path], tmp_path / "both")
+    assert merged.manifest["cells"] == {"ok": 4, "failed": 1}
+    assert nlbench.load_run(tmp_path / "both").scores.shape == merged.scores.shape
+    assert len(merged.manifest["calls"]) == 2
+    extended = run(request("plain,r2", "mini,mini2", seeds=(0, 1)), tmp_path / "both")
+    assert extended.manifest["merged"]["from"] == [str(one.path), str(two.path)]
+    with pytest.raises(RequestError, match="holds something else"):
+        merge_runs([one.path], two.path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"settings": {"sites.batch": 4}}, {"samples": 8}, {"settings": {"r2.kind": "x"}}]
+)
+def test_runs_that_do_not_go_together_are_not_merged(plugin, tmp_path, changes):
+    run(request("plain"), tmp_path / "one")
+    if "r2.kind" in changes.get("settings", {}):
+        file = next((tmp_path / "one" / "cells").iterdir())
+        record = json.loads(file.read_text())
+        record["reading"]["summary"]["value"] += 1
+        run(request("plain"), tmp_path / "two")
+        file.write_text(json.dumps(record))
+        says = "different readings of plain of mini"
+    else:
+        run(request("plain", **changes), tmp_path / "two")
+        says = "don't go together"
+    with pytest.raises(RequestError, match=says):
+        merge_runs([tmp_path / "one", tmp_path / "two"], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+def test_a_run_records_time_and_memory_of_its_cells(plugin, tmp_path):
+    (record,) = run(request(), tmp_path / "run").records
+    assert record.costs["wall_seconds"] > 0
+    assert record.costs["load_seconds"] > 0
+    assert record.costs["peak_memory"] > 10**7
+    assert nlbench.load_run(tmp_path / "run").records[0].costs == record.costs
+
+
+@pytest.mark.parametrize("precision", ["tf32", "float64", "bfloat16"])
+def test_a_precision_is_asked_for_recorded_and_part_of_the_key(plugin, tmp_path, precision):
+    native = run(request("r2", "vgg8"), tmp_path / "native")
+    other = run(request("r2", "vgg8", precision=precision), tmp_path / "other")
+    environment = other.manifest["environment"]
+    assert environment["precision"] == precision
+    assert environment["tf32"] == (precision == "tf32")
+    assert native.manifest["environment"]["tf32"] is False
+    assert native.records[0].key != other.records[0].key
+    same = native["r2"].summary["value"] == pytest.approx(other["r2"].summary["value"], abs=1e-9)
+    assert same == (precision == "tf32")  # which no CPU has

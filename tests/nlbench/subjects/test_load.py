@@ -1,0 +1,313 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from nlbench import registry
+from nlbench.errors import PluginError, RequestError
+from nlbench.measure import Source
+from nlbench.options import Option
+from nlbench.subjects.data import Dataset, Preprocessing, Sample, dataset
+from nlbench.subjects.load import (
+    SubjectSpec,
+    build_model,
+    choose_weights,
+    load_dataset,
+    load_subject,
+    tensor_hash,
+)
+from nlbench.subjects.model import model
+from nlbench.subjects.samples import HEAD, Batches, draw, rebatched
+from nlbench.subjects.weights import save_weights
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def plugins(monkeypatch):
+    """Models and datasets of the test's own, beside the registered ones."""
+    found = {}
+    load = registry.load
+    monkeypatch.setattr(
+        registry,
+        "load",
+        lambda group, name: found[group, name] if (group, name) in found else load(group, name),
+    )
+    return found
+
+
+def data_of(shape, classes=3, count=6):
+    images = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
+    items = TensorDataset(images, torch.arange(count) % classes)
+    return Dataset("made-up", items, items, shape, classes, (), (), "none")
+
+
+def test_naming_subjects_imports_no_torch():
+    code = "import sys, nlbench.subjects.load; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_options_reach_the_dataset_converted():
+    data = load_dataset("random", {"shape": "1x8x8", "size": "5"})
+    assert data.shape == (1, 8, 8)
+    assert len(data.test) == 5
+
+
+def test_an_unknown_option_of_a_dataset_suggests_the_nearest():
+    with pytest.raises(RequestError, match="random has no option 'sise'; did you mean 'size'"):
+        load_dataset("random", {"sise": 3})
+
+
+def test_a_dataset_without_options_refuses_one():
+    with pytest.raises(RequestError, match="digits has no option 'folder'; there are none"):
+        load_dataset("digits", {"folder": "x"})
+
+
+def test_something_that_is_no_dataset_is_named(plugins):
+    plugins["datasets", "odd"] = lambda: 3
+    with pytest.raises(PluginError, match=r"dataset 'odd' gives a int, .* it has no name"):
+        load_dataset("odd")
+
+
+def test_another_object_with_the_attributes_of_a_dataset_will_do(plugins):
+    class Words:
+        name, shape, classes, preprocessing, source = "words", (4,), 7, "none", Source("")
+
+        def normalize(self, inputs):
+            return inputs
+
+        def sample(self, count, *, split="test", seed=0):
+            words = torch.arange(4 * 5).reshape(5, 4) % 7
+            return Sample(words, words, None)
+
+    plugins["datasets", "words"] = Words
+    plugins["models", "embedding"] = lambda num_classes=2: nn.Embedding(num_classes, 3)
+    subject = load_subject(SubjectSpec("embedding", "init", "words", samples=None), CPU)
+    assert subject.inputs.shape == (5, 4)
+    assert subject.images is subject.labels is subject.facts["accuracy"] is None
+
+
+@pytest.mark.parametrize(
+    ("builder", "shape", "given"),
+    [
+        (lambda in_channels, num_classes, image_size: None, (1, 8, 8), (1, 3, 8)),
+        (lambda input_shape: None, (5,), ((5,),)),
+        (lambda input_shape, in_channels=4: None, (5,), ((5,),)),
+        (lambda num_classes: None, (5, 6), (3,)),
+        (lambda: None, (5, 6), ()),
+    ],
+)
+def test_a_builder_is_given_what_it_takes_and_the_data_have(plugins, builder, shape, given):
+    def build(*args, **kwargs):
+        raise AssertionError
+
+    import inspect
+
+    seen = []
+
+    def recording(**arguments):
+        seen.append(
+            tuple(
+                arguments[name]
+                for name in inspect.signature(builder).parameters
+                if name in arguments
+            )
+        )
+        return nn.Identity()
+
+    recording.__signature__ = inspect.signature(builder)
+    plugins["models", "mine"] = recording
+    build_model("mine", data_of(shape), seed=0)
+    assert seen == [given]
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [lambda in_channels=3: None, lambda image_size=8: None],
+)
+def test_a_network_for_images_refuses_vectors_in_one_line(plugins, builder):
+    plugins["models", "mine"] = builder
+    with pytest.raises(RequestError) as caught:
+        build_model("mine", data_of((5,)), seed=0)
+    assert str(caught.value) == "mine takes images, the inputs of made-up have shape (5,)"
+
+
+def test_a_network_for_square_images_refuses_others(plugins):
+    plugins["models", "mine"] = lambda image_size=8: None
+    with pytest.raises(RequestError, match="mine takes square images, those of made-up are 4x6"):
+        build_model("mine", data_of((3, 4, 6)), seed=0)
+
+
+def test_what_a_builder_refuses_is_said_with_the_names_of_model_and_data():
+    with pytest.raises(RequestError, match=r"^vgg8 for made-up: vgg8 takes images of 32x32"):
+        build_model("vgg8", data_of((3, 8, 8)), seed=0)
+
+
+def test_building_leaves_the_global_random_state_as_it_was():
+    before = torch.get_rng_state()
+    build_model("redshift-mlp", data_of((2,)), seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_preprocessing_of_the_weights_is_used_where_the_data_allow(plugins, tmp_path):
+    def preprocessing(path):
+        side = 8 if path is None else 16
+        return Preprocessing(side, side, (0.5,) * 3, (0.25,) * 3)
+
+    @model(preprocessing=preprocessing)
+    def mine(num_classes=2):
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes))
+
+    @dataset(options={"side": Option(4)})
+    def adaptable(side):
+        def adapt(wanted):
+            shape = (3, wanted.crop, wanted.crop)
+            items = TensorDataset(torch.rand(6, *shape), torch.arange(6) % 2)
+            return Dataset("a", items, items, shape, 2, wanted.mean, wanted.std, "p", adapt=adapt)
+
+        return adapt(Preprocessing(side, side, (), ()))
+
+    plugins["models", "mine"] = mine
+    plugins["datasets", "adaptable"] = adaptable
+    save_weights(tmp_path / "w.safetensors", mine(), {})
+    fresh = load_subject(SubjectSpec("mine", "init", "adaptable"), CPU)
+    given = load_subject(SubjectSpec("mine", str(tmp_path / "w.safetensors"), "adaptable"), CPU)
+    assert fresh.inputs.shape[-1] == 8
+    assert given.inputs.shape[-1] == 16
+    torch.testing.assert_close(given.inputs, (given.images - 0.5) / 0.25)
+
+
+def test_names_in_a_checkpoint_are_translated_by_the_model(plugins, tmp_path):
+    @model(rename=lambda name: None if name.startswith("extra") else name.replace("old", "0"))
+    def mine():
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    network = nn.Module()
+    network.add_module("1", nn.Linear(16, 3))
+    network.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+    save_weights(tmp_path / "w.safetensors", network, {})
+    plugins["models", "mine"] = mine
+    plugins["datasets", "flat"] = lambda: data_of((4, 4))
+    subject = load_subject(SubjectSpec("mine", str(tmp_path / "w.safetensors"), "flat"), CPU)
+    assert torch.equal(subject.model[1].weight, getattr(network, "1").weight)
+
+
+def test_a_trained_checkpoint_that_is_missing_is_asked_for(plugins, tmp_path):
+    @model(trained={"digits": tmp_path / "gone.pth"}, obtain="fetch it")
+    def mine():
+        return nn.Identity()
+
+    plugins["models", "mine"] = mine
+    with pytest.raises(RequestError) as caught:
+        choose_weights(SubjectSpec("mine", "trained", "digits"))
+    assert str(caught.value) == (
+        f"the weights of mine on digits are not here: {tmp_path / 'gone.pth'} is missing; fetch it"
+    )
+    assert choose_weights(SubjectSpec("mine", "auto", "digits")).label == "init"
+
+
+def test_options_are_among_the_facts():
+    options = (("difficulty", 0.25), ("image_size", 8))
+    spec = SubjectSpec("resnet20", "init", "synthetic", samples=4, options=options)
+    facts = load_subject(spec, CPU).facts
+    assert facts["data_options"] == {"difficulty": 0.25, "image_size": 8}
+    assert "difficulty 0.25" in facts["preprocessing"]
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 3, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+
+
+@pytest.mark.parametrize("count", [None, 1100, 1])
+def test_a_sample_too_large_to_hold_comes_as_a_stream_of_the_same_numbers(count):
+    data, network = data_of((1, 4, 4), count=1300), Linear()
+    given = {"split": "test", "seed": 2, "model": network, "device": CPU}
+    whole, streamed = draw(data, count, **given), draw(data, count, held=0, **given)
+    assert whole.stream is None
+    assert isinstance(streamed.stream, Batches)
+    n = count or 1300
+    assert whole.samples == streamed.samples == streamed.stream.known_length == n
+    for _ in range(2):  # it can be gone through again
+        assert torch.equal(torch.cat(list(streamed.stream)), whole.sample.inputs)
+    assert whole.sample_hash == streamed.sample_hash == tensor_hash(whole.sample.inputs)
+    assert whole.accuracy == streamed.accuracy
+    held = len(streamed.sample.inputs)
+    assert held == min(n, HEAD)
+    assert torch.equal(streamed.sample.inputs, whole.sample.inputs[:held])
+    assert torch.equal(streamed.sample.labels, whole.sample.labels[:held])
+
+
+def test_a_stream_has_the_precision_of_its_model():
+    data, network = data_of((1, 4, 4), count=300), Linear()
+    stream = draw(data, None, split="test", seed=0, model=network, device=CPU, held=0).stream
+    network.double()
+    assert {batch.dtype for batch in stream} == {torch.float64}
+
+
+def test_samples_that_are_read_anew_and_are_others_are_refused_at_the_end_of_the_pass():
+    class Drifting(TensorDataset):
+        drift = 0.0
+
+        def __getitem__(self, index):
+            image, label = super().__getitem__(index)
+            return image + self.drift, label
+
+    data = data_of((1, 4, 4), count=300)
+    items = Drifting(*data.test.tensors)
+    data = replace(data, test=items)
+    stream = draw(data, None, split="test", seed=0, model=Linear(), device=CPU, held=0).stream
+    for _ in rebatched(stream, 64, 300):
+        pass
+    items.drift = 1e-6
+    with pytest.raises(RequestError, match="made-up: reading the samples again gave others"):
+        for _ in rebatched(stream, 64, 300):
+            pass
+
+
+def test_the_accuracy_is_the_share_classified_right():
+    data, network = data_of((1, 4, 4), count=200), Linear()
+    drawn = draw(data, None, split="test", seed=0, model=network, device=CPU)
+    with torch.no_grad():
+        right = network(drawn.sample.inputs).argmax(1) == drawn.sample.labels
+    assert drawn.accuracy == pytest.approx(right.double().mean().item())
+
+
+@pytest.mark.parametrize(
+    "network",
+    [nn.Flatten(), nn.Sequential(nn.Flatten(), nn.Linear(16, 4))],
+    ids=["no classifier", "other classes"],
+)
+def test_what_is_no_classifier_of_these_classes_has_no_accuracy(network):
+    drawn = draw(data_of((1, 4, 4)), None, split="test", seed=0, model=network, device=CPU)
+    assert drawn.accuracy is None
+
+
+def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeypatch):
+    from nlbench.execution import measure_subject as looking
+    from nlbench.measures.r2 import R2
+    from nlbench.probes import PROBES
+    from nlbench.probes.passes import Means
+    from nlbench.subjects import samples
+
+    plugins["models", "mine"] = lambda: nn.Sequential(Linear(), nn.ReLU())
+    plugins["datasets", "flat"] = lambda: data_of((1, 4, 4), count=1300)
+    defaults = {name: option.default for name, option in PROBES["sites"].options.items()}
+    options = {name: option.default for name, option in R2.options.items()}
+    values = []
+    for held in (2**30, 0):
+        monkeypatch.setattr(samples.draw, "__kwdefaults__", {"held": held})
+        subject = load_subject(SubjectSpec("mine", "init", "flat", samples=None), CPU)
+        assert (subject.stream is None) == bool(held)
+        (outcome,) = looking.look(subject, [(R2, options)], defaults, means=Means(CPU))
+        values.append((outcome.reading.summary, outcome.reading.n))
+    assert values[0] == values[1]
+    assert values[0][1] == 1300

@@ -1,0 +1,237 @@
+"""Files that are no state dict, or not this network's: one line, and nothing is run."""
+
+import io
+import os
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import SAFETENSORS, linear, network, saved_with_torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nlbench.errors import RequestError
+from nlbench.subjects.weights import file_hash, load_weights, state_hash
+
+
+def assert_refused(path, message, model=None):
+    """One line that names the file, and a model that is as it was."""
+    model = model or linear()
+    before = state_hash(model)
+    with pytest.raises(RequestError, match=message) as caught:
+        load_weights(model, path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert state_hash(model) == before
+
+
+def refusal_of(path, model):
+    """What is said against the file; None if it loads."""
+    try:
+        load_weights(model, path)
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+class Strike:
+    """Unpickled, it makes a folder: what a hostile checkpoint would do."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.target),)
+
+
+def test_a_missing_file_a_folder_and_an_empty_file_are_refused(tmp_path):
+    (tmp_path / "empty").touch()
+    assert_refused(tmp_path / "absent.pt", "there is no such file")
+    assert_refused(tmp_path, "it is a directory")
+    assert_refused(tmp_path / "empty", "is empty")
+    assert_refused(tmp_path / ("x" * 300), "File name too long")
+
+
+def test_a_pipe_is_refused_without_waiting_for_a_writer(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert_refused(tmp_path / "pipe", "not a regular file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_refused(tmp_path):
+    path = tmp_path / "secret.pt"
+    path.write_bytes(SAFETENSORS)
+    path.chmod(0)
+    assert_refused(path, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied"), OSError(5, "I/O error")]
+)
+def test_what_the_system_says_against_reading_is_passed_on(tmp_path, monkeypatch, error):
+    path = tmp_path / "net.pt"
+    path.write_bytes(SAFETENSORS)
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(Path, "open", fail)
+    assert_refused(path, error.strerror)
+    with pytest.raises(RequestError, match=error.strerror):
+        file_hash(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"a", b"hello, this is text", b"\x89PNG\r\n\x1a\n" + bytes(40)]
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, content):
+    (tmp_path / "net.pt").write_bytes(content)
+    assert_refused(tmp_path / "net.pt", "neither a safetensors nor a PyTorch checkpoint")
+
+
+def test_a_zip_archive_of_another_kind_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "net.pt", "w") as archive:
+        archive.writestr("readme.txt", "nothing here")
+    assert_refused(tmp_path / "net.pt", "truncated or damaged PyTorch file, or none")
+
+
+@pytest.mark.parametrize("cut", range(1, len(SAFETENSORS)))
+def test_a_safetensors_file_cut_anywhere_is_refused(tmp_path, cut):
+    (tmp_path / "net.safetensors").write_bytes(SAFETENSORS[:cut])
+    assert_refused(tmp_path / "net.safetensors", "cut short" if cut < 9 else "truncated or damaged")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(share=st.floats(0.0, 0.999))
+def test_a_torch_file_cut_anywhere_is_refused(tmp_path, zipped, share):
+    buffer = io.BytesIO()
+    torch.save(linear().state_dict(), buffer, _use_new_zipfile_serialization=zipped)
+    content = buffer.getvalue()
+    path = tmp_path / "net.pt"
+    path.write_bytes(content[: max(1, int(share * len(content)))])
+    assert_refused(path, "truncated|damaged|cut short|refused")
+
+
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(
+    tail=st.binary(max_size=200), head=st.sampled_from([b"PK\x03\x04", b"\x80", b"\x80\x02", b""])
+)
+def test_noise_is_refused_in_one_line_whatever_it_begins_with(tmp_path, head, tail):
+    path = tmp_path / "noise"
+    path.write_bytes(head + tail or b"x")
+    assert_refused(path, "truncated|damaged|cut short|refused")
+
+
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(place=st.integers(0, len(SAFETENSORS) - 33), value=st.integers(0, 255))
+def test_a_damaged_header_never_leads_to_anything_but_a_full_load_or_one_line(
+    tmp_path, place, value
+):
+    content = bytearray(SAFETENSORS)
+    content[place] = value
+    path = tmp_path / "damaged"
+    path.write_bytes(content)
+    model = linear()
+    before = state_hash(model)
+    refusal = refusal_of(path, model)
+    if refusal is None:
+        assert torch.isfinite(model.weight).all()
+        assert state_hash(model) != before
+    else:
+        assert "\n" not in refusal
+        assert state_hash(model) == before
+
+
+@pytest.mark.parametrize("how", ["zip", "legacy", "nested", "plain pickle", "old plain pickle"])
+def test_a_pickle_that_would_run_code_is_refused_and_runs_nothing(tmp_path, how):
+    target, path = tmp_path / "struck", tmp_path / "net.pt"
+    strike = Strike(target)
+    if how == "plain pickle":
+        path.write_bytes(pickle.dumps(strike))
+    elif how == "old plain pickle":
+        path.write_bytes(pickle.dumps(strike, protocol=2))
+    elif how == "nested":
+        saved_with_torch(path, {"state_dict": linear().state_dict(), "extra": strike})
+    else:
+        saved_with_torch(path, strike, _use_new_zipfile_serialization=how == "zip")
+    assert_refused(path, "refused: it holds more than tensors and could run code on loading")
+    assert not target.exists()
+
+
+def test_the_pickles_of_the_test_above_do_strike_when_trusted(tmp_path):
+    path = saved_with_torch(tmp_path / "net.pt", Strike(tmp_path / "struck"))
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "struck").is_dir()
+
+
+def test_a_whole_pickled_model_is_refused(tmp_path):
+    path = saved_with_torch(tmp_path / "net.pt", linear())
+    assert_refused(path, r"could run code on loading \(torch.nn.modules.linear.Linear\)")
+
+
+def test_a_torchscript_program_is_refused(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(linear(), torch.zeros(1, 3)), tmp_path / "net.pt")
+        assert_refused(tmp_path / "net.pt", "it is a TorchScript program")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (torch.zeros(3), "holds a Tensor, expected a state dict"),
+        ([1, 2], "holds a list, expected a state dict"),
+        ({"weight": 1.0}, "not a state dict: .* found 'weight' with a float"),
+        ({3: torch.zeros(1)}, "not a state dict: .* found 3 with a Tensor"),
+        ({"model": {"weight": None}}, "not a state dict: .* found 'weight' with a NoneType"),
+        ({}, "lacks 'weight' and 1 more"),
+    ],
+)
+def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
+    assert_refused(saved_with_torch(tmp_path / "net.pt", content), message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": None}, "fit the model: it lacks 'bias'$"),
+        ({"bias": None, "weight": None}, "it lacks 'weight' and 1 more"),
+        ({"x": torch.ones(1)}, "it has the unexpected 'x'$"),
+        ({"x": torch.ones(1), "y": torch.ones(1)}, "it has the unexpected 'x' and 1 more"),
+        ({"bias": None, "x": torch.ones(1)}, "it lacks 'bias'; it has the unexpected 'x'"),
+        (
+            {"weight": torch.zeros(3, 2)},
+            r"'weight' has shape \(3, 2\), expected \(2, 3\)",
+        ),
+        ({"bias": torch.zeros(2, 1)}, r"'bias' has shape \(2, 1\), expected \(2,\)"),
+        ({"bias": torch.tensor(1.0)}, r"'bias' has shape \(\), expected \(2,\)"),
+        ({"bias": torch.ones(2).int()}, "'bias' holds torch.int32, expected torch.float32"),
+        ({"bias": torch.ones(2).bool()}, "'bias' holds torch.bool, expected torch.float32"),
+        ({"bias": torch.ones(2) * 1j}, "'bias' holds torch.complex64, expected torch.float32"),
+        ({"bias": torch.tensor([0.0, torch.nan])}, "'bias' holds NaN or infinities"),
+        ({"bias": torch.tensor([0.0, -torch.inf])}, "'bias' holds NaN or infinities"),
+        ({"bias": torch.tensor([0.0, 1e300]).double()}, "'bias' holds NaN or infinities"),
+        ({"bias": torch.ones(2).to_sparse()}, "'bias' is not a dense tensor"),
+        ({"bias": torch.ones(2, device="meta")}, "'bias' is not a dense tensor"),
+    ],
+)
+def test_a_state_dict_that_does_not_fit_is_refused_and_nothing_is_copied(tmp_path, change, message):
+    state = {"weight": torch.full((2, 3), 9.0), "bias": torch.ones(2), **change}
+    state = {name: tensor for name, tensor in state.items() if tensor is not None}
+    assert_refused(saved_with_torch(tmp_path / "net.pt", state), message)
+
+
+def test_a_counter_in_place_of_which_there_are_fractions_is_refused(tmp_path):
+    state = {**network().state_dict(), "1.num_batches_tracked": torch.tensor(0.5)}
+    path = saved_with_torch(tmp_path / "net.pt", state)
+    assert_refused(path, "holds torch.float32, expected torch.int64", network())

@@ -1,0 +1,204 @@
+import collections
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import SAFETENSORS, linear, network, saved_with_torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from nlbench.errors import RequestError
+from nlbench.subjects.weights import file_hash, load_weights, save_weights, state_hash
+
+
+def same_state(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_what_is_saved_loads_bit_for_bit_with_its_metadata(tmp_path):
+    first, second = network(), network()
+    first[1].running_mean.fill_(0.25)
+    path = tmp_path / "net.safetensors"
+    save_weights(path, first, {"seed": "3", "data": "dîgits"})
+    assert not same_state(first, second)
+    assert load_weights(second, path) == {"seed": "3", "data": "dîgits"}
+    assert same_state(first, second)
+    assert state_hash(first) == state_hash(second)
+
+
+def test_what_is_saved_is_read_by_the_safetensors_library(tmp_path):
+    model = network()
+    save_weights(tmp_path / "net.safetensors", model, {})
+    found = load_file(tmp_path / "net.safetensors")
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[k], v) for k, v in model.state_dict().items())
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+    model, metadata = network(), {name: name for name in "zyxwvutsrq"}
+    save_weights(tmp_path / "a", model, metadata)
+    save_weights(tmp_path / "b", model, dict(reversed(metadata.items())))
+    content = (tmp_path / "a").read_bytes()
+    assert content == (tmp_path / "b").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    assert list(json.loads(content[8 : 8 + length])["__metadata__"]) == sorted(metadata)
+
+
+def test_tied_weights_survive_the_round_trip(tmp_path):
+    def tied():
+        model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    first, second = tied(), tied()
+    save_weights(tmp_path / "tied", first, {})
+    load_weights(second, tmp_path / "tied")
+    assert torch.equal(second[1].weight, first[0].weight)
+    assert second[1].weight is second[0].weight
+
+
+def test_saving_replaces_a_file_and_leaves_nothing_beside_it(tmp_path):
+    path = tmp_path / "net.safetensors"
+    path.write_text("old")
+    save_weights(path, linear(), {})
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+    load_weights(linear(), path)
+
+
+def test_saving_where_nothing_can_be_written_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "absent" / "net.safetensors"
+    with pytest.raises(RequestError, match=r"can't write .*net.safetensors: No such file"):
+        save_weights(path, linear(), {})
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(
+    "wrap", [dict, lambda s: {"state_dict": s}, lambda s: {"model": s, "e": 3}]
+)
+def test_files_of_torch_save_load_nested_or_not_in_both_formats(tmp_path, zipped, wrap):
+    first, second = network(), network()
+    content = wrap(first.state_dict())
+    path = saved_with_torch(tmp_path / "net.pt", content, _use_new_zipfile_serialization=zipped)
+    assert load_weights(second, path) == {}
+    assert same_state(first, second)
+
+
+def test_the_content_decides_and_not_the_suffix(tmp_path):
+    path = tmp_path / "net.pth"
+    path.write_bytes(SAFETENSORS)
+    assert load_weights(linear(), path) == {"seed": "4"}
+    load_weights(linear(), saved_with_torch(tmp_path / "a.safetensors", linear().state_dict()))
+
+
+@pytest.mark.parametrize("start", [b"PK", b"\x80"])
+def test_a_header_whose_length_looks_like_another_format_is_still_safetensors(tmp_path, start):
+    length = int.from_bytes(SAFETENSORS[:8], "little")
+    wanted = next(n for n in range(length, 2**17) if n.to_bytes(8, "little").startswith(start))
+    header = SAFETENSORS[8 : 8 + length].ljust(wanted)
+    path = tmp_path / "net"
+    path.write_bytes(wanted.to_bytes(8, "little") + header + SAFETENSORS[8 + length :])
+    assert load_weights(linear(), path) == {"seed": "4"}
+
+
+def test_names_of_a_data_parallel_model_lose_their_prefix(tmp_path):
+    first, second = linear(), linear()
+    state = collections.OrderedDict(("module." + k, v) for k, v in first.state_dict().items())
+    load_weights(second, saved_with_torch(tmp_path / "net.pt", {"state_dict": state}))
+    assert same_state(first, second)
+
+
+def test_a_model_whose_own_names_begin_with_module_keeps_them(tmp_path):
+    first, second = (nn.ModuleDict({"module": linear()}) for _ in range(2))
+    load_weights(second, saved_with_torch(tmp_path / "net.pt", first.state_dict()))
+    assert same_state(first, second)
+
+
+def test_old_checkpoints_without_the_batch_counter_load(tmp_path):
+    first, second = network(), network()
+    second[1].num_batches_tracked.fill_(7)
+    state = {k: v for k, v in first.state_dict().items() if "tracked" not in k}
+    load_weights(second, saved_with_torch(tmp_path / "old.pt", state))
+    assert torch.equal(second[3].weight, first[3].weight)
+    assert second[1].num_batches_tracked == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_values_are_converted_to_the_precision_of_the_model(tmp_path, dtype):
+    weight = torch.linspace(-1, 1, 6).reshape(2, 3).to(dtype)
+    save_file({"weight": weight, "bias": torch.zeros(2, dtype=dtype)}, tmp_path / "net")
+    model = linear()
+    load_weights(model, tmp_path / "net")
+    assert model.weight.dtype == torch.float32
+    assert torch.equal(model.weight.detach(), weight.to(torch.float32))
+
+
+def test_a_file_hash_is_the_sha256_of_its_bytes(tmp_path):
+    content = os.urandom(3_000_001)
+    (tmp_path / "file").write_bytes(content)
+    assert file_hash(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+    assert file_hash(str(tmp_path / "file")) == hashlib.sha256(content).hexdigest()
+
+
+def test_the_hash_of_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(RequestError, match=r"can't read .*absent: there is no such file"):
+        file_hash(tmp_path / "absent")
+
+
+def test_a_state_hash_depends_on_values_names_shapes_and_dtypes():
+    class Holder(nn.Module):
+        def __init__(self, name, tensor, persistent=True):
+            super().__init__()
+            self.register_buffer(name, tensor, persistent=persistent)
+
+    variants = [
+        Holder("a", torch.zeros(4)),
+        Holder("b", torch.zeros(4)),
+        Holder("a", torch.zeros(2, 2)),
+        Holder("a", torch.zeros(4, dtype=torch.int32)),
+        Holder("a", torch.tensor([0.0, 0.0, 0.0, -0.0])),
+        Holder("a", torch.zeros(4, dtype=torch.bfloat16)),
+        Holder("a", torch.zeros(()), persistent=False),
+        Holder("a", torch.ones((), dtype=torch.bool), persistent=False),
+    ]
+    assert len({state_hash(variant) for variant in variants}) == len(variants)
+
+
+def test_a_state_hash_does_not_depend_on_layout_or_order_of_registration():
+    first, second = nn.Module(), nn.Module()
+    first.conv, first.head = nn.Conv2d(2, 3, 3), linear()
+    second.head, second.conv = first.head, nn.Conv2d(2, 3, 3)
+    second.conv.load_state_dict(first.conv.state_dict())
+    second.conv.to(memory_format=torch.channels_last)
+    assert not second.conv.weight.is_contiguous()
+    assert state_hash(first) == state_hash(second)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_state_hash_is_the_same_on_the_gpu():
+    model = network()
+    expected = state_hash(model)
+    assert state_hash(model.to("cuda")) == expected
+
+
+def test_importing_the_module_does_not_import_torch():
+    code = "import sys, nlbench.subjects.weights; print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+
+
+def test_a_checkpoint_loads_from_a_read_only_place(tmp_path):
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(SAFETENSORS)
+    copy = shutil.copy(path, tmp_path / "copy")
+    Path(copy).chmod(0o444)
+    load_weights(linear(), copy)
+    assert Path(copy).read_bytes() == SAFETENSORS
