@@ -45,7 +45,7 @@ def run_one(way: str, batch: int, batches: int, image: int) -> None:
                 model(part)
     else:
         run = nlbench.evaluate(model, inputs, MEASURES, settings={"sites.batch": batch})
-        wrong = [r.reading.reason for r in run.records if not r.is_done]
+        wrong = [r.result.reason for r in run.records if not r.is_done]
         if wrong:
             raise SystemExit("; ".join(wrong))
     print(json.dumps({"before": before, "peak": memory("VmHWM")}))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import nlbench
 from nlbench.execution.numerics import exact_arithmetic
-from nlbench.probes.sites.sites import look_at_sites
+from nlbench.probes.sites.sites import observe_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 
@@ -35,14 +35,14 @@ def bare(model: nn.Module, inputs: Tensor, size: int) -> None:
 
 def probe_alone(model: nn.Module, inputs: Tensor, size: int) -> None:
     with exact_arithmetic():
-        look_at_sites(model, torch.split(inputs, size), lambda look: None)
+        observe_sites(model, torch.split(inputs, size), lambda observation: None)
     if inputs.is_cuda:
         torch.cuda.synchronize()
 
 
 def signature(model: nn.Module, inputs: Tensor, size: int) -> None:
     run = nlbench.evaluate(model, inputs, MEASURES, settings={"sites.batch": size})
-    wrong = [f"{r.measure['name']}: {r.reading.reason}" for r in run.records if not r.is_done]
+    wrong = [f"{r.measure['name']}: {r.result.reason}" for r in run.records if not r.is_done]
     if wrong:
         raise SystemExit("; ".join(wrong))
 

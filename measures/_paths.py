@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from nlbench.measure import Reading
-from nlbench.probes.lines.lines import LineLook, SegmentTrace
+from nlbench.measure import Result
+from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
 
 __all__ = ["Method", "with_means"]
 
@@ -41,9 +41,9 @@ class Method:
     notes: Mapping[str, float] = field(default_factory=dict)
     is_single: bool = False
 
-    def and_of(self, look: LineLook) -> Method:
+    def and_of(self, observation: TracedSegment) -> Method:
         """Add a segment."""
-        trace = look.trace
+        trace = observation.trace
         notes = dict(self.notes)
         for name, number in trace.notes.items():
             is_count = name not in _SETTINGS
@@ -52,13 +52,13 @@ class Method:
         names = tuple(dict.fromkeys([*self.names, trace.method]))
         return Method(names, notes, self.is_single or is_single)
 
-    def on(self, reading: Reading) -> Reading:
+    def on(self, result: Result) -> Result:
         """Note the method on a reading; one that is not exact is remarked on in the board."""
         said = ", ".join(self.names)
         if not self.names:
-            return reading
-        remark = reading.reason
-        if reading.status == "ok" and (self.names != ("exact",) or self.is_single):
+            return result
+        remark = result.reason
+        if result.status == "ok" and (self.names != ("exact",) or self.is_single):
             remark = " and ".join(_WORDS.get(name, name) for name in self.names)
             if self.is_single:
                 remark += " in float32"
@@ -69,18 +69,18 @@ class Method:
                 remark += f" to {self.notes['tolerance']:g} of the value or to rounding"
             short = int(self.notes.get("segments_short_of_tolerance", 0))
             if short:
-                remark += f", which {short} of {reading.n} segments did not reach"
-        notes = {**reading.notes, "method": said, **self.notes}
-        return replace(reading, reason=remark, notes=notes)
+                remark += f", which {short} of {result.n} segments did not reach"
+        notes = {**result.notes, "method": said, **self.notes}
+        return replace(result, reason=remark, notes=notes)
 
 
-def with_means(reading: Reading, names: Iterable[str]) -> Reading:
+def with_means(result: Result, names: Iterable[str]) -> Result:
     """Add to a summary the mean over paths of more statistics, where every path has them."""
-    if reading.status != "ok":
-        return reading
-    means = {}
-    paths = [value.statistics for value in reading.values if value.status == "ok"]
+    if result.status != "ok":
+        return result
+    resources = {}
+    paths = [value.statistics for value in result.values if value.status == "ok"]
     for name in names:
         if paths and all(name in path for path in paths):
-            means[name] = statistics.fmean(path[name] for path in paths)
-    return replace(reading, summary={**reading.summary, **means})
+            resources[name] = statistics.fmean(path[name] for path in paths)
+    return replace(result, summary={**result.summary, **resources})

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.measure import Measure, ProbeName, Reading, Status, Value
+from nlbench.measure import Measure, ProbeName, Result, Status, Value
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = ["PooledMeasure", "SiteStream"]
 
@@ -39,34 +39,34 @@ class PooledMeasure(Measure):
     def stream(self) -> SiteStream:
         """Make the stream of one site."""
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """Forget all sites."""
         self._streams: dict[str, SiteStream] = {}
         self._counts: dict[str, int] = {}
         self._missing: dict[str, tuple[Status, str]] = {}
 
-    def samples(self, look: SiteLook) -> tuple[Tensor, Tensor]:
+    def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Choose what a stream is given of a look: by default the reduced samples."""
-        return look.x, look.y
+        return observation.x, observation.y
 
-    def update(self, look: SiteLook) -> None:
+    def update(self, observation: SiteBatch) -> None:
         """Take in one batch of one site."""
-        place = look.place
+        place = observation.place
         if place not in self._streams:
             self._streams[place] = self.stream()
-        self._counts[place] = self._counts.get(place, 0) + len(look.x)
+        self._counts[place] = self._counts.get(place, 0) + len(observation.x)
         if place in self._missing:
             return
         try:
-            self._streams[place].add(*self.samples(look))
+            self._streams[place].add(*self.samples(observation))
         except Undefined as error:
             self._missing[place] = ("undefined", str(error))
         except (NotFinite, RequestError) as error:
             self._missing[place] = ("failed", str(error))
 
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """One value per site, in the order of the first call."""
-        return Reading.of(self._value(place) for place in self._streams)
+        return Result.of(self._value(place) for place in self._streams)
 
     def _value(self, place: str) -> Value:
         n, stream = self._counts[place], self._streams[place]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nlbench.measure import Measure, Reading, Value
-from nlbench.probes.lines.lines import LineLook, SegmentTrace
+from nlbench.measure import Measure, Result, Value
+from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
 from nlbench.probes.lines.quadrature import SmoothTrace
 
 from ._deviation import Deviation, deviation_of
@@ -115,22 +115,22 @@ class AbsoluteDeviation(Measure):
     more_means = "more nonlinear"
     source = traced_regions("eq. 4 and appendix D")
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """Forget all paths."""
         self._sums: dict[str, _Sum] = {}
         self._method = Method()
 
-    def update(self, look: LineLook) -> None:
+    def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path."""
-        new, old = _Sum.of(look.trace), self._sums.get(look.place)
-        self._sums[look.place] = new if old is None else old + new
-        self._method = self._method.and_of(look)
+        new, old = _Sum.of(observation.trace), self._sums.get(observation.place)
+        self._sums[observation.place] = new if old is None else old + new
+        self._method = self._method.and_of(observation)
 
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """Give the deviation of each path."""
         values = [
             Value(place, path.statistics(), len(path.segments))
             for place, path in self._sums.items()
         ]
-        reading = Reading.of(values, n=sum(value.n for value in values))
-        return self._method.on(with_means(reading, ("above", "below", "variation")))
+        result = Result.of(values, n=sum(value.n for value in values))
+        return self._method.on(with_means(result, ("above", "below", "variation")))

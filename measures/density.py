@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from nlbench.errors import Undefined
-from nlbench.measure import Measure, Reading, Value
-from nlbench.probes.lines.lines import LineLook, SegmentTrace, slope_changes
+from nlbench.measure import Measure, Result, Value
+from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, slope_changes
 from nlbench.probes.lines.quadrature import SmoothTrace
 
 from ._paths import Method, with_means
@@ -74,12 +74,12 @@ class Density(Measure):
     Examples
     --------
     >>> import torch
-    >>> from nlbench.probes.lines import look_along
+    >>> from nlbench.probes.lines import observe_paths
     >>> density = Density()
-    >>> density.start()
-    >>> for look in look_along(torch.nn.ReLU(), torch.tensor([[[-1.0], [1.0], [-1.0]]])):
-    ...     density.update(look)
-    >>> density.finish().summary["value"]
+    >>> density.reset()
+    >>> for observation in observe_paths(torch.nn.ReLU(), torch.tensor([[[-1.0], [1.0], [-1.0]]])):
+    ...     density.update(observation)
+    >>> density.compute().summary["value"]
     2.0
     """
 
@@ -89,12 +89,12 @@ class Density(Measure):
     more_means = "more nonlinear"
     source = traced_regions("section 2.2")
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """Forget all paths."""
         self._tallies: dict[str, _Tally] = {}
         self._method = Method()
 
-    def update(self, look: LineLook) -> None:
+    def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path.
 
         Raises
@@ -102,19 +102,19 @@ class Density(Measure):
         nlbench.Undefined
             If the network has no breakpoints; the operation is the reason.
         """
-        if isinstance(look.trace, SmoothTrace):
-            raise Undefined(look.trace.refused or "the network is not piecewise affine")
-        new, old = _Tally.of(look.trace), self._tallies.get(look.place)
-        self._tallies[look.place] = new if old is None else old + new
-        self._method = self._method.and_of(look)
+        if isinstance(observation.trace, SmoothTrace):
+            raise Undefined(observation.trace.refused or "the network is not piecewise affine")
+        new, old = _Tally.of(observation.trace), self._tallies.get(observation.place)
+        self._tallies[observation.place] = new if old is None else old + new
+        self._method = self._method.and_of(observation)
 
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """Give the number of crossings of each path."""
         values = [
             Value(place, tally.statistics(), len(tally.crossings))
             for place, tally in self._tallies.items()
         ]
-        reading = Reading.of(values, n=sum(value.n for value in values))
+        result = Result.of(values, n=sum(value.n for value in values))
         sites = dict.fromkeys(_SITE + name for t in self._tallies.values() for name in t.sites)
-        means = ("per_length", "per_segment", "slope_changes", *sites)
-        return self._method.on(with_means(reading, means))
+        resources = ("per_length", "per_segment", "slope_changes", *sites)
+        return self._method.on(with_means(result, resources))

@@ -17,7 +17,7 @@ from ._samples import as_samples
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = ["Entropy", "histogram_entropy"]
 
@@ -90,9 +90,9 @@ class Entropy(PooledMeasure):
     version: ClassVar[str] = "1"
     source: ClassVar[Source] = affinity_paper("appendix E")
 
-    def samples(self, look: SiteLook) -> tuple[Tensor, Tensor]:
+    def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Take the entropies, one a sample."""
-        return histogram_entropy(look.x.detach()), histogram_entropy(look.y.detach())
+        return histogram_entropy(observation.x.detach()), histogram_entropy(observation.y.detach())
 
     def stream(self) -> ChangeStream:
         """Make the stream of one site."""

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measure import Measure, MoreMeans, ProbeName, Reading, Source
+from nlbench.measure import Measure, MoreMeans, ProbeName, Result, Source
 from nlbench.options import Option
 from nlbench.probes.function.function import directional_derivative
 
 if TYPE_CHECKING:
-    from nlbench.probes.function.function import FunctionLook
+    from nlbench.probes.function.function import FunctionBatch
 
 __all__ = ["NonlinearityCoefficient", "nonlinearity_coefficient"]
 
@@ -167,23 +167,25 @@ class NonlinearityCoefficient(Measure):
 }""",
     )
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """Forget all batches."""
         self._bends: list[Tensor] = []
         self._spreads: list[Tensor] = []
         self._left_out = 0
 
-    def update(self, look: FunctionLook) -> None:
+    def update(self, observation: FunctionBatch) -> None:
         """Differentiate along the batch's pairs; two numbers a sample are kept."""
-        if len(look.inputs) < FEWEST:
-            self._left_out += len(look.inputs)
+        if len(observation.inputs) < FEWEST:
+            self._left_out += len(observation.inputs)
             return
         directions = int(self.settings["directions"])
-        bends, spreads = _terms(look.function, look.inputs, directions, look.most)
+        bends, spreads = _terms(
+            observation.function, observation.inputs, directions, observation.most
+        )
         self._bends.append(bends.cpu())
         self._spreads.append(spreads.cpu())
 
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """One number for the network, with its standard error."""
         if not self._bends:
             raise Undefined(f"no batch of at least {FEWEST} samples")
@@ -193,4 +195,4 @@ class NonlinearityCoefficient(Measure):
             "error": _standard_error(bends, spreads),
         }
         notes = {"samples left out": self._left_out} if self._left_out else {}
-        return Reading(summary, n=len(bends), notes=notes)
+        return Result(summary, n=len(bends), notes=notes)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from nlbench.errors import Undefined
-from nlbench.measure import Measure, Reading, Source, Value
+from nlbench.measure import Measure, Result, Source, Value
 from nlbench.options import Option
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
-from nlbench.probes.graph.graph import GraphLook, channel_graph
+from nlbench.probes.graph.graph import ObservedGraph, channel_graph
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,28 +104,28 @@ class PathLength(Measure):
         ),
     )
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """Forget the last graph."""
-        self._reading: Reading | None = None
+        self._reading: Result | None = None
 
-    def update(self, look: GraphLook) -> None:
+    def update(self, observation: ObservedGraph) -> None:
         """Measure the subject's graph."""
         empirical = bool(self.settings["empirical"])
-        activity = look.activity() if empirical else None
-        samples = look.samples if empirical else 0
-        counted = counted_lengths(look.graph, activity)
+        activity = observation.activity() if empirical else None
+        samples = observation.samples if empirical else 0
+        counted = counted_lengths(observation.graph, activity)
         walked = bool(self.settings["normalized"])
-        value = walked_length(look.graph, activity) if walked else counted.mean
-        values = tuple(_layers(look.graph, activity, samples))
+        value = walked_length(observation.graph, activity) if walked else counted.mean
+        values = tuple(_layers(observation.graph, activity, samples))
         units = sum(layer.statistics["units"] for layer in values)
         active = sum(layer.statistics["value"] for layer in values)
         summary = {"value": value, "units": units, "active": active}
         if units:
             summary["linear_share"] = 1 - active / units
         summary["log10_paths"] = counted.log10_paths
-        self._reading = Reading(summary, values, samples, notes={"layers": len(values)})
+        self._reading = Result(summary, values, samples, notes={"layers": len(values)})
 
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """Give what was measured."""
         if self._reading is None:
             raise Undefined("there was no graph to measure")

@@ -16,7 +16,7 @@ from ._pooled import PooledMeasure
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = ["NEAR_ZERO", "Sparsity", "share_near_zero"]
 
@@ -91,9 +91,9 @@ class Sparsity(PooledMeasure):
         "share_near_zero": share_near_zero
     }
 
-    def samples(self, look: SiteLook) -> tuple[Tensor, Tensor]:
+    def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Take the shares of the unreduced tensors, one a sample."""
-        before, after = look.unreduced["share_near_zero"]
+        before, after = observation.unreduced["share_near_zero"]
         return before, after
 
     def stream(self) -> ChangeStream:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         UnsupportedOperation,
     )
     from nlbench.evaluation import evaluate
-    from nlbench.measure import Measure, Reading, Source, Value, site_measure
+    from nlbench.measure import Measure, Result, Source, Value, site_measure
     from nlbench.options import Option
     from nlbench.plan import Request
     from nlbench.runner import run
@@ -34,9 +34,9 @@ __all__ = [
     "NotFinite",
     "Option",
     "PluginError",
-    "Reading",
     "Request",
     "RequestError",
+    "Result",
     "Run",
     "Signature",
     "Source",
@@ -60,7 +60,7 @@ _HOMES = {
     "NotFinite": "errors",
     "Option": "options",
     "PluginError": "errors",
-    "Reading": "measure",
+    "Result": "measure",
     "Request": "request",
     "RequestError": "errors",
     "Run": "store.record",

@@ -75,7 +75,7 @@ def evaluate(
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> run = evaluate(model, torch.randn(64, 4), measures=["affinity", "absdev"])
-    >>> [reading.reading.status for reading in run.records]
+    >>> [result.result.status for result in run.records]
     ['ok', 'ok']
     """
     progress = progress or Silent()

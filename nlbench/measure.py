@@ -2,7 +2,7 @@
 
 A measure turns what one probe shows into numbers. There are two ways to write
 one: decorate a function of a site's input and output with `site_measure`, or derive
-a class with ``start``, ``update`` and ``finish`` from `Measure`.
+a class with ``reset``, ``update`` and ``compute`` from `Measure`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from nlbench.options import Option, OptionValue, resolve_options
 if TYPE_CHECKING:
     import torch
 
-    from nlbench.probes.sites.sites import SiteLook
+    from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = [
     "FunctionMeasure",
     "Measure",
     "MoreMeans",
     "ProbeName",
-    "Reading",
+    "Result",
     "Source",
     "Status",
     "Value",
@@ -128,7 +128,7 @@ def summarize(values: Iterable[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Result:
     """What one measure says of one subject.
 
     Parameters
@@ -159,7 +159,7 @@ class Reading:
     @classmethod
     def missing(
         cls, status: Status, reason: str, values: tuple[Value, ...] = (), n: int = 0
-    ) -> Reading:
+    ) -> Result:
         """Make a reading without a summary, with the reason."""
         return cls({}, values, n, status, reason)
 
@@ -171,7 +171,7 @@ class Reading:
         n: int = 0,
         notes: Mapping[str, Any] | None = None,
         summary: Callable[[Iterable[float]], Mapping[str, float]] = summarize,
-    ) -> Reading:
+    ) -> Result:
         """Make a reading of values per place and summarise it.
 
         Places that are undefined are listed and left out of the summary. One place
@@ -190,7 +190,7 @@ class Reading:
 
         Examples
         --------
-        >>> Reading.of({"features.0": 0.5, "features.1": 1.0}).summary["value"]
+        >>> Result.of({"features.0": 0.5, "features.1": 1.0}).summary["value"]
         0.75
         """
         if isinstance(values, Mapping):
@@ -222,7 +222,7 @@ class Measure(ABC):
     """One way of turning what a probe shows into numbers.
 
     A subclass states what it is in class attributes and has three methods. One
-    instance measures one subject: ``start`` once, ``update`` with each look, ``finish``
+    instance measures one subject: ``reset`` once, ``update`` with each observation, ``compute``
     once.
 
     Attributes
@@ -243,16 +243,17 @@ class Measure(ABC):
         For measures of the probe ``sites`` that need more than the reduced samples:
         functions of an activation's whole tensor (n, ...), batch first, to one number a
         sample (n,). The probe applies them to the input before the call and to the output
-        after it, and keeps only the results: ``look.unreduced[name]`` is the pair of both.
+        after it, and keeps only the results: ``observation.unreduced[name]`` is the pair of both.
 
     Examples
     --------
     >>> class MeanShift(Measure):
     ...     '''Mean change that an activation makes.'''
     ...     probe, bounds, more_means = "sites", (0.0, float("inf")), "more nonlinear"
-    ...     def start(self): self.shifts = {}
-    ...     def update(self, look): self.shifts[look.place] = (look.y - look.x).abs().mean().item()
-    ...     def finish(self): return Reading.of(self.shifts)
+    ...     def reset(self): self.shifts = {}
+    ...     def update(self, batch):
+    ...         self.shifts[batch.place] = (batch.y - batch.x).abs().mean().item()
+    ...     def compute(self): return Result.of(self.shifts)
     >>> MeanShift.name
     'meanshift'
     """
@@ -278,15 +279,15 @@ class Measure(ABC):
             self.options, settings, owner=self.name
         )
 
-    def start(self) -> None:  # noqa: B027 (a measure without state needs none)
+    def reset(self) -> None:  # noqa: B027 (a measure without state needs none)
         """Forget everything; called once before the first look."""
 
     @abstractmethod
-    def update(self, look: Any) -> None:
+    def update(self, observation: Any) -> None:
         """Take in one look: one batch of one site, one traced segment."""
 
     @abstractmethod
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """Say what was found."""
 
 
@@ -299,19 +300,19 @@ class FunctionMeasure(Measure):
 
     function: ClassVar[Callable[..., float | torch.Tensor]]
 
-    def start(self) -> None:
+    def reset(self) -> None:
         """Forget all batches."""
         self._scores: dict[str, list[float]] = {}
         self._missing: dict[str, tuple[Status, str]] = {}
         self._n: dict[str, int] = {}
 
-    def update(self, look: SiteLook) -> None:
+    def update(self, observation: SiteBatch) -> None:
         """Score one batch of one site."""
-        place = look.place
+        place = observation.place
         self._scores.setdefault(place, [])
-        self._n[place] = self._n.get(place, 0) + len(look.x)
+        self._n[place] = self._n.get(place, 0) + len(observation.x)
         try:
-            score = float(type(self).function(look.x, look.y, **self.settings))
+            score = float(type(self).function(observation.x, observation.y, **self.settings))
             if not math.isfinite(score):
                 raise NotFinite(f"the score is {score}")
         except Undefined as error:
@@ -321,9 +322,9 @@ class FunctionMeasure(Measure):
         else:
             self._scores[place].append(score)
 
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """Mean and standard deviation over batches, per site."""
-        return Reading.of(self._value(place) for place in self._scores)
+        return Result.of(self._value(place) for place in self._scores)
 
     def _value(self, place: str) -> Value:
         scores, n = self._scores[place], self._n[place]

@@ -276,7 +276,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """List the installed entry points of a group.
 
-    Reading the metadata of all that is installed takes tens of milliseconds; it is done
+    Result the metadata of all that is installed takes tens of milliseconds; it is done
     again only when the search path has changed, or a folder on it, as an installation does.
 
     Parameters

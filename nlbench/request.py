@@ -19,7 +19,7 @@ __all__ = [
     "EXECUTORS",
     "PRECISIONS",
     "RERUN",
-    "Conduct",
+    "ExecutionOptions",
     "Request",
     "Settings",
     "parse_size",
@@ -84,7 +84,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Conduct:
+class ExecutionOptions:
     """How a run is carried out; none of it decides a number.
 
     Parameters
@@ -112,7 +112,7 @@ class Conduct:
 
     Examples
     --------
-    >>> Conduct(executor="process")
+    >>> ExecutionOptions(executor="process")
     Traceback (most recent call last):
     nlbench.errors.RequestError: --executor: unknown 'process'; did you mean 'processes'?
     """

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from nlbench.errors import NlbenchError, RequestError
-from nlbench.execution.executors import Crew, executed
+from nlbench.execution.executors import WorkerPool, executed
 from nlbench.execution.work_units import units_of
 from nlbench.plan import Cell, Plan, kept_plan, make_plan
-from nlbench.request import Conduct, Request
+from nlbench.request import ExecutionOptions, Request
 from nlbench.store.record import Record, Run, load_run
 from nlbench.store.run_folder import (
     Book,
@@ -33,7 +33,7 @@ from nlbench.store.run_folder import (
 if TYPE_CHECKING:
     from nlbench.execution.numerics import Machine
 
-__all__ = ["Outlook", "Progress", "Silent", "outlook", "run"]
+__all__ = ["Preview", "Progress", "Silent", "preview", "run"]
 
 
 class Progress(Protocol):
@@ -63,7 +63,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Preview:
     """What a run would do.
 
     Parameters
@@ -83,13 +83,13 @@ class Outlook:
     impossible: tuple[Cell, ...]
 
 
-def outlook(
+def preview(
     request: Request,
     out: str | Path,
     *,
-    conduct: Conduct | None = None,
+    execution: ExecutionOptions | None = None,
     progress: Progress | None = None,
-) -> Outlook:
+) -> Preview:
     """Say what a run would do; nothing is measured or written.
 
     Parameters
@@ -102,25 +102,25 @@ def outlook(
     nlbench.RequestError, nlbench.PluginError
         If the request can't be carried out as a whole.
     """
-    conduct, progress = conduct or Conduct(), progress or Silent()
+    execution, progress = execution or ExecutionOptions(), progress or Silent()
     folder = Path(out)
     old = load_run(folder) if check_free(folder) else Run({}, [], folder)
     plan = kept_plan(folder, request)
-    if plan is None or _sorted(plan, old.records, conduct).new:
+    if plan is None or _sorted(plan, old.records, execution).new:
         plan = make_plan(request, _device(request), progress.warn)
     check_alike(old, plan)
-    return _sorted(plan, old.records, conduct)
+    return _sorted(plan, old.records, execution)
 
 
-def _sorted(plan: Plan, records: Iterable[Record], conduct: Conduct) -> Outlook:
+def _sorted(plan: Plan, records: Iterable[Record], execution: ExecutionOptions) -> Preview:
     kept = {
         record.key
         for record in records
-        if conduct.rerun == "never" or (conduct.rerun == "failed" and record.is_done)
+        if execution.rerun == "never" or (execution.rerun == "failed" and record.is_done)
     }
     recorded = tuple(cell for cell in plan.cells if cell.key in kept)
     rest = [cell for cell in plan.cells if cell.key not in kept]
-    return Outlook(
+    return Preview(
         plan,
         tuple(cell for cell in rest if not cell.target.impossible),
         recorded,
@@ -140,7 +140,7 @@ def run(
     *,
     progress: Progress | None = None,
     command: str = "",
-    conduct: Conduct | None = None,
+    execution: ExecutionOptions | None = None,
 ) -> Run:
     """Measure subjects, one record a cell, in a run's folder.
 
@@ -155,7 +155,7 @@ def run(
     progress : Progress, optional
     command : str
         The command line, for the manifest.
-    conduct : Conduct, optional
+    execution : ExecutionOptions, optional
         How it is carried out: what is measured again, where, how many at a time.
 
     Returns
@@ -169,8 +169,8 @@ def run(
         If the request can't be carried out as a whole. What concerns one cell only is a
         ``failed`` reading.
     """
-    progress, conduct, folder = progress or Silent(), conduct or Conduct(), Path(out)
-    finished = _finished(request, folder, conduct)
+    progress, execution, folder = progress or Silent(), execution or ExecutionOptions(), Path(out)
+    finished = _finished(request, folder, execution)
     if finished is not None:
         return finished
     began = time.perf_counter()
@@ -178,11 +178,11 @@ def run(
     is_new = not os.path.lexists(folder)
     with open_run(folder, plan) as result:
         forget_failures(result, plan.cells)
-        crew = _crew(conduct, plan)
-        book = Book(result, request, plan, _machine(plan, crew.threads), command, began)
+        pool = _worker_pool(execution, plan)
+        book = Book(result, request, plan, _machine(plan, pool.threads), command, began)
         try:
             book.open()
-            _carry_out(book, _sorted(plan, result.records, conduct), crew, progress)
+            _carry_out(book, _sorted(plan, result.records, execution), pool, progress)
         except KeyboardInterrupt:
             # What workers wrote and hadn't told yet is kept as well.
             book.done.update({record.key: record for record in load_run(folder).records})
@@ -196,15 +196,15 @@ def run(
     return result
 
 
-def _finished(request: Request, folder: Path, conduct: Conduct) -> Run | None:
+def _finished(request: Request, folder: Path, execution: ExecutionOptions) -> Run | None:
     """The run in a folder if it has all that is asked for and its table is up to date."""
-    if conduct.rerun == "all" or not check_free(folder):
+    if execution.rerun == "all" or not check_free(folder):
         return None
     plan = kept_plan(folder, request)
     if plan is None:
         return None
     old = load_run(folder)
-    todo = _sorted(plan, old.records, conduct)
+    todo = _sorted(plan, old.records, execution)
     is_current = not old.manifest.get("unfinished") and {r.key for r in old.records} == set(
         old.manifest.get("order", [])
     )
@@ -221,7 +221,7 @@ def _machine(plan: Plan, threads: int) -> Machine:
         return Machine.at(torch.device(plan.device), plan.precision)
 
 
-def _carry_out(book: Book, todo: Outlook, crew: Crew, progress: Progress) -> None:
+def _carry_out(book: Book, todo: Preview, pool: WorkerPool, progress: Progress) -> None:
     """Measure what is to be measured; a lone subject that can't be loaded is a wrong request."""
     from nlbench.execution.measure_subject import missing_record
 
@@ -232,16 +232,16 @@ def _carry_out(book: Book, todo: Outlook, crew: Crew, progress: Progress) -> Non
     units = units_of(
         todo.new,
         plan,
-        memory=crew.conduct.memory,
+        memory=pool.execution.memory,
         expected=expected,
-        workers=crew.workers,
+        workers=pool.workers,
     )
     progress.begin(_steps(todo.new, book.request))
     alone = len(plan.targets) == 1
     for cell in todo.impossible:
         book.add(missing_record(cell, book.machine, cell.target.impossible))
     # Closed at once where it is interrupted: nobody writes to the folder any more then.
-    with closing(executed(units, crew, book.run.path, progress)) as results:
+    with closing(executed(units, pool, book.run.path, progress)) as results:
         for result in results:
             if isinstance(result, Record):
                 # Processes that load a subject at different times may not find the same one.
@@ -257,24 +257,24 @@ def _carry_out(book: Book, todo: Outlook, crew: Crew, progress: Progress) -> Non
                 book.add(missing_record(cell, book.machine, result.reason, result.traceback))
 
 
-def _crew(conduct: Conduct, plan: Plan) -> Crew:
+def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
     """How many measure at a time, and with what."""
     import torch
 
     from nlbench.execution.numerics import default_threads
 
-    threads = conduct.threads or default_threads()
-    if conduct.executor == "serial":
-        return Crew(conduct, 1, threads)
+    threads = execution.threads or default_threads()
+    if execution.executor == "serial":
+        return WorkerPool(execution, 1, threads)
     count = torch.cuda.device_count() if plan.device == "cuda" else 0
-    if conduct.executor == "dask":
+    if execution.executor == "dask":
         # Each of its workers has a GPU of its own, or none.
-        return Crew(conduct, conduct.workers or 2, threads)
+        return WorkerPool(execution, execution.workers or 2, threads)
     if count > 1:
         devices = tuple(f"cuda:{number}" for number in range(count))
-        return Crew(conduct, conduct.workers or count, threads, devices)
+        return WorkerPool(execution, execution.workers or count, threads, devices)
     by_cores = max(2, (os.cpu_count() or 1) // threads)
-    return Crew(conduct, conduct.workers or (1 if count else by_cores), threads)
+    return WorkerPool(execution, execution.workers or (1 if count else by_cores), threads)
 
 
 def _steps(cells: Sequence[Cell], request: Request) -> int:

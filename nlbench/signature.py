@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError, Undefined
-from nlbench.measure import Reading, summarize
+from nlbench.measure import Result, summarize
 from nlbench.store.files import write_atomically
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Signature:
     Examples
     --------
     >>> import nlbench
-    >>> reading = nlbench.Reading.of({"conv1/relu": 0.5, "conv2/relu": 0.75, "head": 1.0})
-    >>> signature = Signature.of(reading)
+    >>> reading = nlbench.Result.of({"conv1/relu": 0.5, "conv2/relu": 0.75, "head": 1.0})
+    >>> signature = Signature.of(result)
     >>> signature.sites, signature.values
     (('conv1/relu', 'conv2/relu', 'head'), (0.5, 0.75, 1.0))
     >>> signature.statistics["mean"], signature.statistics["spread"]
@@ -68,13 +68,13 @@ class Signature:
 
     @classmethod
     def of(
-        cls, reading: Reading, *, kinds: Mapping[str, str] | None = None, name: str = ""
+        cls, result: Result, *, kinds: Mapping[str, str] | None = None, name: str = ""
     ) -> Signature:
         """Take the signature out of a site measure's reading, such as ``run["affinity"]``.
 
         Parameters
         ----------
-        reading : Reading
+        result : Result
         kinds : mapping of str to str, optional
             From sites to kinds, as `nlbench.probes.sites.list_sites` tells them.
         name : str
@@ -85,14 +85,14 @@ class Signature:
         nlbench.Undefined
             If the reading lists no places.
         """
-        if not reading.values:
-            why = f": {reading.reason}" if reading.reason else ""
+        if not result.values:
+            why = f": {result.reason}" if result.reason else ""
             raise Undefined(f"the reading lists no sites{why}")
         return cls(
-            tuple(value.place for value in reading.values),
-            tuple((kinds or {}).get(value.place, "") for value in reading.values),
-            tuple(value.statistics.get("value", math.nan) for value in reading.values),
-            tuple(value.status for value in reading.values),
+            tuple(value.place for value in result.values),
+            tuple((kinds or {}).get(value.place, "") for value in result.values),
+            tuple(value.statistics.get("value", math.nan) for value in result.values),
+            tuple(value.status for value in result.values),
             name,
         )
 

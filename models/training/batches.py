@@ -1,4 +1,4 @@
-"""Reading the training data beside training: the next batch while a step is computed."""
+"""Result the training data beside training: the next batch while a step is computed."""
 
 from __future__ import annotations
 

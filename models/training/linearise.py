@@ -18,7 +18,7 @@ from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.evaluation import evaluate
 from nlbench.execution.numerics import Machine, resolve_device
-from nlbench.measure import Measure, Reading, Value
+from nlbench.measure import Measure, Result, Value
 from nlbench.options import OptionValue
 from nlbench.plan import content_key, load_measures, make_bench
 from nlbench.runner import Progress, Silent
@@ -355,7 +355,7 @@ class Recorder:
             "dtype": "",
             "environment": dict(self.machine.environment),
         }
-        failed = Reading.missing("failed", reason)
+        failed = Result.missing("failed", reason)
         return [
             self._record(item, facts, about, failed, machine)
             for about in (ACCURACY, LINEAR_UNITS, measure_facts(self.measure, {}))
@@ -366,7 +366,7 @@ class Recorder:
         item: Item,
         facts: Mapping[str, Any],
         about: Mapping[str, Any],
-        reading: Reading,
+        result: Result,
         machine: Mapping[str, Any],
     ) -> Record:
         return Record(
@@ -375,7 +375,7 @@ class Recorder:
             measure=about,
             probe={"name": "", "options": {}},
             machine=machine,
-            reading=reading,
+            result=result,
             finished=now(),
         )
 
@@ -394,14 +394,14 @@ class Recorder:
         return str(file.relative_to(folder)) if file.is_relative_to(folder) else file.name
 
 
-def _accuracy(accuracy: float | None, trained: Trained | None) -> Reading:
+def _accuracy(accuracy: float | None, trained: Trained | None) -> Result:
     if accuracy is None:
-        return Reading.missing("undefined", "the network doesn't give one logit a class")
+        return Result.missing("undefined", "the network doesn't give one logit a class")
     summary = {"value": accuracy}
     if trained is not None:
         summary["train"] = trained.train_accuracy
         summary |= {k: v for k, v in trained.scores.items() if ":" not in k and k != "linear_share"}
-    return Reading(summary)
+    return Result(summary)
 
 
 def _shape(trained: Trained | None) -> dict[str, tuple[int, int]]:
@@ -414,9 +414,9 @@ def _shape(trained: Trained | None) -> dict[str, tuple[int, int]]:
     }
 
 
-def _linear(shape: Mapping[str, tuple[int, int]]) -> Reading:
+def _linear(shape: Mapping[str, tuple[int, int]]) -> Result:
     if not shape:
-        return Reading({"value": 0.0}, notes={"network": "as it was trained, all units nonlinear"})
+        return Result({"value": 0.0}, notes={"network": "as it was trained, all units nonlinear"})
     units = sum(total for _, total in shape.values())
     nonlinear = sum(active for active, _ in shape.values())
     values = tuple(
@@ -424,7 +424,7 @@ def _linear(shape: Mapping[str, tuple[int, int]]) -> Reading:
         for layer, (active, total) in shape.items()
     )
     summary = {"value": 1 - nonlinear / units, "nonlinear": nonlinear, "units": units}
-    return Reading(summary, values)
+    return Result(summary, values)
 
 
 def linearise(
@@ -590,9 +590,9 @@ class _Work:
             found = self.done[self.recorder.linear_units(pattern)]
             if not found.is_done:
                 raise NotFinite(
-                    f"there is no network that it could be a control of: {found.reading.reason}"
+                    f"there is no network that it could be a control of: {found.result.reason}"
                 )
-            share = found.reading.summary["value"]
+            share = found.result.summary["value"]
         label = self.grid.label(item)
 
         def step(epoch: Any) -> None:

@@ -18,7 +18,7 @@ from .common import Interrupted, split_names, split_seeds, split_settings
 
 if TYPE_CHECKING:
     from nlbench.request import Request
-    from nlbench.runner import Outlook
+    from nlbench.runner import Preview
     from nlbench.store.record import Run
 
 __all__ = ["run"]
@@ -137,7 +137,7 @@ def run(
     settings = {**asked.pop("settings", {}), **split_settings(setting or [])}
     if asked.get("sites"):
         settings["sites.select"] = asked["sites"]
-    request, conduct = _request(asked, settings), _conduct(asked)
+    request, execution = _request(asked, settings), _conduct(asked)
     if asked.get("out") in ("", Path()):
         raise RequestError("--out: expected a folder's name, got ''")
     folder = Path(asked["out"]) if "out" in asked else _default_folder(request.models)
@@ -147,12 +147,12 @@ def run(
         from nlbench import runner
 
         if dry_run:
-            foreseen = runner.outlook(request, folder, conduct=conduct, progress=bar)
+            foreseen = runner.preview(request, folder, execution=execution, progress=bar)
             bar.stop()
             _print_outlook(foreseen, folder)
             return
         try:
-            result = runner.run(request, folder, progress=bar, command=command, conduct=conduct)
+            result = runner.run(request, folder, progress=bar, command=command, execution=execution)
         except KeyboardInterrupt:
             is_begun = (folder / "manifest.json").is_file()
             kept = f"what was finished is in {folder}" if is_begun else "nothing was measured yet"
@@ -177,15 +177,15 @@ def _request(asked: dict[str, Any], settings: dict[str, Any]) -> Request:
 
 
 def _conduct(asked: dict[str, Any]) -> Any:
-    from nlbench.request import Conduct
+    from nlbench.request import ExecutionOptions
 
     given = {name: asked[name] for name in _CONDUCT if name in asked}
     if "memory" in asked:
         given["memory"] = parse_size(asked["memory"])
-    return Conduct(**given)
+    return ExecutionOptions(**given)
 
 
-def _print_outlook(foreseen: Outlook, folder: Path) -> None:
+def _print_outlook(foreseen: Preview, folder: Path) -> None:
     """Counts, then one line a subject."""
     groups = (
         ("new", foreseen.new),

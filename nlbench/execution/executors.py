@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
-from nlbench.request import Conduct
+from nlbench.request import ExecutionOptions
 from nlbench.store.files import write_atomically
 from nlbench.store.record import Record
 
@@ -30,7 +30,7 @@ from .work_units import Missed, Unit
 if TYPE_CHECKING:
     from nlbench.runner import Progress
 
-__all__ = ["Crew", "executed"]
+__all__ = ["WorkerPool", "executed"]
 
 
 ROUNDS = 4
@@ -38,12 +38,12 @@ ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     """Who measures.
 
     Parameters
     ----------
-    conduct : Conduct
+    execution : ExecutionOptions
     workers : int
         How many units at a time.
     threads : int
@@ -52,7 +52,7 @@ class Crew:
         GPUs to share out, where there are several; else empty.
     """
 
-    conduct: Conduct
+    execution: ExecutionOptions
     workers: int
     threads: int
     devices: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class _Task:
 
 
 def executed(
-    units: Sequence[Unit], crew: Crew, folder: Path, progress: Progress
+    units: Sequence[Unit], pool: WorkerPool, folder: Path, progress: Progress
 ) -> Generator[Record | Missed]:
     """Measure units and yield what comes of their cells, as it comes.
 
@@ -82,7 +82,7 @@ def executed(
     Parameters
     ----------
     units : sequence of Unit
-    crew : Crew
+    pool : WorkerPool
     folder : Path
         The run's; processes on this machine, and workers that reach it, write their records
         there themselves.
@@ -93,29 +93,31 @@ def executed(
     nlbench.RequestError
         If there is no cluster.
     """
-    if crew.conduct.executor == "serial" and crew.conduct.timeout is None:
-        yield from _here(units, crew, progress)
-    elif crew.conduct.executor == "serial":
-        yield from _beside(units, crew, progress)
+    if pool.execution.executor == "serial" and pool.execution.timeout is None:
+        yield from _here(units, pool, progress)
+    elif pool.execution.executor == "serial":
+        yield from _beside(units, pool, progress)
     else:
-        yield from _elsewhere(units, crew, folder, progress)
+        yield from _elsewhere(units, pool, folder, progress)
 
 
-def _here(units: Sequence[Unit], crew: Crew, progress: Progress) -> Iterator[Record | Missed]:
+def _here(units: Sequence[Unit], pool: WorkerPool, progress: Progress) -> Iterator[Record | Missed]:
     # Imported where it is needed: a finished run is taken up without PyTorch.
     from .measure_subject import Host
     from .numerics import some_threads
 
     host = Host()
-    with some_threads(crew.threads):
+    with some_threads(pool.threads):
         for unit in units:
             yield from host.measure(unit, progress)
 
 
-def _beside(units: Sequence[Unit], crew: Crew, progress: Progress) -> Iterator[Record | Missed]:
+def _beside(
+    units: Sequence[Unit], pool: WorkerPool, progress: Progress
+) -> Iterator[Record | Missed]:
     try:
         for unit in units:
-            for result in supervised(unit, timeout=crew.conduct.timeout, threads=crew.threads):
+            for result in supervised(unit, timeout=pool.execution.timeout, threads=pool.threads):
                 if isinstance(result, Stepped):
                     progress.step(result)
                 else:
@@ -125,15 +127,15 @@ def _beside(units: Sequence[Unit], crew: Crew, progress: Progress) -> Iterator[R
 
 
 def _elsewhere(
-    units: Sequence[Unit], crew: Crew, folder: Path, progress: Progress
+    units: Sequence[Unit], pool: WorkerPool, folder: Path, progress: Progress
 ) -> Iterator[Record | Missed]:
     left = {unit.cells[0].key: unit for unit in units}
     begin = time.time()
     with ExitStack() as stack:
-        joblib = stack.enter_context(_backend(crew))
+        joblib = stack.enter_context(_backend(pool))
         slots = stack.enter_context(tempfile.TemporaryDirectory(prefix="nlbench-slots-"))
         for _ in range(ROUNDS):
-            tasks = [_task(unit, crew, folder, slots) for unit in left.values()]
+            tasks = [_task(unit, pool, folder, slots) for unit in left.values()]
             try:
                 with closing(joblib(tasks)) as answers:
                     for name, results, steps in answers:
@@ -190,15 +192,15 @@ Send = Callable[[Sequence[_Task]], Generator[Answer]]
 
 
 @contextmanager
-def _backend(crew: Crew) -> Iterator[Send]:
+def _backend(pool: WorkerPool) -> Iterator[Send]:
     """Give the function that has tasks done, by loky's processes or by a cluster's workers."""
     import joblib
 
     with ExitStack() as stack:
         stack.enter_context(quiet_ending())
-        settings: dict[str, Any] = {"n_jobs": crew.workers}
-        if crew.conduct.executor == "dask":
-            stack.enter_context(_cluster(crew))
+        settings: dict[str, Any] = {"n_jobs": pool.workers}
+        if pool.execution.executor == "dask":
+            stack.enter_context(_cluster(pool))
             stack.enter_context(joblib.parallel_config(backend="dask"))
             settings = {"n_jobs": -1}
         else:
@@ -219,20 +221,20 @@ def _backend(crew: Crew) -> Iterator[Send]:
 
 
 @contextmanager
-def _cluster(crew: Crew) -> Iterator[None]:
+def _cluster(pool: WorkerPool) -> Iterator[None]:
     """Connect to a Dask cluster, or make one on this machine."""
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
         raise RequestError("--executor dask needs Dask: pip install 'nlbench[dask]'") from error
-    address = crew.conduct.address
+    address = pool.execution.address
     with ExitStack() as stack:
         stack.enter_context(quiet_loop())
         try:
             if not address:
                 with deaf_processes():
                     cluster = distributed.LocalCluster(
-                        n_workers=crew.workers,
+                        n_workers=pool.workers,
                         threads_per_worker=1,
                         dashboard_address=None,
                         # Its errors are of tasks that are called off; others are raised here.
@@ -246,17 +248,17 @@ def _cluster(crew: Crew) -> Iterator[None]:
         yield
 
 
-def _task(unit: Unit, crew: Crew, folder: Path, slots: str) -> _Task:
+def _task(unit: Unit, pool: WorkerPool, folder: Path, slots: str) -> _Task:
     plan = folder / "plan.json"
     return _Task(
         unit,
-        crew.conduct.timeout,
-        crew.threads,
+        pool.execution.timeout,
+        pool.threads,
         str(folder.absolute()),
         _token(plan),
-        slots if crew.devices else "",
-        crew.devices,
-        crew.workers,
+        slots if pool.devices else "",
+        pool.devices,
+        pool.workers,
     )
 
 

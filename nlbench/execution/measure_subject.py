@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from nlbench import registry
 from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, Undefined, nearest
-from nlbench.measure import Measure, Reading, Status
+from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure
-from nlbench.probes.passes import Means, ProbeSettings, Step
+from nlbench.probes.passes import ProbeSettings, Resources, Step
 from nlbench.store.manifest import measure_facts, now
 from nlbench.store.record import Record
 from nlbench.store.run_folder import check_unchanged, difference
@@ -46,8 +46,8 @@ __all__ = [
     "Unwatching",
     "Watch",
     "failure_of",
-    "look",
     "missing_record",
+    "observe",
     "records_of",
     "steps_of",
 ]
@@ -79,7 +79,7 @@ class Outcome:
 
     Parameters
     ----------
-    reading : Reading
+    result : Result
     seconds : float
         The measure's own time.
     traceback : str
@@ -88,7 +88,7 @@ class Outcome:
         What the probe looked at, such as the number of segments.
     """
 
-    reading: Reading
+    result: Result
     seconds: float
     traceback: str
     shown: dict[str, Any]
@@ -106,25 +106,25 @@ class _Feed:
     ) -> None:
         self.seconds = 0.0
         self._name, self._stream, self._watch = measure.name, stream, watch
-        self.failure: Reading | None = None
+        self.failure: Result | None = None
         self.traceback = ""
         self.unreduced = measure.unreduced
         self._measure: Measure
         self._guard(lambda: self._begin(measure, options))
 
-    def update(self, look: object) -> None:
+    def update(self, observation: object) -> None:
         """Give the measure one look, unless it has failed."""
         if self.failure is None:
-            self._guard(lambda: self._measure.update(look))
+            self._guard(lambda: self._measure.update(observation))
 
-    def finish(self) -> Reading:
+    def compute(self) -> Result:
         """Take the measure's reading, or say why there is none."""
-        reading = self.failure or self._guard(lambda: _sound(self._measure.finish()))
-        return self.failure or reading
+        result = self.failure or self._guard(lambda: _sound(self._measure.compute()))
+        return self.failure or result
 
     def _begin(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
         self._measure = measure(**options)
-        self._measure.start()
+        self._measure.reset()
 
     def _guard(self, call: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -143,7 +143,7 @@ class _Feed:
             self.seconds += time.perf_counter() - begin
 
 
-def _sound(reading: object) -> Reading:
+def _sound(result: object) -> Result:
     """Give back what a measure's ``finish`` gave if it can be recorded.
 
     Raises
@@ -151,50 +151,50 @@ def _sound(reading: object) -> Reading:
     TypeError, ValueError, nlbench.NotFinite
         If it can't.
     """
-    if not isinstance(reading, Reading):
-        raise PluginError(f"finish gave a {type(reading).__name__}, expected nlbench.Reading")
-    if not all(math.isfinite(number) for number in reading.summary.values()):
+    if not isinstance(result, Result):
+        raise PluginError(f"finish gave a {type(result).__name__}, expected nlbench.Result")
+    if not all(math.isfinite(number) for number in result.summary.values()):
         raise NotFinite("the summary is not finite")
-    answers = [(reading.status, reading.reason), *((v.status, v.reason) for v in reading.values)]
+    answers = [(result.status, result.reason), *((v.status, v.reason) for v in result.values)]
     for status, reason in answers:
         if status not in get_args(Status):
             raise PluginError(f"unknown status '{status}'{nearest(str(status), get_args(Status))}")
         if status != "ok" and not reason:
             raise PluginError(f"status '{status}' without a reason")
-    if reading.status == "ok" and "value" not in reading.summary:
+    if result.status == "ok" and "value" not in result.summary:
         raise PluginError("the summary has no 'value'")
-    places = [value.place for value in reading.values]
+    places = [value.place for value in result.values]
     if "" in places or len(set(places)) < len(places):
         raise PluginError("places must have names, each its own")
-    json.dumps(asdict(reading), allow_nan=False)
-    return reading
+    json.dumps(asdict(result), allow_nan=False)
+    return result
 
 
-def _annotated(reading: Reading, shown: Mapping[str, Any]) -> Reading:
+def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
     """Add what the probe knows: how many samples or segments, and remarks on places."""
     n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
     values = tuple(
         replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
-        for value in reading.values
+        for value in result.values
     )
-    return replace(reading, values=values, n=reading.n or n)
+    return replace(result, values=values, n=result.n or n)
 
 
-def failure_of(error: BaseException) -> tuple[Reading, str]:
+def failure_of(error: BaseException) -> tuple[Result, str]:
     """Turn an exception into the reading that says so, with its traceback if it is a failure."""
     text = " ".join(str(error).split())
     if isinstance(error, Undefined):
-        return Reading.missing("undefined", text), ""
+        return Result.missing("undefined", text), ""
     reason = text if isinstance(error, NlbenchError) else f"{type(error).__name__}: {text}"
-    return Reading.missing("failed", reason), traceback.format_exc()
+    return Result.missing("failed", reason), traceback.format_exc()
 
 
-def look(
+def observe(
     subject: Subject,
     measures: Sequence[tuple[type[Measure], Mapping[str, OptionValue]]],
     settings: ProbeSettings,
     *,
-    means: Means,
+    resources: Resources,
     step: Step = lambda: None,
     streams: Sequence[str] = (),
     watch: Watch | None = None,
@@ -208,7 +208,7 @@ def look(
         All of one probe.
     settings : mapping
         The probe's options.
-    means : Means
+    resources : Resources
         Device and memory.
     step : callable
         Called after each batch or segment.
@@ -226,26 +226,26 @@ def look(
     """
     watch = watch or Unwatched()
     feeds = [
-        _Feed(measure, options, Stream(stream, means.device), watch)
+        _Feed(measure, options, Stream(stream, resources.device), watch)
         for (measure, options), stream in zip(
             measures, streams or [""] * len(measures), strict=True
         )
     ]
     shown: dict[str, Any] = {}
-    failure: tuple[Reading, str] | None = None
+    failure: tuple[Result, str] | None = None
     try:
-        _pass_of(measures[0][0].probe).show(subject, feeds, settings, means, step, shown)
+        _pass_of(measures[0][0].probe).show(subject, feeds, settings, resources, step, shown)
     except (Exception, SystemExit) as error:
         # The model's own forward can raise anything; every measure of the pass is told.
         failure = failure_of(error)
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:
-            reading = _annotated(feed.finish(), shown)
+            result = _annotated(feed.compute(), shown)
             trace = feed.traceback
         else:
-            reading, trace = failure
-        outcomes.append(Outcome(reading, feed.seconds, trace, shown))
+            result, trace = failure
+        outcomes.append(Outcome(result, feed.seconds, trace, shown))
     return outcomes
 
 
@@ -388,7 +388,7 @@ class Host:
                 machine,
                 progress,
                 lambda measure: keys[measure.name],
-                means=Means(machine.device, unit.memory, found),
+                resources=Resources(machine.device, unit.memory, found),
                 watch=watch,
                 load_seconds=loaded.seconds,
             )
@@ -485,7 +485,7 @@ def records_of(
     progress: Progress,
     key_of: Callable[[type[Measure]], str],
     *,
-    means: Means | None = None,
+    resources: Resources | None = None,
     watch: UnitWatch | None = None,
     load_seconds: float = 0.0,
 ) -> Iterator[Record]:
@@ -499,13 +499,13 @@ def records_of(
     progress : Progress
     key_of : callable
         From a measure to its cell's key.
-    means : Means, optional
+    resources : Resources, optional
     watch : UnitWatch, optional
     load_seconds : float
         What loading the subject took.
     """
     facts = subject.facts
-    means = means or Means(machine.device)
+    resources = resources or Resources(machine.device)
     watch = watch or Unwatching()
     for probe, entries in bench.by_probe().items():
         settings = bench.probes[probe]
@@ -515,11 +515,11 @@ def records_of(
         meter = Meter(machine.device)
         stream = Stream(f"pass {facts.get('key', '')} {probe}", machine.device)
         with untouched(), stream.drawn():
-            outcomes = look(
+            outcomes = observe(
                 subject,
                 entries,
                 settings,
-                means=means,
+                resources=resources,
                 step=partial(progress.step, what),
                 streams=keys,
                 watch=watch,
@@ -532,7 +532,7 @@ def records_of(
                 measure=measure_facts(measure, options),
                 probe={"name": probe, "options": dict(settings), **outcome.shown},
                 machine=_machine_facts(machine, _dtype(subject.model)),
-                reading=outcome.reading,
+                result=outcome.result,
                 seconds=round(outcome.seconds, 6),
                 finished=now(),
                 traceback=outcome.traceback,
@@ -565,7 +565,7 @@ def missing_record(cell: Cell, machine: Machine, reason: str, trace: str = "") -
         measure=facts,
         probe={"name": wanted.probe, "options": dict(wanted.settings)},
         machine=_machine_facts(machine, ""),
-        reading=Reading.missing("failed", reason),
+        result=Result.missing("failed", reason),
         finished=now(),
         traceback=trace,
     )

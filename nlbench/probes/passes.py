@@ -15,7 +15,7 @@ import torch
 
 from nlbench.options import OptionValue
 
-__all__ = ["Listener", "Means", "ProbeSettings", "Step"]
+__all__ = ["Listener", "ProbeSettings", "Resources", "Step"]
 
 
 ProbeSettings = Mapping[str, OptionValue]
@@ -24,7 +24,7 @@ ProbeSettings = Mapping[str, OptionValue]
 class Listener(Protocol):
     """A measure, as a pass sees it: what it raises is kept from the pass."""
 
-    def update(self, look: object) -> None:
+    def update(self, observation: object) -> None:
         """Take in one look."""
 
 
@@ -36,7 +36,7 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """What a pass may use; none of it changes a number.
 
     Parameters

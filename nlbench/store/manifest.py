@@ -61,7 +61,7 @@ def contents(records: Sequence[Record]) -> dict[str, Any]:
     """
     subjects = _distinct(record.subject for record in records)
     environments = _distinct(record.machine["environment"] for record in records)
-    statuses = [record.reading.status for record in records]
+    statuses = [record.result.status for record in records]
     return {
         "order": [record.key for record in records],
         "dtype": ", ".join(dict.fromkeys(str(r.machine["dtype"]) for r in records)),

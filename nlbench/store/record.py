@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.measure import Reading, Value
+from nlbench.measure import Result, Value
 
 from .files import is_unused, locked, make_folder, write_atomically
 
@@ -59,7 +59,7 @@ class Record:
         ``name`` and ``options``, and what was looked at (such as the paths' hash).
     machine : mapping
         ``device``, ``dtype`` of the model, and the ``environment``: versions and hardware.
-    reading : Reading
+    result : Result
     seconds : float
         The measure's own time, without the probe's pass.
     finished : str
@@ -76,7 +76,7 @@ class Record:
     measure: Mapping[str, Any]
     probe: Mapping[str, Any]
     machine: Mapping[str, Any]
-    reading: Reading
+    result: Result
     seconds: float = 0.0
     finished: str = ""
     traceback: str = ""
@@ -85,7 +85,7 @@ class Record:
     @property
     def is_done(self) -> bool:
         """Whether the cell needs no other try."""
-        return self.reading.status != "failed"
+        return self.result.status != "failed"
 
     @property
     def identity(self) -> tuple[str, str, str, int, str]:
@@ -115,9 +115,9 @@ class Record:
         """
         content = _parse(text, origin)
         try:
-            reading = content.pop("reading")
-            values = tuple(Value(**value) for value in reading.pop("values"))
-            return cls(reading=Reading(values=values, **reading), **content)
+            result = content.pop("result")
+            values = tuple(Value(**value) for value in result.pop("values"))
+            return cls(result=Result(values=values, **result), **content)
         except (KeyError, TypeError, AttributeError) as error:
             raise RequestError(f"{origin} is not a record of a cell ({error})") from error
 
@@ -189,9 +189,9 @@ class Run:
         rows = [row for record in self.records for row in _rows(record)]
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
-    def __getitem__(self, measure: str) -> Reading:
+    def __getitem__(self, measure: str) -> Result:
         """Reading of a measure, where the run has one subject."""
-        found = [r.reading for r in self.records if r.measure["name"] == measure]
+        found = [r.result for r in self.records if r.measure["name"] == measure]
         if len(found) != 1:
             have = sorted({str(r.measure["name"]) for r in self.records})
             raise KeyError(f"{len(found)} readings of '{measure}' here; measures: {have}")
@@ -270,9 +270,9 @@ class Run:
 
 
 def _rows(record: Record) -> Iterable[tuple[object, ...]]:
-    identity, reading = record.identity, record.reading
-    whole = Value("", reading.summary, reading.n, reading.status, reading.reason)
-    for value in (whole, *reading.values):
+    identity, result = record.identity, record.result
+    whole = Value("", result.summary, result.n, result.status, result.reason)
+    for value in (whole, *result.values):
         numbers = value.statistics or {"value": math.nan}
         for statistic, number in numbers.items():
             yield (*identity, value.place, statistic, number, value.n, value.status, value.reason)

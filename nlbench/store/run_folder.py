@@ -268,7 +268,7 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
             other = records.get(record.key)
             if other is None or (record.is_done and not other[0].is_done):
                 records[record.key] = record, run
-            elif record.is_done and record.reading != other[0].reading:
+            elif record.is_done and record.result != other[0].result:
                 raise RequestError(
                     f"{other[1].path} and {run.path} have different readings of "
                     f"{_name(record)}, for the same key"

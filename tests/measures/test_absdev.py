@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
-from nlbench.probes.lines.lines import LineLook, SegmentTrace, look_along, trace_segment
+from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_trace
 
 
@@ -115,11 +115,11 @@ def test_a_reading_sums_segments_per_logit_and_takes_the_norm():
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     paths = torch.randn(2, 4, 3)
     measure = AbsoluteDeviation()
-    measure.start()
-    for look in look_along(net, paths):
-        measure.update(look)
-    reading = measure.finish()
-    for path, value in zip(paths, reading.values, strict=True):
+    measure.reset()
+    for observation in observe_paths(net, paths):
+        measure.update(observation)
+    result = measure.compute()
+    for path, value in zip(paths, result.values, strict=True):
         pairs = itertools.pairwise(path)
         sums = sum(absolute_deviation(trace_segment(net, a, b)) for a, b in pairs)
         assert value.statistics["logit0"] == pytest.approx(float(sums[0]))
@@ -128,27 +128,27 @@ def test_a_reading_sums_segments_per_logit_and_takes_the_norm():
         length = float(path.diff(dim=0).norm(dim=1).sum())
         assert value.statistics["length"] == pytest.approx(length)
         assert value.n == 3
-    assert [value.place for value in reading.values] == ["path0", "path1"]
-    numbers = [value.statistics["value"] for value in reading.values]
-    assert reading.summary["value"] == pytest.approx(np.mean(numbers))
-    assert reading.n == 6
-    assert reading.notes == {"method": "exact"}
+    assert [value.place for value in result.values] == ["path0", "path1"]
+    numbers = [value.statistics["value"] for value in result.values]
+    assert result.summary["value"] == pytest.approx(np.mean(numbers))
+    assert result.n == 6
+    assert result.notes == {"method": "exact"}
 
 
-def reading_of(looks):
+def reading_of(observations):
     measure = AbsoluteDeviation()
-    measure.start()
-    for look in looks:
-        measure.update(look)
-    return measure.finish()
+    measure.reset()
+    for observation in observations:
+        measure.update(observation)
+    return measure.compute()
 
 
 def test_a_reading_parts_the_deviation_by_sign_and_by_segment():
-    looks = [
-        LineLook(0, 0, trace_of([0, 0.5, 1], [[0, 0], [3, -1], [0, 0]], 2.0)),
-        LineLook(0, 1, trace_of([0, 0.5, 1], [[0, 0], [-4, 0], [0, 0]], 1.0)),
+    observations = [
+        TracedSegment(0, 0, trace_of([0, 0.5, 1], [[0, 0], [3, -1], [0, 0]], 2.0)),
+        TracedSegment(0, 1, trace_of([0, 0.5, 1], [[0, 0], [-4, 0], [0, 0]], 1.0)),
     ]
-    found = reading_of(looks).values[0].statistics
+    found = reading_of(observations).values[0].statistics
     assert found["logit0"] == 5
     assert found["logit1"] == 1
     assert found["above0"] == 3
@@ -162,11 +162,11 @@ def test_a_reading_parts_the_deviation_by_sign_and_by_segment():
 
 
 def test_the_summary_has_the_means_of_the_parts():
-    looks = [
-        LineLook(0, 0, trace_of([0, 0.5, 1], [0, 2, 0])),
-        LineLook(1, 0, trace_of([0, 0.5, 1], [0, -6, 0])),
+    observations = [
+        TracedSegment(0, 0, trace_of([0, 0.5, 1], [0, 2, 0])),
+        TracedSegment(1, 0, trace_of([0, 0.5, 1], [0, -6, 0])),
     ]
-    summary = reading_of(looks).summary
+    summary = reading_of(observations).summary
     assert summary["value"] == 2
     assert summary["above"] == 0.5
     assert summary["below"] == 1.5
@@ -176,36 +176,36 @@ def test_the_summary_has_the_means_of_the_parts():
 def test_a_smooth_network_stands_on_the_board_with_a_remark():
     ends = torch.tensor([[-2.0], [2.0]])
     (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:], tolerance=1e-7)
-    reading = reading_of([LineLook(0, 0, trace)])
+    result = reading_of([TracedSegment(0, 0, trace)])
     area = math.log(math.cosh(2)) - math.tanh(2)
-    assert reading.summary["value"] == pytest.approx(2 * area, rel=1e-7)
-    assert reading.status == "ok"
-    assert reading.reason == "by quadrature to 1e-07 of the value or to rounding"
-    assert reading.notes["method"] == "quadrature"
-    assert reading.values[0].statistics["error"] <= 1e-7 * reading.summary["value"]
+    assert result.summary["value"] == pytest.approx(2 * area, rel=1e-7)
+    assert result.status == "ok"
+    assert result.reason == "by quadrature to 1e-07 of the value or to rounding"
+    assert result.notes["method"] == "quadrature"
+    assert result.values[0].statistics["error"] <= 1e-7 * result.summary["value"]
 
 
 def test_a_quadrature_that_fell_short_is_remarked_on():
     trace = smooth_trace(lambda t: np.sin(1000 * t)[:, None], evaluations=64)
     exact = trace_of([0, 0.5, 1], [0, 1, 0])
-    reading = reading_of([LineLook(0, 0, exact), LineLook(0, 1, trace)])
-    assert reading.reason == (
+    result = reading_of([TracedSegment(0, 0, exact), TracedSegment(0, 1, trace)])
+    assert result.reason == (
         "exact and by quadrature to 1e-05 of the value or to rounding, "
         "which 1 of 2 segments did not reach"
     )
-    assert reading.notes["segments_short_of_tolerance"] == 1
+    assert result.notes["segments_short_of_tolerance"] == 1
 
 
 def test_start_forgets_what_was_measured_before():
-    look = LineLook(0, 0, trace_of([0, 0.5, 1], [0, 1, 0]))
+    observation = TracedSegment(0, 0, trace_of([0, 0.5, 1], [0, 1, 0]))
     measure = AbsoluteDeviation()
     for _ in range(2):
-        measure.start()
-        measure.update(look)
-    assert measure.finish().summary["value"] == pytest.approx(0.5)
+        measure.reset()
+        measure.update(observation)
+    assert measure.compute().summary["value"] == pytest.approx(0.5)
 
 
 def test_without_looks_there_is_nothing_to_measure():
     measure = AbsoluteDeviation()
-    measure.start()
-    assert measure.finish().status == "undefined"
+    measure.reset()
+    assert measure.compute().status == "undefined"

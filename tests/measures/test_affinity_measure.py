@@ -15,17 +15,17 @@ def batch(seed, n=40, d=3):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
 
 
-def reading(looks, **settings):
+def result(observations, **settings):
     measure = Affinity(**settings)
-    measure.start()
-    for index, (place, x, y) in enumerate(looks):
+    measure.reset()
+    for index, (place, x, y) in enumerate(observations):
         measure.update(SimpleNamespace(place=place, x=x, y=y, site=None, batch=index))
-    return measure.finish()
+    return measure.compute()
 
 
 def test_a_sites_value_is_the_mean_over_batches_with_its_population_deviation():
     xs = [batch(s) for s in range(3)]
-    found = reading([("act", x, x.relu()) for x in xs]).values[0]
+    found = result([("act", x, x.relu()) for x in xs]).values[0]
     scores = [affinity_score(x, x.relu()).item() for x in xs]
     assert found.statistics["value"] == pytest.approx(statistics.fmean(scores), abs=1e-12)
     assert found.statistics["std"] == pytest.approx(statistics.pstdev(scores), abs=1e-12)
@@ -36,7 +36,7 @@ def test_a_sites_value_is_the_mean_over_batches_with_its_population_deviation():
 def test_the_summary_has_the_statistics_of_the_signature_in_order_of_call():
     x = batch(0)
     places = {"late": torch.relu, "early": torch.tanh, "third": torch.sigmoid}
-    found = reading([(place, x, f(x)) for place, f in places.items()])
+    found = result([(place, x, f(x)) for place, f in places.items()])
     scores = [affinity_score(x, f(x)).item() for f in places.values()]
     assert [v.place for v in found.values] == list(places)
     assert found.summary["value"] == pytest.approx(statistics.fmean(scores), abs=1e-12)
@@ -46,7 +46,7 @@ def test_the_summary_has_the_statistics_of_the_signature_in_order_of_call():
 
 def test_an_undefined_batch_is_left_out_and_said_so():
     x = batch(1)
-    value = reading([("act", x, x.relu()), ("act", x, torch.zeros_like(x))]).values[0]
+    value = result([("act", x, x.relu()), ("act", x, torch.zeros_like(x))]).values[0]
     assert value.status == "ok"
     assert value.statistics["value"] == pytest.approx(affinity_score(x, x.relu()).item(), abs=1e-12)
     assert value.statistics["batches"] == 1
@@ -55,25 +55,25 @@ def test_an_undefined_batch_is_left_out_and_said_so():
 
 def test_a_site_without_a_score_is_undefined_and_left_out_of_the_summary():
     x = batch(2)
-    found = reading([("dead", x, torch.zeros_like(x)), ("act", x, x.relu())])
+    found = result([("dead", x, torch.zeros_like(x)), ("act", x, x.relu())])
     dead = found.values[0]
     assert (dead.status, dead.reason, dead.n) == ("undefined", "constant output", 40)
     assert found.summary["value"] == pytest.approx(affinity_score(x, x.relu()).item(), abs=1e-12)
-    assert reading([("dead", x, torch.zeros_like(x))]).status == "undefined"
+    assert result([("dead", x, torch.zeros_like(x))]).status == "undefined"
 
 
 def test_a_batch_that_is_not_finite_fails_the_site():
     x = batch(3)
     bad = x.clone()
     bad[0, 0] = math.nan
-    found = reading([("act", x, x.relu()), ("act", x, bad)])
+    found = result([("act", x, x.relu()), ("act", x, bad)])
     assert found.status == "failed"
     assert "y: 1 of 120 entries are not finite" in found.reason
 
 
 def test_options_reach_the_score():
     x = batch(4)
-    found = reading([("act", x, x.relu())], shrinkage="none", ridge="0.5").summary["value"]
+    found = result([("act", x, x.relu())], shrinkage="none", ridge="0.5").summary["value"]
     assert found == pytest.approx(
         affinity_score(x, x.relu(), shrinkage="none", ridge=0.5).item(), abs=1e-12
     )
@@ -90,6 +90,6 @@ def test_starting_again_forgets_the_subject_before():
     x = batch(5)
     measure = Affinity()
     for place in ("first", "second"):
-        measure.start()
+        measure.reset()
         measure.update(SimpleNamespace(place=place, x=x, y=x.relu(), site=None, batch=0))
-    assert [v.place for v in measure.finish().values] == ["second"]
+    assert [v.place for v in measure.compute().values] == ["second"]

@@ -56,14 +56,14 @@ def batches(draw, numbers):
 @given(data=st.data())
 def test_a_reading_has_a_finite_value_or_a_reason(name, data):
     given_batches = data.draw(batches(data.draw(st.sampled_from([ordinary, extreme]))))
-    reading = read(MEASURES[name], given_batches)
-    (value,) = reading.values
+    result = read(MEASURES[name], given_batches)
+    (value,) = result.values
     if value.status == "ok":
-        assert math.isfinite(reading.summary["value"])
+        assert math.isfinite(result.summary["value"])
     else:
         assert value.status in ("undefined", "failed")
         assert value.reason
-        assert not reading.summary
+        assert not result.summary
     bad = any(not torch.isfinite(part).all() for pair in given_batches for part in pair)
     assert not (bad and value.status == "ok")
 

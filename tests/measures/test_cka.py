@@ -50,7 +50,7 @@ def naive_debiased(batches):
     return xy / math.sqrt(xx * yy)
 
 
-def reading(batches, **settings):
+def result(batches, **settings):
     return read(CKA(**settings), batches)
 
 
@@ -58,7 +58,7 @@ def reading(batches, **settings):
 def test_the_reference_values_are_met(case):
     x, y = published.samples(case)
     assert linear_cka(x, y).item() == pytest.approx(case["linear_cka"], abs=1e-5)
-    streamed = reading(batches_of(x, y, 50)).summary["value"]
+    streamed = result(batches_of(x, y, 50)).summary["value"]
     assert streamed == pytest.approx(case["linear_cka"], abs=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
     x = normal(seed, 50, d)
     y = 1e-4 * torch.relu(x) + offset
     x = x + offset
-    streamed = reading(batches_of(x, y, size)).summary["value"]
+    streamed = result(batches_of(x, y, size)).summary["value"]
     assert streamed == pytest.approx(linear_cka(x, y).item(), abs=1e-9)
 
 
@@ -116,9 +116,9 @@ def test_extreme_scales_change_nothing(power):
 def test_extreme_scales_change_nothing_in_a_stream(scale, size, debiased):
     x = normal(0, 40, 3)
     y = torch.relu(x)
-    plain = reading(batches_of(x, y, size), debiased=debiased).summary["value"]
+    plain = result(batches_of(x, y, size), debiased=debiased).summary["value"]
     for a, b in ((scale * x, y), (x, scale * y), (scale * x, scale * y)):
-        found = reading(batches_of(a, b, size), debiased=debiased)
+        found = result(batches_of(a, b, size), debiased=debiased)
         assert found.summary["value"] == pytest.approx(plain, abs=1e-12)
         if not debiased or size == 40:
             whole = linear_cka(a, b, debiased=debiased).item()
@@ -131,10 +131,10 @@ def test_batches_of_very_different_scales_are_those_of_the_largest(debiased):
     x[:10] *= 1e-200
     x[20:] *= 1e150
     y = torch.relu(x)
-    found = reading(batches_of(x, y, 10), debiased=debiased).summary["value"]
+    found = result(batches_of(x, y, 10), debiased=debiased).summary["value"]
     x[:20], y[:20] = 0, 0
     assert found == pytest.approx(
-        reading(batches_of(x, y, 10), debiased=debiased).summary["value"], abs=1e-12
+        result(batches_of(x, y, 10), debiased=debiased).summary["value"], abs=1e-12
     )
 
 
@@ -159,7 +159,7 @@ def test_the_debiased_value_can_be_negative():
 def test_the_debiased_stream_takes_the_ratio_of_sums_last(size):
     x = normal(4, 80, 6)
     y = torch.relu(x)
-    found = reading(batches_of(x, y, size), debiased=True)
+    found = result(batches_of(x, y, size), debiased=True)
     assert found.summary["value"] == pytest.approx(naive_debiased(batches_of(x, y, size)), abs=1e-9)
     assert found.values[0].reason == ""
 
@@ -167,11 +167,11 @@ def test_the_debiased_stream_takes_the_ratio_of_sums_last(size):
 def test_batches_of_fewer_than_four_samples_are_left_out_of_the_debiased_value():
     x = normal(5, 35, 6)
     y = torch.relu(x)
-    found = reading(batches_of(x, y, 16), debiased="true")
+    found = result(batches_of(x, y, 16), debiased="true")
     expected = naive_debiased(batches_of(x, y, 16)[:2])
     assert found.summary["value"] == pytest.approx(expected, abs=1e-9)
     assert found.values[0].reason == "batches of fewer than 4 samples left out: 1"
-    few = reading(batches_of(x, y, 3), debiased=True)
+    few = result(batches_of(x, y, 3), debiased=True)
     assert (few.status, few.reason) == ("undefined", "no batch of at least 4 samples")
 
 
@@ -184,7 +184,7 @@ def test_constant_features_are_undefined_not_nan(value, debiased):
         for a, b, role in ((x, flat, "output"), (flat, x, "input")):
             with pytest.raises(Undefined, match=f"constant {role}"):
                 linear_cka(a, b, debiased=debiased)
-            found = reading(batches_of(a, b, size), debiased=debiased)
+            found = result(batches_of(a, b, size), debiased=debiased)
             assert (found.status, found.reason) == ("undefined", f"constant {role}")
 
 
@@ -196,7 +196,7 @@ def test_an_unbiased_norm_that_is_rounding_is_undefined():
     x = normal(7, 20, 3)
     with pytest.raises(Undefined, match="output's similarity to itself vanishes"):
         linear_cka(x, y, debiased=True)
-    assert reading([(x, y)], debiased=True).status == "undefined"
+    assert result([(x, y)], debiased=True).status == "undefined"
     assert linear_cka(x, y).item() == pytest.approx(naive_cka(x, y), abs=1e-12)
 
 
@@ -204,7 +204,7 @@ def test_an_unbiased_norm_that_is_rounding_is_undefined():
 def test_too_few_samples_are_undefined(n, debiased):
     with pytest.raises(Undefined, match=f"n = {n}"):
         linear_cka(torch.ones(n, 2), torch.ones(n, 2), debiased=debiased)
-    assert reading([(torch.ones(n, 2), torch.ones(n, 2))], debiased=debiased).status == "undefined"
+    assert result([(torch.ones(n, 2), torch.ones(n, 2))], debiased=debiased).status == "undefined"
 
 
 def test_bad_requests_are_named():
@@ -216,7 +216,7 @@ def test_bad_requests_are_named():
     with pytest.raises(NotFinite, match="x: 1 of 18"):
         linear_cka(bad, x)
     for debiased in (False, True):
-        found = reading([(x, x), (bad, x)], debiased=debiased)
+        found = result([(x, x), (bad, x)], debiased=debiased)
         assert found.status == "failed"
         assert "x: 1 of 18 entries are not finite" in found.reason
 

@@ -4,16 +4,16 @@ from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.measures.density import Density
-from nlbench.probes.lines.lines import LineLook, SegmentTrace, look_along
+from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths
 from nlbench.probes.lines.quadrature import integrate_along
 
 
 def reading_of(model, paths):
     measure = Density()
-    measure.start()
-    for look in look_along(model, paths):
-        measure.update(look)
-    return measure.finish()
+    measure.reset()
+    for observation in observe_paths(model, paths):
+        measure.update(observation)
+    return measure.compute()
 
 
 def test_a_closed_path_counts_each_visited_region_once():
@@ -44,11 +44,11 @@ def test_the_count_does_not_depend_on_where_a_straight_line_is_cut():
 
 def test_the_reading_is_the_mean_over_paths():
     paths = torch.tensor([[[1.0], [-1.0]], [[1.0], [2.0]]])
-    reading = reading_of(nn.ReLU(), paths)
-    assert [value.statistics["value"] for value in reading.values] == [1, 0]
-    assert reading.summary["value"] == 0.5
-    assert reading.n == 2
-    assert reading.notes == {"method": "exact"}
+    result = reading_of(nn.ReLU(), paths)
+    assert [value.statistics["value"] for value in result.values] == [1, 0]
+    assert result.summary["value"] == 0.5
+    assert result.n == 2
+    assert result.notes == {"method": "exact"}
 
 
 def test_a_path_without_length_has_no_density_per_length():
@@ -60,13 +60,13 @@ def test_a_path_without_length_has_no_density_per_length():
 def test_the_sites_make_up_the_value():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 1))
-    reading = reading_of(net, torch.randn(2, 4, 2))
-    for value in reading.values:
+    result = reading_of(net, torch.randn(2, 4, 2))
+    for value in result.values:
         found = value.statistics
         assert found["site:1"] + found["site:3"] == found["value"] > 5
         assert sum(found[f"segment{i}"] for i in range(3)) == found["value"]
-    both = [value.statistics["site:1"] for value in reading.values]
-    assert reading.summary["site:1"] == sum(both) / 2
+    both = [value.statistics["site:1"] for value in result.values]
+    assert result.summary["site:1"] == sum(both) / 2
 
 
 def test_a_unit_that_nothing_listens_to_makes_a_boundary_and_no_change_of_slope():
@@ -84,9 +84,9 @@ def test_a_smooth_network_has_no_density_and_the_operation_is_the_reason():
     ends = torch.tensor([[-2.0], [2.0]])
     (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:], refused="tanh at 1: is smooth")
     measure = Density()
-    measure.start()
+    measure.reset()
     with pytest.raises(Undefined, match="tanh at 1: is smooth"):
-        measure.update(LineLook(0, 0, trace))
+        measure.update(TracedSegment(0, 0, trace))
 
 
 def test_a_method_that_may_miss_regions_is_remarked_on():
@@ -95,12 +95,12 @@ def test_a_method_that_may_miss_regions_is_remarked_on():
     notes = {"sensitivity": 1e-6, "shorter_than_sensitivity": 3.0}
     trace = SegmentTrace(t, values, 1.0, origins, ("relu",), "adaptive", notes)
     measure = Density()
-    measure.start()
-    measure.update(LineLook(0, 0, trace))
-    measure.update(LineLook(0, 1, trace))
-    reading = measure.finish()
-    assert reading.reason == "by adaptive steps, which passed over some 6 boundaries"
-    assert reading.notes == {
+    measure.reset()
+    measure.update(TracedSegment(0, 0, trace))
+    measure.update(TracedSegment(0, 1, trace))
+    result = measure.compute()
+    assert result.reason == "by adaptive steps, which passed over some 6 boundaries"
+    assert result.notes == {
         "method": "adaptive",
         "sensitivity": 1e-6,
         "shorter_than_sensitivity": 6.0,
@@ -112,15 +112,15 @@ def test_sampled_breakpoints_have_no_slopes_to_compare():
     values, origins = torch.zeros(3, 1, dtype=torch.float64), torch.tensor([-1, 0, -1])
     trace = SegmentTrace(t, values, 1.0, origins, ("relu",), "sampling")
     measure = Density()
-    measure.start()
-    measure.update(LineLook(0, 0, trace))
-    assert "slope_changes" not in measure.finish().values[0].statistics
+    measure.reset()
+    measure.update(TracedSegment(0, 0, trace))
+    assert "slope_changes" not in measure.compute().values[0].statistics
 
 
 def test_without_looks_there_is_nothing_to_measure():
     measure = Density()
-    measure.start()
-    assert measure.finish().status == "undefined"
+    measure.reset()
+    assert measure.compute().status == "undefined"
 
 
 def test_more_regions_means_more_nonlinear():

@@ -70,10 +70,10 @@ def test_the_blocks_do_not_matter(block, monkeypatch):
 def test_the_value_is_the_mean_change_whatever_the_batches(size):
     x = features(4, 11, 16)
     y = np.maximum(x, 0)
-    reading = read(Entropy(), batches_of(torch.tensor(x), torch.tensor(y), size))
+    result = read(Entropy(), batches_of(torch.tensor(x), torch.tensor(y), size))
     before = np.mean([slow_entropy(v) for v in x])
     after = np.mean([slow_entropy(v) for v in y])
-    statistics = reading.values[0].statistics
+    statistics = result.values[0].statistics
     assert statistics["value"] == pytest.approx(after - before)
     assert statistics["before"] == pytest.approx(before)
     assert statistics["after"] == pytest.approx(after)
@@ -85,8 +85,8 @@ def test_numbers_that_are_not_finite_fail_the_site(bad):
     x[3, 1] = bad
     with pytest.raises(NotFinite):
         histogram_entropy(x)
-    reading = read(Entropy(), [(x, x)])
-    assert (reading.status, reading.values[0].status) == ("failed", "failed")
+    result = read(Entropy(), [(x, x)])
+    assert (result.status, result.values[0].status) == ("failed", "failed")
 
 
 def test_a_range_beyond_float64_is_refused():

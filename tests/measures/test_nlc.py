@@ -11,7 +11,7 @@ from torch import nn
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measures.nlc import NonlinearityCoefficient, nonlinearity_coefficient
-from nlbench.probes.function.function import look_at_function
+from nlbench.probes.function.function import observe_function
 
 
 def normal(seed, *shape):
@@ -20,9 +20,9 @@ def normal(seed, *shape):
 
 def read(model, batches, **options):
     measure = NonlinearityCoefficient(**options)
-    measure.start()
-    look_at_function(model, batches, measure.update)
-    return measure.finish()
+    measure.reset()
+    observe_function(model, batches, measure.update)
+    return measure.compute()
 
 
 @settings(deadline=None, max_examples=40)
@@ -109,10 +109,10 @@ def test_a_faster_wave_is_more_nonlinear():
 def test_the_stream_is_the_ratio_of_sums_over_batches_of_its_own_pairs():
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh()).double()
     batches = normal(7, 20, 2).split(10)
-    reading = read(net, batches, directions=3)
-    assert reading.n == 20
+    result = read(net, batches, directions=3)
+    assert result.n == 20
     single = [read(net, [batch], directions=3).summary["value"] for batch in batches]
-    assert min(single) <= reading.summary["value"] <= max(single)
+    assert min(single) <= result.summary["value"] <= max(single)
     once = read(net, [batches[0], batches[0]], directions=3).summary["value"]
     assert once == pytest.approx(single[0])
 
@@ -133,9 +133,9 @@ def test_an_affine_network_has_no_error_to_speak_of():
 def test_a_batch_of_one_or_two_is_left_out_and_said_so():
     net = nn.Tanh()
     whole = read(net, [normal(9, 12, 2)])
-    reading = read(net, [normal(9, 12, 2), normal(10, 2, 2), normal(11, 1, 2)])
-    assert reading.summary == whole.summary
-    assert dict(reading.notes) == {"samples left out": 3}
+    result = read(net, [normal(9, 12, 2), normal(10, 2, 2), normal(11, 1, 2)])
+    assert result.summary == whole.summary
+    assert dict(result.notes) == {"samples left out": 3}
     with pytest.raises(Undefined, match="no batch of at least 3 samples"):
         read(net, [normal(9, 2, 2)])
 

@@ -39,9 +39,9 @@ def test_both_kinds_are_numpys_frobenius_norms(seed, n, d):
 )
 def test_the_stream_is_as_good_as_one_batch(seed, n, size, kind):
     x, y = pair(seed, n, 5)
-    reading = read(Norm(kind=kind), batches_of(x, y, size))
-    assert reading.summary["value"] == pytest.approx(change_norm(x, y, kind=kind).item())
-    assert reading.values[0].n == n
+    result = read(Norm(kind=kind), batches_of(x, y, size))
+    assert result.summary["value"] == pytest.approx(change_norm(x, y, kind=kind).item())
+    assert result.values[0].n == n
 
 
 @pytest.mark.parametrize(("kind", "other"), [("relative", "absolute"), ("absolute", "relative")])
@@ -62,8 +62,8 @@ def test_extreme_units_leave_the_relative_norm_as_it_is(power):
     x, y = pair(2, 20, 6)
     scale = 2.0**power
     assert change_norm(x * scale, y * scale).item() == pytest.approx(change_norm(x, y).item())
-    reading = read(Norm(), batches_of(x * scale, y * scale, 7))
-    assert reading.summary["value"] == pytest.approx(change_norm(x, y).item())
+    result = read(Norm(), batches_of(x * scale, y * scale, 7))
+    assert result.summary["value"] == pytest.approx(change_norm(x, y).item())
 
 
 def test_it_is_differentiable():
@@ -87,8 +87,8 @@ def test_numbers_that_are_not_finite_fail_the_site(bad):
     y[2, 1] = bad
     with pytest.raises(NotFinite):
         change_norm(x, y)
-    reading = read(Norm(), [(x, y)])
-    assert (reading.status, reading.values[0].status) == ("failed", "failed")
+    result = read(Norm(), [(x, y)])
+    assert (result.status, result.values[0].status) == ("failed", "failed")
 
 
 def test_bad_requests_are_named():

@@ -8,7 +8,7 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import PathLength, average_path_length
 from nlbench.models.sparsified.prelu import randomize, snap, sparsify
-from nlbench.probes.graph.graph import GraphLook, channel_graph
+from nlbench.probes.graph.graph import ObservedGraph, channel_graph
 
 
 def network():
@@ -16,11 +16,11 @@ def network():
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
 
 
-def reading(model, example, activity=None, **options):
+def result(model, example, activity=None, **options):
     measure = PathLength(**options)
-    measure.start()
-    measure.update(GraphLook(channel_graph(model, example), lambda: activity, len(example)))
-    return measure.finish()
+    measure.reset()
+    measure.update(ObservedGraph(channel_graph(model, example), lambda: activity, len(example)))
+    return measure.compute()
 
 
 def test_a_linearised_network_is_shorter_by_its_linear_units():
@@ -29,7 +29,7 @@ def test_a_linearised_network_is_shorter_by_its_linear_units():
         model[1].weight[:3] = 1.0
     snap(model)
     assert average_path_length(model, torch.zeros(1, 3)) == 1.25
-    summary = reading(model, torch.zeros(1, 3)).summary
+    summary = result(model, torch.zeros(1, 3)).summary
     assert (summary["value"], summary["units"], summary["active"]) == (1.25, 10, 7)
     assert summary["linear_share"] == pytest.approx(0.3)
 
@@ -37,7 +37,7 @@ def test_a_linearised_network_is_shorter_by_its_linear_units():
 def test_the_effective_width_of_every_layer_is_reported():
     model = sparsify(network())
     randomize(model, 0.5, seed=1)
-    found = reading(model, torch.zeros(1, 3))
+    found = result(model, torch.zeros(1, 3))
     widths = [int((layer.slopes() != 1).sum()) for layer in (model[1], model[3])]
     assert [value.statistics["value"] for value in found.values] == widths
     assert [value.statistics["units"] for value in found.values] == [4, 6]
@@ -56,23 +56,21 @@ def test_the_empirical_length_counts_units_where_they_change_their_input():
     hidden = model[0](x)
     later = model[2](hidden.relu())
     expected = float((hidden < 0).double().mean() + (later < 0).double().mean())
-    readings = nlbench.evaluate(
+    results = nlbench.evaluate(
         model, x, measures=["pathlength"], settings={"pathlength.empirical": True}
     )
-    assert float(value_of(readings)) == pytest.approx(expected, abs=1e-6)
+    assert float(value_of(results)) == pytest.approx(expected, abs=1e-6)
 
 
-def value_of(readings):
-    scores = readings.scores
+def value_of(results):
+    scores = results.scores
     rows = scores[(scores.measure == "pathlength") & (scores.place == "")]
     return rows[rows.statistic == "value"].value.iloc[0]
 
 
 def test_evaluate_needs_no_more_than_the_shape_for_the_structural_length():
-    readings = nlbench.evaluate(
-        network(), torch.full((2, 3), float("inf")), measures=["pathlength"]
-    )
-    assert value_of(readings) == 2.0
+    results = nlbench.evaluate(network(), torch.full((2, 3), float("inf")), measures=["pathlength"])
+    assert value_of(results) == 2.0
 
 
 def test_an_unknown_operation_is_undefined_in_the_table_with_its_name():

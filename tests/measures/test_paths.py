@@ -2,49 +2,49 @@ from dataclasses import replace
 
 import torch
 
-from nlbench.measure import Reading, Value
+from nlbench.measure import Result, Value
 from nlbench.measures._paths import Method, with_means
-from nlbench.probes.lines.lines import LineLook, SegmentTrace
+from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
 
 
-def look(method="exact", **notes):
+def observation(method="exact", **notes):
     t = torch.tensor([0.0, 1.0], dtype=torch.float64)
     origins = torch.tensor([-1, -1])
     trace = SegmentTrace(t, t[:, None], 1.0, origins, (), method, notes)
-    return LineLook(0, 0, trace)
+    return TracedSegment(0, 0, trace)
 
 
-def reading(*values):
-    return Reading.of([Value(f"path{i}", found, 1) for i, found in enumerate(values)])
+def result(*values):
+    return Result.of([Value(f"path{i}", found, 1) for i, found in enumerate(values)])
 
 
 def test_an_exact_reading_needs_no_remark():
-    found = Method().and_of(look()).on(reading({"value": 1.0}))
+    found = Method().and_of(observation()).on(result({"value": 1.0}))
     assert found.reason == ""
     assert found.notes == {"method": "exact"}
 
 
 def test_settings_are_kept_and_counts_are_summed():
-    seen = look("adaptive", sensitivity=0.5, passed_over=2.0)
+    seen = observation("adaptive", sensitivity=0.5, passed_over=2.0)
     method = Method().and_of(seen).and_of(seen)
     assert method.notes == {"sensitivity": 0.5, "passed_over": 4.0}
 
 
 def test_all_methods_are_named_once_in_order():
-    method = Method().and_of(look()).and_of(look("sampling")).and_of(look())
-    found = method.on(reading({"value": 1.0}))
+    method = Method().and_of(observation()).and_of(observation("sampling")).and_of(observation())
+    found = method.on(result({"value": 1.0}))
     assert found.reason == "exact and by sampling"
     assert found.notes["method"] == "exact, sampling"
 
 
 def test_a_reading_without_a_number_keeps_its_reason():
-    empty = Reading.missing("undefined", "no place to measure")
-    assert Method().and_of(look("sampling")).on(empty).reason == "no place to measure"
+    empty = Result.missing("undefined", "no place to measure")
+    assert Method().and_of(observation("sampling")).on(empty).reason == "no place to measure"
 
 
 def test_means_are_taken_of_what_every_path_has():
     found = with_means(
-        reading({"value": 1.0, "a": 2.0, "b": 1.0}, {"value": 3.0, "a": 6.0}), ("a", "b", "c")
+        result({"value": 1.0, "a": 2.0, "b": 1.0}, {"value": 3.0, "a": 6.0}), ("a", "b", "c")
     )
     assert found.summary["a"] == 4
     assert "b" not in found.summary
@@ -52,13 +52,13 @@ def test_means_are_taken_of_what_every_path_has():
 
 
 def test_boundaries_that_were_passed_over_are_remarked_on():
-    method = Method().and_of(look("adaptive", shorter_than_sensitivity=1200.0))
-    found = method.on(reading({"value": 1.0}))
+    method = Method().and_of(observation("adaptive", shorter_than_sensitivity=1200.0))
+    found = method.on(result({"value": 1.0}))
     assert found.reason == "by adaptive steps, which passed over some 1,200 boundaries"
 
 
 def test_single_precision_is_remarked_on_since_it_misses_short_regions():
-    seen = look()
+    seen = observation()
     single = replace(seen.trace, precision=torch.finfo(torch.float32).eps)
-    method = Method().and_of(LineLook(0, 0, single)).and_of(seen)
-    assert method.on(reading({"value": 1.0})).reason == "exact in float32"
+    method = Method().and_of(TracedSegment(0, 0, single)).and_of(seen)
+    assert method.on(result({"value": 1.0})).reason == "exact in float32"

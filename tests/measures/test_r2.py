@@ -32,7 +32,7 @@ def sklearn_r2(x, y):
     return 1 - ((residuals**2).sum(0) / (y**2).sum(0)).mean()
 
 
-def reading(batches, **settings):
+def result(batches, **settings):
     return read(R2(**settings), batches)
 
 
@@ -42,7 +42,7 @@ def reading(batches, **settings):
 def test_the_reference_values_are_met(case):
     x, y = published.samples(case)
     assert r2_score(x, y).item() == pytest.approx(case["r2"], abs=1e-5)
-    streamed = reading(batches_of(x, y, 50)).summary["value"]
+    streamed = result(batches_of(x, y, 50)).summary["value"]
     assert streamed == pytest.approx(case["r2"], abs=1e-5)
 
 
@@ -60,7 +60,7 @@ def test_pooled_batches_are_as_good_as_one(seed, d, size, offset):
     x = normal(seed, 60, d)
     y = 1e-4 * torch.relu(x) + offset
     x = x + offset
-    streamed = reading(batches_of(x, y, size)).summary["value"]
+    streamed = result(batches_of(x, y, size)).summary["value"]
     assert streamed == pytest.approx(r2_score(x, y).item(), abs=1e-9)
 
 
@@ -86,7 +86,7 @@ def test_float32_targets_of_scale_1e_4_on_an_offset_of_100_keep_their_noise():
     x = normal(1, 400, 4).float()
     y = (1e-2 * torch.relu(x) + 100).float()
     assert r2_score(x, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
-    streamed = reading(batches_of(x, y, 64)).summary["value"]
+    streamed = result(batches_of(x, y, 64)).summary["value"]
     assert streamed == pytest.approx(sklearn_r2(x, y), abs=1e-9)
 
 
@@ -97,7 +97,7 @@ def test_dead_and_duplicate_inputs_change_nothing():
     expected = r2_score(x, y).item()
     assert r2_score(wider, y).item() == pytest.approx(expected, abs=1e-12)
     for kind in ("ordinary", "adjusted"):
-        streamed = reading(batches_of(wider, y, 30), kind=kind).summary["value"]
+        streamed = result(batches_of(wider, y, 30), kind=kind).summary["value"]
         assert streamed == pytest.approx(r2_score(x, y, kind=kind).item(), abs=1e-9)
 
 
@@ -106,7 +106,7 @@ def test_the_units_of_single_inputs_do_not_matter():
     y = torch.relu(x)
     scaled = x * torch.tensor([1e-9, 1.0, 1e6, 1e9])
     assert r2_score(scaled, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
-    streamed = reading(batches_of(scaled, y, 30)).summary["value"]
+    streamed = result(batches_of(scaled, y, 30)).summary["value"]
     assert streamed == pytest.approx(sklearn_r2(x, y), abs=1e-9)
 
 
@@ -115,7 +115,7 @@ def test_constant_outputs_are_left_out_of_the_average():
     y = torch.relu(x)
     padded = torch.cat([y, torch.full((50, 2), 7.7)], 1)
     assert r2_score(x, padded).item() == pytest.approx(r2_score(x, y).item(), abs=1e-14)
-    streamed = reading(batches_of(x, padded, 20)).summary["value"]
+    streamed = result(batches_of(x, padded, 20)).summary["value"]
     assert streamed == pytest.approx(r2_score(x, y).item(), abs=1e-9)
 
 
@@ -123,7 +123,7 @@ def test_constant_inputs_explain_nothing():
     x, y = torch.full((50, 2), 0.1), normal(5, 50, 2)
     for kind in ("ordinary", "adjusted"):
         assert r2_score(x, y, kind=kind).item() == pytest.approx(0, abs=1e-12)
-        assert reading(batches_of(x, y, 20), kind=kind).summary["value"] == pytest.approx(
+        assert result(batches_of(x, y, 20), kind=kind).summary["value"] == pytest.approx(
             0, abs=1e-12
         )
 
@@ -138,7 +138,7 @@ def test_the_adjusted_value_is_the_textbooks_and_can_be_negative():
     plain = sklearn_r2(x, y)
     expected = 1 - (1 - plain) * 11 / 5
     assert r2_score(x, y, kind="adjusted").item() == pytest.approx(expected, abs=1e-12)
-    streamed = reading(batches_of(x, y, 5), kind="adjusted").summary["value"]
+    streamed = result(batches_of(x, y, 5), kind="adjusted").summary["value"]
     assert streamed == pytest.approx(expected, abs=1e-9)
     noise = [r2_score(normal(s, 12, 6), normal(s + 99, 12, 2), kind="adjusted") for s in range(40)]
     assert min(noise) < 0
@@ -152,7 +152,7 @@ def test_too_few_samples_are_undefined_not_one(n, d, kind):
     words = f"n = {n} samples are too few for d = {d} inputs"
     with pytest.raises(Undefined, match=words):
         r2_score(x, y, kind=kind)
-    found = reading([(x, y)], kind=kind)
+    found = result([(x, y)], kind=kind)
     assert found.status == "undefined"
     assert words in found.reason
 
@@ -162,7 +162,7 @@ def test_a_single_sample_and_a_constant_output_are_undefined():
         r2_score(torch.ones(1, 1), torch.ones(1, 1))
     with pytest.raises(Undefined, match="constant output"):
         r2_score(normal(0, 9, 2), torch.full((9, 2), 0.1))
-    assert reading([(normal(0, 9, 2), torch.full((9, 2), 0.1))]).reason == "constant output"
+    assert result([(normal(0, 9, 2), torch.full((9, 2), 0.1))]).reason == "constant output"
 
 
 def test_bad_requests_are_named():
@@ -179,39 +179,39 @@ def test_bad_requests_are_named():
 
 def test_a_reading_lists_sites_in_order_with_their_sample_counts():
     measure = R2()
-    measure.start()
+    measure.reset()
     x = normal(0, 40, 3)
     for batch in x.split(15):
         for place, activation in (("b", torch.relu), ("a", torch.tanh), ("dead", torch.zeros_like)):
             measure.update(SimpleNamespace(place=place, x=batch, y=activation(batch), batch=0))
-    found = measure.finish()
+    found = measure.compute()
     assert [v.place for v in found.values] == ["b", "a", "dead"]
     assert [v.status for v in found.values] == ["ok", "ok", "undefined"]
     assert found.values[1].statistics["value"] == pytest.approx(sklearn_r2(x, x.tanh()), abs=1e-9)
     assert {v.n for v in found.values} == {40}
-    measure.start()
-    assert measure.finish().values == ()
+    measure.reset()
+    assert measure.compute().values == ()
 
 
 def test_a_site_with_a_bad_batch_is_failed_and_says_why():
     x = normal(0, 20, 2)
     bad = x.clone()
     bad[3, 0] = math.inf
-    found = reading([(x, x), (x, bad), (x, x)])
+    found = result([(x, x), (x, bad), (x, x)])
     assert found.status == "failed"
     assert "y: 1 of 40 entries are not finite" in found.reason
     assert found.values[0].n == 60
-    assert "columns" in reading([(x, x), (x[:, :1], x)]).reason
+    assert "columns" in result([(x, x), (x[:, :1], x)]).reason
 
 
 def test_a_batch_that_is_overwritten_later_was_copied():
     x = normal(0, 60, 3)
     y = torch.relu(x)
     measure = R2()
-    measure.start()
+    measure.reset()
     for a, b in batches_of(x, y, 2):
         a, b = a.clone(), b.clone()
         measure.update(SimpleNamespace(place="act", x=a, y=b, batch=0))
         a.zero_()
         b.zero_()
-    assert measure.finish().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+    assert measure.compute().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)

@@ -122,8 +122,8 @@ def test_constant_features_are_undefined(debiased):
 def test_small_batches_are_left_out_and_said_so():
     x = normal(6, 23, 3)
     y = torch.relu(x)
-    reading = read(CKA(kernel="rbf", debiased=True), batches_of(x, y, 10))
-    assert reading.values[0].reason == "batches of fewer than 4 samples left out: 1"
+    result = read(CKA(kernel="rbf", debiased=True), batches_of(x, y, 10))
+    assert result.values[0].reason == "batches of fewer than 4 samples left out: 1"
     nothing = read(CKA(kernel="rbf"), [(x[:1], y[:1])]).values[0]
     assert (nothing.status, nothing.reason) == ("undefined", "no batch of at least 2 samples")
 

@@ -56,10 +56,10 @@ def test_shares_do_not_suffer_from_a_narrow_type(dtype):
 
 def test_the_value_is_the_share_after_minus_the_share_before_over_all_samples():
     x = torch.tensor([[-1.0, -2.0, 3.0, 0.0], [1.0, 2.0, 3.0, 4.0], [-1.0, -1.0, -1.0, -1.0]])
-    reading = read(Sparsity(), [(x[:1], x[:1].relu()), (x[1:], x[1:].relu())])
-    assert reading.summary["value"] == pytest.approx((0.5 + 0.0 + 1.0) / 3)
-    assert reading.values[0].statistics["before"] == pytest.approx(0.25 / 3)
-    assert reading.values[0].statistics["after"] == pytest.approx(1.75 / 3)
+    result = read(Sparsity(), [(x[:1], x[:1].relu()), (x[1:], x[1:].relu())])
+    assert result.summary["value"] == pytest.approx((0.5 + 0.0 + 1.0) / 3)
+    assert result.values[0].statistics["before"] == pytest.approx(0.25 / 3)
+    assert result.values[0].statistics["after"] == pytest.approx(1.75 / 3)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -68,9 +68,9 @@ def test_numbers_that_are_not_finite_fail_the_site_instead_of_counting_as_large(
     x[1, 2] = bad
     shares = share_near_zero(x)
     assert shares.isnan().tolist() == [False, True, False, False]
-    reading = read(Sparsity(), [(x, x)])
-    assert (reading.status, reading.values[0].status) == ("failed", "failed")
-    assert "2 of 8 samples" in reading.reason
+    result = read(Sparsity(), [(x, x)])
+    assert (result.status, result.values[0].status) == ("failed", "failed")
+    assert "2 of 8 samples" in result.reason
 
 
 def test_what_has_no_entries_or_is_not_a_batch_is_refused():
@@ -91,5 +91,5 @@ def test_a_network_is_looked_at_before_its_channels_are_reduced(inplace):
     expected = (before.clamp(min=0).abs() <= 1e-3).double().mean() - (
         before.abs() <= 1e-3
     ).double().mean()
-    reading = nlbench.evaluate(model, images, "sparsity", settings={"sites.batch": 4})["sparsity"]
-    assert reading.summary["value"] == pytest.approx(expected.item(), abs=1e-6)
+    result = nlbench.evaluate(model, images, "sparsity", settings={"sites.batch": 4})["sparsity"]
+    assert result.summary["value"] == pytest.approx(expected.item(), abs=1e-6)

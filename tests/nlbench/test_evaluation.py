@@ -10,7 +10,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import PluginError, RequestError
-from nlbench.measure import Measure, Reading, Value, site_measure
+from nlbench.measure import Measure, Result, Value, site_measure
 
 
 @site_measure()
@@ -90,8 +90,8 @@ class NoUpdate(Measure):
 
     probe = "sites"
 
-    def finish(self):
-        return Reading.of({"all": 1.0})
+    def compute(self):
+        return Result.of({"all": 1.0})
 
 
 class NumpyNumbers(Measure):
@@ -100,33 +100,33 @@ class NumpyNumbers(Measure):
     probe = "sites"
     source = "only a citation"
 
-    def update(self, look):
+    def update(self, observation):
         self.total = np.float32(0.5)
 
-    def finish(self):
-        return Reading.of([Value("all", {"value": self.total})], notes={"of": "numpy"})
+    def compute(self):
+        return Result.of([Value("all", {"value": self.total})], notes={"of": "numpy"})
 
 
 class OddNotes(NumpyNumbers):
     """Notes what can't be recorded."""
 
-    def finish(self):
-        return Reading.of({"all": 1.0}, notes={"tensor": torch.zeros(1)})
+    def compute(self):
+        return Result.of({"all": 1.0}, notes={"tensor": torch.zeros(1)})
 
 
 class NanSummary(NumpyNumbers):
     """A summary that is no number."""
 
-    def finish(self):
-        return Reading({"value": math.nan})
+    def compute(self):
+        return Result({"value": math.nan})
 
 
 def test_a_measure_that_cannot_be_made_or_recorded_fails_alone():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     measures = [NoUpdate, OddNotes, NanSummary, NumpyNumbers]
     result = nlbench.evaluate(model, torch.randn(8, 4), measures)
-    reasons = {r.measure["name"]: r.reading.reason for r in result.records}
-    assert [r.reading.status for r in result.records] == ["failed"] * 3 + ["ok"]
+    reasons = {r.measure["name"]: r.result.reason for r in result.records}
+    assert [r.result.status for r in result.records] == ["failed"] * 3 + ["ok"]
     assert "update" in reasons["noupdate"]
     assert "Tensor" in reasons["oddnotes"]
     assert reasons["nansummary"] == "the summary is not finite"
@@ -210,22 +210,22 @@ def test_a_malformed_declaration_is_named(attribute, value, says):
 
 
 @pytest.mark.parametrize(
-    ("reading", "says"),
+    ("result", "says"),
     [
-        (Reading({}), "no 'value'"),
-        (Reading({"foo": 1.0}), "no 'value'"),
-        (Reading({"value": 1.0}, status="great"), "unknown status 'great'"),
-        (Reading.missing("undefined", ""), "without a reason"),
-        (Reading({"value": 1.0}, (Value("", {"value": 1.0}),)), "places must have names"),
-        (Reading({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2), "each its own"),
+        (Result({}), "no 'value'"),
+        (Result({"foo": 1.0}), "no 'value'"),
+        (Result({"value": 1.0}, status="great"), "unknown status 'great'"),
+        (Result.missing("undefined", ""), "without a reason"),
+        (Result({"value": 1.0}, (Value("", {"value": 1.0}),)), "places must have names"),
+        (Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2), "each its own"),
     ],
 )
-def test_a_reading_that_says_nothing_usable_is_a_failure(reading, says):
+def test_a_reading_that_says_nothing_usable_is_a_failure(result, says):
     class Odd(NumpyNumbers):
         """Gives it."""
 
-        def finish(self):
-            return reading
+        def compute(self):
+            return result
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     result = nlbench.evaluate(model, torch.randn(8, 4), [Odd, "r2"])

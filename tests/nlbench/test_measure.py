@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError, Undefined
-from nlbench.measure import Measure, Reading, Value, site_measure, summarize
+from nlbench.measure import Measure, Result, Value, site_measure, summarize
 from nlbench.options import Option
-from nlbench.probes.sites.sites import Site, SiteLook
+from nlbench.probes.sites.sites import Site, SiteBatch
 
 
-def look(place, x, y, batch=0):
-    return SiteLook(Site(place, "relu", 0, (x.shape[1],), 1), batch, x, y)
+def observation(place, x, y, batch=0):
+    return SiteBatch(Site(place, "relu", 0, (x.shape[1],), 1), batch, x, y)
 
 
 @site_measure(options={"factor": Option(1.0)})
@@ -25,28 +25,28 @@ def mean_change(x, y, factor):
     return factor * (y - x).mean()
 
 
-def read(measure, looks):
-    measure.start()
-    for one in looks:
+def read(measure, observations):
+    measure.reset()
+    for one in observations:
         measure.update(one)
-    return measure.finish()
+    return measure.compute()
 
 
 def test_a_function_measure_gives_mean_and_deviation_over_batches():
     batches = [torch.randn(8, 3) for _ in range(4)]
-    reading = read(mean_change(), [look("a", x, x.relu(), i) for i, x in enumerate(batches)])
+    result = read(mean_change(), [observation("a", x, x.relu(), i) for i, x in enumerate(batches)])
     scores = [(x.relu() - x).mean().item() for x in batches]
-    (value,) = reading.values
+    (value,) = result.values
     assert value.statistics["value"] == pytest.approx(statistics.fmean(scores))
     assert value.statistics["std"] == pytest.approx(np.std(scores))
     assert value.n == 32
-    assert reading.status == "ok"
+    assert result.status == "ok"
 
 
 def test_an_option_reaches_the_function():
     x = torch.randn(8, 3)
-    once = read(mean_change(), [look("a", x, x.relu())]).summary["value"]
-    twice = read(mean_change(factor="2"), [look("a", x, x.relu())]).summary["value"]
+    once = read(mean_change(), [observation("a", x, x.relu())]).summary["value"]
+    twice = read(mean_change(factor="2"), [observation("a", x, x.relu())]).summary["value"]
     assert twice == pytest.approx(2 * once)
 
 
@@ -57,17 +57,17 @@ def test_an_unknown_option_is_refused_with_the_nearest():
 
 def test_an_undefined_place_is_listed_and_left_out_of_the_summary():
     x = torch.randn(8, 3)
-    looks = [look("a", x, x.relu()), look("b", x[:1], x[:1])]
-    reading = read(mean_change(), looks)
-    assert [value.status for value in reading.values] == ["ok", "undefined"]
-    assert reading.values[1].reason == "needs 2 samples"
-    assert reading.summary["value"] == reading.values[0].statistics["value"]
+    observations = [observation("a", x, x.relu()), observation("b", x[:1], x[:1])]
+    result = read(mean_change(), observations)
+    assert [value.status for value in result.values] == ["ok", "undefined"]
+    assert result.values[1].reason == "needs 2 samples"
+    assert result.summary["value"] == result.values[0].statistics["value"]
 
 
 def test_a_reading_with_no_defined_place_is_undefined_with_the_reason():
     x = torch.randn(1, 3)
-    reading = read(mean_change(), [look("a", x, x)])
-    assert (reading.status, reading.reason, reading.summary) == (
+    result = read(mean_change(), [observation("a", x, x)])
+    assert (result.status, result.reason, result.summary) == (
         "undefined",
         "needs 2 samples",
         {},
@@ -77,17 +77,17 @@ def test_a_reading_with_no_defined_place_is_undefined_with_the_reason():
 def test_a_score_that_is_not_finite_fails_the_reading_and_names_the_place():
     x = torch.full((4, 2), math.nan)
     good = torch.randn(4, 2)
-    reading = read(mean_change(), [look("a", good, good), look("b", x, x)])
-    assert reading.status == "failed"
-    assert reading.reason.startswith("b: ")
-    assert reading.summary == {}
-    assert reading.values[0].status == "ok"
+    result = read(mean_change(), [observation("a", good, good), observation("b", x, x)])
+    assert result.status == "failed"
+    assert result.reason.startswith("b: ")
+    assert result.summary == {}
+    assert result.values[0].status == "ok"
 
 
 def test_a_batch_without_a_value_is_left_out_and_said():
     x = torch.randn(8, 3)
-    reading = read(mean_change(), [look("a", x, x.relu()), look("a", x[:1], x[:1], 1)])
-    (value,) = reading.values
+    result = read(mean_change(), [observation("a", x, x.relu()), observation("a", x[:1], x[:1], 1)])
+    (value,) = result.values
     assert value.status == "ok"
     assert value.statistics["batches"] == 1
     assert "needs 2 samples" in value.reason
@@ -108,14 +108,14 @@ def test_summary_statistics_agree_with_numpy(numbers):
 
 
 def test_a_reading_of_a_mapping_keeps_order_and_counts():
-    reading = Reading.of({"second": 2.0, "first": 1.0}, n=7)
-    assert [value.place for value in reading.values] == ["second", "first"]
-    assert reading.n == 7
+    result = Result.of({"second": 2.0, "first": 1.0}, n=7)
+    assert [value.place for value in result.values] == ["second", "first"]
+    assert result.n == 7
 
 
 def test_a_class_measure_that_returns_infinity_fails_rather_than_summarising_it():
-    reading = Reading.of([Value("a", {"value": math.inf}), Value("b", {"value": 1.0})])
-    assert reading.status == "failed"
+    result = Result.of([Value("a", {"value": math.inf}), Value("b", {"value": 1.0})])
+    assert result.status == "failed"
 
 
 def test_a_measure_without_update_and_finish_cannot_be_made():

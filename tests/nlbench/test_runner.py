@@ -9,7 +9,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.execution import numerics as environment
-from nlbench.measure import Measure, Reading, site_measure
+from nlbench.measure import Measure, Result, site_measure
 from nlbench.options import Option
 from nlbench.plan import Request
 from nlbench.runner import run
@@ -40,10 +40,10 @@ class Wrong(Measure):
 
     probe = "sites"
 
-    def update(self, look):
+    def update(self, observation):
         pass
 
-    def finish(self):
+    def compute(self):
         return 0.5
 
 
@@ -51,13 +51,13 @@ class Counting(Measure):
     """Counts its looks."""
 
     probe = "sites"
-    looks = 0
+    observations = 0
 
-    def update(self, look):
-        type(self).looks += 1
+    def update(self, observation):
+        type(self).observations += 1
 
-    def finish(self):
-        return Reading.of({"all": 1.0})
+    def compute(self):
+        return Result.of({"all": 1.0})
 
 
 def tiny(in_channels=3, num_classes=10):
@@ -114,7 +114,7 @@ def request(measures="good", models="tiny", **changes):
 
 def statuses(result):
     return {
-        (r.subject["model"], r.measure["name"]): (r.reading.status, r.reading.reason)
+        (r.subject["model"], r.measure["name"]): (r.result.status, r.result.reason)
         for r in result.records
     }
 
@@ -143,7 +143,7 @@ def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_
     status = statuses(result)
     assert status["tiny", "crashing"] == ("failed", "ZeroDivisionError: no such luck")
     assert status["tiny", "exiting"][0] == "failed"
-    assert status["tiny", "wrong"] == ("failed", "finish gave a float, expected nlbench.Reading")
+    assert status["tiny", "wrong"] == ("failed", "finish gave a float, expected nlbench.Result")
     assert status["tiny", "good"][0] == "ok"
     record = next(r for r in result.records if r.measure["name"] == "crashing")
     assert "ZeroDivisionError" in record.traceback
@@ -191,13 +191,13 @@ def test_a_smooth_network_has_no_density_and_the_reason_names_the_operation(name
 
 
 def test_recorded_cells_are_not_measured_again_and_failed_ones_are(names, tmp_path, monkeypatch):
-    Counting.looks = 0
+    Counting.observations = 0
     run(request("counting,crashing"), tmp_path / "run")
-    looks = Counting.looks
-    assert looks > 0
+    observations = Counting.observations
+    assert observations > 0
     monkeypatch.setitem(names["measures"], "crashing", repaired())
     result = run(request("counting,crashing"), tmp_path / "run")
-    assert Counting.looks == looks
+    assert Counting.observations == observations
     assert statuses(result)["tiny", "crashing"] == ("ok", "")
 
 
@@ -359,7 +359,7 @@ def test_a_run_has_its_manifest_before_its_first_cell(names, tmp_path):
     class Watching(Counting):
         """Looks at the folder while it is measured."""
 
-        def update(self, look):
+        def update(self, observation):
             seen.append((tmp_path / "run" / "manifest.json").is_file())
 
     names["measures"]["watching"] = Watching

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import nlbench
-from nlbench import Reading, RequestError, Signature, Undefined, Value
+from nlbench import RequestError, Result, Signature, Undefined, Value
 
 signatures = st.lists(st.floats(-1, 1), min_size=1, max_size=7)
 
@@ -43,8 +43,8 @@ def slow_dtw(a, b):
 
 def test_it_lists_the_sites_of_a_reading_in_order_of_call_with_and_without_value():
     missing = Value.missing("b", "undefined", "constant output")
-    reading = Reading.of([Value("a", {"value": 0.5}), missing, Value("c", {"value": 0.75})])
-    signature = Signature.of(reading, kinds={"a": "relu"}, name="net")
+    result = Result.of([Value("a", {"value": 0.5}), missing, Value("c", {"value": 0.75})])
+    signature = Signature.of(result, kinds={"a": "relu"}, name="net")
     assert signature.sites == ("a", "b", "c")
     assert signature.kinds == ("relu", "", "")
     assert signature.status == ("ok", "undefined", "ok")
@@ -56,11 +56,11 @@ def test_it_lists_the_sites_of_a_reading_in_order_of_call_with_and_without_value
 def test_that_of_an_evaluated_network_has_the_readings_statistics():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
-    reading = nlbench.evaluate(model, torch.randn(64, 4), "affinity")["affinity"]
-    statistics = Signature.of(reading).statistics
-    assert statistics["mean"] == reading.summary["value"]
+    result = nlbench.evaluate(model, torch.randn(64, 4), "affinity")["affinity"]
+    statistics = Signature.of(result).statistics
+    assert statistics["mean"] == result.summary["value"]
     assert {k: statistics[k] for k in ("std", "min", "max", "median", "spread")} == {
-        k: v for k, v in reading.summary.items() if k != "value"
+        k: v for k, v in result.summary.items() if k != "value"
     }
 
 
@@ -114,7 +114,7 @@ def test_exports_keep_every_site(gappy, tmp_path):
 
 def test_a_reading_without_sites_has_no_signature():
     with pytest.raises(Undefined, match="lists no sites: the model calls nothing"):
-        Signature.of(Reading.missing("undefined", "the model calls nothing"))
+        Signature.of(Result.missing("undefined", "the model calls nothing"))
 
 
 def test_columns_of_different_lengths_are_refused():

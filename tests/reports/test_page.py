@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nlbench.errors import RequestError
-from nlbench.measure import Reading, Value
+from nlbench.measure import Result, Value
 from nlbench.reports.board import board, cell_texts
 from nlbench.reports.page import render_page, write_page
 from nlbench.store.manifest import contents
@@ -274,7 +274,7 @@ def test_numbers_per_logit_are_left_to_the_table_of_scores(conftest) -> None:
 
 
 def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
-    reading = Reading.of(
+    result = Result.of(
         [
             Value("relu", {"value": 0.123456, "std": 0.01, "batches": 2.0}, 64),
             Value("relu:1", {"value": 0.654321, "std": 0.02, "batches": 2.0}, 64),
@@ -288,7 +288,7 @@ def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
         measure={**about, "bounds": [0.0, 1.0], "version": "1", "options": {}},
         probe={"name": "sites", "options": {"reduction": "spatial"}},
         machine={"device": "cpu", "dtype": "float32", "environment": {}},
-        reading=reading,
+        result=result,
     )
     folder = Run({**contents([record]), "device": "cpu"}, [record]).save(tmp_path / "saved")
     page = Page(render_page(load_run(folder)))

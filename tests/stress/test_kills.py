@@ -27,7 +27,7 @@ def attempt(folder, seeds, delay=None):
     The process is forked from one that has imported PyTorch and computed nothing, so that
     the moments fall into the run and not into imports.
     """
-    from nlbench.request import Conduct, Request
+    from nlbench.request import ExecutionOptions, Request
     from nlbench.runner import run
 
     child = os.fork()
@@ -49,7 +49,7 @@ def attempt(folder, seeds, delay=None):
         samples=8,
     )
     try:
-        run(wanted, folder, conduct=Conduct(threads=1))
+        run(wanted, folder, execution=ExecutionOptions(threads=1))
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)

@@ -184,10 +184,10 @@ def spoil(case, folder):
     elif case == "not utf-8":
         cell.write_bytes(b"\xff\xfe" + cell.read_bytes())
     elif case == "no reading":
-        del content["reading"]
+        del content["result"]
         cell.write_text(json.dumps(content))
     elif case == "reading is text":
-        cell.write_text(json.dumps({**content, "reading": "fine"}))
+        cell.write_text(json.dumps({**content, "result": "fine"}))
     elif case == "unknown field":
         cell.write_text(json.dumps({**content, "mood": "good"}))
     elif case == "cells is a file":

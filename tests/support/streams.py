@@ -13,11 +13,11 @@ def read(measure, batches):
 
     What it asks of the unreduced tensors is taken of the same ones, flattened.
     """
-    measure.start()
+    measure.reset()
     for index, (x, y) in enumerate(batches):
         numbers = {name: (take(x), take(y)) for name, take in measure.unreduced.items()}
         x, y = x.flatten(1), y.flatten(1)
         measure.update(
             SimpleNamespace(place="act", x=x, y=y, site=None, batch=index, unreduced=numbers)
         )
-    return measure.finish()
+    return measure.compute()

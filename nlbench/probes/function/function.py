@@ -16,12 +16,12 @@ from nlbench.errors import Undefined
 from nlbench.probes.budget import bytes_a_sample
 from nlbench.probes.lines.ops.kinks import dual
 from nlbench.probes.model_state import evaluation_mode, without_fast_path
-from nlbench.probes.passes import Listener, Means, ProbeSettings, Step
+from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
 from nlbench.probes.sites.microbatches import is_out_of_memory
 from nlbench.subjects.load import Subject
 from nlbench.subjects.samples import DrawnBatches, batch_sizes, rebatched
 
-__all__ = ["FunctionLook", "directional_derivative", "look_at_function", "show", "steps"]
+__all__ = ["FunctionBatch", "directional_derivative", "observe_function", "show", "steps"]
 
 
 # What the size of a part is called among the sizes that were found to fit.
@@ -33,7 +33,7 @@ DERIVATIVE = 4
 
 
 @dataclass(frozen=True)
-class FunctionLook:
+class FunctionBatch:
     """A network and one batch of its inputs, as measures get them.
 
     Parameters
@@ -56,10 +56,10 @@ class FunctionLook:
     most: int | None = None
 
 
-def look_at_function(
+def observe_function(
     model: nn.Module,
     batches: Iterable[Tensor],
-    on_look: Callable[[FunctionLook], None],
+    on_observation: Callable[[FunctionBatch], None],
     *,
     memory: int | None = None,
     found: MutableMapping[str, int] | None = None,
@@ -74,8 +74,8 @@ def look_at_function(
     model : torch.nn.Module
     batches : iterable of tensor
         Inputs of the model, on its device.
-    on_look : callable
-        Called with a `FunctionLook` for each batch.
+    on_observation : callable
+        Called with a `FunctionBatch` for each batch.
     memory : int, optional
         Bytes that a derivative may take. One sample is run beforehand to see how many fit.
     found : mutable mapping, optional
@@ -94,7 +94,7 @@ def look_at_function(
     Examples
     --------
     >>> looks = []
-    >>> look_at_function(nn.Flatten(), [torch.zeros(5, 2, 3)], looks.append)
+    >>> observe_function(nn.Flatten(), [torch.zeros(5, 2, 3)], looks.append)
     5
     >>> looks[0].function(looks[0].inputs).shape
     torch.Size([5, 6])
@@ -112,7 +112,7 @@ def look_at_function(
                 each = DERIVATIVE * bytes_a_sample(model, batch[:1])
                 found[FOUND] = max(1, memory // each)
             most = found.get(FOUND)
-            on_look(FunctionLook(_function(model, most), batch, number, most))
+            on_observation(FunctionBatch(_function(model, most), batch, number, most))
             samples += len(batch)
     return samples
 
@@ -163,7 +163,7 @@ def directional_derivative(
         From (n, ...) to (n, k), sample by sample.
     inputs, directions : tensor of shape (n, ...)
     most : int, optional
-        Samples at a time; see `FunctionLook`.
+        Samples at a time; see `FunctionBatch`.
 
     Returns
     -------
@@ -259,23 +259,23 @@ def show(
     subject: Subject,
     listeners: Sequence[Listener],
     settings: ProbeSettings,
-    means: Means,
+    resources: Resources,
     step: Step,
     shown: dict[str, Any],
 ) -> None:
     """Show a subject's model as a function, with batches of its samples in a random order."""
 
-    def on_look(look: FunctionLook) -> None:
+    def on_observation(observation: FunctionBatch) -> None:
         for listener in listeners:
-            listener.update(look)
+            listener.update(observation)
 
     def batches() -> Iterator[Tensor]:
         for batch in _batches(subject, int(settings["batch"])):
-            yield batch.to(means.device)
+            yield batch.to(resources.device)
             step()
 
-    shown["samples"] = look_at_function(
-        subject.model, batches(), on_look, memory=means.memory, found=means.found
+    shown["samples"] = observe_function(
+        subject.model, batches(), on_observation, memory=resources.memory, found=resources.found
     )
 
 

@@ -22,7 +22,7 @@ from nlbench.probes.model_state import (
     without_fast_path,
 )
 from nlbench.probes.modules import following
-from nlbench.probes.passes import Listener, Means, ProbeSettings, Step
+from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
 from nlbench.subjects.load import Subject
 
 from .activity import unit_activity
@@ -30,14 +30,14 @@ from .channel_graph import ChannelGraph
 from .nodes import channel_axes
 from .record import ChannelRecorder, Descent
 
-__all__ = ["GraphLook", "channel_graph", "show", "steps"]
+__all__ = ["ObservedGraph", "channel_graph", "show", "steps"]
 
 
 Example = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class GraphLook:
+class ObservedGraph:
     """A subject's channel graph, as measures get it.
 
     Parameters
@@ -159,7 +159,7 @@ def show(
     subject: Subject,
     listeners: Sequence[Listener],
     settings: ProbeSettings,
-    means: Means,
+    resources: Resources,
     step: Step,
     shown: dict[str, Any],
 ) -> None:
@@ -167,7 +167,7 @@ def show(
 
     The samples are run only if a measure asks how active the units are, once for all.
     """
-    graph = channel_graph(subject.model, subject.inputs[:1].to(means.device))
+    graph = channel_graph(subject.model, subject.inputs[:1].to(resources.device))
     shown |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
     found: list[Mapping[str, Tensor]] = []
 
@@ -175,11 +175,11 @@ def show(
         if not found:
             parts = -(-len(subject.inputs) // int(settings["batch"]))
             batches = torch.tensor_split(subject.inputs, parts)
-            on_device = (batch.to(means.device) for batch in batches)
+            on_device = (batch.to(resources.device) for batch in batches)
             found.append(unit_activity(subject.model, graph, on_device))
         return found[0]
 
-    look = GraphLook(graph, activity, len(subject.inputs))
+    observation = ObservedGraph(graph, activity, len(subject.inputs))
     for listener in listeners:
-        listener.update(look)
+        listener.update(observation)
     step()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined, UnsupportedOperation, nearest
 from nlbench.probes.model_state import tensors_of, typed_copy
-from nlbench.probes.passes import Listener, Means, ProbeSettings, Step
+from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
 from nlbench.subjects.load import Subject, tensor_hash
 
 from .baselines import trace_adaptively, trace_by_sampling
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHODS",
-    "LineLook",
     "SegmentTrace",
+    "TracedSegment",
     "check_samples",
     "is_channels_last",
-    "look_along",
+    "observe_paths",
     "show",
     "slope_changes",
     "steps",
@@ -55,7 +55,7 @@ METHODS = ("exact", "adaptive", "sampling")
 
 
 @dataclass(frozen=True)
-class LineLook:
+class TracedSegment:
     """What the probe `lines` shows a measure: one traced segment of one path.
 
     Parameters
@@ -208,7 +208,7 @@ def trace_segments(
         yield trace
 
 
-def look_along(
+def observe_paths(
     model: nn.Module,
     paths: Tensor,
     *,
@@ -217,7 +217,7 @@ def look_along(
     memory: int | None = None,
     sensitivity: float = 1e-6,
     resolution: int = 1000,
-) -> Iterator[LineLook]:
+) -> Iterator[TracedSegment]:
     """Trace paths: consecutive anchors of each are joined by segments.
 
     Parameters
@@ -231,13 +231,13 @@ def look_along(
 
     Yields
     ------
-    LineLook
+    TracedSegment
         p (a - 1) of them, path by path.
 
     Examples
     --------
     >>> paths = torch.tensor([[[-1.0], [1.0], [-1.0]]])
-    >>> [(look.place, look.trace.crossings) for look in look_along(torch.nn.ReLU(), paths)]
+    >>> [(seen.place, seen.trace.crossings) for seen in observe_paths(torch.nn.ReLU(), paths)]
     [('path0', 1), ('path0', 1)]
     """
     if paths.ndim < 3 or paths.shape[1] < 2:
@@ -256,7 +256,7 @@ def look_along(
         resolution=resolution,
     )
     for index, trace in enumerate(traces):
-        yield LineLook(index // segments, index % segments, trace)
+        yield TracedSegment(index // segments, index % segments, trace)
 
 
 def traceable(model: nn.Module, example: Tensor) -> str:
@@ -334,7 +334,7 @@ def show(
     subject: Subject,
     listeners: Sequence[Listener],
     settings: ProbeSettings,
-    means: Means,
+    resources: Resources,
     step: Step,
     shown: dict[str, Any],
 ) -> None:
@@ -349,34 +349,34 @@ def show(
     shown["paths_hash"] = tensor_hash(paths)
     sketch = Sketch(segments)
     errors: dict[str, list[SmoothTrace]] = {}
-    for look in _looks(subject, paths.to(means.device), settings, means):
+    for observation in _observations(subject, paths.to(resources.device), settings, resources):
         for listener in listeners:
-            listener.update(look)
-        if look.path == 0:
-            sketch.add(look)
-        if isinstance(look.trace, SmoothTrace):
-            errors.setdefault(look.place, []).append(look.trace)
+            listener.update(observation)
+        if observation.path == 0:
+            sketch.add(observation)
+        if isinstance(observation.trace, SmoothTrace):
+            errors.setdefault(observation.place, []).append(observation.trace)
         step()
     shown["drawing"] = sketch.content()
     if errors:
         shown["remarks"] = {place: _remark(traces) for place, traces in errors.items()}
 
 
-def _looks(
-    subject: Subject, paths: Tensor, settings: ProbeSettings, means: Means
-) -> Iterator[LineLook]:
+def _observations(
+    subject: Subject, paths: Tensor, settings: ProbeSettings, resources: Resources
+) -> Iterator[TracedSegment]:
     seen = 0
     try:
-        for look in look_along(
+        for observation in observe_paths(
             subject.model,
             paths,
             method=str(settings["method"]),
             dtype=getattr(torch, str(settings["dtype"])),
-            memory=means.memory,
+            memory=resources.memory,
             sensitivity=float(settings["sensitivity"]),
             resolution=int(settings["resolution"]),
         ):
-            yield look
+            yield observation
             seen += 1
         return
     except UnsupportedOperation as error:
@@ -389,10 +389,10 @@ def _looks(
         tolerance=float(settings["tolerance"]),
         evaluations=int(settings["evaluations"]),
         refused=refused,
-        memory=means.memory,
+        memory=resources.memory,
     )
     for index, trace in enumerate(traces, seen):
-        yield LineLook(index // segments, index % segments, trace)
+        yield TracedSegment(index // segments, index % segments, trace)
 
 
 def _remark(traces: Sequence[SmoothTrace]) -> str:

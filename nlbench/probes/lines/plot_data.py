@@ -13,7 +13,7 @@ from scipy.interpolate import PchipInterpolator
 from .quadrature import SmoothTrace
 
 if TYPE_CHECKING:
-    from .lines import LineLook
+    from .lines import TracedSegment
 
 __all__ = ["BINS", "Sketch"]
 
@@ -38,10 +38,10 @@ class Sketch:
     Examples
     --------
     >>> import torch
-    >>> from nlbench.probes.lines import look_along
+    >>> from nlbench.probes.lines import observe_paths
     >>> sketch = Sketch(2)
-    >>> for look in look_along(torch.nn.ReLU(), torch.tensor([[[-1.0], [1.0], [-1.0]]])):
-    ...     sketch.add(look)
+    >>> for observation in observe_paths(torch.nn.ReLU(), torch.tensor([[[-1.0], [1.0], [-1.0]]])):
+    ...     sketch.add(observation)
     >>> drawing = sketch.content()
     >>> drawing["place"], drawing["lengths"], drawing["crossings"], drawing["logits"]
     ('path0', [2.0, 2.0], 2, [0])
@@ -50,19 +50,19 @@ class Sketch:
     def __init__(self, segments: int) -> None:
         self._segments = min(segments, SEGMENTS)
         self._points = min(_POINTS // self._segments, _MOST_POINTS) + 1
-        self._looks: list[LineLook] = []
+        self._observations: list[TracedSegment] = []
         self._curves: list[NDArray[np.float64]] = []
 
     @property
     def is_complete(self) -> bool:
         """Whether all that is drawn of the path has been seen."""
-        return len(self._looks) == self._segments
+        return len(self._observations) == self._segments
 
-    def add(self, look: LineLook) -> None:
+    def add(self, observation: TracedSegment) -> None:
         """Take in the next segment, unless all that is drawn is there."""
         if not self.is_complete:
-            self._curves.append(_curve(look, self._points))
-            self._looks.append(look)
+            self._curves.append(_curve(observation, self._points))
+            self._observations.append(observation)
 
     def content(self) -> dict[str, Any]:
         """Give the drawing: plain values, long rows of numbers as text.
@@ -75,13 +75,13 @@ class Sketch:
         """
         curves = np.stack(self._curves)
         chords = np.linspace(curves[:, 0], curves[:, -1], curves.shape[1], axis=1)
-        lengths = np.array([look.trace.length for look in self._looks])
+        lengths = np.array([observation.trace.length for observation in self._observations])
         strayed = lengths @ np.abs(curves - chords).mean(1)
         # Equal ones in order of their number, so that the choice is the same everywhere.
         logits = sorted(np.argsort(-strayed, kind="stable")[:LOGITS].tolist())
-        methods = dict.fromkeys(look.trace.method for look in self._looks)
+        methods = dict.fromkeys(observation.trace.method for observation in self._observations)
         drawing = {
-            "place": self._looks[0].place,
+            "place": self._observations[0].place,
             "method": ", ".join(methods),
             "lengths": [float(f"{length:.6g}") for length in lengths],
             "logits": logits,
@@ -90,7 +90,7 @@ class Sketch:
         return drawing | self._breakpoints(lengths)
 
     def _breakpoints(self, lengths: NDArray[np.float64]) -> dict[str, Any]:
-        traces = [look.trace for look in self._looks]
+        traces = [observation.trace for observation in self._observations]
         sites: dict[str, NDArray[np.int64]] = {}
         starts = np.concatenate([[0.0], np.cumsum(lengths)])
         for trace, start, length in zip(traces, starts, lengths, strict=False):
@@ -110,11 +110,11 @@ class Sketch:
         }
 
 
-def _curve(look: LineLook, points: int) -> NDArray[np.float64]:
+def _curve(observation: TracedSegment, points: int) -> NDArray[np.float64]:
     """Values (points, k) of the network at even steps along a segment."""
-    t, values = look.trace.t.cpu().numpy(), look.trace.values.cpu().numpy()
+    t, values = observation.trace.t.cpu().numpy(), observation.trace.values.cpu().numpy()
     even = np.linspace(0, 1, points)
-    if isinstance(look.trace, SmoothTrace):
+    if isinstance(observation.trace, SmoothTrace):
         t, first = np.unique(t, return_index=True)  # of the shortest intervals, nodes coincide
         return np.asarray(PchipInterpolator(t, values[first])(even))
     left = np.clip(np.searchsorted(t, even, side="right") - 1, 0, len(t) - 2)

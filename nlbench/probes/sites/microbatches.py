@@ -1,4 +1,4 @@
-"""Look at one batch in as many parts as fit, and show each site of the batch as one.
+"""Observation at one batch in as many parts as fit, and show each site of the batch as one.
 
 A forward pass in parts gives every sample what it gives in a whole, but for rounding: a
 convolution or matrix product may be summed in another order for another number of samples.

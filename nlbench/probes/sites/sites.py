@@ -18,7 +18,7 @@ from nlbench.probes.background import Background, overlap_pays, state_of_chance
 from nlbench.probes.budget import bytes_a_sample
 from nlbench.probes.model_state import evaluation_mode, refuse_unobservable, without_fast_path
 from nlbench.probes.ops import ACTIVATION_MODULES
-from nlbench.probes.passes import Listener, Means, ProbeSettings, Step
+from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
 from nlbench.subjects.load import Subject
 from nlbench.subjects.samples import Batches, batch_sizes, rebatched
 
@@ -31,10 +31,10 @@ from .select import Picker, Selection
 __all__ = [
     "ACTIVATION_MODULES",
     "Site",
-    "SiteLook",
+    "SiteBatch",
     "evaluation_mode",
     "list_sites",
-    "look_at_sites",
+    "observe_sites",
     "refuse_unobservable",
     "remark_on_channels",
     "show",
@@ -82,7 +82,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class SiteLook:
+class SiteBatch:
     """One batch of one site, as measures get it.
 
     Parameters
@@ -97,7 +97,7 @@ class SiteLook:
         unit x is the half that is gated.
     unreduced : mapping of str to pair of tensors of shape (n,)
         What the functions that a measure declares as ``unreduced`` make of the whole input
-        and the whole output. Reading the result of a function that raised raises its error.
+        and the whole output. Result the result of a function that raised raises its error.
     """
 
     site: Site
@@ -112,10 +112,10 @@ class SiteLook:
         return self.site.name
 
 
-def look_at_sites(
+def observe_sites(
     model: nn.Module,
     batches: Iterable[Tensor],
-    on_look: Callable[[SiteLook], None],
+    on_observation: Callable[[SiteBatch], None],
     *,
     reduction: str = "spatial",
     select: str = "*",
@@ -138,8 +138,8 @@ def look_at_sites(
     model : torch.nn.Module
     batches : iterable of tensor
         Inputs of the model, on its device.
-    on_look : callable
-        Called with a `SiteLook` for each batch of each site, in order of call.
+    on_observation : callable
+        Called with a `SiteBatch` for each batch of each site, in order of call.
     reduction : {"spatial", "flatten", "published"}
         See `nlbench.probes.sites.reduce.reduce_site`.
     select : str
@@ -148,7 +148,7 @@ def look_at_sites(
         Whether softmaxes are sites too.
     functions : mapping of str to callable, optional
         Functions of an activation's tensor (n, ...) to one number a sample (n,); they may be
-        given some of the samples at a time. The results are in ``SiteLook.unreduced``.
+        given some of the samples at a time. The results are in ``SiteBatch.unreduced``.
     memory : int, optional
         Bytes that a forward pass may take. Two samples are run beforehand to see how many fit.
     found : mutable mapping, optional
@@ -173,14 +173,14 @@ def look_at_sites(
     --------
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
     >>> seen = []
-    >>> look_at_sites(model, [torch.randn(8, 3)], lambda look: seen.append(look.place))
+    >>> observe_sites(model, [torch.randn(8, 3)], lambda batch: seen.append(batch.place))
     8
     >>> seen
     ['1', '3']
     """
     refuse_unobservable(model)
     selection = Selection.parse(select)
-    looking = _Looking(selection, on_look)
+    looking = _Looking(selection, on_observation)
     kept = Kept(reduction, functions or {}, attention, looking.may_want)
     watch = Watch(model, kept, looking.take, on_unseen)
     found = {} if found is None else found
@@ -199,8 +199,8 @@ def look_at_sites(
 class _Looking:
     """Turns the calls of one batch after another into looks at the chosen sites."""
 
-    def __init__(self, selection: Selection, on_look: Callable[[SiteLook], None]) -> None:
-        self._selection, self._on_look = selection, on_look
+    def __init__(self, selection: Selection, on_observation: Callable[[SiteBatch], None]) -> None:
+        self._selection, self._on_look = selection, on_observation
         self._batch = -1
         # The names chosen in the first batch; before that nobody knows them.
         self._chosen: set[str] | None = None
@@ -242,7 +242,7 @@ class _Looking:
         if x is None or y is None:
             raise RuntimeError(f"{site.name} is chosen, but nothing was kept of it")
         unreduced = Unreduced(x.numbers, y.numbers)
-        self._on_look(SiteLook(site, self._batch, x.reduced, y.reduced, unreduced))
+        self._on_look(SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced))
 
 
 def _look_once(
@@ -283,7 +283,9 @@ def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) ->
     ['gelu']
     """
     found: list[Site] = []
-    look_at_sites(model, [example], lambda look: found.append(look.site), attention=attention)
+    observe_sites(
+        model, [example], lambda observation: found.append(observation.site), attention=attention
+    )
     return found
 
 
@@ -324,7 +326,7 @@ def show(
     subject: Subject,
     listeners: Sequence[Listener],
     settings: ProbeSettings,
-    means: Means,
+    resources: Resources,
     step: Step,
     shown: dict[str, Any],
 ) -> None:
@@ -339,35 +341,35 @@ def show(
     unseen: dict[str, None] = {}
     functions, names = _functions(listeners)
 
-    def tell(look: SiteLook) -> None:
+    def tell(observation: SiteBatch) -> None:
         for listener, wanted in zip(listeners, names, strict=True):
-            listener.update(_with(look, wanted))
+            listener.update(_with(observation, wanted))
 
-    def batches(given: Iterable[Tensor], background: Background[SiteLook]) -> Iterator[Tensor]:
-        before = state_of_chance(means.device)
+    def batches(given: Iterable[Tensor], background: Background[SiteBatch]) -> Iterator[Tensor]:
+        before = state_of_chance(resources.device)
         for number, batch in enumerate(given):
-            is_quiet = number == 1 and state_of_chance(means.device) == before
-            if is_quiet and overlap_pays(means.device):
+            is_quiet = number == 1 and state_of_chance(resources.device) == before
+            if is_quiet and overlap_pays(resources.device):
                 background.let_wait(WAITING)
-            yield batch.to(means.device)
+            yield batch.to(resources.device)
             step()
 
-    with Background(tell, _bytes, 0, means.device) as background:
+    with Background(tell, _bytes, 0, resources.device) as background:
 
-        def on_look(look: SiteLook) -> None:
-            sites.setdefault(look.place, look.site)
-            background.put(look)
+        def on_observation(observation: SiteBatch) -> None:
+            sites.setdefault(observation.place, observation.site)
+            background.put(observation)
 
-        shown["samples"] = look_at_sites(
+        shown["samples"] = observe_sites(
             subject.model,
             batches(_batches(subject, int(settings["batch"])), background),
-            on_look,
+            on_observation,
             reduction=str(settings["reduction"]),
             select=str(settings["select"]),
             attention=bool(settings["attention"]),
             functions=functions,
-            memory=means.memory,
-            found=means.found,
+            memory=resources.memory,
+            found=resources.found,
             on_unseen=unseen.setdefault,
         )
     shown["sites"] = len(sites)
@@ -403,12 +405,12 @@ def _functions(
     return {key: function for function, key in keys.items()}, names
 
 
-def _with(look: SiteLook, names: Mapping[str, str]) -> SiteLook:
+def _with(observation: SiteBatch, names: Mapping[str, str]) -> SiteBatch:
     """Give a look with what a listener declared, by its own names."""
-    if not isinstance(look.unreduced, Unreduced):
-        return look
-    return replace(look, unreduced=look.unreduced.renamed(names))
+    if not isinstance(observation.unreduced, Unreduced):
+        return observation
+    return replace(observation, unreduced=observation.unreduced.renamed(names))
 
 
-def _bytes(look: SiteLook) -> int:
-    return look.x.nbytes + look.y.nbytes
+def _bytes(observation: SiteBatch) -> int:
+    return observation.x.nbytes + observation.y.nbytes

@@ -114,7 +114,7 @@ def test_a_checkpoint_is_a_subject_of_any_other_measure(made):
         SubjectSpec("vgg8", file, "synthetic", options=OPTIONS), torch.device("cpu")
     )
     run = nlbench.evaluate(subject.model, subject.inputs, ["r2"])
-    assert run.records[0].reading.status == "ok"
+    assert run.records[0].result.status == "ok"
 
 
 def test_what_is_finished_is_not_done_again(made, start):

@@ -75,7 +75,7 @@ def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
         "cells", "manifest.json", "plan.json", "request.toml", "scores.csv", "report.html",
     }  # fmt: skip
     run = nlbench.load_run(folder / "runs" / "first")
-    assert {r.reading.status for r in run.records} == {"ok"}
+    assert {r.result.status for r in run.records} == {"ok"}
     assert run.manifest["command"].startswith("nlbench run --measures")
     assert run.manifest["subjects"][0]["weights"] == "trained"
     assert run.manifest["subjects"][0]["accuracy"] > 0.97
@@ -336,4 +336,4 @@ def test_an_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
     assert "nlbench run --measures affinity,absdev --out r" in error
     run = nlbench.load_run(tmp_path / "r")
     assert [r.measure["name"] for r in run.records] == ["affinity"]
-    assert run.records[0].reading.status == "ok"
+    assert run.records[0].result.status == "ok"

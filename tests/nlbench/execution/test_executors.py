@@ -13,7 +13,7 @@ from hostile import write_plugin
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.execution.executors import _seat, _Task
-from nlbench.request import Conduct, Request
+from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
@@ -39,7 +39,7 @@ def table(result):
 def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path):
     wanted = request("drawing,r2,affinity,absdev", settings={"lines.number": 1})
     one = run(wanted, tmp_path / "one")
-    two = run(wanted, tmp_path / "two", conduct=Conduct(executor="processes", workers=2))
+    two = run(wanted, tmp_path / "two", execution=ExecutionOptions(executor="processes", workers=2))
     assert two.manifest["cells"] == {"ok": 8}
     assert table(one) == table(two)
     assert [r.key for r in one.records] == [r.key for r in two.records]
@@ -47,9 +47,11 @@ def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path)
 
 def test_in_processes_only_the_guilty_cell_fails(plugin, tmp_path):
     result = run(
-        request("killed,plain"), tmp_path / "run", conduct=Conduct(executor="processes", workers=2)
+        request("killed,plain"),
+        tmp_path / "run",
+        execution=ExecutionOptions(executor="processes", workers=2),
     )
-    found = {(r.subject["model"], r.measure["name"]): r.reading.status for r in result.records}
+    found = {(r.subject["model"], r.measure["name"]): r.result.status for r in result.records}
     assert found == {
         ("mini", "killed"): "failed",
         ("mini", "plain"): "ok",
@@ -84,7 +86,7 @@ def test_a_dask_cluster_that_loses_a_worker_delivers_every_cell(plugin, tmp_path
         result = run(
             wanted,
             tmp_path / "run",
-            conduct=Conduct(executor="dask", address=cluster.scheduler_address),
+            execution=ExecutionOptions(executor="dask", address=cluster.scheduler_address),
         )
         killer.join()
     assert len(set(pids)) == 2
@@ -100,7 +102,7 @@ def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path):
         run(
             request("plain"),
             tmp_path / "run",
-            conduct=Conduct(executor="dask", address="tcp://127.0.0.1:9"),
+            execution=ExecutionOptions(executor="dask", address="tcp://127.0.0.1:9"),
         )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()

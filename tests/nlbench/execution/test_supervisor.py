@@ -8,7 +8,7 @@ import nlbench
 from nlbench.execution.heartbeat import MEASURING, Beat
 from nlbench.execution.supervisor import Worker
 from nlbench.execution.work_units import Unit
-from nlbench.request import Conduct, Request
+from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
 
@@ -28,13 +28,15 @@ def request(measures, models="mini", **changes):
 
 def statuses(result):
     return {
-        (r.subject["model"], r.measure["name"]): (r.reading.status, r.reading.reason)
+        (r.subject["model"], r.measure["name"]): (r.result.status, r.result.reason)
         for r in result.records
     }
 
 
 def test_a_measure_that_never_comes_back_is_cut_off_and_the_others_go_on(plugin, tmp_path):
-    result = run(request("plain,sleepy,r2"), tmp_path / "run", conduct=Conduct(timeout=2.0))
+    result = run(
+        request("plain,sleepy,r2"), tmp_path / "run", execution=ExecutionOptions(timeout=2.0)
+    )
     status = statuses(result)
     assert status["mini", "sleepy"] == ("failed", "took longer than 2 s")
     assert status["mini", "plain"][0] == status["mini", "r2"][0] == "ok"
@@ -43,14 +45,14 @@ def test_a_measure_that_never_comes_back_is_cut_off_and_the_others_go_on(plugin,
 
 def test_the_time_of_many_short_looks_adds_up(plugin, tmp_path):
     wanted = request("plain,slow", samples=32, settings={"sites.batch": 4})
-    status = statuses(run(wanted, tmp_path / "run", conduct=Conduct(timeout=2.0)))
+    status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=2.0)))
     assert status["mini", "slow"] == ("failed", "took longer than 2 s")
     assert status["mini", "plain"][0] == "ok"
 
 
 def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, tmp_path):
     wanted = request("once,exiting,plain,killed", "mini,deadly")
-    status = statuses(run(wanted, tmp_path / "run", conduct=Conduct(timeout=60.0)))
+    status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=60.0)))
     assert status["mini", "exiting"][0] == "failed"
     assert "exited with status 3" in status["mini", "exiting"][1]
     assert status["mini", "killed"][0] == "failed"
@@ -63,28 +65,28 @@ def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, 
 
 def test_a_subject_that_never_loads_fails_its_own_cells(plugin, tmp_path):
     wanted = request("plain,r2", "endless,mini")
-    status = statuses(run(wanted, tmp_path / "run", conduct=Conduct(timeout=2.0)))
+    status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=2.0)))
     for measure in ("plain", "r2"):
         assert status["endless", measure] == ("failed", "loading the subject took longer than 2 s")
         assert status["mini", measure][0] == "ok"
 
 
 def test_what_a_plugin_prints_or_reads_disturbs_nothing(plugin, tmp_path):
-    result = run(request("chatty"), tmp_path / "run", conduct=Conduct(timeout=60.0))
+    result = run(request("chatty"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
     assert result["chatty"].summary["value"] == 0.0
 
 
 def test_numbers_are_the_same_in_a_process_of_its_own(plugin, tmp_path):
     wanted = request("plain,drawing,r2,affinity", seeds=(0, 1))
     here = run(wanted, tmp_path / "here")
-    there = run(wanted, tmp_path / "there", conduct=Conduct(timeout=60.0))
+    there = run(wanted, tmp_path / "there", execution=ExecutionOptions(timeout=60.0))
     assert (here.path / "scores.csv").read_bytes() == (there.path / "scores.csv").read_bytes()
 
 
 def test_no_worker_is_left_behind(plugin, tmp_path):
     import psutil
 
-    run(request("plain"), tmp_path / "run", conduct=Conduct(timeout=60.0))
+    run(request("plain"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
     children = psutil.Process(os.getpid()).children(recursive=True)
     assert not [c for c in children if "nlbench.execution.worker" in " ".join(c.cmdline())]
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.probes.model_state import refuse_unobservable
-from nlbench.probes.sites.sites import list_sites, look_at_sites
+from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
 def state_of(model):
@@ -26,7 +26,7 @@ def test_the_model_is_left_as_it_was_found():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)).train()
     model[1].eval()
     before = state_of(model)
-    look_at_sites(model, [torch.randn(4, 3, 8, 8)] * 2, lambda look: None)
+    observe_sites(model, [torch.randn(4, 3, 8, 8)] * 2, lambda observation: None)
     assert_same_state(model, before)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -37,14 +37,14 @@ def test_the_model_is_left_as_it_was_found_after_an_error_in_the_listener_or_the
     ).train()
     before = state_of(model)
 
-    def fail(look):
+    def fail(observation):
         raise KeyError("listener")
 
     with pytest.raises(KeyError, match="listener"):
-        look_at_sites(model, [torch.randn(5, 4)], fail)
+        observe_sites(model, [torch.randn(5, 4)], fail)
     assert_same_state(model, before)
     with pytest.raises(RuntimeError):
-        look_at_sites(model, [torch.randn(5, 9)], lambda look: None)
+        observe_sites(model, [torch.randn(5, 9)], lambda observation: None)
     assert_same_state(model, before)
     assert [site.name for site in list_sites(model, torch.randn(5, 4))] == ["1", "3"]
 
@@ -65,7 +65,7 @@ def test_buffers_that_the_forward_pass_changes_get_their_values_back():
 
     model = Counting()
     last = model.last
-    look_at_sites(model, [torch.randn(4, 3)] * 2, lambda look: None)
+    observe_sites(model, [torch.randn(4, 3)] * 2, lambda observation: None)
     assert model.calls.item() == 0
     assert model.last is last
     assert torch.equal(model.last, torch.zeros(3))

@@ -31,7 +31,7 @@ def helped(in_channels=3, num_classes=10):
 
 PRINTED = """
 import nlbench
-from nlbench.data import dataset
+from nlbench.subjects.data import dataset
 from nlbench import registry
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     (missed,) = measuring.Host().measure(here, Silent())
     assert isinstance(missed, Missed)
     (found,) = measuring.Host().measure(Unit.of(elsewhere.to_dict()), Silent())
-    assert found.reading.status == "ok"
+    assert found.result.status == "ok"
 
 
 def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together(
@@ -148,8 +148,8 @@ def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together
 
     monkeypatch.setattr(runner, "executed", altered)
     result = run(request("plain,r2"), tmp_path / "run")
-    assert [r.reading.status for r in result.records] == ["ok", "failed"]
-    assert "the sample hash is no longer that of" in result.records[1].reading.reason
+    assert [r.result.status for r in result.records] == ["ok", "failed"]
+    assert "the sample hash is no longer that of" in result.records[1].result.reason
 
 
 def test_a_helper_in_a_plugins_subpackage_is_part_of_the_plan(plugin, tmp_path, monkeypatch):
@@ -187,8 +187,8 @@ def test_a_subject_of_which_no_record_can_be_written_fails_alone(plugin, tmp_pat
 
     monkeypatch.setattr(measuring, "load_subject", unspeakable)
     result = run(request(models="mini,mini2"), tmp_path / "run")
-    assert [r.reading.status for r in result.records] == ["failed", "ok"]
-    assert "can't be recorded" in result.records[0].reading.reason
+    assert [r.result.status for r in result.records] == ["failed", "ok"]
+    assert "can't be recorded" in result.records[0].result.reason
 
 
 def test_a_folder_in_which_a_worker_left_a_cell_is_not_taken_back(plugin, tmp_path):

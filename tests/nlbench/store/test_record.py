@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
-from nlbench.measure import Reading, Value
+from nlbench.measure import Result, Value
 from nlbench.store.files import locked
 from nlbench.store.record import COLUMNS, FORMAT, Record, Run, load_run
 
 
-def record(measure="affinity", key="k", reading=None, model="vgg8", seed=0):
+def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
     return Record(
         key=key,
         subject={"model": model, "weights": "init", "data": "digits", "seed": seed},
         measure={"name": measure, "version": "1", "options": {}},
         probe={"name": "sites", "options": {}},
         machine={"device": "cpu", "dtype": "float32", "environment": {"python": "3.11"}},
-        reading=reading or Reading.of({"a": 0.25, "b": 0.75}, n=8),
+        result=result or Result.of({"a": 0.25, "b": 0.75}, n=8),
         seconds=0.5,
         finished="2026-01-01T00:00:00+00:00",
     )
@@ -34,8 +34,8 @@ values = st.builds(
     status=st.sampled_from(["ok", "undefined", "skipped", "failed"]),
     reason=text,
 )
-readings = st.builds(
-    Reading,
+results = st.builds(
+    Result,
     summary=st.dictionaries(text, numbers, max_size=3),
     values=st.lists(values, max_size=4).map(tuple),
     n=st.integers(0, 10**9),
@@ -45,9 +45,9 @@ readings = st.builds(
 )
 
 
-@given(readings)
-def test_a_record_read_back_is_the_same_to_the_last_bit(reading):
-    original = record(reading=reading)
+@given(results)
+def test_a_record_read_back_is_the_same_to_the_last_bit(result):
+    original = record(result=result)
     assert Record.from_json(original.to_json(), "here") == original
 
 
@@ -65,12 +65,12 @@ def test_the_table_has_one_number_a_row_and_the_columns_of_the_design():
 
 def test_what_is_missing_is_a_row_with_its_reason():
     gone = Value.missing("c", "undefined", "constant output", 8)
-    reading = Reading.of([Value("a", {"value": 0.5}, 8), gone])
-    scores = Run({}, [record(reading=reading)]).scores
+    result = Result.of([Value("a", {"value": 0.5}, 8), gone])
+    scores = Run({}, [record(result=result)]).scores
     row = scores[scores.place == "c"].iloc[0]
     assert math.isnan(row.value)
     assert (row.status, row.reason, row.statistic) == ("undefined", "constant output", "value")
-    failed = Run({}, [record(reading=Reading.missing("failed", "boom"))]).scores
+    failed = Run({}, [record(result=Result.missing("failed", "boom"))]).scores
     assert list(failed.status) == ["failed"]
     assert failed.reason[0] == "boom"
 
@@ -98,11 +98,11 @@ def test_failures_are_told_from_what_is_merely_undefined():
     run = Run(
         {},
         [
-            record(reading=Reading.missing("failed", "boom")),
-            record(reading=Reading.missing("undefined", "constant output")),
+            record(result=Result.missing("failed", "boom")),
+            record(result=Result.missing("undefined", "constant output")),
         ],
     )
-    assert [r.reading.reason for r in run.failed] == ["boom"]
+    assert [r.result.reason for r in run.failed] == ["boom"]
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -117,8 +117,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
         ("[]", "was not written by nlbench"),
         ('{"format": 1}', "is not a record"),
         (json.dumps({"format": FORMAT + 1}), "from a newer nlbench"),
-        ('{"format": 1, "reading": {"values": [3]}}', "is not a record"),
-        ('{"format": 1, "reading": null}', "is not a record"),
+        ('{"format": 1, "result": {"values": [3]}}', "is not a record"),
+        ('{"format": 1, "result": null}', "is not a record"),
     ],
 )
 def test_a_damaged_record_is_one_line_that_names_the_file(tmp_path, content, says):

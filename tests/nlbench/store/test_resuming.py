@@ -13,8 +13,8 @@ import nlbench
 from nlbench import runner
 from nlbench.errors import RequestError
 from nlbench.plan import kept_plan
-from nlbench.request import Conduct, Request
-from nlbench.runner import outlook, run
+from nlbench.request import ExecutionOptions, Request
+from nlbench.runner import preview, run
 from nlbench.store import run_folder as opening
 from nlbench.store.run_folder import merge_runs
 
@@ -41,22 +41,22 @@ def names(cells):
 
 
 def test_what_would_be_done_is_known_and_nothing_is_written(plugin, tmp_path):
-    foreseen = outlook(request("plain,r2", "mini,mini2"), tmp_path / "run")
+    foreseen = preview(request("plain,r2", "mini,mini2"), tmp_path / "run")
     assert len(foreseen.new) == 4
     assert not (tmp_path / "run").exists()
     run(request("plain"), tmp_path / "run")
-    foreseen = outlook(request("plain,r2"), tmp_path / "run")
+    foreseen = preview(request("plain,r2"), tmp_path / "run")
     assert names(foreseen.new) == [("mini", "r2")]
     assert names(foreseen.recorded) == [("mini", "plain")]
 
 
 def test_what_is_impossible_is_said_with_the_reason_and_recorded_as_failed(plugin, tmp_path):
     wanted = request("plain", "mini,vgg8", weights="trained")
-    foreseen = outlook(wanted, tmp_path / "run")
+    foreseen = preview(wanted, tmp_path / "run")
     assert names(foreseen.impossible) == [("mini", "plain")]
     assert "no trained checkpoint of mini" in foreseen.impossible[0].target.impossible
     result = run(wanted, tmp_path / "run")
-    assert {r.subject["model"]: r.reading.status for r in result.records} == {
+    assert {r.subject["model"]: r.result.status for r in result.records} == {
         "mini": "failed",
         "vgg8": "ok",
     }
@@ -68,7 +68,7 @@ def test_several_weights_are_several_subjects(plugin, tmp_path):
 
 
 def test_the_same_subject_named_twice_is_measured_once(plugin, tmp_path):
-    assert len(outlook(request("plain", "vgg8", weights=("auto", "trained")), "x").new) == 1
+    assert len(preview(request("plain", "vgg8", weights=("auto", "trained")), "x").new) == 1
 
 
 def test_a_finished_run_is_taken_up_without_pytorch_and_left_as_it_is(plugin, tmp_path):
@@ -123,16 +123,16 @@ def test_a_kept_plan_notices_another_checkpoint_under_the_same_name(plugin, tmp_
 
 def test_which_recorded_cells_are_repeated_is_the_users_choice(plugin, tmp_path):
     wanted = request("plain,sleepy")
-    result = run(wanted, tmp_path / "run", conduct=Conduct(timeout=1.0))
+    result = run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=1.0))
     assert result.manifest["cells"] == {"ok": 1, "failed": 1}
     expected = {"never": [], "failed": ["sleepy"], "all": ["plain", "sleepy"]}
     for rerun, again in expected.items():
-        foreseen = outlook(wanted, tmp_path / "run", conduct=Conduct(rerun=rerun))
+        foreseen = preview(wanted, tmp_path / "run", execution=ExecutionOptions(rerun=rerun))
         assert [cell.wanted.name for cell in foreseen.new] == again
     before = cells(result)
-    run(wanted, tmp_path / "run", conduct=Conduct(rerun="never"))
+    run(wanted, tmp_path / "run", execution=ExecutionOptions(rerun="never"))
     assert cells(result) == before
-    run(request("plain"), tmp_path / "run", conduct=Conduct(rerun="all"))
+    run(request("plain"), tmp_path / "run", execution=ExecutionOptions(rerun="all"))
     assert sum(before[name] != now for name, now in cells(result).items()) == 1
 
 
@@ -188,7 +188,7 @@ def test_a_cells_numbers_do_not_depend_on_what_is_measured_with_it(plugin, tmp_p
 
 
 def test_merged_runs_hold_each_cell_once_and_a_good_one_before_a_failed_one(plugin, tmp_path):
-    one = run(request("plain,sleepy"), tmp_path / "one", conduct=Conduct(timeout=1.0))
+    one = run(request("plain,sleepy"), tmp_path / "one", execution=ExecutionOptions(timeout=1.0))
     two = run(request("plain,r2", "mini,mini2"), tmp_path / "two")
     merged = merge_runs([one.path, two.path], tmp_path / "both")
     assert merged.manifest["cells"] == {"ok": 4, "failed": 1}
@@ -208,7 +208,7 @@ def test_runs_that_do_not_go_together_are_not_merged(plugin, tmp_path, changes):
     if "r2.kind" in changes.get("settings", {}):
         file = next((tmp_path / "one" / "cells").iterdir())
         record = json.loads(file.read_text())
-        record["reading"]["summary"]["value"] += 1
+        record["result"]["summary"]["value"] += 1
         run(request("plain"), tmp_path / "two")
         file.write_text(json.dumps(record))
         says = "different readings of plain of mini"

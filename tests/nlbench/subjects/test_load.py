@@ -295,7 +295,7 @@ def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeyp
     from nlbench.execution import measure_subject as looking
     from nlbench.measures.r2 import R2
     from nlbench.probes import PROBES
-    from nlbench.probes.passes import Means
+    from nlbench.probes.passes import Resources
     from nlbench.subjects import samples
 
     plugins["models", "mine"] = lambda: nn.Sequential(Linear(), nn.ReLU())
@@ -307,7 +307,7 @@ def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeyp
         monkeypatch.setattr(samples.draw, "__kwdefaults__", {"held": held})
         subject = load_subject(SubjectSpec("mine", "init", "flat", samples=None), CPU)
         assert (subject.stream is None) == bool(held)
-        (outcome,) = looking.look(subject, [(R2, options)], defaults, means=Means(CPU))
-        values.append((outcome.reading.summary, outcome.reading.n))
+        (outcome,) = looking.observe(subject, [(R2, options)], defaults, resources=Resources(CPU))
+        values.append((outcome.result.summary, outcome.result.n))
     assert values[0] == values[1]
     assert values[0][1] == 1300

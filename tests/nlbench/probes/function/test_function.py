@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.function.function import directional_derivative, look_at_function
+from nlbench.probes.function.function import directional_derivative, observe_function
 
 NETWORKS = {
     "relu": nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 4)),
@@ -24,18 +24,20 @@ NETWORKS = {
 
 
 def seen(model, *batches):
-    looks = []
-    count = look_at_function(model, batches, looks.append)
-    return count, looks
+    observations = []
+    count = observe_function(model, batches, observations.append)
+    return count, observations
 
 
 def differentiated(model, inputs, directions):
     """Derivatives that a listener finds while it is shown the model."""
     found = []
-    look_at_function(
+    observe_function(
         model,
         [inputs],
-        lambda look: found.append(directional_derivative(look.function, look.inputs, directions)),
+        lambda observation: found.append(
+            directional_derivative(observation.function, observation.inputs, directions)
+        ),
     )
     return found[0]
 
@@ -113,8 +115,8 @@ def test_inputs_mode_and_weights_are_left_as_they_were():
     model[1].eval()
     inputs = torch.randn(5, 3)
     before, state = inputs.clone(), {k: v.clone() for k, v in model.state_dict().items()}
-    count, looks = seen(model, inputs)
-    looks[0].function(looks[0].inputs)
+    count, observations = seen(model, inputs)
+    observations[0].function(observations[0].inputs)
     assert count == 5
     assert torch.equal(inputs, before)
     assert model.training
@@ -123,9 +125,12 @@ def test_inputs_mode_and_weights_are_left_as_they_were():
 
 
 def test_batches_are_numbered_and_counted():
-    count, looks = seen(nn.Identity(), torch.zeros(3, 2), torch.zeros(2, 2))
+    count, observations = seen(nn.Identity(), torch.zeros(3, 2), torch.zeros(2, 2))
     assert count == 5
-    assert [(look.batch, len(look.inputs)) for look in looks] == [(0, 3), (1, 2)]
+    assert [(observation.batch, len(observation.inputs)) for observation in observations] == [
+        (0, 3),
+        (1, 2),
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
@@ -153,14 +158,14 @@ class Gives(nn.Module):
     ],
 )
 def test_outputs_that_are_no_function_of_each_input_are_undefined(make, words):
-    _, looks = seen(Gives(make), torch.zeros(3, 4))
+    _, observations = seen(Gives(make), torch.zeros(3, 4))
     with pytest.raises(Undefined, match=words):
-        looks[0].function(looks[0].inputs)
+        observations[0].function(observations[0].inputs)
 
 
 def test_an_output_of_one_number_a_sample_is_one_column():
-    _, looks = seen(Gives(lambda x: x.sum(1)), torch.ones(3, 4))
-    assert looks[0].function(looks[0].inputs).tolist() == [[4.0], [4.0], [4.0]]
+    _, observations = seen(Gives(lambda x: x.sum(1)), torch.ones(3, 4))
+    assert observations[0].function(observations[0].inputs).tolist() == [[4.0], [4.0], [4.0]]
 
 
 class Cramped(nn.Module):
@@ -194,11 +199,11 @@ def test_memory_that_does_not_suffice_for_one_sample_is_said():
 
 
 def test_a_function_runs_no_more_samples_at_once_than_fit():
-    model, looks = Cramped(9, torch.square), []
+    model, observations = Cramped(9, torch.square), []
     x = torch.randn(9, 4)
-    look_at_function(model, [x], looks.append, memory=1)
+    observe_function(model, [x], observations.append, memory=1)
     model.sizes.clear()
-    torch.testing.assert_close(looks[0].function(x), x**2)
+    torch.testing.assert_close(observations[0].function(x), x**2)
     assert set(model.sizes) == {1}
 
 

@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from nlbench.measures.nlc import NonlinearityCoefficient
 from nlbench.probes.function.function import show
-from nlbench.probes.passes import Means
+from nlbench.probes.passes import Resources
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.samples import Batches, DrawnBatches, StreamedSubject
 
@@ -18,14 +18,14 @@ class Keeping:
     """A listener that keeps what it is shown."""
 
     def __init__(self):
-        self.looks = []
+        self.observations = []
 
-    def update(self, look):
-        self.looks.append(look)
+    def update(self, observation):
+        self.observations.append(observation)
 
     @property
     def inputs(self):
-        return torch.cat([look.inputs for look in self.looks])
+        return torch.cat([observation.inputs for observation in self.observations])
 
 
 def network():
@@ -46,9 +46,9 @@ def subject(inputs, stream=None):
 
 def shown(subject, listener, memory=None, batch=128):
     facts, steps = {}, []
-    means = Means(CPU, memory)
-    show(subject, [listener], {"batch": batch}, means, lambda: steps.append(1), facts)
-    return facts, steps, means
+    resources = Resources(CPU, memory)
+    show(subject, [listener], {"batch": batch}, resources, lambda: steps.append(1), facts)
+    return facts, steps, resources
 
 
 def sorted_rows(inputs):
@@ -58,7 +58,7 @@ def sorted_rows(inputs):
 def test_each_sample_is_shown_once_in_batches_of_nearly_equal_size():
     inputs, keeping = torch.randn(130, 3, 2, 2), Keeping()
     facts, steps, _ = shown(subject(inputs), keeping)
-    assert [len(look.inputs) for look in keeping.looks] == [65, 65]
+    assert [len(observation.inputs) for observation in keeping.observations] == [65, 65]
     assert sorted_rows(keeping.inputs) == sorted_rows(inputs)
     assert facts["samples"] == 130
     assert len(steps) == 2
@@ -68,7 +68,7 @@ def test_samples_that_come_in_order_are_mixed():
     inputs = torch.arange(200.0)[:, None].expand(200, 12)
     keeping = Keeping()
     shown(subject(inputs), keeping, batch=50)
-    assert all(look.inputs.std() > 30 for look in keeping.looks)
+    assert all(observation.inputs.std() > 30 for observation in keeping.observations)
 
 
 def test_a_sample_too_large_to_hold_is_shown_as_a_whole():
@@ -96,9 +96,9 @@ def test_the_memory_bounds_how_many_samples_run_at_once_and_changes_no_number(me
         measure, given = NonlinearityCoefficient(), subject(torch.randn(90, 3, 2, 2))
         sizes = []
         given.model[1].register_forward_hook(lambda *call: sizes.append(len(call[2])))
-        measure.start()
-        _, _, means = shown(given, measure, memory)
-        return measure.finish().summary["value"], max(sizes), means.found
+        measure.reset()
+        _, _, resources = shown(given, measure, memory)
+        return measure.compute().summary["value"], max(sizes), resources.found
 
     torch.manual_seed(3)
     plain, most, found = coefficient(None)

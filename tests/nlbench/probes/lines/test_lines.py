@@ -12,9 +12,9 @@ from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
 from nlbench.probes.lines.lines import (
-    LineLook,
     SegmentTrace,
-    look_along,
+    TracedSegment,
+    observe_paths,
     trace_segment,
     trace_segments,
 )
@@ -249,20 +249,20 @@ def test_many_segments_give_what_each_gives():
 
 def test_looks_name_path_and_segment():
     paths = torch.randn(2, 4, 3)
-    looks = list(look_along(mlp(3), paths))
-    assert [(look.path, look.segment) for look in looks] == [
+    observations = list(observe_paths(mlp(3), paths))
+    assert [(observation.path, observation.segment) for observation in observations] == [
         (p, s) for p in range(2) for s in range(3)
     ]
-    assert [look.place for look in looks] == ["path0"] * 3 + ["path1"] * 3
-    assert all(isinstance(look, LineLook) for look in looks)
+    assert [observation.place for observation in observations] == ["path0"] * 3 + ["path1"] * 3
+    assert all(isinstance(observation, TracedSegment) for observation in observations)
     last = trace_segment(mlp(3), paths[1, 2], paths[1, 3])
     assert isinstance(last, SegmentTrace)
-    assert torch.equal(looks[-1].trace.values, last.values)
+    assert torch.equal(observations[-1].trace.values, last.values)
 
 
 def test_paths_without_a_segment_are_refused():
     with pytest.raises(RequestError, match="2 anchors or more"):
-        list(look_along(mlp(3), torch.randn(2, 1, 3)))
+        list(observe_paths(mlp(3), torch.randn(2, 1, 3)))
 
 
 def test_control_flow_that_turns_on_the_second_segment_is_noticed():
@@ -346,8 +346,8 @@ def test_values_read_unnoticed_are_caught_inside_the_segment(net):
 def test_looks_are_made_with_the_method_asked_for():
     paths = torch.randn(2, 3, 3)
     for method in ("exact", "adaptive", "sampling"):
-        looks = list(look_along(mlp(3), paths, method=method, resolution=20))
-        assert [look.trace.method for look in looks] == [method] * 4
+        observations = list(observe_paths(mlp(3), paths, method=method, resolution=20))
+        assert [observation.trace.method for observation in observations] == [method] * 4
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])

@@ -10,16 +10,16 @@ from nlbench.options import resolve_options
 from nlbench.probes import PROBES
 from nlbench.probes.lines.lines import SegmentTrace, show, steps
 from nlbench.probes.lines.quadrature import SmoothTrace
-from nlbench.probes.passes import Means
+from nlbench.probes.passes import Resources
 from nlbench.subjects.load import Subject
 
 
 class Listening:
     def __init__(self):
-        self.looks = []
+        self.observations = []
 
-    def update(self, look):
-        self.looks.append(look)
+    def update(self, observation):
+        self.observations.append(observation)
 
 
 def lines(**options):
@@ -30,9 +30,9 @@ def shown_to(model, inputs, settings):
     """What a pass shows, what it tells one listener, and its steps."""
     listener, shown, taken = Listening(), {}, []
     subject = Subject(model, inputs, None, {})
-    means = Means(torch.device("cpu"))
-    show(subject, [listener], settings, means, lambda: taken.append(1), shown)
-    return shown, listener.looks, len(taken)
+    resources = Resources(torch.device("cpu"))
+    show(subject, [listener], settings, resources, lambda: taken.append(1), shown)
+    return shown, listener.observations, len(taken)
 
 
 def convolutional(act=nn.ReLU, seed=0):
@@ -48,10 +48,10 @@ def images():
 @pytest.mark.parametrize("kind", ["closed", "open", "random", "pairs"])
 def test_every_kind_of_path_is_shown_segment_by_segment(images, kind):
     settings = lines(paths=kind, number=2, anchors=3, radius=2)
-    shown, looks, taken = shown_to(convolutional(), images, settings)
+    shown, observations, taken = shown_to(convolutional(), images, settings)
     segments = 1 if kind == "pairs" else 3
-    assert shown["segments"] == steps(8, settings) == taken == len(looks) == 2 * segments
-    assert [(look.path, look.segment) for look in looks] == [
+    assert shown["segments"] == steps(8, settings) == taken == len(observations) == 2 * segments
+    assert [(observation.path, observation.segment) for observation in observations] == [
         (path, segment) for path in range(2) for segment in range(segments)
     ]
     assert shown["drawing"]["place"] == "path0"
@@ -78,10 +78,10 @@ def test_another_seed_makes_other_paths(images, kind):
 
 def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
     settings = lines(number=2, anchors=3, radius=2, tolerance=1e-4)
-    shown, looks, _ = shown_to(convolutional(nn.GELU), images, settings)
-    assert len(looks) == 6
-    assert all(isinstance(look.trace, SmoothTrace) for look in looks)
-    assert all("gelu" in look.trace.refused for look in looks)
+    shown, observations, _ = shown_to(convolutional(nn.GELU), images, settings)
+    assert len(observations) == 6
+    assert all(isinstance(observation.trace, SmoothTrace) for observation in observations)
+    assert all("gelu" in observation.trace.refused for observation in observations)
     assert shown["remarks"] == dict.fromkeys(
         ("path0", "path1"), "by quadrature to 0.0001 of the value or to rounding"
     )
@@ -103,27 +103,29 @@ def test_a_quadrature_that_does_not_reach_its_tolerance_is_remarked_on(images):
             return (3000 * x.flatten(1)[:, :2]).sin()
 
     settings = lines(number=1, anchors=2, radius=2, evaluations=64)
-    shown, looks, _ = shown_to(Wild(), images, settings)
-    assert not any(look.trace.converged for look in looks)
+    shown, observations, _ = shown_to(Wild(), images, settings)
+    assert not any(observation.trace.converged for observation in observations)
     assert "did not reach 1e-05 of the value on 2 of 2 segments" in shown["remarks"]["path0"]
 
 
 def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, monkeypatch):
     import nlbench.probes.lines.lines as tested
 
-    original = tested.look_along
+    original = tested.observe_paths
 
     def interrupted(*args, **options):
-        for index, look in enumerate(original(*args, **options)):
+        for index, observation in enumerate(original(*args, **options)):
             if index == 2:
                 raise UnsupportedOperation("sort", "here", "not piecewise affine")
-            yield look
+            yield observation
 
-    monkeypatch.setattr(tested, "look_along", interrupted)
+    monkeypatch.setattr(tested, "observe_paths", interrupted)
     settings = lines(number=1, anchors=4, radius=2)
-    _, looks, taken = shown_to(convolutional(), images, settings)
-    assert [type(look.trace) for look in looks] == [SegmentTrace] * 2 + [SmoothTrace] * 2
-    assert [look.segment for look in looks] == [0, 1, 2, 3]
+    _, observations, taken = shown_to(convolutional(), images, settings)
+    assert [type(observation.trace) for observation in observations] == [SegmentTrace] * 2 + [
+        SmoothTrace
+    ] * 2
+    assert [observation.segment for observation in observations] == [0, 1, 2, 3]
     assert taken == 4
 
 
@@ -135,8 +137,8 @@ def test_inputs_that_are_no_images_can_not_be_translated(kind):
 
 @pytest.mark.parametrize("kind", ["random", "pairs"])
 def test_inputs_that_are_no_images_have_paths_all_the_same(kind):
-    _, looks, _ = shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind, number=3))
-    assert {look.place for look in looks} == {"path0", "path1", "path2"}
+    _, observations, _ = shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind, number=3))
+    assert {observation.place for observation in observations} == {"path0", "path1", "path2"}
 
 
 def test_random_paths_need_two_samples_for_their_statistics():
@@ -167,8 +169,8 @@ def test_paths_that_would_fill_the_memory_are_refused_before_they_are_made():
 
 def test_on_inputs_that_are_no_images_the_measures_are_undefined_and_say_what_to_set():
     subject = Subject(nn.ReLU(), torch.rand(8, 5), None, {})
-    (outcome,) = looking.look(
-        subject, [(AbsoluteDeviation, {})], lines(), means=Means(torch.device("cpu"))
+    (outcome,) = looking.observe(
+        subject, [(AbsoluteDeviation, {})], lines(), resources=Resources(torch.device("cpu"))
     )
-    assert outcome.reading.status == "undefined"
-    assert "set lines.paths=pairs or random" in outcome.reading.reason
+    assert outcome.result.status == "undefined"
+    assert "set lines.paths=pairs or random" in outcome.result.reason

@@ -4,21 +4,21 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.probes.lines.lines import LineLook, SegmentTrace, look_along
+from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths
 from nlbench.probes.lines.plot_data import BINS, Sketch
 from nlbench.probes.lines.quadrature import integrate_along
 
 
-def drawing_of(looks, segments):
+def drawing_of(observations, segments):
     sketch = Sketch(segments)
-    for look in looks:
-        sketch.add(look)
+    for observation in observations:
+        sketch.add(observation)
     assert sketch.is_complete
     return sketch.content()
 
 
 def traced(net, path):
-    return drawing_of(look_along(net, path[None]), len(path) - 1)
+    return drawing_of(observe_paths(net, path[None]), len(path) - 1)
 
 
 def numbers(row):
@@ -30,7 +30,7 @@ def made_up(t, values, sites=("relu",), origins=None, length=1.0, segment=0):
     values = torch.tensor(values, dtype=torch.float64).reshape(len(t), -1)
     inner = [0] * (len(t) - 2) if origins is None else origins
     trace = SegmentTrace(t, values, length, torch.tensor([-1, *inner, -1]), tuple(sites))
-    return LineLook(0, segment, trace)
+    return TracedSegment(0, segment, trace)
 
 
 def test_curves_are_the_network_at_even_steps():
@@ -55,11 +55,11 @@ def test_the_logits_that_stray_furthest_are_drawn():
 
 
 def test_breakpoints_are_counted_by_site_along_the_whole_path():
-    looks = [
+    observations = [
         made_up([0, 0.5, 0.75, 1], [0, 1, 1, 0], ("a", "b"), [0, 1], length=1.0),
         made_up([0, 0.5, 1], [0, 1, 0], ("a", "b"), [1], length=3.0, segment=1),
     ]
-    drawing = drawing_of(looks, 2)
+    drawing = drawing_of(observations, 2)
     assert drawing["sites"] == ["a", "b"]
     assert drawing["crossings"] == 3
     first, second = (numbers(row) for row in drawing["breakpoints"])
@@ -74,7 +74,11 @@ def test_the_counts_add_up_to_the_crossings():
     drawing = traced(net, path)
     counted = sum(sum(numbers(row)) for row in drawing["breakpoints"])
     assert counted == drawing["crossings"]
-    assert counted == sum(look.trace.crossings for look in look_along(net, path[None])) > 30
+    assert (
+        counted
+        == sum(observation.trace.crossings for observation in observe_paths(net, path[None]))
+        > 30
+    )
 
 
 def test_many_sites_share_rows():
@@ -90,7 +94,7 @@ def test_many_sites_share_rows():
 def test_a_smooth_network_has_curves_and_no_breakpoints():
     ends = torch.tensor([[-2.0], [2.0]])
     (trace,) = integrate_along(nn.Tanh(), ends[:1], ends[1:])
-    drawing = drawing_of([LineLook(0, 0, trace)], 1)
+    drawing = drawing_of([TracedSegment(0, 0, trace)], 1)
     assert "breakpoints" not in drawing
     assert drawing["method"] == "quadrature"
     (row,) = drawing["curves"][0]
@@ -111,6 +115,6 @@ def test_a_drawing_is_small_however_long_the_path_and_wide_the_network(segments)
     values = 1e3 * torch.randn(2002, 100)
     t = torch.linspace(0, 1, 2002).tolist()
     origins = torch.randint(120, (2000,)).tolist()
-    look = made_up(t, values.tolist(), names, origins)
-    drawing = drawing_of([look] * min(segments, 64), segments)
+    observation = made_up(t, values.tolist(), names, origins)
+    drawing = drawing_of([observation] * min(segments, 64), segments)
     assert len(json.dumps(drawing)) < 60_000

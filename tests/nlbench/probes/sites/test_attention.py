@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nlbench.probes.sites.sites import list_sites, look_at_sites
+from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
 class Attention(nn.Module):
@@ -35,27 +35,31 @@ WAYS = {
 def test_the_softmax_of_attention_is_a_site_on_request_only(function):
     model, x = Attention(function), torch.randn(3, 5, 8)
     assert list_sites(model, x) == []
-    looks = []
-    look_at_sites(model, [x], looks.append, attention=True)
-    (look,) = looks
-    assert (look.place, look.site.kind, look.site.role) == ("softmax", "softmax", "attention")
-    assert (look.site.shape, look.site.channel_axis) == ((2, 5, 5), 3)
+    observations = []
+    observe_sites(model, [x], observations.append, attention=True)
+    (observation,) = observations
+    assert (observation.place, observation.site.kind, observation.site.role) == (
+        "softmax",
+        "softmax",
+        "attention",
+    )
+    assert (observation.site.shape, observation.site.channel_axis) == ((2, 5, 5), 3)
     with torch.no_grad():
         model.function = by_hand
         logits = model(x)
-    torch.testing.assert_close(look.x, logits.mean((1, 2)))
-    torch.testing.assert_close(look.y, logits.softmax(-1).mean((1, 2)))
+    torch.testing.assert_close(observation.x, logits.mean((1, 2)))
+    torch.testing.assert_close(observation.y, logits.softmax(-1).mean((1, 2)))
 
 
 def test_a_mask_on_fused_attention_is_in_the_input_of_the_softmax():
     model = Attention(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=MASK))
-    looks, x = [], torch.randn(3, 5, 8)
-    look_at_sites(model, [x], looks.append, attention=True)
+    observations, x = [], torch.randn(3, 5, 8)
+    observe_sites(model, [x], observations.append, attention=True)
     model.function = lambda q, k, v: by_hand(q, k, v, MASK)
     with torch.no_grad():
         logits = model(x)
-    torch.testing.assert_close(looks[0].x, logits.mean((1, 2)))
-    torch.testing.assert_close(looks[0].y, logits.softmax(-1).mean((1, 2)))
+    torch.testing.assert_close(observations[0].x, logits.mean((1, 2)))
+    torch.testing.assert_close(observations[0].y, logits.softmax(-1).mean((1, 2)))
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -69,13 +73,13 @@ def test_the_softmax_inside_multi_head_attention_is_seen(need_weights):
             return self.attention(x, x, x, need_weights=need_weights)[0]
 
     model, x = Model().eval(), torch.randn(3, 5, 8)
-    looks = []
-    look_at_sites(model, [x], looks.append, attention=True)
+    observations = []
+    observe_sites(model, [x], observations.append, attention=True)
     with torch.no_grad():
         weights = model.attention(x, x, x, average_attn_weights=False)[1]
-    (look,) = looks
-    assert look.place == "attention/softmax"
-    rows = look.y.reshape(3, -1, 5).mean(1)
+    (observation,) = observations
+    assert observation.place == "attention/softmax"
+    rows = observation.y.reshape(3, -1, 5).mean(1)
     torch.testing.assert_close(rows, weights.mean((1, 2)))
 
 
@@ -85,7 +89,7 @@ def test_looking_at_attention_leaves_the_output_bit_for_bit():
     with torch.no_grad():
         before = model(x)
     model.register_forward_hook(lambda module, args, output: outputs.append(output))
-    look_at_sites(model, [x], lambda look: None, attention=True)
+    observe_sites(model, [x], lambda observation: None, attention=True)
     assert torch.equal(outputs[0], before)
 
 

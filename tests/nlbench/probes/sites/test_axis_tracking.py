@@ -7,7 +7,7 @@ from torch import nn
 from nlbench.errors import Undefined
 from nlbench.probes.sites.axis_tracking import Layouts
 from nlbench.probes.sites.reduce import reduce_site
-from nlbench.probes.sites.sites import list_sites, look_at_sites
+from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
 def test_spatial_keeps_the_channels_wherever_they_are():
@@ -46,7 +46,7 @@ def test_a_batch_of_numbers_is_one_feature_and_a_single_number_is_nothing():
 def widths(model, example):
     """Reduced width of each site, beside the width of the layer that made it."""
     found = []
-    look_at_sites(model, [example], lambda look: found.append(look.x.shape[1]))
+    observe_sites(model, [example], lambda observation: found.append(observation.x.shape[1]))
     return found
 
 
@@ -116,7 +116,7 @@ class Given(nn.Module):
 def assert_reduced_over(model, x, others):
     """The only site is reduced as the mean over `others` does by hand, and known to be."""
     sites, found = list_sites(model, x), []
-    look_at_sites(model, [x], lambda look: found.append((look.x, look.y)))
+    observe_sites(model, [x], lambda observation: found.append((observation.x, observation.y)))
     (site,), ((before, after),) = sites, found
     assert not site.assumed
     with torch.no_grad():

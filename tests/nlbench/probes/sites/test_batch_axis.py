@@ -5,7 +5,7 @@ import torchvision
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.sites.sites import list_sites, look_at_sites
+from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
 class Given(nn.Module):
@@ -37,7 +37,7 @@ def test_samples_are_rows_also_where_tokens_come_first():
     assert (site.shape, site.channel_axis, site.assumed) == ((7, 16), 2, False)
     found, given = [], []
     hook = model.layer.linear1.register_forward_hook(lambda m, a, output: given.append(output))
-    look_at_sites(model, [x], lambda look: found.append(look.x))
+    observe_sites(model, [x], lambda observation: found.append(observation.x))
     hook.remove()
     torch.testing.assert_close(found[0], given[0].mean(0))
 
@@ -46,7 +46,7 @@ def test_as_many_tokens_as_samples_are_not_taken_for_samples():
     model, x = Transposing(), torch.randn(7, 7, 8)
     found, given = [], []
     hook = model.layer.linear1.register_forward_hook(lambda m, a, output: given.append(output))
-    look_at_sites(model, [x], lambda look: found.append(look.x))
+    observe_sites(model, [x], lambda observation: found.append(observation.x))
     hook.remove()
     torch.testing.assert_close(found[0], given[0].mean(0))
 
@@ -98,15 +98,19 @@ def test_a_recurrent_layer_is_followed_where_steps_come_first(pick):
 def test_tokens_folded_into_the_first_axis_are_rows():
     model = Given(nn.Linear(4, 6), lambda m, x, h: h.flatten(0, 1))
     found = []
-    look_at_sites(model, [torch.randn(4, 7, 4)], lambda look: found.append(look.x.shape))
+    observe_sites(
+        model, [torch.randn(4, 7, 4)], lambda observation: found.append(observation.x.shape)
+    )
     assert found == [(28, 6)]
 
 
 def test_a_table_that_does_not_come_from_the_input_is_one_row():
     swin = torchvision.models.get_model("swin_v2_t", weights=None)
     rows = {}
-    look_at_sites(
-        swin, [torch.randn(2, 3, 32, 32)], lambda look: rows.setdefault(look.place, len(look.x))
+    observe_sites(
+        swin,
+        [torch.randn(2, 3, 32, 32)],
+        lambda observation: rows.setdefault(observation.place, len(observation.x)),
     )
     assert {n for place, n in rows.items() if "attn" in place} == {1}
     assert {n for place, n in rows.items() if "attn" not in place} == {2}
@@ -120,10 +124,10 @@ def test_samples_are_followed_through_an_einsum_also_where_as_many_tokens_fit(eq
         def forward(self, x):
             return torch.relu(torch.einsum(equation, x))
 
-    x, looks = torch.randn(4, 8, 12), []
-    look_at_sites(Model(), [x], looks.append, reduction="flatten")
+    x, observations = torch.randn(4, 8, 12), []
+    observe_sites(Model(), [x], observations.append, reduction="flatten")
     expected = torch.einsum(equation, x).movedim(axis, 0).flatten(1)
-    torch.testing.assert_close(looks[0].x, expected, rtol=0, atol=0)
+    torch.testing.assert_close(observations[0].x, expected, rtol=0, atol=0)
 
 
 def test_samples_that_an_einsum_sums_over_are_lost():
@@ -132,4 +136,4 @@ def test_samples_that_an_einsum_sums_over_are_lost():
             return torch.relu(torch.einsum("bnc,bmc->nm", x, x))
 
     with pytest.raises(Undefined, match="which axis holds the samples"):
-        look_at_sites(Model(), [torch.randn(4, 8, 12)], lambda look: None)
+        observe_sites(Model(), [torch.randn(4, 8, 12)], lambda observation: None)

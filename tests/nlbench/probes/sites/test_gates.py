@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.ops import SqueezeExcitation
 
-from nlbench.probes.sites.sites import list_sites, look_at_sites
+from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
 class Model(nn.Module):
@@ -90,16 +90,16 @@ def test_sites_come_in_order_of_call_though_a_role_is_known_later():
 
 @pytest.mark.parametrize("dim", [1, -1])
 def test_a_gated_linear_unit_is_one_gate_from_its_gated_half_to_its_output(dim):
-    looks = []
+    observations = []
     model = nn.Sequential(nn.Conv1d(3, 8, 1), nn.GLU(dim))
     x = torch.randn(5, 3, 6)
-    look_at_sites(model, [x], looks.append)
+    observe_sites(model, [x], observations.append)
     with torch.no_grad():
         a, b = model[0](x).chunk(2, dim)
-    (look,) = looks
-    assert (look.place, look.site.kind, look.site.role) == ("1", "glu", "gate")
-    torch.testing.assert_close(look.x, a.mean(2))
-    torch.testing.assert_close(look.y, (a * torch.sigmoid(b)).mean(2))
+    (observation,) = observations
+    assert (observation.place, observation.site.kind, observation.site.role) == ("1", "glu", "gate")
+    torch.testing.assert_close(observation.x, a.mean(2))
+    torch.testing.assert_close(observation.y, (a * torch.sigmoid(b)).mean(2))
 
 
 def test_a_sigmoid_that_is_scaled_by_a_parameter_is_an_activation():

@@ -7,7 +7,7 @@ from torch import nn
 from nlbench.errors import Undefined
 from nlbench.probes.budget import bytes_a_sample
 from nlbench.probes.sites.microbatches import is_out_of_memory, part_sizes
-from nlbench.probes.sites.sites import FOUND, look_at_sites
+from nlbench.probes.sites.sites import FOUND, observe_sites
 
 OUT_OF_MEMORY = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -35,9 +35,9 @@ class Limited(nn.Module):
 
 
 def looks_of(model, *batches, **options):
-    looks = []
-    look_at_sites(model, batches, looks.append, **options)
-    return looks
+    observations = []
+    observe_sites(model, batches, observations.append, **options)
+    return observations
 
 
 @pytest.mark.parametrize("most", [20, 3, 1])
@@ -70,8 +70,12 @@ def test_the_size_that_fits_is_remembered_and_tried_first():
 
 
 def test_a_table_that_does_not_come_from_the_input_is_one_row_also_in_parts():
-    looks = looks_of(Limited(4), torch.randn(16, 6).double())
-    assert {look.place: len(look.x) for look in looks} == {"relu": 16, "tanh": 16, "sigmoid": 1}
+    observations = looks_of(Limited(4), torch.randn(16, 6).double())
+    assert {observation.place: len(observation.x) for observation in observations} == {
+        "relu": 16,
+        "tanh": 16,
+        "sigmoid": 1,
+    }
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error():
@@ -92,10 +96,10 @@ def test_a_given_memory_decides_the_size_of_the_parts():
     model.sizes.clear()
     needed = bytes_a_sample(model.eval(), x[:2])
     found = {}
-    looks = looks_of(model, x, memory=10 * needed, found=found)
+    observations = looks_of(model, x, memory=10 * needed, found=found)
     assert found == {FOUND: 10}
     assert max(model.sizes) == 10
-    for a, b in zip(looks, expected, strict=True):
+    for a, b in zip(observations, expected, strict=True):
         torch.testing.assert_close(a.y, b.y, rtol=1e-14, atol=1e-14)
 
 
@@ -161,8 +165,11 @@ class Written(nn.Module):
 @pytest.mark.parametrize(("most", "memory"), [(3, None), (1000, 10**6), (1000, 1)])
 def test_a_handwritten_activation_stays_one_after_an_error_or_a_run_beforehand(most, memory):
     model = nn.Sequential(nn.Linear(6, 8), Written(most), nn.ReLU())
-    looks = looks_of(model, torch.randn(8, 6), memory=memory)
-    assert [(look.place, len(look.x)) for look in looks] == [("1", 8), ("2", 8)]
+    observations = looks_of(model, torch.randn(8, 6), memory=memory)
+    assert [(observation.place, len(observation.x)) for observation in observations] == [
+        ("1", 8),
+        ("2", 8),
+    ]
 
 
 class Standardised(nn.Module):

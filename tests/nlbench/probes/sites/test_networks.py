@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.probes.model_state import without_fast_path
-from nlbench.probes.sites.sites import list_sites, look_at_sites, remark_on_channels
+from nlbench.probes.sites.sites import list_sites, observe_sites, remark_on_channels
 
 KERNELS = {
     "celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish",
@@ -132,14 +132,14 @@ def test_a_handwritten_gelu_of_timm_is_one_site_a_block():
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_a_network_that_is_looked_at_gives_its_output_bit_for_bit(name, size):
     model, x = torchvision_model(name).eval(), torch.randn(2, 3, size, size)
-    outputs, looks = [], []
+    outputs, observations = [], []
     with torch.no_grad():
         expected = model(x)
     hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
-    look_at_sites(model, [x], looks.append, functions={"sum": lambda t: t.flatten(1).sum(1)})
+    observe_sites(model, [x], observations.append, functions={"sum": lambda t: t.flatten(1).sum(1)})
     hook.remove()
     assert torch.equal(outputs[0], expected)
-    assert len(looks) == len(count_activations(model, x))
+    assert len(observations) == len(count_activations(model, x))
 
 
 def test_all_activations_of_a_transformer_are_seen_in_order():

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nlbench.probes.sites.sites import list_sites, look_at_sites
+from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
 class Written(nn.Module):
@@ -48,14 +48,16 @@ ONE_SITE = {
 @pytest.mark.parametrize(("function", "kind"), ONE_SITE.values(), ids=ONE_SITE)
 def test_a_handwritten_activation_is_one_site_named_after_its_module(function, kind):
     model, x = model_of(function), torch.randn(8, 4)
-    looks = []
-    look_at_sites(model, [x], looks.append)
-    assert [(look.place, look.site.kind) for look in looks] == [("1", kind)]
+    observations = []
+    observe_sites(model, [x], observations.append)
+    assert [(observation.place, observation.site.kind) for observation in observations] == [
+        ("1", kind)
+    ]
     with torch.no_grad():
         given = model[0](x)
         expected = model[1](given.clone())
-    torch.testing.assert_close(looks[0].x, given, rtol=0, atol=0)
-    torch.testing.assert_close(looks[0].y, expected, rtol=0, atol=0)
+    torch.testing.assert_close(observations[0].x, given, rtol=0, atol=0)
+    torch.testing.assert_close(observations[0].y, expected, rtol=0, atol=0)
 
 
 NO_SITE = {
@@ -102,10 +104,10 @@ def test_the_model_itself_is_not_one_activation():
 def test_a_handwritten_activation_called_twice_is_two_sites_in_every_batch():
     gadget = type("Swish", (Written,), {})(lambda m, x: x * torch.sigmoid(x))
     model = nn.Sequential(nn.Linear(4, 6), gadget, nn.Linear(6, 6), gadget)
-    looks = []
-    look_at_sites(model, [torch.randn(8, 4)] * 2, looks.append)
-    assert [look.place for look in looks] == ["1", "1:1"] * 2
-    assert [look.site.index for look in looks] == [0, 1] * 2
+    observations = []
+    observe_sites(model, [torch.randn(8, 4)] * 2, observations.append)
+    assert [observation.place for observation in observations] == ["1", "1:1"] * 2
+    assert [observation.site.index for observation in observations] == [0, 1] * 2
 
 
 def test_the_channels_behind_a_handwritten_activation_are_known():

@@ -8,7 +8,7 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.probes.sites.select import Picker, Selection
-from nlbench.probes.sites.sites import look_at_sites
+from nlbench.probes.sites.sites import observe_sites
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def test_only_the_sites_that_are_selected_are_shown_batch_after_batch(select):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Tanh(), nn.ReLU(), nn.SiLU())
     batches = [torch.randn(8, 4), torch.randn(8, 4)]
     everything, some = [], []
-    look_at_sites(model, batches, everything.append)
-    look_at_sites(model, batches, some.append, select=select)
-    names = chosen(select, [look.site for look in everything[:4]])
-    expected = [look for look in everything if look.place in names]
+    observe_sites(model, batches, everything.append)
+    observe_sites(model, batches, some.append, select=select)
+    names = chosen(select, [observation.site for observation in everything[:4]])
+    expected = [observation for observation in everything if observation.place in names]
     assert [(a.site, a.batch) for a in some] == [(b.site, b.batch) for b in expected]
     assert all(torch.equal(a.y, b.y) for a, b in zip(some, expected, strict=True))
 
@@ -115,9 +115,9 @@ def test_a_selection_of_handwritten_activations_holds_in_later_batches():
             return torch.relu(x)
 
     model = nn.Sequential(nn.Linear(4, 4), Swish(), nn.ReLU(), Wrapped())
-    looks = []
-    look_at_sites(model, [torch.randn(8, 4)] * 3, looks.append, select="1,3")
-    assert [look.place for look in looks] == ["1", "3"] * 3
+    observations = []
+    observe_sites(model, [torch.randn(8, 4)] * 3, observations.append, select="1,3")
+    assert [observation.place for observation in observations] == ["1", "3"] * 3
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,6 @@ def test_a_kind_that_only_the_module_tells_can_be_selected(select, names):
             return x * torch.sigmoid(x)
 
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU6(), Scaled(), Swish())
-    looks = []
-    look_at_sites(model, [torch.randn(8, 4)] * 2, looks.append, select=select)
-    assert [look.place for look in looks] == names * 2
+    observations = []
+    observe_sites(model, [torch.randn(8, 4)] * 2, observations.append, select=select)
+    assert [observation.place for observation in observations] == names * 2

@@ -10,15 +10,15 @@ from torch import nn
 from nlbench.probes.sites.sites import (
     ACTIVATION_MODULES,
     list_sites,
-    look_at_sites,
+    observe_sites,
     remark_on_channels,
 )
 
 
 def looks_of(model, *batches, **options):
-    looks = []
-    look_at_sites(model, batches, looks.append, **options)
-    return looks
+    observations = []
+    observe_sites(model, batches, observations.append, **options)
+    return observations
 
 
 def names_of(model, example):
@@ -80,12 +80,12 @@ def test_the_model_itself_may_be_an_activation():
 def test_each_activation_module_is_one_site_with_its_own_input_and_output(kind):
     arguments = (0.0, 0.0) if kind is nn.Threshold else ()
     module, x = kind(*arguments), torch.randn(6, 3)
-    (look,) = looks_of(nn.Sequential(module), x)
+    (observation,) = looks_of(nn.Sequential(module), x)
     with torch.no_grad():
         expected = module.eval()(x)
-    assert look.place == "0"
-    torch.testing.assert_close(look.x, x)
-    torch.testing.assert_close(look.y, expected)
+    assert observation.place == "0"
+    torch.testing.assert_close(observation.x, x)
+    torch.testing.assert_close(observation.y, expected)
 
 
 def test_relu6_is_one_site_of_its_own_kind():
@@ -103,7 +103,7 @@ def test_an_in_place_activation_keeps_its_input_and_is_applied_once(kind):
         seen = []
         outputs = []
         hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
-        look_at_sites(model, [x], seen.append)
+        observe_sites(model, [x], seen.append)
         hook.remove()
     torch.testing.assert_close(seen[0].x, pre_activation, rtol=0, atol=0)
     torch.testing.assert_close(outputs[0], before, rtol=0, atol=0)
@@ -123,7 +123,7 @@ def test_a_transformer_is_the_same_bit_for_bit_as_without_its_fused_path():
         was_on.append(torch.backends.mha.get_fastpath_enabled())
 
     hook = model.register_forward_hook(note)
-    look_at_sites(model, [x], lambda look: None)
+    observe_sites(model, [x], lambda observation: None)
     hook.remove()
     assert torch.equal(outputs[0], expected)
     assert was_on == [False]
@@ -141,8 +141,8 @@ def test_a_constant_that_is_an_activation_is_one_row_whatever_its_shape():
             table = torch.sigmoid(16 * self.table).sum(0)
             return torch.relu(self.layer(x)) * table * torch.tanh(self.scale)
 
-    looks = looks_of(Model(), torch.randn(6, 4))
-    assert [(look.site.kind, len(look.x)) for look in looks] == [
+    observations = looks_of(Model(), torch.randn(6, 4))
+    assert [(observation.site.kind, len(observation.x)) for observation in observations] == [
         ("sigmoid", 1),
         ("relu", 6),
         ("tanh", 1),
@@ -181,31 +181,34 @@ def test_the_activations_of_a_transformer_layer_are_seen_in_evaluation_too():
 def test_the_input_is_not_changed_by_a_first_layer_that_works_in_place():
     x = torch.randn(4, 3)
     before = x.clone()
-    looks = looks_of(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), x)
-    torch.testing.assert_close(looks[0].x, before, rtol=0, atol=0)
+    observations = looks_of(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)), x)
+    torch.testing.assert_close(observations[0].x, before, rtol=0, atol=0)
     torch.testing.assert_close(x, before, rtol=0, atol=0)
 
 
 def test_batches_are_numbered_and_samples_counted():
-    looks = []
+    observations = []
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     batches = [torch.randn(5, 3), torch.randn(2, 3)]
-    assert look_at_sites(model, batches, looks.append) == 7
-    assert [(look.batch, len(look.x)) for look in looks] == [(0, 5), (1, 2)]
+    assert observe_sites(model, batches, observations.append) == 7
+    assert [(observation.batch, len(observation.x)) for observation in observations] == [
+        (0, 5),
+        (1, 2),
+    ]
 
 
 def test_no_full_activation_is_kept():
     """What the listener gets of a spatial activation is small and refers to no big storage."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    (look,) = looks_of(model, torch.randn(4, 3, 32, 32))
-    for side in (look.x, look.y):
+    (observation,) = looks_of(model, torch.randn(4, 3, 32, 32))
+    for side in (observation.x, observation.y):
         assert side.untyped_storage().nbytes() == 4 * 8 * 4
 
 
 def test_half_precision_activations_are_reduced_in_single():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).bfloat16()
-    (look,) = looks_of(model, torch.randn(4, 3, 8, 8, dtype=torch.bfloat16))
-    assert look.x.dtype == torch.float32
+    (observation,) = looks_of(model, torch.randn(4, 3, 8, 8, dtype=torch.bfloat16))
+    assert observation.x.dtype == torch.float32
 
 
 def test_a_reader_is_told_where_the_channel_axis_is_assumed():

@@ -6,7 +6,7 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.measure import Measure, Reading, site_measure
+from nlbench.measure import Measure, Result, site_measure
 from nlbench.probes import PROBES
 from nlbench.probes.sites import sites
 
@@ -32,16 +32,16 @@ class Positive(Measure):
     probe = "sites"
     unreduced = {"positive": share_positive}  # noqa: RUF012
 
-    def start(self):
+    def reset(self):
         self.found = {}
 
-    def update(self, look):
-        assert list(look.unreduced) == ["positive"]
-        before, after = look.unreduced["positive"]
-        self.found[look.place] = float(after.mean() - before.mean())
+    def update(self, observation):
+        assert list(observation.unreduced) == ["positive"]
+        before, after = observation.unreduced["positive"]
+        self.found[observation.place] = float(after.mean() - before.mean())
 
-    def finish(self):
-        return Reading.of(self.found)
+    def compute(self):
+        return Result.of(self.found)
 
 
 class AlsoPositive(Positive):
@@ -49,8 +49,8 @@ class AlsoPositive(Positive):
 
     unreduced = {"share": share_positive}  # noqa: RUF012
 
-    def update(self, look):
-        self.found[look.place] = float(look.unreduced["share"][0].mean())
+    def update(self, observation):
+        self.found[observation.place] = float(observation.unreduced["share"][0].mean())
 
 
 class Failing(Positive):
@@ -85,13 +85,13 @@ def test_measures_that_declare_one_function_share_its_result(monkeypatch):
     monkeypatch.setattr(Positive, "unreduced", {"positive": counted})
     monkeypatch.setattr(AlsoPositive, "unreduced", {"share": counted})
     result = nlbench.evaluate(model(), torch.randn(20, 3, 8, 8), [Positive, AlsoPositive, "r2"])
-    assert [record.reading.status for record in result.records] == ["ok"] * 3
+    assert [record.result.status for record in result.records] == ["ok"] * 3
     assert len(calls) == 4
 
 
 def test_a_function_that_fails_concerns_only_the_measure_that_declares_it():
     result = nlbench.evaluate(model(), torch.randn(20, 3, 8, 8), [Failing, Positive])
-    assert [record.reading.status for record in result.records] == ["failed", "ok"]
+    assert [record.result.status for record in result.records] == ["failed", "ok"]
     assert "ZeroDivisionError" in result["failing"].reason
 
 
@@ -138,7 +138,7 @@ def test_activations_inside_a_fused_kernel_are_said_to_be_unseen():
 
     record = nlbench.evaluate(Recurrent(), torch.randn(8, 3, 4), ["r2"]).records[0]
     assert record.probe["unseen"] == ["lstm of lstm"]
-    assert "but for those inside lstm of lstm" in record.reading.reason
+    assert "but for those inside lstm of lstm" in record.result.reason
 
 
 def test_a_network_that_runs_out_of_memory_gets_the_scores_of_the_whole_batch():
@@ -185,17 +185,17 @@ class Drawing(Measure):
 
     probe = "sites"
 
-    def start(self):
+    def reset(self):
         self.found = {}
 
-    def update(self, look):
+    def update(self, observation):
         drawn = float(torch.rand(1, dtype=torch.float64))
         time.sleep(0.002)
-        drawn += float(torch.rand(1, dtype=torch.float64)) + float(look.y.mean())
-        self.found[look.place] = self.found.get(look.place, 0.0) + drawn
+        drawn += float(torch.rand(1, dtype=torch.float64)) + float(observation.y.mean())
+        self.found[observation.place] = self.found.get(observation.place, 0.0) + drawn
 
-    def finish(self):
-        return Reading.of(self.found)
+    def compute(self):
+        return Result.of(self.found)
 
 
 def test_a_network_and_a_measure_that_both_draw_do_not_disturb_each_other(monkeypatch):

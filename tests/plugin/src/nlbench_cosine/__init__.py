@@ -23,12 +23,12 @@ class Peak(nlbench.Measure):
 
     probe, bounds, more_means = "sites", (0, float("inf")), "more nonlinear"
 
-    def start(self):
+    def reset(self):
         self.peaks = {}
 
-    def update(self, look):
-        peak = (look.y - look.x).abs().max().item()
-        self.peaks[look.place] = max(peak, self.peaks.get(look.place, 0.0))
+    def update(self, observation):
+        peak = (observation.y - observation.x).abs().max().item()
+        self.peaks[observation.place] = max(peak, self.peaks.get(observation.place, 0.0))
 
-    def finish(self):
-        return nlbench.Reading.of(self.peaks)
+    def compute(self):
+        return nlbench.Result.of(self.peaks)
