@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of, steps_of
 from nlbench.execution.numerics import Machine, exact_arithmetic
+from nlbench.hashing import content_key, state_hash
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
-from nlbench.plan import Settings, checked_measure, content_key, load_measures, make_bench
+from nlbench.plan import Settings, checked_measure, load_measures, make_bench
 from nlbench.probes import PROBES
 from nlbench.probes.lines.lines import is_channels_last
 from nlbench.runner import Progress, Silent
 from nlbench.store.manifest import contents, make_manifest, measure_facts
 from nlbench.store.record import Run
 from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
-from nlbench.subjects.weights import state_hash
 
 __all__ = ["evaluate"]
 

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined, UnsupportedOperation, nearest
+from nlbench.hashing import tensor_hash
 from nlbench.probes.model_state import tensors_of, typed_copy
 from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
-from nlbench.subjects.load import Subject, tensor_hash
+from nlbench.subjects.load import Subject
 
 from .baselines import trace_adaptively, trace_by_sampling
 from .exact import trace_exactly
