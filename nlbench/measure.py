@@ -26,7 +26,6 @@ __all__ = [
     "FunctionMeasure",
     "Measure",
     "MoreMeans",
-    "ProbeName",
     "Result",
     "Source",
     "Status",
@@ -36,7 +35,6 @@ __all__ = [
 ]
 
 Status = Literal["ok", "undefined", "skipped", "failed"]
-ProbeName = Literal["sites", "lines", "graph", "function"]
 MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
 
 
@@ -229,7 +227,8 @@ class Measure(ABC):
     ----------
     name : str
         The registered name; by default the class name in lower case.
-    probe : {"sites", "lines", "graph", "function"}
+    probe : str
+        Name of a registered probe: ``sites``, ``lines``, ``graph``, ``function`` or a plugin's.
     bounds : tuple of float
         Smallest and largest possible value.
     more_means : {"more nonlinear", "less nonlinear", "neither"}
@@ -259,7 +258,7 @@ class Measure(ABC):
     """
 
     name: ClassVar[str] = ""
-    probe: ClassVar[ProbeName]
+    probe: ClassVar[str]
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "1"

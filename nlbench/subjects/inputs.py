@@ -19,7 +19,14 @@ from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError, nearest
 
-__all__ = ["Arguments", "BatchReader", "is_batch", "model_called", "tensor_of_output"]
+__all__ = [
+    "Arguments",
+    "BatchReader",
+    "is_batch",
+    "model_called",
+    "refused",
+    "tensor_of_output",
+]
 
 
 PLAIN = bool | int | float | str | None
@@ -342,7 +349,7 @@ def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:
 
 
 def _first(entries: Any) -> Any:
-    return entries[0] if len(entries) == 1 else tuple(entries)
+    return entries[0] if len(entries) == 1 and isinstance(entries[0], Tensor) else tuple(entries)
 
 
 def _place(name: object, batch: object) -> str:

@@ -88,7 +88,7 @@ def test_another_object_with_the_attributes_of_a_dataset_will_do(plugins):
     plugins["models", "embedding"] = lambda num_classes=2: nn.Embedding(num_classes, 3)
     subject = load_subject(SubjectSpec("embedding", "init", "words", samples=None), CPU)
     assert subject.inputs.shape == (5, 4)
-    assert subject.images is subject.labels is subject.facts["accuracy"] is None
+    assert subject.images is subject.labels is None
 
 
 @pytest.mark.parametrize(
@@ -275,13 +275,13 @@ def test_samples_that_are_read_anew_and_are_others_are_refused_at_the_end_of_the
 def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeypatch):
     from nlbench.execution import measure_subject as looking
     from nlbench.measures.r2 import R2
-    from nlbench.probes import PROBES
-    from nlbench.probes.passes import Resources
+    from nlbench.probes import Resources
+    from nlbench.probes.sites import SITES
     from nlbench.subjects import samples
 
     plugins["models", "mine"] = lambda: nn.Sequential(Linear(), nn.ReLU())
     plugins["datasets", "flat"] = lambda: data_of((1, 4, 4), count=1300)
-    defaults = {name: option.default for name, option in PROBES["sites"].options.items()}
+    defaults = {name: option.default for name, option in SITES.options.items()}
     options = {name: option.default for name, option in R2.options.items()}
     values = []
     for held in (2**30, 0):
