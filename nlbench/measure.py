@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = [
+    "ENOUGH_PLACES",
     "FunctionMeasure",
     "Measure",
     "MoreMeans",
@@ -38,6 +39,11 @@ __all__ = [
 Status = Literal["ok", "undefined", "skipped", "failed"]
 ProbeName = Literal["sites", "lines", "graph", "function"]
 MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
+
+
+# The share of places that must have a value for a summary to speak for all of them: with
+# fewer, what most of the network does is not known.
+ENOUGH_PLACES = 0.5
 
 
 @dataclass(frozen=True)
@@ -156,11 +162,22 @@ class Result:
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", _plain(self.summary))
 
+    @property
+    def places(self) -> tuple[int, int]:
+        """How many places have a value, and how many were looked at.
+
+        Examples
+        --------
+        >>> Result.of([Value("a", {"value": 1.0}), Value.missing("b", "undefined", "dead")]).places
+        (1, 2)
+        """
+        return sum(value.status == "ok" for value in self.values), len(self.values)
+
     @classmethod
     def missing(
         cls, status: Status, reason: str, values: tuple[Value, ...] = (), n: int = 0
     ) -> Result:
-        """Make a reading without a summary, with the reason."""
+        """Make a result without a summary, with the reason."""
         return cls({}, values, n, status, reason)
 
     @classmethod
@@ -172,11 +189,13 @@ class Result:
         notes: Mapping[str, Any] | None = None,
         summary: Callable[[Iterable[float]], Mapping[str, float]] = summarize,
     ) -> Result:
-        """Make a reading of values per place and summarise it.
+        """Make a result of values per place and summarise it.
 
-        Places that are undefined are listed and left out of the summary. One place
-        that failed fails the reading: a mean over the rest would be another number
-        than the one asked for.
+        Places that are undefined are listed and left out of the summary, which says of how
+        many places it is ("3 of 4 places"); where fewer than the share `ENOUGH_PLACES`
+        have a value there is no summary, and the result is undefined. One place that
+        failed fails the result: a mean over the rest would be another number than the one
+        asked for.
 
         Parameters
         ----------
@@ -205,10 +224,15 @@ class Result:
             if len(failed) > 1:
                 reason += f" (and {len(failed) - 1} more places)"
             return cls.missing("failed", reason, entries, n)
+        reasons = dict.fromkeys(v.reason for v in entries if v.status != "ok" and v.reason)
+        why = "; ".join(reasons)
         if not ok:
-            reasons = list(dict.fromkeys(v.reason for v in entries if v.reason))
-            return cls.missing("undefined", "; ".join(reasons) or "no place to measure", entries, n)
-        return cls(dict(summary(ok)), entries, n, notes=dict(notes or {}))
+            return cls.missing("undefined", why or "no place to measure", entries, n)
+        share = f"{len(ok)} of {len(entries)} places"
+        if len(ok) < ENOUGH_PLACES * len(entries):
+            return cls.missing("undefined", f"{share}: {why}" if why else share, entries, n)
+        reason = "" if len(ok) == len(entries) else share
+        return cls(dict(summary(ok)), entries, n, reason=reason, notes=dict(notes or {}))
 
 
 def _checked(value: Value) -> Value:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError, Undefined
-from nlbench.measure import Measure, Result, Value, site_measure, summarize
+from nlbench.measure import ENOUGH_PLACES, Measure, Result, Value, site_measure, summarize
 from nlbench.options import Option
 from nlbench.probes.sites.sites import Site, SiteBatch
 
@@ -62,6 +62,38 @@ def test_an_undefined_place_is_listed_and_left_out_of_the_summary():
     assert [value.status for value in result.values] == ["ok", "undefined"]
     assert result.values[1].reason == "needs 2 samples"
     assert result.summary["value"] == result.values[0].statistics["value"]
+
+
+def some_undefined(measured, total):
+    missing = [Value.missing(f"m{i}", "undefined", "constant output", 8) for i in range(total)]
+    return Result.of(
+        [Value(f"p{i}", {"value": 1.0}, 8) for i in range(measured)] + missing[measured:]
+    )
+
+
+def test_a_summary_over_a_part_of_the_places_says_of_how_many():
+    result = some_undefined(3, 4)
+    assert (result.status, result.summary["value"]) == ("ok", 1.0)
+    assert result.places == (3, 4)
+    assert result.reason == "3 of 4 places"
+
+
+def test_a_summary_over_all_places_says_nothing():
+    result = some_undefined(4, 4)
+    assert (result.places, result.reason) == ((4, 4), "")
+
+
+@given(st.integers(1, 40), st.data())
+def test_below_the_stated_share_of_places_there_is_no_summary(total, data):
+    measured = data.draw(st.integers(1, total))
+    result = some_undefined(measured, total)
+    assert result.places == (measured, total)
+    if measured < ENOUGH_PLACES * total:
+        assert (result.status, result.summary) == ("undefined", {})
+        assert result.reason == f"{measured} of {total} places: constant output"
+        assert sum(value.status == "ok" for value in result.values) == measured
+    else:
+        assert result.status == "ok"
 
 
 def test_a_reading_with_no_defined_place_is_undefined_with_the_reason():
