@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.measure import Measure, ProbeName, Result, Status, Value
+from nlbench.measure import Measure, Result, Status, Value
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.sites import SiteBatch
@@ -33,7 +33,7 @@ class SiteStream(Protocol):
 class PooledMeasure(Measure):
     """A site measure that keeps one stream per site; a subclass says which."""
 
-    probe: ClassVar[ProbeName] = "sites"
+    probe: ClassVar[str] = "sites"
 
     @abstractmethod
     def stream(self) -> SiteStream:

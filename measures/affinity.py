@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.measure import FunctionMeasure, MoreMeans, ProbeName, Source
+from nlbench.measure import FunctionMeasure, MoreMeans, Source
 from nlbench.options import Option
 
 from ._assignment import optimal_matching
@@ -118,7 +118,7 @@ class Affinity(FunctionMeasure):
     """
 
     name: ClassVar[str] = "affinity"
-    probe: ClassVar[ProbeName] = "sites"
+    probe: ClassVar[str] = "sites"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     version: ClassVar[str] = "1"

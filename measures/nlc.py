@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measure import Measure, MoreMeans, ProbeName, Result, Source
+from nlbench.measure import Measure, MoreMeans, Result, Source
 from nlbench.options import Option
 from nlbench.probes.function.function import directional_derivative
 
@@ -146,7 +146,7 @@ class NonlinearityCoefficient(Measure):
     """
 
     name: ClassVar[str] = "nlc"
-    probe: ClassVar[ProbeName] = "function"
+    probe: ClassVar[str] = "function"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "more nonlinear"
     version: ClassVar[str] = "1"

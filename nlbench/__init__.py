@@ -5,6 +5,7 @@ Importing this package is quick; PyTorch is imported when something needs it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,27 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"nlbench.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'nlbench' has no attribute '{name}'")
+def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Make a package's ``__getattr__`` that imports a name's module when it is asked for.
+
+    Parameters
+    ----------
+    package : str
+    homes : mapping of str to str
+        From names to the modules of the package that define them.
+
+    Examples
+    --------
+    >>> lazy_exports("nlbench", {"Option": "options"})("Option").__name__
+    'Option'
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return find
+
+
+__getattr__ = lazy_exports(__name__, _HOMES)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError
-from nlbench.execution.measure_subject import records_of, steps_of
+from nlbench.execution.measure_subject import records_of
 from nlbench.execution.numerics import Machine, exact_arithmetic
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
-from nlbench.plan import Settings, checked_measure, content_key, load_measures, make_bench
-from nlbench.probes import PROBES
-from nlbench.probes.lines.lines import is_channels_last
+from nlbench.plan import (
+    Settings,
+    checked_measure,
+    content_key,
+    load_measures,
+    load_probe,
+    make_bench,
+)
 from nlbench.runner import Progress, Silent
 from nlbench.store.manifest import contents, make_manifest, measure_facts
 from nlbench.store.record import Run
@@ -25,9 +30,6 @@ from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
 from nlbench.subjects.weights import state_hash
 
 __all__ = ["evaluate"]
-
-# Samples of a loader that are kept for other probes than `sites`.
-HEAD = 512
 
 
 def evaluate(
@@ -98,14 +100,15 @@ def evaluate(
         stream, given = None, inputs
     else:
         stream = _stream(inputs)
-        given = _head(stream, loaded, settings or {})
+        given = stream.head(_held(list(loaded.values()), settings or {}))
     if given.ndim < 2 or len(given) == 0:
         raise RequestError(
             f"inputs have shape {tuple(given.shape)}, expected (n, ...) with n of at least 1"
         )
-    bench = make_bench(
-        list(loaded.values()), {**_lines_defaults(given, loaded), **(settings or {})}
-    )
+    chosen = list(loaded.values())
+    bench = make_bench(chosen, {**_defaults(chosen, given), **(settings or {})})
+    for probe, options in bench.probes.items():
+        load_probe(probe).check(None, options)
     device = next((p.device for p in model.parameters()), given.device)
     facts: dict[str, Any] = {
         "model": name or type(model).__name__,
@@ -131,7 +134,7 @@ def evaluate(
     began = time.perf_counter()
     machine = Machine.at(device)
     length = len(given) if stream is None else stream.known_length or len(given)
-    steps = (steps_of(p, length, options) for p, options in bench.probes.items())
+    steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
     progress.begin(sum(steps))
     with exact_arithmetic():
         records = list(records_of(subject, bench, machine, progress, key_of))
@@ -163,22 +166,16 @@ def _stream(inputs: Iterable[Any]) -> Batches:
     return Batches(inputs)
 
 
-def _head(stream: Batches, measures: Mapping[str, type[Measure]], settings: Settings) -> Tensor:
-    """Read what every probe but `sites` is shown, which goes through the whole stream itself."""
-    if all(measure.probe == "sites" for measure in measures.values()):
-        return stream.head(1)
-    number = str(settings.get("lines.number", ""))
-    return stream.head(max(HEAD, 2 * int(number) if number.isdecimal() else 0))
+def _held(measures: Sequence[type[Measure]], settings: Settings) -> int:
+    """How many samples of a stream the probes have to be given at once."""
+    bench = make_bench(measures, settings)
+    return max(load_probe(name).held(options) for name, options in bench.probes.items())
 
 
-def _lines_defaults(given: Tensor, measures: Mapping[str, type[Measure]]) -> dict[str, OptionValue]:
-    """Paths that the inputs allow: loops of translated images, else lines between samples."""
-    if not any(measure.probe == "lines" for measure in measures.values()):
-        return {}
-    is_images = given.ndim == 4 and not is_channels_last(given)
-    most = len(given) if is_images else len(given) // 2
-    number = int(PROBES["lines"].options["number"].default)
+def _defaults(measures: Sequence[type[Measure]], inputs: Tensor) -> dict[str, OptionValue]:
+    """Options of probes that suit the inputs."""
     return {
-        "lines.paths": "closed" if is_images else "pairs",
-        "lines.number": max(1, min(number, most)),
+        f"{name}.{option}": value
+        for name in dict.fromkeys(measure.probe for measure in measures)
+        for option, value in load_probe(name).defaults(inputs).items()
     }

@@ -27,7 +27,6 @@ __all__ = [
     "FunctionMeasure",
     "Measure",
     "MoreMeans",
-    "ProbeName",
     "Result",
     "Source",
     "Status",
@@ -37,7 +36,6 @@ __all__ = [
 ]
 
 Status = Literal["ok", "undefined", "skipped", "failed"]
-ProbeName = Literal["sites", "lines", "graph", "function"]
 MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
 
 
@@ -253,7 +251,8 @@ class Measure(ABC):
     ----------
     name : str
         The registered name; by default the class name in lower case.
-    probe : {"sites", "lines", "graph", "function"}
+    probe : str
+        Name of a registered probe: ``sites``, ``lines``, ``graph``, ``function`` or a plugin's.
     bounds : tuple of float
         Smallest and largest possible value.
     more_means : {"more nonlinear", "less nonlinear", "neither"}
@@ -283,7 +282,7 @@ class Measure(ABC):
     """
 
     name: ClassVar[str] = ""
-    probe: ClassVar[ProbeName]
+    probe: ClassVar[str]
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "1"

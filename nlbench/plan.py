@@ -6,7 +6,6 @@ PyTorch is imported only by the plugins that a request names, and by nothing her
 from __future__ import annotations
 
 import hashlib
-import importlib
 import itertools
 import json
 import os
@@ -21,7 +20,7 @@ from nlbench import registry
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
 from nlbench.measure import Measure, MoreMeans, Source
 from nlbench.options import Option, OptionValue, resolve_options
-from nlbench.probes import PROBES
+from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import PRECISIONS, Request, Settings
 from nlbench.store.files import write_atomically
@@ -44,6 +43,7 @@ __all__ = [
     "keep_plan",
     "kept_plan",
     "load_measures",
+    "load_probe",
     "make_bench",
     "make_plan",
 ]
@@ -81,7 +81,8 @@ def make_bench(
         If a setting belongs to none of them or its value doesn't fit.
     """
     by_owner: dict[str, dict[str, OptionValue | str]] = {}
-    declared = {name: PROBES[name].options for name in dict.fromkeys(m.probe for m in measures)}
+    probes = dict.fromkeys(measure.probe for measure in measures)
+    declared = {name: load_probe(name).options for name in probes}
     owners = {m.name: m.options for m in measures} | declared
     for name, options in (datasets or {}).items():
         if options and name in owners:
@@ -141,16 +142,36 @@ def checked_measure(measure: object, name: str) -> type[Measure]:
             f"measure '{name}' calls itself '{measure.name}'; an entry point and its measure "
             "must bear the same name"
         )
-    if name in PROBES:
+    probes = registry.entries("probes")
+    if name in probes:
         raise PluginError(f"measure '{name}' bears the name of a probe; choose another")
     probe = getattr(measure, "probe", "")
-    if probe not in PROBES:
-        raise PluginError(f"measure '{name}' wants probe '{probe}'{nearest(probe, PROBES)}")
+    if probe not in probes:
+        raise PluginError(f"measure '{name}' wants probe '{probe}'{nearest(probe, probes)}")
     for attribute, (is_right, expected) in _DECLARED.items():
         given = getattr(measure, attribute)
         if not is_right(given):
             raise PluginError(f"measure '{name}': {attribute} is {given!r}, expected {expected}")
     return measure
+
+
+def load_probe(name: str) -> Probe:
+    """Load a registered probe.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.PluginError
+        If there is none of that name, or what is registered is none.
+    """
+    probe = registry.load("probes", name)
+    if not isinstance(probe, Probe):
+        raise PluginError(f"probe '{name}' is no nlbench.probes.Probe but {probe!r}")
+    if probe.name != name:
+        raise PluginError(
+            f"probe '{name}' calls itself '{probe.name}'; an entry point and its probe must bear "
+            "the same name"
+        )
+    return probe
 
 
 def _are_bounds(given: object) -> bool:
@@ -323,10 +344,8 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         request.settings,
         {name: info.options for name, info in infos.items()},
     )
-    if "lines" in bench.probes and request.samples:
-        # Imported by name since this module is to be had without PyTorch.
-        lines = importlib.import_module("nlbench.probes.lines.lines")
-        lines.check_samples(bench.probes["lines"], request.samples)
+    for name, options in bench.probes.items():
+        load_probe(name).check(request.samples or None, options)
     wanted = [
         Wanted(m.name, m.version, options, m.probe, bench.probes[m.probe])
         for m, options in bench.measures

@@ -1,6 +1,6 @@
 """Names to objects, through entry points, without importing what is not asked for.
 
-The groups are ``nlbench.measures``, ``nlbench.models``, ``nlbench.datasets``,
+The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``nlbench.datasets``,
 ``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.subjects.load``.
 What ships with nlbench comes through the same door as anybody's plugin.
 
@@ -86,6 +86,7 @@ class Family(ABC):
 
 GROUPS: Mapping[str, str] = {
     "measures": "measure",
+    "probes": "probe",
     "models": "model",
     "datasets": "dataset",
     "studies": "study",

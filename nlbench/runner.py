@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.executors import WorkerPool, executed
 from nlbench.execution.work_units import units_of
-from nlbench.plan import Cell, Plan, kept_plan, make_plan
+from nlbench.plan import Cell, Plan, kept_plan, load_probe, make_plan
 from nlbench.request import ExecutionOptions, Request
 from nlbench.store.record import Record, Run, load_run
 from nlbench.store.run_folder import (
@@ -278,12 +278,10 @@ def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
 
 
 def _steps(cells: Sequence[Cell], request: Request) -> int:
-    from nlbench.execution.measure_subject import steps_of
-
     passes: Mapping[tuple[str, str], Cell] = {
         (cell.target.key, cell.wanted.probe): cell for cell in cells
     }
     return sum(
-        steps_of(cell.wanted.probe, request.samples or 1, cell.wanted.settings)
+        load_probe(cell.wanted.probe).steps(request.samples or 1, cell.wanted.settings)
         for cell in passes.values()
     )

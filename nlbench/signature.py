@@ -44,7 +44,7 @@ class Signature:
     Examples
     --------
     >>> import nlbench
-    >>> reading = nlbench.Result.of({"conv1/relu": 0.5, "conv2/relu": 0.75, "head": 1.0})
+    >>> result = nlbench.Result.of({"conv1/relu": 0.5, "conv2/relu": 0.75, "head": 1.0})
     >>> signature = Signature.of(result)
     >>> signature.sites, signature.values
     (('conv1/relu', 'conv2/relu', 'head'), (0.5, 0.75, 1.0))

@@ -88,9 +88,9 @@ def _measure(name: str, measure: Any) -> Iterator[str]:
     yield f"bounds    {low:g} to {high:g}"
     yield f"more is   {measure.more_means}"
     yield from _options("option", measure.options, name)
-    from nlbench.probes import PROBES
+    from nlbench.plan import load_probe
 
-    yield from _options("probe", PROBES[measure.probe].options, measure.probe)
+    yield from _options("probe", load_probe(measure.probe).options, measure.probe)
     yield _source(measure.source)
 
 

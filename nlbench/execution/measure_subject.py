@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import psutil
@@ -24,8 +22,8 @@ from nlbench import registry
 from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, Undefined, nearest
 from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
-from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure
-from nlbench.probes.passes import ProbeSettings, Resources, Step
+from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe
+from nlbench.probes import ProbeOptions, Resources, Step
 from nlbench.store.manifest import measure_facts, now
 from nlbench.store.record import Record
 from nlbench.store.run_folder import check_unchanged, difference
@@ -49,7 +47,6 @@ __all__ = [
     "missing_record",
     "observe",
     "records_of",
-    "steps_of",
 ]
 
 
@@ -192,7 +189,7 @@ def failure_of(error: BaseException) -> tuple[Result, str]:
 def observe(
     subject: Subject,
     measures: Sequence[tuple[type[Measure], Mapping[str, OptionValue]]],
-    settings: ProbeSettings,
+    settings: ProbeOptions,
     *,
     resources: Resources,
     step: Step = lambda: None,
@@ -234,7 +231,15 @@ def observe(
     shown: dict[str, Any] = {}
     failure: tuple[Result, str] | None = None
     try:
-        _pass_of(measures[0][0].probe).show(subject, feeds, settings, resources, step, shown)
+        load_probe(measures[0][0].probe).observe(
+            subject.model,
+            subject,
+            settings,
+            feeds,
+            resources=resources,
+            step=step,
+            facts=shown,
+        )
     except (Exception, SystemExit) as error:
         # The model's own forward can raise anything; every measure of the pass is told.
         failure = failure_of(error)
@@ -247,16 +252,6 @@ def observe(
             result, trace = failure
         outcomes.append(Outcome(result, feed.seconds, trace, shown))
     return outcomes
-
-
-def steps_of(probe: str, size: int, settings: ProbeSettings) -> int:
-    """How many steps a probe's pass over that many samples will count."""
-    steps: int = _pass_of(probe).steps(size, settings)
-    return steps
-
-
-def _pass_of(probe: str) -> ModuleType:
-    return importlib.import_module(f"nlbench.probes.{probe}.{probe}")
 
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -1,110 +1,177 @@
-"""The shared instrumentation: the ways of looking at a subject, and what can be set.
+"""The shared instrumentation: what a probe is, and what all probes share.
 
-Importing this package does not import torch; its modules do.
+A probe is one way of looking at a model. Those that ship with nlbench are the packages
+beside this file; a plugin adds its own through the entry-point group ``nlbench.probes``.
+Importing this package does not import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
-__all__ = ["PROBES", "Probe"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+__all__ = ["Listener", "Probe", "ProbeOptions", "Resources", "Samples", "Step"]
+
+ProbeOptions = Mapping[str, OptionValue]
+
+Step = Callable[[], None]
+"""Called after each batch or segment, for progress."""
+
+
+class Listener(Protocol):
+    """A measure, as a probe sees it: what it raises is kept from the probe."""
+
+    def update(self, observation: Any) -> None:
+        """Take in one observation."""
+
+
+class Samples(Protocol):
+    """What a model is looked at with.
+
+    Attributes
+    ----------
+    inputs : tensor of shape (n, ...)
+        What the model is given; of a stream that is too long to be held, the first samples.
+    images : tensor or None
+        The inputs before normalisation, where they are images.
+    """
+
+    @property
+    def inputs(self) -> Tensor:
+        """What the model is given."""
+
+    @property
+    def images(self) -> Tensor | None:
+        """The inputs before normalisation."""
+
+    @property
+    def normalize(self) -> Callable[[Tensor], Tensor]:
+        """From images to inputs."""
+
+    def batches(self, most: int) -> Iterable[Tensor]:
+        """Give all samples in their order, in batches of nearly equal size."""
+
+    def shuffled(self, most: int) -> Iterable[Tensor]:
+        """Give them in a random order, the same at each call."""
 
 
 @dataclass(frozen=True)
-class Probe:
-    """One way of looking at a subject.
+class Resources:
+    """What a probe may use; none of it changes a number.
 
     Parameters
     ----------
+    device : torch.device
+    memory : int or None
+        Bytes that may be used beside the model; None: a sensible share of what is free.
+    found : dict of str to int
+        Sizes that were found to fit, by what they are of; kept for the next passes of the run.
+    """
+
+    device: torch.device
+    memory: int | None = None
+    found: dict[str, int] = field(default_factory=dict)
+
+
+class Probe(ABC):
+    """One way of looking at a model: it shows each measure that declares it its observations.
+
+    Attributes
+    ----------
     name : str
+        The registered name.
     description : str
         One line.
     options : mapping of str to Option
         What can be set, as ``--set NAME.OPTION=VALUE``; all its measures share it.
+
+    Examples
+    --------
+    >>> class Parameters(Probe):
+    ...     '''Shows each parameter once.'''
+    ...     name, description = "parameters", "the parameters, one by one"
+    ...     def observe(self, model, samples, options, listeners, *, resources, step, facts):
+    ...         for parameter in model.named_parameters():
+    ...             for listener in listeners:
+    ...                 listener.update(parameter)
+    ...         step()
+    >>> Parameters().steps(512, {})
+    1
     """
 
-    name: str
-    description: str
-    options: Mapping[str, Option]
+    name: ClassVar[str]
+    description: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Option]] = {}
 
+    def steps(self, samples: int, options: ProbeOptions) -> int:
+        """Say how many steps looking with that many samples will count."""
+        return 1
 
-_SITES = Probe(
-    "sites",
-    "input and output of every activation call",
-    {
-        "reduction": Option(
-            "spatial",
-            "how a site's tensor becomes (n, d)",
-            choices=("spatial", "flatten", "published"),
-        ),
-        "batch": Option(128, "samples a batch; scores are made per batch", minimum=1, maximum=1e9),
-        "select": Option(
-            "*",
-            "which sites: globs over names, kind:KIND, role:ROLE, every:K; joined by + all must "
-            "hold, by commas one",
-        ),
-        "attention": Option(False, "whether the softmaxes of attention are sites too"),
-    },
-)
-_LINES = Probe(
-    "lines",
-    "the network restricted to straight segments of input space, exactly",
-    {
-        "paths": Option(
-            "closed",
-            "closed: loops of translated images; open: from an image through augmentations; "
-            "random: loops through noise; pairs: straight lines between samples",
-            choices=("closed", "open", "random", "pairs"),
-        ),
-        "number": Option(4, "number of paths", minimum=1, maximum=1e6),
-        "anchors": Option(8, "segments of a path, but for pairs", minimum=2, maximum=1e4),
-        "radius": Option(4.0, "pixels by which an anchor is translated", minimum=0.0, maximum=1e4),
-        "seed": Option(
-            0, "decides open and random paths, the same for all models", minimum=0, maximum=2**53
-        ),
-        "method": Option(
-            "exact",
-            "exact: all breakpoints, layer by layer; adaptive: from one to the next; "
-            "sampling: activation patterns at uniform steps",
-            choices=("exact", "adaptive", "sampling"),
-        ),
-        "dtype": Option(
-            "float64", "what the network is computed in", choices=("float64", "float32")
-        ),
-        "sensitivity": Option(
-            1e-6,
-            "of adaptive: how far behind a breakpoint it goes on, as a share of the segment",
-            minimum=1e-12,
-            maximum=0.1,
-        ),
-        "resolution": Option(1000, "of sampling: steps a segment", minimum=1, maximum=1e9),
-        "tolerance": Option(
-            1e-5,
-            "relative error allowed a network that is not piecewise affine (quadrature)",
-            minimum=1e-10,
-            maximum=0.1,
-        ),
-        "evaluations": Option(
-            4096, "most evaluations a segment for such a network", minimum=64, maximum=1e7
-        ),
-    },
-)
-_GRAPH = Probe(
-    "graph",
-    "the channel graph from input to output",
-    {
-        "batch": Option(
-            64, "samples a batch, where a measure asks for samples", minimum=1, maximum=1e9
-        )
-    },
-)
-_FUNCTION = Probe(
-    "function",
-    "the network as a plain differentiable function of its input",
-    {"batch": Option(128, "samples a batch", minimum=1, maximum=1e9)},
-)
+    def check(self, samples: int | None, options: ProbeOptions) -> None:  # noqa: B027
+        """Refuse options, before anything is loaded, that can't be carried out.
 
-PROBES: Mapping[str, Probe] = {probe.name: probe for probe in (_SITES, _LINES, _GRAPH, _FUNCTION)}
+        Parameters
+        ----------
+        samples : int or None
+            How many there are; None if that isn't known yet.
+        options : mapping of str to value
+
+        Raises
+        ------
+        nlbench.RequestError
+            Naming the option.
+        """
+
+    def held(self, options: ProbeOptions) -> int:
+        """Say how many samples of a stream have to be held; more are not looked at.
+
+        One that goes through `Samples.batches` needs no more than one of them held.
+        """
+        return 512
+
+    def defaults(self, inputs: Tensor) -> ProbeOptions:
+        """Give options that suit inputs which somebody brings along, where they differ."""
+        return {}
+
+    @abstractmethod
+    def observe(
+        self,
+        model: nn.Module,
+        samples: Samples,
+        options: ProbeOptions,
+        listeners: Sequence[Listener],
+        *,
+        resources: Resources,
+        step: Step,
+        facts: dict[str, Any],
+    ) -> None:
+        """Look once, and tell every listener each observation.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            In evaluation mode, on `resources`' device; left as it is found.
+        samples : Samples
+        options : mapping of str to value
+            All of `options`, resolved.
+        listeners : sequence of Listener
+        resources : Resources
+        step : callable
+            Called as often as `steps` says.
+        facts : dict
+            Takes what was looked at, for the record: ``samples`` or ``segments``, their number;
+            ``remarks``, by place; whatever a reader of the number has to know.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If there is nothing to look at; the reason is every measure's.
+        """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +178,25 @@ class Subject:
     facts: dict[str, Any]
     images: Tensor | None = None
     normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
+
+    def batches(self, most: int) -> Iterable[Tensor]:
+        """Give all samples in their order, in as few batches of nearly equal size as possible."""
+        from .samples import batch_sizes
+
+        return self.inputs.split(list(batch_sizes(len(self.inputs), most)))
+
+    def shuffled(self, most: int) -> Iterable[Tensor]:
+        """Give them in a random order, the same at each call.
+
+        Inputs that come sorted, by class say, would make batches unlike the whole.
+        """
+        import torch
+
+        from .samples import batch_sizes
+
+        order = torch.randperm(len(self.inputs), generator=torch.Generator().manual_seed(0))
+        for part in torch.split(order, list(batch_sizes(len(order), most))):
+            yield self.inputs[part.to(self.inputs.device)]
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:

@@ -168,6 +168,19 @@ class StreamedSubject(Subject):
 
     stream: Batches | None = None
 
+    def batches(self, most: int) -> Iterable[Tensor]:
+        """Give all samples in their order, in batches of nearly equal size."""
+        if self.stream is None:
+            return super().batches(most)
+        return rebatched(self.stream, most, self.stream.known_length)
+
+    def shuffled(self, most: int) -> Iterable[Tensor]:
+        """Give them in a random order; of a loader that is gone through once, the first."""
+        if isinstance(self.stream, DrawnBatches):
+            # Its samples were drawn in a random order.
+            return self.batches(most)
+        return super().shuffled(most)
+
 
 def batch_sizes(samples: int, most: int) -> Sequence[int]:
     """Split a known number of samples into as few batches as possible, of nearly equal size.

@@ -223,7 +223,7 @@ def test_a_family_that_cannot_be_imported_harms_no_listing_and_is_named_when_use
 
 def test_a_family_that_is_none_is_named(plugins, loaded):
     plugins.append(family(int))
-    with pytest.raises(PluginError, match=r"a family is a int, expected nlbench\.family\.Family"):
+    with pytest.raises(PluginError, match=r"a family is a int, expected nlbench\.registry\.Family"):
         registry.load("models", "zoo/ape")
 
 

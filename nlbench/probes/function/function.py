@@ -13,15 +13,13 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nlbench.errors import Undefined
+from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.budget import bytes_a_sample
 from nlbench.probes.lines.ops.kinks import dual
 from nlbench.probes.model_state import evaluation_mode, without_fast_path
-from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
 from nlbench.probes.sites.microbatches import is_out_of_memory
-from nlbench.subjects.load import Subject
-from nlbench.subjects.samples import DrawnBatches, batch_sizes, rebatched
 
-__all__ = ["FunctionBatch", "directional_derivative", "observe_function", "show", "steps"]
+__all__ = ["FunctionBatch", "directional_derivative", "observe", "observe_function"]
 
 
 # What the size of a part is called among the sizes that were found to fit.
@@ -250,18 +248,14 @@ def _through_vector_jacobian_products(
     return output.detach(), derivative.detach()
 
 
-def steps(size: int, settings: ProbeSettings) -> int:
-    """How many batches that many samples make."""
-    return -(-size // int(settings["batch"]))
-
-
-def show(
-    subject: Subject,
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
     listeners: Sequence[Listener],
-    settings: ProbeSettings,
     resources: Resources,
     step: Step,
-    shown: dict[str, Any],
+    facts: dict[str, Any],
 ) -> None:
     """Show a subject's model as a function, with batches of its samples in a random order."""
 
@@ -270,24 +264,10 @@ def show(
             listener.update(observation)
 
     def batches() -> Iterator[Tensor]:
-        for batch in _batches(subject, int(settings["batch"])):
+        for batch in samples.shuffled(int(options["batch"])):
             yield batch.to(resources.device)
             step()
 
-    shown["samples"] = observe_function(
-        subject.model, batches(), on_observation, memory=resources.memory, found=resources.found
+    facts["samples"] = observe_function(
+        model, batches(), on_observation, memory=resources.memory, found=resources.found
     )
-
-
-def _batches(subject: Subject, most: int) -> Iterator[Tensor]:
-    """Give batches of nearly equal size, as at sites."""
-    stream = getattr(subject, "stream", None)
-    if isinstance(stream, DrawnBatches):
-        # Its samples were drawn in a random order.
-        yield from rebatched(stream, most, stream.known_length)
-        return
-    # Inputs that come sorted, by class say, would make batches unlike the whole. Of a loader
-    # that can be gone through only once they are the first samples.
-    order = torch.randperm(len(subject.inputs), generator=torch.Generator().manual_seed(0))
-    for part in torch.split(order, list(batch_sizes(len(order), most))):
-        yield subject.inputs[part.to(subject.inputs.device)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation
+from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.model_state import (
     attributes_kept,
     evaluation_mode,
@@ -22,15 +23,13 @@ from nlbench.probes.model_state import (
     without_fast_path,
 )
 from nlbench.probes.modules import following
-from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
-from nlbench.subjects.load import Subject
 
 from .activity import unit_activity
 from .channel_graph import ChannelGraph
 from .nodes import channel_axes
 from .record import ChannelRecorder, Descent
 
-__all__ = ["ObservedGraph", "channel_graph", "show", "steps"]
+__all__ = ["ObservedGraph", "channel_graph", "observe"]
 
 
 Example = Tensor | tuple[Tensor, ...]
@@ -150,36 +149,32 @@ def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
     return stand_ins
 
 
-def steps(size: int, settings: ProbeSettings) -> int:
-    """One, whatever the number of samples: the graph needs none."""
-    return 1
-
-
-def show(
-    subject: Subject,
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
     listeners: Sequence[Listener],
-    settings: ProbeSettings,
     resources: Resources,
     step: Step,
-    shown: dict[str, Any],
+    facts: dict[str, Any],
 ) -> None:
-    """Show the channel graph of a subject.
+    """Show the channel graph of a samples.
 
     The samples are run only if a measure asks how active the units are, once for all.
     """
-    graph = channel_graph(subject.model, subject.inputs[:1].to(resources.device))
-    shown |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
+    graph = channel_graph(model, samples.inputs[:1].to(resources.device))
+    facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
     found: list[Mapping[str, Tensor]] = []
 
     def activity() -> Mapping[str, Tensor]:
         if not found:
-            parts = -(-len(subject.inputs) // int(settings["batch"]))
-            batches = torch.tensor_split(subject.inputs, parts)
+            parts = -(-len(samples.inputs) // int(options["batch"]))
+            batches = torch.tensor_split(samples.inputs, parts)
             on_device = (batch.to(resources.device) for batch in batches)
-            found.append(unit_activity(subject.model, graph, on_device))
+            found.append(unit_activity(model, graph, on_device))
         return found[0]
 
-    observation = ObservedGraph(graph, activity, len(subject.inputs))
+    observation = ObservedGraph(graph, activity, len(samples.inputs))
     for listener in listeners:
         listener.update(observation)
     step()

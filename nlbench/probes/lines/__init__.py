@@ -2,20 +2,140 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nlbench import lazy_exports
+from nlbench.errors import RequestError
+from nlbench.options import Option
+from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
 
 if TYPE_CHECKING:
-    from .lines import trace_segment, trace_segments
+    from torch import Tensor, nn
+
+    from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
     from .trace import SegmentTrace
 
-__all__ = ["SegmentTrace", "trace_segment", "trace_segments"]
+__all__ = [
+    "LINES",
+    "Lines",
+    "SegmentTrace",
+    "TracedSegment",
+    "is_channels_last",
+    "observe_paths",
+    "trace_segment",
+    "trace_segments",
+]
 
-_HOMES = {"SegmentTrace": "trace", "trace_segment": "lines", "trace_segments": "lines"}
+
+class Lines(Probe):
+    """The probe `lines`."""
+
+    name = "lines"
+    description = "the network restricted to straight segments of input space, exactly"
+    options: ClassVar[Mapping[str, Option]] = {
+        "paths": Option(
+            "closed",
+            "closed: loops of translated images; open: from an image through augmentations; "
+            "random: loops through noise; pairs: straight lines between samples",
+            choices=("closed", "open", "random", "pairs"),
+        ),
+        "number": Option(4, "number of paths", minimum=1, maximum=1e6),
+        "anchors": Option(8, "segments of a path, but for pairs", minimum=2, maximum=1e4),
+        "radius": Option(4.0, "pixels by which an anchor is translated", minimum=0.0, maximum=1e4),
+        "seed": Option(
+            0, "decides open and random paths, the same for all models", minimum=0, maximum=2**53
+        ),
+        "method": Option(
+            "exact",
+            "exact: all breakpoints, layer by layer; adaptive: from one to the next; "
+            "sampling: activation patterns at uniform steps",
+            choices=("exact", "adaptive", "sampling"),
+        ),
+        "dtype": Option(
+            "float64", "what the network is computed in", choices=("float64", "float32")
+        ),
+        "sensitivity": Option(
+            1e-6,
+            "of adaptive: how far behind a breakpoint it goes on, as a share of the segment",
+            minimum=1e-12,
+            maximum=0.1,
+        ),
+        "resolution": Option(1000, "of sampling: steps a segment", minimum=1, maximum=1e9),
+        "tolerance": Option(
+            1e-5,
+            "relative error allowed a network that is not piecewise affine (quadrature)",
+            minimum=1e-10,
+            maximum=0.1,
+        ),
+        "evaluations": Option(
+            4096, "most evaluations a segment for such a network", minimum=64, maximum=1e7
+        ),
+    }
+
+    def steps(self, samples: int, options: ProbeOptions) -> int:
+        """How many segments the paths have."""
+        number = int(options["number"])
+        return number if options["paths"] == "pairs" else number * int(options["anchors"])
+
+    def check(self, samples: int | None, options: ProbeOptions) -> None:
+        """Refuse more paths than there are samples for."""
+        number, needed = int(options["number"]), self._needed(options)
+        if samples is not None and samples < needed:
+            raise RequestError(
+                f"lines.number: {number} paths ({options['paths']}) need {needed} samples, there "
+                f"are {samples}"
+            )
+
+    def held(self, options: ProbeOptions) -> int:
+        """As many as the paths start from."""
+        return max(super().held(options), 2 * int(options["number"]))
+
+    def defaults(self, inputs: Tensor) -> ProbeOptions:
+        """Paths that the inputs allow: loops of translated images, else lines between samples."""
+        is_images = inputs.ndim == 4 and not is_channels_last(inputs)
+        most = len(inputs) if is_images else len(inputs) // 2
+        number = int(self.options["number"].default)
+        return {"paths": "closed" if is_images else "pairs", "number": max(1, min(number, most))}
+
+    def _needed(self, options: ProbeOptions) -> int:
+        number = int(options["number"])
+        return {"pairs": 2 * number, "random": 2}.get(str(options["paths"]), number)
+
+    def observe(
+        self,
+        model: nn.Module,
+        samples: Samples,
+        options: ProbeOptions,
+        listeners: Sequence[Listener],
+        *,
+        resources: Resources,
+        step: Step,
+        facts: dict[str, Any],
+    ) -> None:
+        """See `nlbench.probes.Probe.observe`."""
+        from .lines import observe
+
+        observe(model, samples, options, listeners, resources, step, facts)
 
 
-def __getattr__(name: str) -> Any:
-    # Planning a run reads this package's options without PyTorch.
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+LINES = Lines()
+"""The network restricted to straight segments of input space, exactly."""
+
+
+def is_channels_last(images: Tensor) -> bool:
+    """Whether 4-D inputs look like (n, height, width, channels): few of the last, many before."""
+    return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]
+
+
+# Planning a run reads the options above without PyTorch.
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "SegmentTrace": "trace",
+        "TracedSegment": "lines",
+        "observe_paths": "lines",
+        "trace_segment": "lines",
+        "trace_segments": "lines",
+    },
+)

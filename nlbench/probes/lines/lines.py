@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined, UnsupportedOperation, nearest
+from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.model_state import tensors_of, typed_copy
-from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
-from nlbench.subjects.load import Subject, tensor_hash
+from nlbench.subjects.load import tensor_hash
 
+from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
 from .exact import trace_exactly
 from .paths import closed_paths, noise_paths, open_paths, pair_paths, translations
@@ -38,12 +39,9 @@ __all__ = [
     "METHODS",
     "SegmentTrace",
     "TracedSegment",
-    "check_samples",
-    "is_channels_last",
+    "observe",
     "observe_paths",
-    "show",
     "slope_changes",
-    "steps",
     "trace_segment",
     "trace_segments",
     "traceable",
@@ -323,33 +321,27 @@ MOST_BYTES = 2**32
 """Of all paths of a pass, which are made before the first is looked at."""
 
 
-def steps(size: int, settings: ProbeSettings) -> int:
-    """How many segments the paths have."""
-    if settings["paths"] == "pairs":
-        return int(settings["number"])
-    return int(settings["number"]) * int(settings["anchors"])
-
-
-def show(
-    subject: Subject,
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
     listeners: Sequence[Listener],
-    settings: ProbeSettings,
     resources: Resources,
     step: Step,
-    shown: dict[str, Any],
+    facts: dict[str, Any],
 ) -> None:
     """Show a network restricted to each segment of a subject's paths.
 
     Where it can't be traced because of what it does, its distance to the chords is
     integrated in place of that, and a remark says so.
     """
-    paths = _paths(subject, settings)
+    paths = _paths(samples, options)
     segments = paths.shape[1] - 1
-    shown["segments"] = paths.shape[0] * segments
-    shown["paths_hash"] = tensor_hash(paths)
+    facts["segments"] = paths.shape[0] * segments
+    facts["paths_hash"] = tensor_hash(paths)
     sketch = Sketch(segments)
     errors: dict[str, list[SmoothTrace]] = {}
-    for observation in _observations(subject, paths.to(resources.device), settings, resources):
+    for observation in _observations(model, paths.to(resources.device), options, resources):
         for listener in listeners:
             listener.update(observation)
         if observation.path == 0:
@@ -357,24 +349,24 @@ def show(
         if isinstance(observation.trace, SmoothTrace):
             errors.setdefault(observation.place, []).append(observation.trace)
         step()
-    shown["drawing"] = sketch.content()
+    facts["drawing"] = sketch.content()
     if errors:
-        shown["remarks"] = {place: _remark(traces) for place, traces in errors.items()}
+        facts["remarks"] = {place: _remark(traces) for place, traces in errors.items()}
 
 
 def _observations(
-    subject: Subject, paths: Tensor, settings: ProbeSettings, resources: Resources
+    model: nn.Module, paths: Tensor, options: ProbeOptions, resources: Resources
 ) -> Iterator[TracedSegment]:
     seen = 0
     try:
         for observation in observe_paths(
-            subject.model,
+            model,
             paths,
-            method=str(settings["method"]),
-            dtype=getattr(torch, str(settings["dtype"])),
+            method=str(options["method"]),
+            dtype=getattr(torch, str(options["dtype"])),
             memory=resources.memory,
-            sensitivity=float(settings["sensitivity"]),
-            resolution=int(settings["resolution"]),
+            sensitivity=float(options["sensitivity"]),
+            resolution=int(options["resolution"]),
         ):
             yield observation
             seen += 1
@@ -383,11 +375,11 @@ def _observations(
         refused = str(error)
     segments = paths.shape[1] - 1
     traces = integrate_along(
-        subject.model,
+        model,
         paths[:, :-1].flatten(0, 1)[seen:],
         paths[:, 1:].flatten(0, 1)[seen:],
-        tolerance=float(settings["tolerance"]),
-        evaluations=int(settings["evaluations"]),
+        tolerance=float(options["tolerance"]),
+        evaluations=int(options["evaluations"]),
         refused=refused,
         memory=resources.memory,
     )
@@ -410,47 +402,30 @@ def _remark(traces: Sequence[SmoothTrace]) -> str:
     )
 
 
-def check_samples(settings: ProbeSettings, samples: int) -> int:
-    """Number of samples that the paths of a run are made of.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are fewer.
-    """
-    number, kind = int(settings["number"]), str(settings["paths"])
-    needed = {"pairs": 2 * number, "random": 2}.get(kind, number)
-    if samples < needed:
-        raise RequestError(
-            f"lines.number: {number} paths ({kind}) need {needed} samples, there are {samples}"
-        )
-    return needed
-
-
-def _paths(subject: Subject, settings: ProbeSettings) -> Tensor:
-    number, kind = int(settings["number"]), str(settings["paths"])
-    anchors, radius = int(settings["anchors"]), float(settings["radius"])
-    seed = int(settings["seed"])
-    needed = check_samples(settings, len(subject.inputs))
-    _check_size(subject.inputs, settings)
+def _paths(samples: Samples, options: ProbeOptions) -> Tensor:
+    number, kind = int(options["number"]), str(options["paths"])
+    anchors, radius = int(options["anchors"]), float(options["radius"])
+    seed = int(options["seed"])
+    LINES.check(len(samples.inputs), options)
+    _check_size(samples.inputs, options)
     if kind == "pairs":
-        return pair_paths(subject.inputs[:needed])
+        return pair_paths(samples.inputs[: 2 * number])
     if kind == "random":
-        return noise_paths(subject.inputs, number, anchors, seed)
-    images = subject.inputs if subject.images is None else subject.images
+        return noise_paths(samples.inputs, number, anchors, seed)
+    images = samples.inputs if samples.images is None else samples.images
     _check_images(images, kind)
     if kind == "open":
-        return subject.normalize(open_paths(images[:number], anchors, radius, seed))
+        return samples.normalize(open_paths(images[:number], anchors, radius, seed))
     if len(set(translations(anchors, radius))) < 2:
         raise RequestError(
             f"lines.radius: at {radius:g} pixels all {anchors} anchors are the same whole-pixel "
             "translation, so the path has no length"
         )
-    return subject.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
+    return samples.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
 
 
-def _check_size(inputs: Tensor, settings: ProbeSettings) -> None:
-    number, segments = int(settings["number"]), steps(len(inputs), settings)
+def _check_size(inputs: Tensor, options: ProbeOptions) -> None:
+    number, segments = int(options["number"]), LINES.steps(len(inputs), options)
     points = segments + number
     size = points * inputs[0].numel() * inputs.element_size()
     if size > MOST_BYTES:
@@ -475,8 +450,3 @@ def _check_images(images: Tensor, kind: str) -> None:
             f"the inputs have shape {shape}, with the channels last by the look of it; set "
             "lines.paths=pairs or random"
         )
-
-
-def is_channels_last(images: Tensor) -> bool:
-    """Whether 4-D inputs look like (n, height, width, channels): few of the last, many before."""
-    return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
+from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.background import Background, overlap_pays, state_of_chance
 from nlbench.probes.budget import bytes_a_sample
 from nlbench.probes.model_state import evaluation_mode, refuse_unobservable, without_fast_path
 from nlbench.probes.ops import ACTIVATION_MODULES
-from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
-from nlbench.subjects.load import Subject
-from nlbench.subjects.samples import Batches, batch_sizes, rebatched
 
 from .calls import Call, Kept
 from .intercept import Watch
@@ -34,11 +32,10 @@ __all__ = [
     "SiteBatch",
     "evaluation_mode",
     "list_sites",
+    "observe",
     "observe_sites",
     "refuse_unobservable",
     "remark_on_channels",
-    "show",
-    "steps",
 ]
 
 
@@ -310,25 +307,14 @@ def remark_on_channels(sites: Iterable[Site]) -> str:
 WAITING = 2**28
 
 
-def steps(size: int, settings: ProbeSettings) -> int:
-    """How many batches that many samples make.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the choice of sites can't be read.
-    """
-    Selection.parse(str(settings["select"]))
-    return -(-size // int(settings["batch"]))
-
-
-def show(
-    subject: Subject,
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
     listeners: Sequence[Listener],
-    settings: ProbeSettings,
     resources: Resources,
     step: Step,
-    shown: dict[str, Any],
+    facts: dict[str, Any],
 ) -> None:
     """Show every activation call of a subject, batch by batch.
 
@@ -360,34 +346,27 @@ def show(
             sites.setdefault(observation.place, observation.site)
             background.put(observation)
 
-        shown["samples"] = observe_sites(
-            subject.model,
-            batches(_batches(subject, int(settings["batch"])), background),
+        facts["samples"] = observe_sites(
+            model,
+            batches(samples.batches(int(options["batch"])), background),
             on_observation,
-            reduction=str(settings["reduction"]),
-            select=str(settings["select"]),
-            attention=bool(settings["attention"]),
+            reduction=str(options["reduction"]),
+            select=str(options["select"]),
+            attention=bool(options["attention"]),
             functions=functions,
             memory=resources.memory,
             found=resources.found,
             on_unseen=unseen.setdefault,
         )
-    shown["sites"] = len(sites)
+    facts["sites"] = len(sites)
     if unseen:
-        shown["unseen"] = list(unseen)
+        facts["unseen"] = list(unseen)
     remarks = {name: remark_on_channels([site]) for name, site in sites.items() if site.assumed}
-    if remarks and settings["reduction"] == "spatial":
-        shown["remarks"] = remarks
+    if remarks and options["reduction"] == "spatial":
+        facts["remarks"] = remarks
     if not sites:
         inside = f", but for those inside {', '.join(unseen)}" if unseen else ""
         raise Undefined(f"the model calls no activation function that is known as one{inside}")
-
-
-def _batches(subject: Subject, most: int) -> Iterable[Tensor]:
-    stream = getattr(subject, "stream", None)
-    if isinstance(stream, Batches):
-        return rebatched(stream, most, stream.known_length)
-    return torch.split(subject.inputs, list(batch_sizes(len(subject.inputs), most)))
 
 
 def _functions(

@@ -294,13 +294,13 @@ def test_what_is_no_classifier_of_these_classes_has_no_accuracy(network):
 def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeypatch):
     from nlbench.execution import measure_subject as looking
     from nlbench.measures.r2 import R2
-    from nlbench.probes import PROBES
-    from nlbench.probes.passes import Resources
+    from nlbench.probes import Resources
+    from nlbench.probes.sites import SITES
     from nlbench.subjects import samples
 
     plugins["models", "mine"] = lambda: nn.Sequential(Linear(), nn.ReLU())
     plugins["datasets", "flat"] = lambda: data_of((1, 4, 4), count=1300)
-    defaults = {name: option.default for name, option in PROBES["sites"].options.items()}
+    defaults = {name: option.default for name, option in SITES.options.items()}
     options = {name: option.default for name, option in R2.options.items()}
     values = []
     for held in (2**30, 0):

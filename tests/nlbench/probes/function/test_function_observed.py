@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nlbench.measures.nlc import NonlinearityCoefficient
-from nlbench.probes.function.function import show
-from nlbench.probes.passes import Resources
+from nlbench.probes import Resources
+from nlbench.probes.function import FUNCTION
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.samples import Batches, DrawnBatches, StreamedSubject
 
@@ -47,7 +47,15 @@ def subject(inputs, stream=None):
 def shown(subject, listener, memory=None, batch=128):
     facts, steps = {}, []
     resources = Resources(CPU, memory)
-    show(subject, [listener], {"batch": batch}, resources, lambda: steps.append(1), facts)
+    FUNCTION.observe(
+        subject.model,
+        subject,
+        {"batch": batch},
+        [listener],
+        resources=resources,
+        step=lambda: steps.append(1),
+        facts=facts,
+    )
     return facts, steps, resources
 
 

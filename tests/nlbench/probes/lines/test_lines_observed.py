@@ -7,10 +7,9 @@ from nlbench.errors import RequestError, Undefined, UnsupportedOperation
 from nlbench.execution import measure_subject as looking
 from nlbench.measures.absdev import AbsoluteDeviation
 from nlbench.options import resolve_options
-from nlbench.probes import PROBES
-from nlbench.probes.lines.lines import SegmentTrace, show, steps
+from nlbench.probes import Resources
+from nlbench.probes.lines import LINES, SegmentTrace
 from nlbench.probes.lines.quadrature import SmoothTrace
-from nlbench.probes.passes import Resources
 from nlbench.subjects.load import Subject
 
 
@@ -23,7 +22,7 @@ class Listening:
 
 
 def lines(**options):
-    return resolve_options(PROBES["lines"].options, options, owner="lines")
+    return resolve_options(LINES.options, options, owner="lines")
 
 
 def shown_to(model, inputs, settings):
@@ -31,7 +30,15 @@ def shown_to(model, inputs, settings):
     listener, shown, taken = Listening(), {}, []
     subject = Subject(model, inputs, None, {})
     resources = Resources(torch.device("cpu"))
-    show(subject, [listener], settings, resources, lambda: taken.append(1), shown)
+    LINES.observe(
+        model,
+        subject,
+        settings,
+        [listener],
+        resources=resources,
+        step=lambda: taken.append(1),
+        facts=shown,
+    )
     return shown, listener.observations, len(taken)
 
 
@@ -50,7 +57,9 @@ def test_every_kind_of_path_is_shown_segment_by_segment(images, kind):
     settings = lines(paths=kind, number=2, anchors=3, radius=2)
     shown, observations, taken = shown_to(convolutional(), images, settings)
     segments = 1 if kind == "pairs" else 3
-    assert shown["segments"] == steps(8, settings) == taken == len(observations) == 2 * segments
+    assert (
+        shown["segments"] == LINES.steps(8, settings) == taken == len(observations) == 2 * segments
+    )
     assert [(observation.path, observation.segment) for observation in observations] == [
         (path, segment) for path in range(2) for segment in range(segments)
     ]

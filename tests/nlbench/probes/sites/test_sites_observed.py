@@ -7,8 +7,7 @@ from torch import nn
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.measure import Measure, Result, site_measure
-from nlbench.probes import PROBES
-from nlbench.probes.sites import sites
+from nlbench.probes.sites import SITES, sites
 
 
 def model():
@@ -19,7 +18,7 @@ def model():
 
 
 def settings(**given):
-    return {name: option.default for name, option in PROBES["sites"].options.items()} | given
+    return {name: option.default for name, option in SITES.options.items()} | given
 
 
 def share_positive(x):
@@ -123,8 +122,8 @@ def test_a_selection_that_matches_nothing_is_one_line():
 
 def test_a_selection_that_can_not_be_read_is_refused_before_anything_runs():
     with pytest.raises(RequestError, match="expected every:K"):
-        sites.steps(100, settings(select="every:many"))
-    assert sites.steps(100, settings(batch=30)) == 4
+        SITES.check(100, settings(select="every:many"))
+    assert SITES.steps(100, settings(batch=30)) == 4
 
 
 def test_activations_inside_a_fused_kernel_are_said_to_be_unseen():
