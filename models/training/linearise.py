@@ -18,9 +18,10 @@ from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.evaluation import evaluate
 from nlbench.execution.numerics import Machine, resolve_device
+from nlbench.hashing import content_key
 from nlbench.measure import Measure, Result, Value
 from nlbench.options import OptionValue
-from nlbench.plan import content_key, load_measures, make_bench
+from nlbench.plan import load_measures, make_bench
 from nlbench.runner import Progress, Silent
 from nlbench.store.files import is_unused, make_folder
 from nlbench.store.manifest import contents, make_manifest, measure_facts, now

@@ -7,7 +7,6 @@ can hash files without it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
-from nlbench.store.files import write_atomically
+from nlbench.store.files import check_is_file, write_atomically
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["file_hash", "load_weights", "save_weights", "state_hash"]
+__all__ = ["load_weights", "save_weights"]
 
 
 HEADER_LENGTH = struct.Struct("<Q")
@@ -121,62 +120,9 @@ def save_weights(
     write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
 
 
-def file_hash(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be read.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile() as empty:
-    ...     file_hash(empty.name)[:16]
-    'e3b0c44298fc1c14'
-    """
-    path = Path(path)
-    _check_is_file(path)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RequestError(f"can't read {path}: {_reason(error)}") from error
-
-
-def state_hash(model: torch.nn.Module) -> str:
-    """SHA-256 of a model's parameters and buffers, in hexadecimal.
-
-    Names, dtypes, shapes and bytes enter, in the order of the names; the device, the
-    memory layout and the order of registration don't. Buffers that a checkpoint leaves
-    out enter too, since they decide the output as well.
-
-    Examples
-    --------
-    >>> import torch
-    >>> first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    >>> _ = second.load_state_dict(first.state_dict())
-    >>> state_hash(first) == state_hash(second)
-    True
-    """
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _read(path: Path) -> tuple[Any, dict[str, str]]:
     """What is in the file, and the metadata of its header."""
-    _check_is_file(path)
+    check_is_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_LENGTH.size + 1)
@@ -326,21 +272,6 @@ def _with_sorted_header(content: bytes) -> bytes:
     # The format wants tensors aligned to 8 bytes, and spaces to fill up.
     padded = header.encode() + b" " * (-len(header.encode()) % 8)
     return HEADER_LENGTH.pack(len(padded)) + padded + content[end:]
-
-
-def _check_is_file(path: Path) -> None:
-    """Refuse what is no regular file; opening a pipe would wait for ever."""
-    try:
-        if path.is_file():
-            return
-        exists, is_folder = path.exists(), path.is_dir()
-    except OSError as error:
-        raise RequestError(f"can't read {path}: {_reason(error)}") from error
-    if is_folder:
-        raise RequestError(f"can't read {path}: it is a directory, expected a file")
-    if exists:
-        raise RequestError(f"can't read {path}: it is not a regular file")
-    raise RequestError(f"can't read {path}: there is no such file")
 
 
 def _reason(error: Exception) -> str:

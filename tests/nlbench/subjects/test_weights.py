@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.subjects.weights import file_hash, load_weights, save_weights, state_hash
+from nlbench.hashing import file_hash, state_hash
+from nlbench.subjects.weights import load_weights, save_weights
 
 
 def same_state(first, second):
