@@ -237,5 +237,5 @@ def test_a_precision_is_asked_for_recorded_and_part_of_the_key(plugin, tmp_path,
     assert environment["tf32"] == (precision == "tf32")
     assert native.manifest["environment"]["tf32"] is False
     assert native.records[0].key != other.records[0].key
-    same = native["cka"].summary["value"] == pytest.approx(other["r2"].summary["value"], abs=1e-9)
+    same = native["cka"].summary["value"] == pytest.approx(other["cka"].summary["value"], abs=1e-9)
     assert same == (precision == "tf32")  # which no CPU has
