@@ -27,7 +27,7 @@ from nlbench.probes.modules import following
 from .activity import unit_activity
 from .channel_graph import ChannelGraph
 from .nodes import channel_axes
-from .record import ChannelRecorder, Descent
+from .recorder import ChannelRecorder, Descent
 
 __all__ = ["ObservedGraph", "channel_graph", "observe"]
 

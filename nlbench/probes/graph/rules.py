@@ -11,14 +11,18 @@ the result with the values. Normalisation, softmax and maxima keep channels and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_iter
 
-from .calls import Call, Refused, Rule
-from .nodes import compact, distinct, side_by_side, tidied, varies
+from nlbench.errors import Undefined
+
+from .nodes import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
 __all__ = [
     "COMPARISONS",
@@ -27,12 +31,110 @@ __all__ = [
     "MIXING",
     "NUMBERS",
     "RULES",
-    "added_product",
-    "attention",
-    "einsum",
-    "multi_head",
-    "product",
+    "Call",
+    "Refused",
+    "Rule",
 ]
+
+
+class Refused(Exception):
+    """Why a call can't be followed; whoever catches it knows where it is."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operation.
+
+    Parameters
+    ----------
+    name : str
+        Without the underscore of an in-place form.
+    function : callable
+    args, kwargs
+        What it was given.
+    output
+        What it gave.
+    nodes_of : callable
+        From a tensor to its nodes, None for a constant.
+    channel_of : callable
+        From a tensor to the axis that is known to hold its channels, or None.
+    builder : Builder
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any
+    nodes_of: Callable[[Any], Tensor | None]
+    channel_of: Callable[[Tensor], int | None]
+    builder: Builder
+
+    def arg(self, place: int, name: str, default: Any = None) -> Any:
+        """Give an argument that may have been passed by position or by name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def nodes(self, value: Any) -> Tensor:
+        """Give the nodes of a tensor, a constant's being -1."""
+        found = self.nodes_of(value)
+        return torch.full((), -1).expand(tuple(value.shape)) if found is None else found
+
+    @property
+    def first(self) -> Tensor:
+        """Nodes of the first argument."""
+        return self.nodes(self.arg(0, "input"))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output."""
+        return tuple(self.output.shape)
+
+    def is_of_channels(self, tensor: Tensor, axis: int) -> bool:
+        """Tell whether entries along an axis are channels: they differ, or a layer put them there.
+
+        Along any other axis are positions.
+        """
+        axis %= tensor.ndim
+        return axis == self.channel_of(tensor) or differs(self.nodes(tensor), axis)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Give the nodes of a tensor that is expanded to the output's shape.
+
+        A channel that is repeated along its axis is so many channels.
+        """
+        nodes, channel = self.nodes(tensor), self.channel_of(tensor)
+        expanded = nodes.expand(self.shape)
+        if channel is None or nodes.shape[channel] > 1:
+            return expanded
+        after = len(self.shape) - nodes.ndim + channel
+        return self.builder.again(
+            expanded, _along(torch.arange(self.shape[after]), after, expanded)
+        )
+
+    def only(self, *values: Any) -> None:
+        """Refuse if any other argument than these depends on the input."""
+        own = {id(value) for value in values}
+        for value in (*self.args, *self.kwargs.values()):
+            if (
+                isinstance(value, Tensor)
+                and id(value) not in own
+                and self.nodes_of(value) is not None
+            ):
+                raise Refused("its weights depend on the input")
+
+    def fixed(self, values: Any) -> None:
+        """Refuse if what picks or counts entries depends on the input or has no numbers."""
+        for value in tree_iter(values):
+            if isinstance(value, Tensor) and self.nodes_of(value) is not None:
+                raise Refused("which entries it takes depends on the input")
+            if isinstance(value, Tensor) and value.is_meta:
+                raise Undefined(
+                    f"{self.name}: which entries it takes is not there, the model is on device meta"
+                )
+
+
+Rule = Callable[[Call], Any]
+"""From a call to the nodes of its output, one tensor of them for each tensor."""
 
 
 def product(call: Call) -> Tensor:
@@ -141,6 +243,9 @@ def _kept(call: Call) -> Tensor:
 
 
 def _converted(call: Call) -> Tensor:
+    given = call.arg(0, "input")
+    if given.is_floating_point() and not call.output.is_floating_point():
+        raise Refused("it rounds to whole numbers")
     return call.first
 
 
@@ -162,7 +267,62 @@ def _moved(call: Call) -> Any:
 
 
 def _expanded(call: Call) -> Tensor:
-    return tidied(call.first.expand(call.shape))
+    return tidied(call.broadcast(call.arg(0, "input")))
+
+
+def _taken(call: Call, axes: Iterable[int]) -> Tensor:
+    """Entries are picked along axes: one that is taken again is another channel, if they hold any."""
+    given, nodes = call.arg(0, "input"), _moved(call)
+    if not any(call.is_of_channels(given, axis) for axis in axes):
+        return nodes
+    entries = torch.arange(given.numel()).reshape(given.shape)
+    picked = replace(call, nodes_of=lambda value: entries if value is given else None)
+    return call.builder.again(nodes, _times(_moved(picked)))
+
+
+def _selected(call: Call) -> Tensor:
+    """``index_select``, ``take_along_dim``: the axis is named."""
+    named = call.arg(1 if call.name == "index_select" else 2, "dim")
+    return _taken(call, () if named is None else (named,))
+
+
+def _indexed(call: Call) -> Tensor:
+    """``x[...]``: tensors and lists pick, slices and masks take no entry twice."""
+    given, index = call.args
+    parts = index if isinstance(index, tuple) else (index,)
+    parts = tuple(torch.as_tensor(p) if isinstance(p, _PICKS) else p for p in parts)
+    widths = [_width(part) for part in parts]
+    hidden = given.ndim - sum(widths)
+    axes, axis = [], 0
+    for part, width in zip(parts, widths, strict=True):
+        if isinstance(part, Tensor) and part.dtype not in (torch.bool, torch.uint8):
+            axes.append(axis)
+        axis += hidden if part is Ellipsis else width
+    return _taken(call, axes)
+
+
+_PICKS = (Tensor, list, np.ndarray)
+
+
+def _width(part: Any) -> int:
+    """How many axes a part of an index takes."""
+    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.ndim
+    return 0 if part is None or part is Ellipsis or isinstance(part, bool) else 1
+
+
+def _times(numbers: Tensor) -> Tensor:
+    """How often each number came before."""
+    flat = numbers.reshape(-1)
+    ordered, order = flat.sort(stable=True)
+    times = torch.empty_like(flat)
+    times[order] = torch.arange(len(flat)) - torch.searchsorted(ordered, ordered)
+    return times.reshape(numbers.shape)
+
+
+def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
+    """Lay numbers along an axis of a tensor of the same rank."""
+    return numbers.reshape([-1 if a == axis else 1 for a in range(like.ndim)])
 
 
 def _repeated(call: Call) -> Tensor:
@@ -170,29 +330,26 @@ def _repeated(call: Call) -> Tensor:
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
     call.fixed(counts)
-    nodes = call.first
+    given, nodes = call.arg(0, "input"), call.first
     rank = max(len(counts), nodes.ndim)
-    nodes = nodes.reshape((1,) * (rank - nodes.ndim) + tuple(nodes.shape))
+    lead = rank - nodes.ndim
+    nodes = nodes.reshape((1,) * lead + tuple(nodes.shape))
     for axis, count in enumerate([1] * (rank - len(counts)) + [int(count) for count in counts]):
-        if count > 1 and varies(nodes, axis):
-            copies = [call.builder.copied(nodes) for _ in range(count - 1)]
-            nodes = side_by_side([nodes, *copies], axis)
-        elif count != 1:
-            sizes = [1] * rank
-            sizes[axis] = count
-            nodes = tidied(nodes.repeat(sizes))
-    return nodes
+        if count == 1:
+            continue
+        size = nodes.shape[axis]
+        sizes = [count if a == axis else 1 for a in range(rank)]
+        nodes = side_by_side([nodes] * count, axis) if count else nodes.repeat(sizes)
+        if axis >= lead and call.is_of_channels(given, axis - lead):
+            times = torch.arange(size * count) // max(size, 1)
+            nodes = call.builder.again(nodes, _along(times, axis, nodes))
+    return tidied(nodes)
 
 
 def _interleaved(call: Call) -> Tensor:
     """As `_repeated`, each entry beside its copies."""
-    count, axis = call.arg(1, "repeats"), call.arg(2, "dim")
-    nodes = call.first
-    if axis is None or not isinstance(count, int) or not varies(nodes, axis):
-        return tidied(_moved(call))
-    parts = [nodes] + [call.builder.copied(nodes) for _ in range(count - 1)]
-    axis %= nodes.ndim
-    return tidied(torch.stack(parts, axis + 1).flatten(axis, axis + 1))
+    named = call.arg(2, "dim")
+    return _taken(call, range(call.first.ndim) if named is None else (named,))
 
 
 def _shuffled(call: Call) -> Tensor:
@@ -229,8 +386,11 @@ def _positions(axes: int) -> Rule:
         output = call.output
         nodes = call.first
         single = output if isinstance(output, Tensor) else output[0]
-        if any(single.shape[axis] > 1 and varies(nodes, axis) for axis in range(-axes, 0)):
+        mixed = [axis for axis in range(-axes, 0) if varies(nodes, axis)]
+        if any(single.shape[axis] > 1 for axis in mixed):
             raise Refused("it pools over channels, window by window")
+        if mixed and "avg" not in call.name:
+            raise Refused("it takes the largest of several channels")
         made = call.builder.reduced(nodes, range(-axes, 0), keep=True)
         if isinstance(output, Tensor):
             return made.expand(tuple(output.shape))
@@ -252,25 +412,29 @@ def _reduced(call: Call) -> Any:
     if axes is None or axes == ():
         axes = range(nodes.ndim)
     axes = [axes] if isinstance(axes, int) else list(axes)
+    if call.name in _EXTREMES and any(varies(nodes, axis) for axis in axes):
+        raise Refused("it takes the largest or smallest of several channels")
     single = call.output if isinstance(call.output, Tensor) else call.output[0]
     made = call.builder.reduced(nodes, axes, keep=single.ndim == nodes.ndim)
     return made if isinstance(call.output, Tensor) else (made, None)
 
 
+_EXTREMES = frozenset(("amax", "amin", "max", "min"))
+
+
 def _merged(call: Call) -> Tensor:
     """Sums and products; of a constant nothing comes."""
     first, second = call.arg(0, "input"), call.arg(1, "other")
-    one, other = call.nodes_of(first), call.nodes_of(second)
-    if one is None or other is None:
-        alone = other if one is None else one
-        if alone is None:
-            raise Refused("it is not known how it mixes channels")
-        if call.name in _DIVISIONS and alone is (one if call.name == "__rtruediv__" else other):
-            raise Refused("it divides by what depends on the input")
-        return alone.expand(call.shape)
-    if call.name in _DIVISIONS:
+    if call.kwargs.get("rounding_mode") is not None:
+        raise Refused("it rounds to whole numbers")
+    flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
+    if not flowing:
+        raise Refused("it is not known how it mixes channels")
+    divisor = first if call.name == "__rtruediv__" else second
+    if call.name in _DIVISIONS and any(value is divisor for value in flowing):
         raise Refused("it divides by what depends on the input")
-    return call.builder.paired(one, other)
+    branches = [call.broadcast(value) for value in flowing]
+    return branches[0] if len(branches) == 1 else call.builder.paired(*branches)
 
 
 _DIVISIONS = frozenset(
@@ -281,34 +445,42 @@ _DIVISIONS = frozenset(
 def _added_product(call: Call) -> Tensor:
     """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
     summand, one, other = (
-        call.nodes(call.arg(i, name)) for i, name in enumerate(("input", "tensor1", "tensor2"))
+        call.broadcast(call.arg(i, name)) for i, name in enumerate(("input", "tensor1", "tensor2"))
     )
-    return call.builder.paired(summand, call.builder.paired(one, other)).expand(call.shape)
+    return call.builder.paired(summand, call.builder.paired(one, other))
 
 
 def _concatenated(call: Call) -> Tensor:
     """Channels side by side; a constant beside positions of a channel joins that channel."""
     axis = call.arg(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
-    nodes = [call.nodes(t) for t in call.arg(0, "tensors") if t.ndim == call.output.ndim]
+    tensors = [t for t in call.arg(0, "tensors") if t.ndim == call.output.ndim]
+    nodes = [call.nodes(t) for t in tensors]
     size = call.output.shape[axis]
-    if not any(varies(part, axis) for part in nodes):
-        pattern = next(part.narrow(axis, 0, 1) for part in nodes if (part >= 0).any())
-        is_long = any(part.shape[axis] > 1 and (part >= 0).any() for part in nodes)
-        has_channels = len(distinct(pattern)[0]) > 1
-        if (is_long or has_channels) and all(((p == pattern) | (p < 0)).all() for p in nodes):
+    if not any(call.is_of_channels(t, axis) for t in tensors):
+        flowing = [part for part in nodes if (part >= 0).any()]
+        pattern = flowing[0].narrow(axis, 0, 1)
+        is_long = any(part.shape[axis] > 1 for part in flowing)
+        if (is_long or len(flowing) == 1) and all(((p == pattern) | (p < 0)).all() for p in nodes):
             return pattern.expand([size if a == axis else -1 for a in range(pattern.ndim)])
-    seen = torch.empty(0, dtype=torch.int64)
-    for i, part in enumerate(nodes):
-        own, _ = distinct(compact(part))
-        if torch.isin(own[own >= 0], seen).any():
-            nodes[i] = call.builder.copied(part)
-        seen = torch.cat([seen, own])
-    return side_by_side(nodes, axis)
+    return side_by_side(_each_its_own(call.builder, nodes), axis)
 
 
 def _stacked(call: Call) -> Tensor:
-    tensors = list(call.arg(0, "tensors"))
-    return torch.stack([call.nodes(t) for t in tensors], call.arg(1, "dim", 0))
+    """Channels side by side, along an axis of their own."""
+    axis = call.arg(1, "dim", 0) % call.output.ndim
+    nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.arg(0, "tensors")]
+    return side_by_side(_each_its_own(call.builder, nodes), axis)
+
+
+def _each_its_own(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Make copies of the channels of a part that another before it has."""
+    made, seen = [], torch.empty(0, dtype=torch.int64)
+    for part in parts:
+        own, _ = distinct(compact(part))
+        is_again = bool(torch.isin(own[own >= 0], seen).any())
+        made.append(builder.again(part, torch.ones(()).long()) if is_again else part)
+        seen = torch.cat([seen, own])
+    return made
 
 
 def _padded(call: Call) -> Tensor:
@@ -336,7 +508,26 @@ def _assigned(call: Call) -> Tensor:
     target, index, value = call.args
     call.fixed(index)
     nodes = call.nodes(target).clone(memory_format=torch.contiguous_format)
-    nodes[index] = call.nodes(value) if isinstance(value, Tensor) else -1
+    if not isinstance(value, Tensor):
+        nodes[index] = -1
+        return tidied(nodes)
+    new = call.nodes(value)
+    nodes[index] = new
+    inside = torch.zeros(nodes.shape, dtype=torch.bool)
+    inside[index] = True
+    for axis in range(nodes.ndim):
+        if axis != call.channel_of(target) and not differs(nodes, axis):
+            continue
+        places = _along(torch.arange(nodes.shape[axis]), axis, nodes).expand(nodes.shape)
+        kept, put = (
+            nodes[where & (nodes >= 0)] * nodes.shape[axis] + places[where & (nodes >= 0)]
+            for where in (~inside, inside)
+        )
+        # A channel that stays elsewhere along the axis too is there twice.
+        again = put[torch.isin(put // nodes.shape[axis], kept // nodes.shape[axis])]
+        if not torch.isin(again, kept).all():
+            nodes[index] = call.builder.again(new, torch.ones(()).long())
+            break
     return tidied(nodes)
 
 
@@ -395,7 +586,9 @@ RULES: Mapping[str, Rule] = {
     **_named("view reshape flatten ravel unflatten view_as reshape_as", _reshaped),
     **_named("squeeze unsqueeze", _moved),
     **_named("permute transpose t T mT swapaxes swapdims movedim moveaxis H mH", _moved),
-    **_named("__getitem__ select narrow index_select take_along_dim split chunk", _moved),
+    **_named("__getitem__", _indexed),
+    **_named("index_select take_along_dim", _selected),
+    **_named("select narrow split chunk", _moved),
     **_named("tensor_split split_with_sizes unbind roll flip", _moved),
     **_named("expand expand_as broadcast_to", _expanded),
     **_named("repeat tile", _repeated),

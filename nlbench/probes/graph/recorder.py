@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_iter
 from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.probes.modules import Places
 from nlbench.probes.ops import activation_kind
+from nlbench.probes.sites.axis_tracking import Layouts
 
-from .calls import Call, Refused
 from .channel_graph import ChannelGraph
 from .nodes import Builder
-from .rules import COMPARISONS, CONSTANTS, DECISIONS, MIXING, NUMBERS, RULES
+from .rules import COMPARISONS, CONSTANTS, DECISIONS, MIXING, NUMBERS, RULES, Call, Refused
 
 __all__ = ["ChannelRecorder", "Descent", "storage_of"]
 
@@ -123,6 +123,9 @@ class ChannelRecorder(TorchFunctionMode):
         self._places, self._real, self._descent = places, real, descent
         self._builder = Builder()
         self._inputs = {id(tensor): axis for tensor, axis in zip(inputs, axes, strict=True)}
+        self._layouts = Layouts(1)
+        for tensor, axis in zip(inputs, axes, strict=True):
+            self._layouts.begin(tensor, channel=axis if tensor.is_floating_point() else None)
         # Tensors by identity; `_alive` keeps them, so that no identity is used again.
         self._nodes: dict[int, Tensor] = {}
         self._alive: list[Tensor] = list(inputs)
@@ -176,6 +179,7 @@ class ChannelRecorder(TorchFunctionMode):
         if name in CONSTANTS:
             output = func(*args, **kwargs)
             self._descent.forget(output)
+            self._layouts.follow(name, args, kwargs, output)
             return output
         if name in NUMBERS:
             raise self._refusal(name, "what is computed with the numbers it reads is not followed")
@@ -191,7 +195,9 @@ class ChannelRecorder(TorchFunctionMode):
             why = "numbers are computed with its answer, which is not followed"
             self._refuse(made, given, self._refusal(name, why))
         elif made:
-            call = Call(name, func, args, kwargs, output, self._nodes_of, self._builder)
+            self._layouts.follow(name, args, kwargs, output)
+            channel_of = self._layouts.channel
+            call = Call(name, func, args, kwargs, output, self._nodes_of, channel_of, self._builder)
             try:
                 self._follow(call, site, made, given)
             except Refused as error:
