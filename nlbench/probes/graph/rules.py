@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from nlbench.errors import Undefined
+from nlbench.probes.ops import graph_rule
 
 from .nodes import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
@@ -30,11 +31,38 @@ __all__ = [
     "DECISIONS",
     "MIXING",
     "NUMBERS",
-    "RULES",
     "Call",
     "Refused",
-    "Rule",
+    "unit",
 ]
+
+
+CONSTANTS = frozenset(
+    [f"{value}_like" for value in ("zeros", "ones", "full", "empty", "rand", "randn")]
+    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
+)
+"""Operations that take nothing but shape and kind from a tensor."""
+
+COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+"""Operations whose truth values about integers, as token ids, are masks."""
+
+DECISIONS = COMPARISONS | frozenset(
+    ("isnan", "isinf", "isfinite", "all", "any", "logical_and", "logical_or", "logical_not")
+)
+"""Operations whose truth values a network may read; nothing else may come of them."""
+
+NUMBERS = frozenset(
+    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
+) | {"__dlpack__", "untyped_storage", "storage", "data_ptr"}
+"""Functions, as they are called, that hand a tensor's numbers to whatever is not PyTorch."""
+
+MIXING = frozenset(("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "einsum")) | {
+    "embedding",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+}
+"""Operations by which truth values would become numbers that flow, as one-hot tokens do."""
 
 
 class Refused(Exception):
@@ -48,16 +76,20 @@ class Call:
     Parameters
     ----------
     name : str
-        Without the underscore of an in-place form.
+        See `nlbench.probes.ops.qualified_name`.
     function : callable
     args, kwargs
         What it was given.
     output
         What it gave.
+    site : str
+        Name of the call if it is an activation, else empty.
     nodes_of : callable
         From a tensor to its nodes, None for a constant.
     channel_of : callable
         From a tensor to the axis that is known to hold its channels, or None.
+    real : callable
+        From a parameter without numbers to the one that it stands in for.
     builder : Builder
     """
 
@@ -66,8 +98,10 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     output: Any
+    site: str
     nodes_of: Callable[[Any], Tensor | None]
     channel_of: Callable[[Tensor], int | None]
+    real: Callable[[Tensor], Tensor]
     builder: Builder
 
     def arg(self, place: int, name: str, default: Any = None) -> Any:
@@ -133,18 +167,49 @@ class Call:
                 )
 
 
-Rule = Callable[[Call], Any]
-"""From a call to the nodes of its output, one tensor of them for each tensor."""
+def unit(call: Call) -> Tensor:
+    """A unit on each channel: any activation that has no rule of its own."""
+    return call.builder.activated(call.first, call.site, torch.ones(1, dtype=torch.float64))
 
 
+@graph_rule("glu")
+def _gated(call: Call) -> Tensor:
+    half, gate = call.first.chunk(2, call.arg(1, "dim", -1))
+    active = torch.ones(1, dtype=torch.float64)
+    return call.builder.paired(half, call.builder.activated(gate, call.site, active))
+
+
+@graph_rule("prelu")
+def _sloped(call: Call) -> Tensor:
+    """A unit is linear where its slope is 1."""
+    nodes, weight = call.first, call.real(call.arg(1, "weight"))
+    call.only(call.arg(0, "input"))
+    if weight.is_meta:
+        raise Undefined(f"{call.site}: its slopes are not there, the model is on device meta")
+    active = (weight.detach().reshape(-1) != 1).double().cpu()
+    index = None
+    if len(active) > 1:
+        index = torch.arange(len(active)).reshape(-1, *(1,) * (nodes.ndim - 2))
+    return call.builder.activated(nodes, call.site, active, index)
+
+
+@graph_rule("leaky_relu")
+def _leaking(call: Call) -> Tensor:
+    bends = call.arg(1, "negative_slope", 0.01) != 1
+    active = torch.full((1,), float(bends), dtype=torch.float64)
+    return call.builder.activated(call.first, call.site, active)
+
+
+@graph_rule("matmul", "rmatmul", "mm", "bmm")
 def product(call: Call) -> Tensor:
     """Follow a product of two matrices."""
     first, second = call.args[:2]
-    if call.name == "__rmatmul__":
+    if call.name == "rmatmul":
         first, second = second, first
     return _matrix_product(call, first, second)
 
 
+@graph_rule("addmm", "baddbmm")
 def added_product(call: Call) -> Tensor:
     """Follow ``addmm`` and its like: a product added to a tensor."""
     made = _matrix_product(call, call.arg(1, "mat1"), call.arg(2, "mat2"))
@@ -164,6 +229,7 @@ def _matrix_product(call: Call, first: Tensor, second: Tensor) -> Tensor:
     return call.builder.paired(rows, columns)
 
 
+@graph_rule("einsum")
 def einsum(call: Call) -> Tensor:
     """Follow a sum over products of two tensors."""
     operands = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
@@ -198,6 +264,7 @@ def einsum(call: Call) -> Tensor:
     return parts[0] if len(parts) == 1 else call.builder.paired(*parts)
 
 
+@graph_rule("scaled_dot_product_attention")
 def attention(call: Call) -> Tensor:
     """Scaled dot-product attention of (..., tokens, channels) tensors."""
     query, key, value = (call.arg(i, name) for i, name in enumerate(("query", "key", "value")))
@@ -212,6 +279,7 @@ def attention(call: Call) -> Tensor:
     return builder.paired(weights, values).expand(call.shape)
 
 
+@graph_rule("multi_head_attention_forward")
 def multi_head(call: Call) -> tuple[Tensor, Any]:
     """Attention with its projections, of (tokens, batch, channels) tensors."""
     given = [call.arg(i, name) for i, name in enumerate(("query", "key", "value"))]
@@ -235,6 +303,11 @@ def multi_head(call: Call) -> tuple[Tensor, Any]:
     return made, builder.reduced(weights, [0, 1]).expand(tuple(shown.shape))
 
 
+@graph_rule(
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout",
+    "feature_alpha_dropout", "batch_norm", "instance_norm", "layer_norm", "group_norm",
+    "rms_norm", "normalize", "local_response_norm", "softmax", "log_softmax"
+)  # fmt: skip
 def _kept(call: Call) -> Tensor:
     """Entries stay where they are."""
     given = call.arg(0, "input")
@@ -242,6 +315,10 @@ def _kept(call: Call) -> Tensor:
     return call.nodes(given).expand(call.shape)
 
 
+@graph_rule(
+    "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "contiguous",
+    "clone", "detach", "alias", "requires_grad", "data", "real", "neg", "positive"
+)  # fmt: skip
 def _converted(call: Call) -> Tensor:
     given = call.arg(0, "input")
     if given.is_floating_point() and not call.output.is_floating_point():
@@ -249,12 +326,18 @@ def _converted(call: Call) -> Tensor:
     return call.first
 
 
+@graph_rule("view", "reshape", "flatten", "ravel", "unflatten", "view_as", "reshape_as")
 def _reshaped(call: Call) -> Tensor:
     if any(isinstance(value, torch.dtype) for value in (*call.args, *call.kwargs.values())):
         raise Refused("it reads the same memory as another type")
     return tidied(call.first.reshape(call.shape))
 
 
+@graph_rule(
+    "squeeze", "unsqueeze", "permute", "transpose", "t", "T", "mT", "swapaxes", "swapdims",
+    "movedim", "moveaxis", "H", "mH", "select", "narrow", "split", "chunk", "tensor_split",
+    "split_with_sizes", "unbind", "roll", "flip"
+)  # fmt: skip
 def _moved(call: Call) -> Any:
     """Entries move about: do the same to the numbers of their nodes."""
     given, *others = call.args or (call.kwargs["input"],)
@@ -266,12 +349,13 @@ def _moved(call: Call) -> Any:
     return tidied(moved) if isinstance(moved, Tensor) else moved
 
 
+@graph_rule("expand", "expand_as", "broadcast_to")
 def _expanded(call: Call) -> Tensor:
     return tidied(call.broadcast(call.arg(0, "input")))
 
 
 def _taken(call: Call, axes: Iterable[int]) -> Tensor:
-    """Entries are picked along axes: one that is taken again is another channel, if they hold any."""
+    """Entries are picked along axes: of channels, one that is taken again is another one."""
     given, nodes = call.arg(0, "input"), _moved(call)
     if not any(call.is_of_channels(given, axis) for axis in axes):
         return nodes
@@ -280,12 +364,14 @@ def _taken(call: Call, axes: Iterable[int]) -> Tensor:
     return call.builder.again(nodes, _times(_moved(picked)))
 
 
+@graph_rule("index_select", "take_along_dim")
 def _selected(call: Call) -> Tensor:
     """``index_select``, ``take_along_dim``: the axis is named."""
     named = call.arg(1 if call.name == "index_select" else 2, "dim")
     return _taken(call, () if named is None else (named,))
 
 
+@graph_rule("getitem")
 def _indexed(call: Call) -> Tensor:
     """``x[...]``: tensors and lists pick, slices and masks take no entry twice."""
     given, index = call.args
@@ -325,6 +411,7 @@ def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
     return numbers.reshape([-1 if a == axis else 1 for a in range(like.ndim)])
 
 
+@graph_rule("repeat", "tile")
 def _repeated(call: Call) -> Tensor:
     """Positions repeated are one channel still; repeated channels are more channels."""
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
@@ -346,12 +433,14 @@ def _repeated(call: Call) -> Tensor:
     return tidied(nodes)
 
 
+@graph_rule("repeat_interleave")
 def _interleaved(call: Call) -> Tensor:
     """As `_repeated`, each entry beside its copies."""
     named = call.arg(2, "dim")
     return _taken(call, range(call.first.ndim) if named is None else (named,))
 
 
+@graph_rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
 def _shuffled(call: Call) -> Tensor:
     """As `_moved`, for operations that move no integers."""
     # In float64, which holds every number of a node exactly.
@@ -359,51 +448,51 @@ def _shuffled(call: Call) -> Tensor:
     return moved.long()
 
 
+@graph_rule("linear")
 def _linear(call: Call) -> Tensor:
     given = call.arg(0, "input")
     call.only(given)
     return call.builder.dense(call.nodes(given), call.shape[-1])
 
 
-def _convolution(groups_at: int) -> Rule:
-    def rule(call: Call) -> Tensor:
-        given = call.arg(0, "input")
-        call.only(given)
-        groups = int(call.arg(groups_at, "groups", 1))
-        weight = call.arg(1, "weight")
-        nodes = call.nodes(given)
-        if nodes.ndim == weight.ndim:
-            return call.builder.convolved(nodes, groups, call.shape)
-        return call.builder.convolved(nodes[None], groups, (1, *call.shape))[0]
-
-    return rule
+def _in_each_dimension(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}{axes}d" for name in names for axes in (1, 2, 3))
 
 
-def _positions(axes: int) -> Rule:
+@graph_rule(*_in_each_dimension("conv", "conv_transpose"))
+def _convolution(call: Call) -> Tensor:
+    given = call.arg(0, "input")
+    call.only(given)
+    groups = int(call.arg(6, "groups", 1))
+    nodes = call.nodes(given)
+    if nodes.ndim == call.arg(1, "weight").ndim:
+        return call.builder.convolved(nodes, groups, call.shape)
+    return call.builder.convolved(nodes[None], groups, (1, *call.shape))[0]
+
+
+@graph_rule(
+    *_in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
+)
+def _pooled(call: Call) -> Any:
     """Positions along the last axes meet; a second output says where the maxima lie."""
-
-    def rule(call: Call) -> Any:
-        output = call.output
-        nodes = call.first
-        single = output if isinstance(output, Tensor) else output[0]
-        mixed = [axis for axis in range(-axes, 0) if varies(nodes, axis)]
-        if any(single.shape[axis] > 1 for axis in mixed):
-            raise Refused("it pools over channels, window by window")
-        if mixed and "avg" not in call.name:
-            raise Refused("it takes the largest of several channels")
-        made = call.builder.reduced(nodes, range(-axes, 0), keep=True)
-        if isinstance(output, Tensor):
-            return made.expand(tuple(output.shape))
-        return (made.expand(tuple(output[0].shape)), None)
-
-    return rule
+    nodes, axes = call.first, range(-int(call.name[-2]), 0)
+    single = call.output if isinstance(call.output, Tensor) else call.output[0]
+    mixed = [axis for axis in axes if varies(nodes, axis)]
+    if any(single.shape[axis] > 1 for axis in mixed):
+        raise Refused("it pools over channels, window by window")
+    if mixed and "avg" not in call.name:
+        raise Refused("it takes the largest of several channels")
+    made = call.builder.reduced(nodes, axes, keep=True).expand(tuple(single.shape))
+    return made if isinstance(call.output, Tensor) else (made, None)
 
 
+@graph_rule("interpolate", "upsample")
 def _interpolated(call: Call) -> Tensor:
     nodes = call.first
     return call.builder.reduced(nodes, range(2, nodes.ndim), keep=True).expand(call.shape)
 
 
+@graph_rule("mean", "sum", "amax", "amin", "nanmean", "nansum", "max", "min")
 def _reduced(call: Call) -> Any:
     nodes = call.first
     axes = call.kwargs.get("dim", call.kwargs.get("axis", call.args[1] if call.args[1:] else None))
@@ -420,8 +509,13 @@ def _reduced(call: Call) -> Any:
 
 
 _EXTREMES = frozenset(("amax", "amin", "max", "min"))
+_DIVISIONS = ("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide")
 
 
+@graph_rule(
+    "add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply",
+    *_DIVISIONS
+)  # fmt: skip
 def _merged(call: Call) -> Tensor:
     """Sums and products; of a constant nothing comes."""
     first, second = call.arg(0, "input"), call.arg(1, "other")
@@ -430,18 +524,14 @@ def _merged(call: Call) -> Tensor:
     flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
     if not flowing:
         raise Refused("it is not known how it mixes channels")
-    divisor = first if call.name == "__rtruediv__" else second
+    divisor = first if call.name == "rtruediv" else second
     if call.name in _DIVISIONS and any(value is divisor for value in flowing):
         raise Refused("it divides by what depends on the input")
     branches = [call.broadcast(value) for value in flowing]
     return branches[0] if len(branches) == 1 else call.builder.paired(*branches)
 
 
-_DIVISIONS = frozenset(
-    ("div", "__truediv__", "__itruediv__", "__rtruediv__", "divide", "true_divide")
-)
-
-
+@graph_rule("addcmul")
 def _added_product(call: Call) -> Tensor:
     """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
     summand, one, other = (
@@ -450,6 +540,7 @@ def _added_product(call: Call) -> Tensor:
     return call.builder.paired(summand, call.builder.paired(one, other))
 
 
+@graph_rule("cat", "concat", "concatenate")
 def _concatenated(call: Call) -> Tensor:
     """Channels side by side; a constant beside positions of a channel joins that channel."""
     axis = call.arg(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
@@ -465,6 +556,7 @@ def _concatenated(call: Call) -> Tensor:
     return side_by_side(_each_its_own(call.builder, nodes), axis)
 
 
+@graph_rule("stack")
 def _stacked(call: Call) -> Tensor:
     """Channels side by side, along an axis of their own."""
     axis = call.arg(1, "dim", 0) % call.output.ndim
@@ -483,6 +575,7 @@ def _each_its_own(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
     return made
 
 
+@graph_rule("pad")
 def _padded(call: Call) -> Tensor:
     """Edges of positions belong to the channel; channels added are constant."""
     nodes = call.first
@@ -503,6 +596,7 @@ def _padded(call: Call) -> Tensor:
     return nodes
 
 
+@graph_rule("setitem")
 def _assigned(call: Call) -> Tensor:
     """``x[index] = value``: the numbers are assigned likewise."""
     target, index, value = call.args
@@ -531,89 +625,16 @@ def _assigned(call: Call) -> Tensor:
     return tidied(nodes)
 
 
+@graph_rule("embedding")
 def _embedded(call: Call) -> Tensor:
     index, weight = call.arg(0, "input"), call.arg(1, "weight")
     call.only(index)
     return call.builder.dense(call.nodes(index)[..., None], int(weight.shape[1]))
 
 
+@graph_rule("masked_fill")
 def _masked(call: Call) -> Tensor:
     given, mask, value = call.args[0], call.arg(1, "mask"), call.arg(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
         raise Refused("what it puts in depends on the input")
     return call.nodes(given).expand(call.shape)
-
-
-def _named(names: str, rule: Rule) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
-def _of_axes(names: Sequence[str], rule: Callable[[int], Rule]) -> dict[str, Rule]:
-    return {f"{name}{axes}d": rule(axes) for name in names for axes in (1, 2, 3)}
-
-
-CONSTANTS = frozenset(
-    [f"{value}_like" for value in ("zeros", "ones", "full", "empty", "rand", "randn")]
-    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
-)
-"""Operations that take nothing but shape and kind from a tensor."""
-
-COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-"""Operations whose truth values about integers, as token ids, are masks."""
-
-DECISIONS = COMPARISONS | frozenset(
-    ("isnan", "isinf", "isfinite", "all", "any", "logical_and", "logical_or", "logical_not")
-)
-"""Operations whose truth values a network may read; nothing else may come of them."""
-
-NUMBERS = frozenset(
-    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
-) | {"__dlpack__", "untyped_storage", "storage", "data_ptr"}
-"""Operations that hand a tensor's numbers to whatever is not PyTorch."""
-
-MIXING = frozenset(
-    ("linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum")
-) | {"embedding", "conv1d", "conv2d", "conv3d"}
-"""Operations by which truth values would become numbers that flow, as one-hot tokens do."""
-
-RULES: Mapping[str, Rule] = {
-    **_named("to float double half bfloat16 type type_as cpu cuda contiguous clone", _converted),
-    **_named("detach alias requires_grad data real neg __neg__ positive", _converted),
-    **_named("dropout dropout1d", _kept),
-    **_named("dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout", _kept),
-    **_named("batch_norm instance_norm layer_norm group_norm rms_norm normalize", _kept),
-    **_named("local_response_norm softmax log_softmax", _kept),
-    **_named("view reshape flatten ravel unflatten view_as reshape_as", _reshaped),
-    **_named("squeeze unsqueeze", _moved),
-    **_named("permute transpose t T mT swapaxes swapdims movedim moveaxis H mH", _moved),
-    **_named("__getitem__", _indexed),
-    **_named("index_select take_along_dim", _selected),
-    **_named("select narrow split chunk", _moved),
-    **_named("tensor_split split_with_sizes unbind roll flip", _moved),
-    **_named("expand expand_as broadcast_to", _expanded),
-    **_named("repeat tile", _repeated),
-    **_named("repeat_interleave", _interleaved),
-    **_named("pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle", _shuffled),
-    **_named("linear", _linear),
-    **_of_axes(["conv"], lambda axes: _convolution(6)),
-    **_of_axes(["conv_transpose"], lambda axes: _convolution(6)),
-    **_of_axes(["max_pool", "avg_pool", "lp_pool"], _positions),
-    **_of_axes(["adaptive_avg_pool", "adaptive_max_pool"], _positions),
-    **_named("interpolate upsample", _interpolated),
-    **_named("mean sum amax amin nanmean nansum max min", _reduced),
-    **_named("add __add__ __radd__ __iadd__ sub __sub__ __rsub__ __isub__ rsub", _merged),
-    **_named("subtract mul __mul__ __rmul__ __imul__ multiply div __truediv__", _merged),
-    **_named("__itruediv__ __rtruediv__ divide true_divide", _merged),
-    **_named("matmul __matmul__ __rmatmul__ mm bmm", product),
-    **_named("addmm baddbmm", added_product),
-    **_named("addcmul", _added_product),
-    **_named("einsum", einsum),
-    **_named("scaled_dot_product_attention", attention),
-    **_named("multi_head_attention_forward", multi_head),
-    **_named("cat concat concatenate", _concatenated),
-    **_named("stack", _stacked),
-    **_named("pad", _padded),
-    **_named("__setitem__", _assigned),
-    **_named("embedding", _embedded),
-    **_named("masked_fill", _masked),
-}
