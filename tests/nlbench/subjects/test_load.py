@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError
-from nlbench.hashing import tensor_hash
+from nlbench.hashing import state_hash, tensor_hash
 from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, Sample, dataset
@@ -292,3 +292,61 @@ def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeyp
         values.append((outcome.result.summary, outcome.result.n))
     assert values[0] == values[1]
     assert values[0][1] == 1300
+
+
+class Lazy(nn.Sequential):
+    """Knows its inputs' shape only once it has seen some."""
+
+    def __init__(self, num_classes=3):
+        super().__init__(
+            nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(),
+            nn.LazyLinear(num_classes),
+        )  # fmt: skip
+
+
+def test_a_lazy_network_gets_its_weights_from_the_seed_in_training_mode(plugins):
+    plugins["models", "lazy"] = Lazy
+    data = data_of((1, 6, 6))
+    state = torch.random.get_rng_state()
+    first, again, other = (build_model("lazy", data, seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert first[4].weight.shape == (3, 4 * 16)
+    assert state_hash(first) == state_hash(again) != state_hash(other)
+    assert first.training
+    assert first[1].training
+    assert int(first[1].num_batches_tracked) == 0
+
+
+def test_a_lazy_network_is_loaded_and_can_be_trained(plugins, tmp_path):
+    plugins["models", "lazy"] = Lazy
+    plugins["datasets", "tiny"] = lambda: data_of((1, 6, 6), count=12)
+    saved = build_model("lazy", data_of((1, 6, 6)), 3)
+    save_weights(tmp_path / "lazy.safetensors", saved, {})
+    spec = SubjectSpec("lazy", str(tmp_path / "lazy.safetensors"), "tiny", samples=None)
+    assert load_subject(spec, CPU).facts["weights_hash"] == state_hash(saved)
+    from nlbench.models.training.train import TrainingRequest, run_training
+
+    request = TrainingRequest("lazy", "tiny", "vanilla", changes={"epochs": 1}, device="cpu")
+    assert run_training(request, tmp_path / "trained.safetensors").epochs == 1
+
+
+class Counting(nn.Module):
+    """Counts the samples that it was run on."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += len(x)
+        return x.flatten(1)[:, :3] * self.weight
+
+
+def test_loading_a_subject_runs_nothing(plugins):
+    plugins["models", "counting"] = Counting
+    plugins["datasets", "flat"] = lambda: data_of((1, 4, 4), count=300)
+    subject = load_subject(SubjectSpec("counting", "init", "flat", samples=None), CPU)
+    assert subject.model.seen == 0
+    assert "accuracy" not in subject.facts
+    assert subject.facts["samples"] == 300
