@@ -271,9 +271,9 @@ class Run:
 
 def _rows(record: Record) -> Iterable[tuple[object, ...]]:
     identity, result = record.identity, record.result
-    whole = Value("", result.summary, result.n, result.status, result.reason)
+    whole = Value("", result.summary, result.n, result.status, result.reason, result.parts)
     for value in (whole, *result.values):
-        numbers = value.statistics or {"value": math.nan}
+        numbers = value.numbers or {"value": math.nan}
         for statistic, number in numbers.items():
             yield (*identity, value.place, statistic, number, value.n, value.status, value.reason)
 

@@ -7,8 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.errors import RequestError, Undefined
-from nlbench.measure import ENOUGH_PLACES, Measure, Result, Value, site_measure, summarize
+from nlbench.errors import PluginError, RequestError, Undefined
+from nlbench.measure import (
+    ENOUGH_PLACES,
+    Accumulator,
+    Measure,
+    PooledMeasure,
+    Result,
+    Value,
+    site_measure,
+    summarize,
+)
 from nlbench.options import Option
 from nlbench.probes.sites.sites import Site, SiteBatch
 
@@ -166,3 +175,73 @@ def test_a_class_is_named_after_itself_unless_it_says_otherwise():
         name = "another"
 
     assert (Jump.name, Other.name) == ("jump", "another")
+
+
+def test_parts_are_kept_as_they_are_and_spelled_for_tables():
+    parts = {"segment": [np.float32(1), torch.tensor(2.0)], "site": {"a/relu": 3}}
+    value = Value("path0", {"value": 3}, parts=parts)
+    assert value.parts == {"segment": (1.0, 2.0), "site": {"a/relu": 3.0}}
+    assert value.numbers == {"value": 3.0, "segment0": 1.0, "segment1": 2.0, "site:a/relu": 3.0}
+    assert Result({"value": 3}, parts=parts).numbers == value.numbers
+
+
+def test_a_part_that_is_not_finite_fails_the_place():
+    assert Result.of([Value("a", {"value": 1.0}, parts={"p": [math.nan]})]).status == "failed"
+
+
+class Largest(Accumulator):
+    def __init__(self):
+        self.largest = -math.inf
+
+    def add(self, x, y):
+        if len(x) == 3:
+            raise Undefined("three samples")
+        self.largest = max(self.largest, float((y - x).max()))
+
+    def statistics(self):
+        if self.largest == -math.inf:
+            raise Undefined("no samples")
+        return {"value": self.largest}
+
+
+class Peaks(PooledMeasure):
+    """Largest change."""
+
+    def accumulator(self):
+        return Largest()
+
+
+def test_a_pooled_measure_gives_one_number_of_all_batches_of_a_site():
+    xs = [torch.randn(8, 3) for _ in range(4)]
+    result = read(Peaks(), [observation("a", x, x.relu(), i) for i, x in enumerate(xs)])
+    (value,) = result.values
+    assert value.statistics == {"value": max((x.relu() - x).max().item() for x in xs)}
+    assert (value.n, value.status, value.reason) == (32, "ok", "")
+
+
+def test_a_pooled_measure_lists_a_site_that_has_no_value_with_the_reason():
+    x, few = torch.randn(8, 3), torch.randn(3, 3)
+    result = read(Peaks(), [observation("a", x, x.relu()), observation("b", few, few)])
+    assert [(v.status, v.reason) for v in result.values] == [
+        ("ok", ""),
+        ("undefined", "three samples"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returned", "mend"),
+    [
+        (None, "returned None, expected one number; end it with `return`"),
+        (torch.zeros(8), "a Tensor of 8 numbers, expected one number; return its mean()"),
+        (np.zeros(3), "a ndarray of 3 numbers, expected one number; return its mean()"),
+        ("text", "returned a str, expected one number"),
+    ],
+)
+def test_a_function_that_returns_no_number_is_told_what_to_return(returned, mend):
+    @site_measure()
+    def wrong(x, y):
+        return returned
+
+    with pytest.raises(PluginError) as error:
+        read(wrong(), [observation("a", torch.zeros(8, 2), torch.zeros(8, 2))])
+    assert mend in str(error.value)
