@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
-from nlbench.store.files import check_is_file
+from nlbench.files import check_is_file
 
 if TYPE_CHECKING:
     import torch

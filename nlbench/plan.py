@@ -17,13 +17,13 @@ from typing import Any, get_args
 
 from nlbench import registry
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
+from nlbench.files import write_atomically
 from nlbench.hashing import content_key
 from nlbench.measure import Measure, MoreMeans, Source
 from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import PRECISIONS, Request, Settings
-from nlbench.store.files import write_atomically
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.load import SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import tomli_w
 
 from nlbench.errors import RequestError, nearest, shown
+from nlbench.files import read_text, write_atomically
 from nlbench.options import OptionValue, parse_number
-from nlbench.store.files import read_text, write_atomically
 
 __all__ = [
     "EXECUTORS",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
-from nlbench.store.files import check_is_file, write_atomically
+from nlbench.files import check_is_file, write_atomically
 
 if TYPE_CHECKING:
     import torch
