@@ -88,7 +88,7 @@ def evaluate(
     loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
     classes = [m for m in measures if not isinstance(m, str)]
     for measure in classes:
-        checked = checked_measure(measure, getattr(measure, "name", repr(measure)))
+        checked = checked_measure(measure)
         if loaded.setdefault(checked.name, checked) is not checked:
             raise RequestError(
                 f"two measures are called '{checked.name}', of {loaded[checked.name].__module__} "
