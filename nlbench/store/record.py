@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError
+from nlbench.files import is_unused, locked, make_folder, write_atomically
 from nlbench.measure import Result, Value
-
-from .files import is_unused, locked, make_folder, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
