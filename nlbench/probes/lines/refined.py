@@ -292,9 +292,14 @@ class _Group:
                 at, unit = bits_of(twice)
                 if len(at):
                     value = (flat[at, unit] - kink).abs()[:, None]
+                    # A single value tells less than three: units near a boundary lie close.
                     new.add(
-                        at + row, self._places[step.output], number, unit, value.expand(-1, 2),
-                        _ALIKE * noise[at, 0],
+                        at + row,
+                        self._places[step.output],
+                        number,
+                        unit,
+                        value.expand(-1, 2),
+                        noise[at, 0],
                     )
                 between.setdefault(key, []).append(middle)
                 if second:
@@ -475,8 +480,8 @@ class _Group:
 def _sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
     """Tell which of (P, U) units are above a kink and which below, packed; and the noise (P, 1)."""
     if flat.shape[1]:
-        low, high = torch.aminmax(flat, dim=1, keepdim=True)
-        size = torch.maximum(-low, high).clamp(min=abs(kink))
+        # Both apart are 20 times as fast as `aminmax` on a CPU.
+        size = torch.maximum(flat.amax(1, True), -flat.amin(1, True)).clamp(min=abs(kink))
     else:
         size = flat.new_zeros(len(flat), 1)
     noise = ROUNDING[flat.dtype] * size
@@ -789,7 +794,7 @@ def _estimate(
             state.values, state.steps_counted = group.values[i], group.steps
             if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):
                 continue
-            met = state.crossings.error <= tolerance * state.crossings.total
+            met = state.crossings.error <= SURE * tolerance * state.crossings.total
             if group.steps < LEAST or not (met or full):
                 going.append(i)
         if not going or full:
@@ -883,6 +888,6 @@ def _result(estimator: _Estimator, state: _State, tolerance: float) -> SegmentEs
         undecided=crossings.undecided,
         evaluations=steps + 1 + PROBES + state.wasted,
         tolerance=tolerance,
-        converged=is_close and crossings.error <= tolerance * crossings.total,
+        converged=is_close and crossings.error <= SURE * tolerance * crossings.total,
         precision=torch.finfo(estimator.dtype).eps,
     )
