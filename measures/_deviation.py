@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nlbench.probes.lines.lines import SegmentTrace
-from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.lines import SegmentEstimate
 
 __all__ = ["Deviation", "deviation_of"]
 
@@ -46,7 +46,7 @@ class Deviation:
         )
 
 
-def deviation_of(trace: SegmentTrace | SmoothTrace) -> Deviation:
+def deviation_of(trace: SegmentTrace | SegmentEstimate) -> Deviation:
     """Integrate the distance between a network and the chord of a segment, by its sign.
 
     Exact on a traced segment: the distance is affine between breakpoints, so a region's
@@ -55,7 +55,7 @@ def deviation_of(trace: SegmentTrace | SmoothTrace) -> Deviation:
 
     Parameters
     ----------
-    trace : SegmentTrace or SmoothTrace
+    trace : SegmentTrace or SegmentEstimate
         With k logits.
 
     Examples
@@ -66,7 +66,7 @@ def deviation_of(trace: SegmentTrace | SmoothTrace) -> Deviation:
     >>> float(found.above), float(found.below), float(found.variation)
     (0.0, 0.5, 1.0)
     """
-    if isinstance(trace, SmoothTrace):
+    if isinstance(trace, SegmentEstimate):
         length = trace.length
         return Deviation(length * trace.above, length * trace.below, trace.variation)
     t, f = trace.t[:, None], trace.values

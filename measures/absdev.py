@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nlbench.measure import Measure, Result, Value
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
-from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.lines import SegmentEstimate
 
 from ._deviation import Deviation, deviation_of
 from ._paths import Method, with_means
@@ -19,7 +19,7 @@ from ._sources import traced_regions
 __all__ = ["AbsoluteDeviation", "absolute_deviation"]
 
 
-def absolute_deviation(trace: SegmentTrace | SmoothTrace) -> Tensor:
+def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     r"""Integrate the distance between a network and the chord of a segment.
 
     For each logit j, ``length`` :math:`\int_0^1 |f_j(t) - g_j(t)| dt` with
@@ -28,7 +28,7 @@ def absolute_deviation(trace: SegmentTrace | SmoothTrace) -> Tensor:
 
     Parameters
     ----------
-    trace : SegmentTrace or SmoothTrace
+    trace : SegmentTrace or SegmentEstimate
         With k logits.
 
     Returns
@@ -61,11 +61,11 @@ class _Sum:
     error: Tensor
 
     @classmethod
-    def of(cls, trace: SegmentTrace | SmoothTrace) -> _Sum:
+    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Sum:
         found = deviation_of(trace)
         found = Deviation(found.above.cpu(), found.below.cpu(), found.variation.cpu())
         error = torch.zeros_like(found.above)
-        if isinstance(trace, SmoothTrace):
+        if isinstance(trace, SegmentEstimate):
             error = trace.length * trace.error
         return cls(found, (_norm(found.total),), trace.length, error)
 

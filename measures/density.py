@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Value
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, slope_changes
-from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.lines import SegmentEstimate
 
 from ._paths import Method, with_means
 from ._sources import traced_regions
@@ -102,7 +102,7 @@ class Density(Measure):
         nlbench.Undefined
             If the network has no breakpoints; the operation is the reason.
         """
-        if isinstance(observation.trace, SmoothTrace):
+        if isinstance(observation.trace, SegmentEstimate):
             raise Undefined(observation.trace.refused or "the network is not piecewise affine")
         new, old = _Tally.of(observation.trace), self._tallies.get(observation.place)
         self._tallies[observation.place] = new if old is None else old + new

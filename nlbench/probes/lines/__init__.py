@@ -13,17 +13,28 @@ from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, St
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .estimate import SegmentEstimate
     from .lines import trace_segment, trace_segments
+    from .refined import estimate_segment
     from .trace import SegmentTrace
 
-__all__ = ["LINES", "Lines", "SegmentTrace", "is_channels_last", "trace_segment", "trace_segments"]
+__all__ = [
+    "LINES",
+    "Lines",
+    "SegmentEstimate",
+    "SegmentTrace",
+    "estimate_segment",
+    "is_channels_last",
+    "trace_segment",
+    "trace_segments",
+]
 
 
 class Lines(Probe):
     """The probe `lines`."""
 
     name = "lines"
-    description = "the network restricted to straight segments of input space, exactly"
+    description = "the network restricted to straight segments of input space"
     options: ClassVar[Mapping[str, Option]] = {
         "paths": Option(
             "closed",
@@ -38,13 +49,22 @@ class Lines(Probe):
             0, "decides open and random paths, the same for all models", minimum=0, maximum=2**53
         ),
         "method": Option(
-            "exact",
-            "exact: all breakpoints, layer by layer; adaptive: from one to the next; "
-            "sampling: activation patterns at uniform steps",
-            choices=("exact", "adaptive", "sampling"),
+            "auto",
+            "auto: exact within the budget, else refined; exact: all breakpoints, layer by layer; "
+            "refined: estimates from activation patterns on nested grids, with their error; "
+            "adaptive: from one breakpoint to the next; sampling: patterns at uniform steps",
+            choices=("auto", "exact", "refined", "adaptive", "sampling"),
+        ),
+        "budget": Option(
+            1000,
+            "of auto: forward passes a segment that an exact trace may take",
+            minimum=0,
+            maximum=1e12,
         ),
         "dtype": Option(
-            "float64", "what the network is computed in", choices=("float64", "float32")
+            "auto",
+            "what the network is computed in; auto: float64, estimates float32 where that does",
+            choices=("auto", "float64", "float32"),
         ),
         "sensitivity": Option(
             1e-6,
@@ -54,13 +74,13 @@ class Lines(Probe):
         ),
         "resolution": Option(1000, "of sampling: steps a segment", minimum=1, maximum=1e9),
         "tolerance": Option(
-            1e-5,
-            "relative error allowed a network that is not piecewise affine (quadrature)",
+            1e-3,
+            "relative error wanted of estimates, and where the network is not piecewise affine",
             minimum=1e-10,
             maximum=0.1,
         ),
         "evaluations": Option(
-            4096, "most evaluations a segment for such a network", minimum=64, maximum=1e7
+            4096, "most evaluations a segment for such estimates", minimum=64, maximum=1e7
         ),
     }
 
@@ -118,7 +138,13 @@ def is_channels_last(images: Tensor) -> bool:
     return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]
 
 
-_HOMES = {"SegmentTrace": "trace", "trace_segment": "lines", "trace_segments": "lines"}
+_HOMES = {
+    "SegmentEstimate": "estimate",
+    "SegmentTrace": "trace",
+    "estimate_segment": "refined",
+    "trace_segment": "lines",
+    "trace_segments": "lines",
+}
 
 
 def __getattr__(name: str) -> Any:
