@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nlbench import lazy_exports
 from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
@@ -13,8 +13,8 @@ from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, St
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .estimate import SegmentEstimate
-    from .lines import trace_segment, trace_segments
+    from .estimate import SegmentEstimate, chord_parts
+    from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
     from .refined import estimate_segment
     from .trace import SegmentTrace
 
@@ -23,8 +23,11 @@ __all__ = [
     "Lines",
     "SegmentEstimate",
     "SegmentTrace",
+    "TracedSegment",
+    "chord_parts",
     "estimate_segment",
     "is_channels_last",
+    "observe_paths",
     "trace_segment",
     "trace_segments",
 ]
@@ -131,6 +134,7 @@ class Lines(Probe):
 
 
 LINES = Lines()
+"""The network restricted to straight segments of input space, exactly."""
 
 
 def is_channels_last(images: Tensor) -> bool:
@@ -138,17 +142,17 @@ def is_channels_last(images: Tensor) -> bool:
     return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]
 
 
-_HOMES = {
-    "SegmentEstimate": "estimate",
-    "SegmentTrace": "trace",
-    "estimate_segment": "refined",
-    "trace_segment": "lines",
-    "trace_segments": "lines",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Planning a run reads the options above without PyTorch.
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+# Planning a run reads the options above without PyTorch.
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "SegmentEstimate": "estimate",
+        "SegmentTrace": "trace",
+        "TracedSegment": "lines",
+        "chord_parts": "estimate",
+        "estimate_segment": "refined",
+        "observe_paths": "lines",
+        "trace_segment": "lines",
+        "trace_segments": "lines",
+    },
+)

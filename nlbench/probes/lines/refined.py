@@ -27,10 +27,9 @@ from nlbench.probes.model_state import tensors_of
 from .estimate import ChordParts, SegmentEstimate, chord_parts
 from .patterns import (
     ROUNDING,
-    Kinks,
     Leaders,
-    Piecewise,
     Pieces,
+    Piecewise,
     bits_of,
     ones,
     packed,
@@ -174,8 +173,7 @@ class _Group:
         self._coincident = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
         self._places = {
-            step.output: i
-            for i, step in enumerate(s for s in piecewise.program.steps if s.site)
+            step.output: i for i, step in enumerate(s for s in piecewise.program.steps if s.site)
         }
 
     def __len__(self) -> int:
@@ -247,9 +245,7 @@ class _Group:
                 a[:, i] |= unknown & a[:, i - 1]
                 b[:, i] |= unknown & b[:, i - 1]
         self._coincident += (met - 1).clamp(min=0).sum(1)
-        self._leads = {
-            key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()
-        }
+        self._leads = {key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()}
         self._switches.append(self._switched(found, FIRST))
 
     def halve(self) -> None:
@@ -291,7 +287,9 @@ class _Group:
                     opposite = _crossed(left, right)
                     resting = flat[at, unit] == kink
                     is_opposite = _set(opposite, at, unit)
-                    met.index_add_(0, at[resting & is_opposite] + row, _like(at, resting & is_opposite))
+                    met.index_add_(
+                        0, at[resting & is_opposite] + row, _like(at, resting & is_opposite)
+                    )
                     doubtful = ~resting & ~is_opposite
                     self.undecided.index_add_(0, s[at[doubtful]], _like(at, doubtful))
                 above |= unknown & left[0]
@@ -322,9 +320,7 @@ class _Group:
         outputs = []
         for part in torch.split(torch.arange(len(owner)), self._chunk):
             row = int(part[0])
-            outputs.append(
-                self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch)
-            )
+            outputs.append(self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch))
         self.values = _interleaved(self.values, torch.cat(outputs).reshape(count, steps, -1))
         for key, parts in between.items():
             sides = self._sides[key]
@@ -662,9 +658,7 @@ class _Deviation:
             _extrapolated(finest.below, finer.below),
             finest.variation,
         )
-        before = _extrapolated(finer.above, coarse.above) + _extrapolated(
-            finer.below, coarse.below
-        )
+        before = _extrapolated(finer.above, coarse.above) + _extrapolated(finer.below, coarse.below)
         total = parts.above + parts.below
         # At least what the extrapolation has changed: kinks spoil its order now and then.
         error = torch.maximum((total - before).abs(), (total - finest.above - finest.below).abs())
@@ -1001,7 +995,10 @@ def _leaves(
     deviation = _Deviation.of(state.values, None).total
     lost = float(torch.linalg.vector_norm(rounding))
     allowed = SURE * tolerance * state.crossings.total
-    if state.crossings.undecided + 2 * LOST > allowed or lost > tolerance * float(torch.linalg.vector_norm(deviation)) / 2:
+    if (
+        state.crossings.undecided + 2 * LOST > allowed
+        or lost > tolerance * float(torch.linalg.vector_norm(deviation)) / 2
+    ):
         state.is_rough, state.wasted = True, TOLD + 1
     return state.is_rough
 
