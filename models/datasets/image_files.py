@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -14,12 +15,16 @@ from torch.utils.data import Dataset as TorchDataset
 from torchvision.transforms import InterpolationMode, functional
 
 from nlbench.errors import RequestError
+from nlbench.files import check_is_file
 from nlbench.subjects.data import Preprocessing
 
 __all__ = ["ImageFiles", "read_image"]
 
 
 Files = list[tuple[str, int]]
+
+LARGEST = 2**30
+"""Bytes that an image file may have."""
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):
@@ -79,6 +84,8 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     nlbench.RequestError
         If it can't be read, or its numbers have no largest value that would be white.
     """
+    # A pipe would be waited for, and a device read, for ever.
+    check_is_file(Path(path), LARGEST)
     try:
         with Image.open(path) as file:
             image = _coloured(file)

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError
+from nlbench.errors import NlbenchError, shown
 from nlbench.models.training.linearize_command import linearize
 from nlbench.models.training.train_command import train
 
@@ -96,6 +96,13 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
         status = INTERRUPTED
+    except OSError as error:
+        # What the system says against a file; where nobody foresaw it, it is still no defect.
+        if os.environ.get("NLBENCH_TRACEBACK"):
+            raise
+        where = f"{shown(error.filename)}: " if error.filename else ""
+        note(f"{where}{error.strerror or error}")
+        status = 2
     except Exception as error:
         # A defect of nlbench or of a plugin, or nowhere to print to. The traceback is for
         # whoever mends it.
