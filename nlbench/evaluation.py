@@ -23,7 +23,7 @@ from nlbench.plan import (
     load_probe,
     make_bench,
 )
-from nlbench.runner import Progress, Silent
+from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import contents, make_manifest, measure_facts
 from nlbench.store.record import Run
 from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
@@ -80,12 +80,12 @@ def evaluate(
     >>> [result.result.status for result in run.records]
     ['ok', 'ok']
     """
-    progress = progress or Silent()
+    monitor = Monitor(progress)
     _check_model(model)
     if isinstance(measures, str):
         measures = [part.strip() for part in measures.split(",")]
     names = [measure for measure in measures if isinstance(measure, str)]
-    loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
+    loaded = {m.name: m for m in load_measures(names, monitor.warn)} if names else {}
     classes = [m for m in measures if not isinstance(m, str)]
     for measure in classes:
         checked = checked_measure(measure, getattr(measure, "name", repr(measure)))
@@ -135,9 +135,9 @@ def evaluate(
     machine = Machine.at(device)
     length = len(given) if stream is None else stream.known_length or len(given)
     steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
-    progress.begin(sum(steps))
+    monitor.begin(sum(steps))
     with exact_arithmetic():
-        records = list(records_of(subject, bench, machine, progress, key_of))
+        records = list(records_of(subject, bench, machine, monitor, key_of))
     if stream is not None and stream.error is not None:
         raise stream.error
     # Only now are the samples of a stream known, and with them what decided the numbers.
