@@ -5,11 +5,13 @@ Importing this package is quick; PyTorch is imported when something needs it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nlbench.citation import Source
     from nlbench.errors import (
         NlbenchError,
         NotFinite,
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
         UnsupportedOperation,
     )
     from nlbench.evaluation import evaluate
-    from nlbench.measure import Measure, Result, Source, Value, site_measure
+    from nlbench.measure import Accumulator, Measure, PooledMeasure, Result, Value, site_measure
     from nlbench.options import Option
     from nlbench.plan import Request
     from nlbench.probes.ops import register_op
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
     from nlbench.subjects.data import Dataset
 
 __all__ = [
+    "Accumulator",
     "Dataset",
     "Measure",
     "NlbenchError",
     "NotFinite",
     "Option",
     "PluginError",
+    "PooledMeasure",
     "Request",
     "RequestError",
     "Result",
@@ -56,18 +60,20 @@ __all__ = [
 __path__ = extend_path(__path__, __name__)
 
 _HOMES = {
+    "Accumulator": "measure",
     "Dataset": "subjects.data",
     "Measure": "measure",
     "NlbenchError": "errors",
     "NotFinite": "errors",
     "Option": "options",
     "PluginError": "errors",
+    "PooledMeasure": "measure",
     "Result": "measure",
     "Request": "request",
     "RequestError": "errors",
     "Run": "store.record",
     "Signature": "signature",
-    "Source": "measure",
+    "Source": "citation",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",
@@ -79,7 +85,27 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"nlbench.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'nlbench' has no attribute '{name}'")
+def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Make a package's ``__getattr__`` that imports a name's module when it is asked for.
+
+    Parameters
+    ----------
+    package : str
+    homes : mapping of str to str
+        From names to the modules of the package that define them.
+
+    Examples
+    --------
+    >>> lazy_exports("nlbench", {"Option": "options"})("Option").__name__
+    'Option'
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return find
+
+
+__getattr__ = lazy_exports(__name__, _HOMES)

@@ -66,7 +66,7 @@ class NotFinite(NlbenchError, ValueError):
     """NaN or an infinity where a finite number was expected."""
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Say which valid name was probably meant.
 
     Parameters
@@ -75,6 +75,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
         What was given.
     names : iterable of str
         What is valid.
+    prefix : str
+        What stands before a name that is suggested, such as its family's ``torchvision/``.
 
     Returns
     -------
@@ -87,10 +89,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     "; did you mean 'affinity'?"
     """
     valid = sorted(names)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    # Comparing takes the product of both lengths; nobody means a name by a page of text.
+    close = difflib.get_close_matches(name[:200], valid, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean '{close[0]}'?"
+        return f"; did you mean '{prefix}{close[0]}'?"
     if valid:
-        shown = ", ".join(valid[:12]) + (", …" if len(valid) > 12 else "")
+        shown = ", ".join(prefix + one for one in valid[:12]) + (", …" if len(valid) > 12 else "")
         return f"; there are: {shown}"
     return "; there are none"

@@ -5,7 +5,6 @@ PyTorch is imported only by the plugins that a request names, and by nothing her
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -18,12 +17,13 @@ from typing import Any, get_args
 
 from nlbench import registry
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
+from nlbench.files import write_atomically
+from nlbench.hashing import content_key
 from nlbench.measure import Measure, MoreMeans, Source
 from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import PRECISIONS, Request, Settings
-from nlbench.store.files import write_atomically
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.load import SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
@@ -39,7 +39,6 @@ __all__ = [
     "Target",
     "Wanted",
     "checked_measure",
-    "content_key",
     "keep_plan",
     "kept_plan",
     "load_measures",
@@ -195,18 +194,6 @@ _DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "options": (_are_options, "a mapping of names to nlbench.Option"),
     "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a text"),
 }
-
-
-def content_key(content: Mapping[str, Any]) -> str:
-    """Hash of everything that decides a cell's numbers.
-
-    Examples
-    --------
-    >>> content_key({"a": 1, "b": 2}) == content_key({"b": 2, "a": 1})
-    True
-    """
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nlbench.errors import RequestError, nearest
+from nlbench.files import write_atomically
 from nlbench.options import OptionValue
-from nlbench.store.files import write_atomically
 
 __all__ = [
     "EXECUTORS",

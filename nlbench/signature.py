@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError, Undefined
+from nlbench.files import write_atomically
 from nlbench.measure import Result, summarize
-from nlbench.store.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ class Signature:
     Examples
     --------
     >>> import nlbench
-    >>> reading = nlbench.Result.of({"conv1/relu": 0.5, "conv2/relu": 0.75, "head": 1.0})
+    >>> result = nlbench.Result.of({"conv1/relu": 0.5, "conv2/relu": 0.75, "head": 1.0})
     >>> signature = Signature.of(result)
     >>> signature.sites, signature.values
     (('conv1/relu', 'conv2/relu', 'head'), (0.5, 0.75, 1.0))

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
+from nlbench.files import write_atomically
 from nlbench.request import ExecutionOptions
-from nlbench.store.files import write_atomically
 from nlbench.store.record import Record
 
 from .supervisor import Stepped, deaf_processes, end_workers, quiet_ending, quiet_loop, supervised

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nlbench import lazy_exports
 from nlbench.options import Option
 from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["FUNCTION", "Function"]
+    from .function import FunctionBatch, directional_derivative, observe_function
+
+__all__ = ["FUNCTION", "Function", "FunctionBatch", "directional_derivative", "observe_function"]
 
 
 class Function(Probe):
@@ -45,3 +48,14 @@ class Function(Probe):
 
 
 FUNCTION = Function()
+"""The network as a plain differentiable function of its input."""
+
+# Planning a run reads the options above without PyTorch.
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "FunctionBatch": "function",
+        "directional_derivative": "function",
+        "observe_function": "function",
+    },
+)

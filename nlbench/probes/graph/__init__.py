@@ -43,3 +43,4 @@ class Graph(Probe):
 
 
 GRAPH = Graph()
+"""The channel graph from input to output."""

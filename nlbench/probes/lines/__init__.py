@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nlbench import lazy_exports
 from nlbench.errors import RequestError
 from nlbench.options import Option
 from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
@@ -13,10 +13,19 @@ from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, St
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .lines import trace_segment, trace_segments
+    from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
     from .trace import SegmentTrace
 
-__all__ = ["LINES", "Lines", "SegmentTrace", "is_channels_last", "trace_segment", "trace_segments"]
+__all__ = [
+    "LINES",
+    "Lines",
+    "SegmentTrace",
+    "TracedSegment",
+    "is_channels_last",
+    "observe_paths",
+    "trace_segment",
+    "trace_segments",
+]
 
 
 class Lines(Probe):
@@ -111,6 +120,7 @@ class Lines(Probe):
 
 
 LINES = Lines()
+"""The network restricted to straight segments of input space, exactly."""
 
 
 def is_channels_last(images: Tensor) -> bool:
@@ -118,11 +128,14 @@ def is_channels_last(images: Tensor) -> bool:
     return images.ndim == 4 and images.shape[-1] <= 4 < images.shape[1]
 
 
-_HOMES = {"SegmentTrace": "trace", "trace_segment": "lines", "trace_segments": "lines"}
-
-
-def __getattr__(name: str) -> Any:
-    # Planning a run reads the options above without PyTorch.
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+# Planning a run reads the options above without PyTorch.
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "SegmentTrace": "trace",
+        "TracedSegment": "lines",
+        "observe_paths": "lines",
+        "trace_segment": "lines",
+        "trace_segments": "lines",
+    },
+)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined, UnsupportedOperation, nearest
+from nlbench.hashing import tensor_hash
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.model_state import tensors_of, typed_copy
-from nlbench.subjects.load import tensor_hash
 
 from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
@@ -335,6 +335,9 @@ def observe(
     Where it can't be traced because of what it does, its distance to the chords is
     integrated in place of that, and a remark says so.
     """
+    if not samples.inputs.is_floating_point():
+        kind = str(samples.inputs.dtype).removeprefix("torch.")
+        raise Undefined(f"the inputs are {kind}: there are no lines between them")
     paths = _paths(samples, options)
     segments = paths.shape[1] - 1
     facts["segments"] = paths.shape[0] * segments

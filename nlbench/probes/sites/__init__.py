@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nlbench import lazy_exports
 from nlbench.options import Option
 from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
 
@@ -13,7 +14,9 @@ from .select import Selection
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["SITES", "Sites"]
+    from .sites import SiteBatch, list_sites, observe_sites
+
+__all__ = ["SITES", "SiteBatch", "Sites", "list_sites", "observe_sites"]
 
 
 class Sites(Probe):
@@ -66,3 +69,9 @@ class Sites(Probe):
 
 
 SITES = Sites()
+"""Input and output of every activation call."""
+
+# Planning a run reads the options above without PyTorch.
+__getattr__ = lazy_exports(
+    __name__, {"SiteBatch": "sites", "list_sites": "sites", "observe_sites": "sites"}
+)

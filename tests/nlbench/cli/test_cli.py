@@ -78,7 +78,6 @@ def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
     assert {r.result.status for r in run.records} == {"ok"}
     assert run.manifest["command"].startswith("nlbench run --measures")
     assert run.manifest["subjects"][0]["weights"] == "trained"
-    assert run.manifest["subjects"][0]["accuracy"] > 0.97
 
 
 def test_a_finished_run_is_taken_up_again_without_measuring(first):
