@@ -18,7 +18,7 @@ from nlbench.subjects.data import Sample, dataset
 from nlbench.subjects.load import header_of
 
 if TYPE_CHECKING:
-    from nlbench.models.training.recipe import Recipe
+    from nlbench.models.training.recipes import Recipe
     from nlbench.models.training.translation import Translation
 
 __all__ = [
