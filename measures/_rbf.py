@@ -32,7 +32,7 @@ def rbf_cka(
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K_ij = exp(-‖x_i - x_j‖² / (2 σ²))
     and L the same of y. σ is a fraction of the median distance between two different
     samples, of x and of y each, so that units don't matter. A small fraction sees close
-    neighbours only, a large one comes near the linear kernel.
+    neighbours only, a large one comes near the linear kernel. Gradients hold σ fixed.
 
     Parameters
     ----------

@@ -160,7 +160,7 @@ def _chosen(
     names = [measure for measure in measures if isinstance(measure, str)]
     loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
     for measure in (m for m in measures if not isinstance(m, str)):
-        checked = checked_measure(measure, getattr(measure, "name", repr(measure)))
+        checked = checked_measure(measure)
         if loaded.setdefault(checked.name, checked) is not checked:
             raise RequestError(
                 f"two measures are called '{checked.name}', of {loaded[checked.name].__module__} "
