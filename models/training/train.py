@@ -111,8 +111,10 @@ class TrainingLog:
         result = old.get("result")
         if result is None or not self.out.is_file():
             return None
-        if not self._is_same(old) or old.get("recipe") != _plain(asdict(self.recipe)):
-            raise RequestError(f"{self.out} was trained in another way; choose another --out")
+        if what := self._difference(old):
+            raise RequestError(
+                f"{self.out} was trained in another way ({what}); choose another --out"
+            )
         if file_hash(self.out) != result["file_hash"]:
             raise RequestError(f"{self.out} is not what its training wrote; choose another --out")
         self.state.unlink(missing_ok=True)
@@ -142,10 +144,10 @@ class TrainingLog:
         old = self._read()
         if self.out.exists() and not (resume and old):
             raise RequestError(f"{self.out} exists; remove it or choose another --out")
-        if self.state.exists() and old and not self._is_same(old):
+        if self.state.exists() and old and (what := self._difference(old)):
             raise RequestError(
-                f"{self.folder} holds an interrupted training of another kind; choose another "
-                f"--out, or remove {self.state}"
+                f"{self.folder} holds an interrupted training of another kind ({what}); choose "
+                f"another --out, or remove {self.state}"
             )
 
     @contextmanager
@@ -246,10 +248,14 @@ class TrainingLog:
             "command": self.command,
         }
 
-    def _is_same(self, old: Mapping[str, Any]) -> bool:
-        """Whether an earlier call asked for the same, on whatever device."""
-        mine, theirs = ({**_plain(r)} for r in (asdict(self.request), old.get("request", {})))
-        return {**mine, "device": ""} == {**theirs, "device": ""}
+    def _difference(self, old: Mapping[str, Any]) -> str:
+        """What an earlier call asked for otherwise, on whatever device; empty if nothing."""
+        mine, theirs = _plain(asdict(self.request)), dict(old.get("request", {}))
+        changed = [name for name in mine if name != "device" and theirs.get(name) != mine[name]]
+        said = [f"{name} was {theirs.get(name)} and is {mine[name]}" for name in changed[:3]]
+        if not said and old.get("recipe") != _plain(asdict(self.recipe)):
+            said = [f"recipe {self.recipe.name} has changed since"]
+        return ", ".join(said)
 
     def _read(self) -> dict[str, Any]:
         file = self.folder / "manifest.json"
