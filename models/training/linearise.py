@@ -16,6 +16,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.options import OptionValue
+from nlbench.progress import Monitor, Progress
 from nlbench.request import Request
 from nlbench.runner import preview
 from nlbench.store.record import Run
@@ -123,7 +124,7 @@ def linearise(
     out: str | Path,
     *,
     settings: Mapping[str, OptionValue | str] | None = None,
-    progress: Any = None,
+    progress: Progress | None = None,
     command: str = "",
 ) -> Run:
     """Linearise a network for each ω and seed, then measure all of them in one run.
@@ -137,8 +138,8 @@ def linearise(
         The run's folder; it is made, or extended if it is one already.
     settings : mapping of str to value, optional
         Options of the measures.
-    progress : object, optional
-        Told of epochs and steps, as `nlbench.run` tells it.
+    progress : Progress, optional
+        Told of epochs, then of the run's steps.
     command : str
         The command line, for the manifests.
 
@@ -172,7 +173,7 @@ def linearise(
 
     # What doesn't fit is told before the first training, not after it.
     preview(asked(("init",)), folder)
-    made = _Trainings(request, folder / "checkpoints", progress, command).all()
+    made = _Trainings(request, folder / "checkpoints", Monitor(progress), command).all()
     return nlbench.run(asked(tuple(map(str, made))), folder, progress=progress, command=command)
 
 
@@ -180,7 +181,7 @@ class _Trainings:
     """Trains the networks of a request, each after those that it depends on."""
 
     def __init__(
-        self, request: LinearisingRequest, folder: Path, progress: Any, command: str
+        self, request: LinearisingRequest, folder: Path, progress: Progress, command: str
     ) -> None:
         self.request, self.folder = request, folder
         self.progress, self.command = progress, command
@@ -195,8 +196,7 @@ class _Trainings:
         """Give the checkpoints, references first; one whose training failed isn't there."""
         request = self.request
         self._check()
-        if self.progress is not None:
-            self.progress.begin(self._epochs())
+        self.progress.begin(self._epochs())
         made: dict[Path | str, None] = {}
         starts = {seed: self._start(seed) for seed in request.seeds}
         if request.starts_trained:
@@ -238,7 +238,7 @@ class _Trainings:
         if self.folder.is_dir():
             return
         remark = check_training(self.request.linearisation(self.request.omegas[0], 0, "init"))
-        if remark and self.progress is not None:
+        if remark:
             self.progress.warn(f"{self.request.model}: {remark}")
 
     def _epochs(self) -> int:
@@ -251,14 +251,12 @@ class _Trainings:
 
     def _train(self, training: TrainingRequest, file: Path) -> Trained | None:
         def step(epoch: Any) -> None:
-            if self.progress is not None:
-                self.progress.step(f"{file.stem}: test accuracy {epoch.test_accuracy:.1%}")
+            self.progress.step(f"{file.stem}: test accuracy {epoch.test_accuracy:.1%}")
 
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             return run_training(training, file, resume=True, progress=step, command=self.command)
         except NotFinite as error:
             self.failures.append(error)
-            if self.progress is not None:
-                self.progress.warn(f"{file.stem}: {error}")
+            self.progress.warn(f"{file.stem}: {error}")
             return None

@@ -30,8 +30,8 @@ __all__ = [
     "Pieces",
     "Piecewise",
     "bits_of",
-    "packed",
     "ones",
+    "packed",
     "pieces_of",
     "record_pieces",
 ]
@@ -158,9 +158,7 @@ _PIECES: dict[str, _Maker] = {
     "prelu": _prelu,
     "hardsigmoid": _at(-3.0, 3.0),
     "softshrink": _softshrink,
-    "hardtanh": lambda c: _between(
-        c.argument(1, "min_val", -1.0), c.argument(2, "max_val", 1.0)
-    ),
+    "hardtanh": lambda c: _between(c.argument(1, "min_val", -1.0), c.argument(2, "max_val", 1.0)),
     **dict.fromkeys(
         ("clamp", "clip", "clamp_min"),
         lambda c: _between(c.argument(1, "min"), c.argument(2, "max")),
@@ -168,9 +166,7 @@ _PIECES: dict[str, _Maker] = {
     "clamp_max": lambda c: _between(None, c.argument(1, "max")),
     "threshold": lambda c: _bends([float(c.args[1])]),
     **dict.fromkeys(("maximum", "minimum", "max", "min"), _larger_of_two),
-    **{
-        f"{kind}max_pool{axes}d": _max_pool for kind in ("", "adaptive_") for axes in (1, 2, 3)
-    },
+    **{f"{kind}max_pool{axes}d": _max_pool for kind in ("", "adaptive_") for axes in (1, 2, 3)},
 }
 
 
@@ -269,9 +265,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
     recorder = _CallRecorder(network, one)
     with recorder.hooked():
         output = _one_output(network, one, recorder)
-    program = _program(
-        recorder.steps, recorder.output_value(output), tuple(example.shape[1:])
-    )
+    program = _program(recorder.steps, recorder.output_value(output), tuple(example.shape[1:]))
     pieces, direct = {}, {}
     for step in program.steps:
         call = recorder.calls.get(step.output)

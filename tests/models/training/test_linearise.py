@@ -13,7 +13,7 @@ from nlbench.files import locked
 from nlbench.models.networks import vgg
 from nlbench.models.training.linearise import LinearisingRequest, linearise
 from nlbench.models.training.tasks import accuracy
-from nlbench.runner import Silent
+from nlbench.progress import Monitor
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
 CHANGES = {"epochs": 2, "batch_size": 16, "slope_rate": 300.0}
@@ -188,8 +188,9 @@ def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
 
 
 def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypatch):
-    class Heard(Silent):
+    class Heard(Monitor):
         def __init__(self):
+            super().__init__()
             self.lines = []
 
         def warn(self, message):
@@ -248,7 +249,7 @@ def test_two_processes_never_train_into_one_folder(tmp_path, start):
 
 
 def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, start):
-    class Heard(Silent):
+    class Heard(Monitor):
         def __init__(self):
             self.lines = []
 

@@ -190,7 +190,7 @@ def test_importing_nlbench_does_not_import_torch():
     [
         (["run", "--model", "vg8"], "there is no model 'vg8'; did you mean 'vgg8'?"),
         (["run", "--measures", "afinity"], "did you mean 'affinity'?"),
-        (["run", "--measures", ","], "--measures: expected at least one name"),
+        (["run", "--measures", ","], "--measures: expected names, got"),
         (["run", "--data", "digit"], "there is no dataset 'digit'; did you mean 'digits'?"),
         (["run", "--set", "affinity.shrinkage"], "--set: expected OWNER.OPTION=VALUE"),
         (["run", "--set", "affinity.shrinkage=non"], "did you mean 'none'?"),
