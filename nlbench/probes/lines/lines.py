@@ -23,10 +23,11 @@ from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
 from nlbench.subjects.load import Subject, tensor_hash
 
 from .baselines import trace_adaptively, trace_by_sampling
+from .check import check_trace
 from .exact import trace_exactly
 from .paths import closed_paths, noise_paths, open_paths, pair_paths, translations
 from .plot_data import Sketch
-from .program import check_trace, record, refusal
+from .program import record, refusal
 from .quadrature import SmoothTrace, integrate_along
 from .threads import by_itself
 from .trace import SegmentTrace, slope_changes
