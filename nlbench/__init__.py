@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nlbench.measure import Measure, Result, Source, Value, site_measure
     from nlbench.options import Option
     from nlbench.plan import Request
+    from nlbench.probes.ops import register_op
     from nlbench.runner import run
     from nlbench.signature import Signature
     from nlbench.store.record import Run, load_run
@@ -46,6 +47,7 @@ __all__ = [
     "Value",
     "evaluate",
     "load_run",
+    "register_op",
     "run",
     "site_measure",
 ]
@@ -72,6 +74,7 @@ _HOMES = {
     "Value": "measure",
     "evaluate": "evaluation",
     "load_run": "store.record",
+    "register_op": "probes.ops",
     "run": "runner",
     "site_measure": "measure",
 }
