@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from nlbench.probes.background import overlap_pays, state_of_chance
+from nlbench.probes.background import overlap_pays, rng_state
 from nlbench.subjects.data import Items, read_items
 
 __all__ = ["ahead", "batches"]
@@ -54,12 +54,12 @@ def ahead(made: Iterator[T], device: torch.device) -> Iterator[T]:
     >>> list(ahead(iter("abc"), torch.device("cpu")))
     ['a', 'b', 'c']
     """
-    before = state_of_chance(device)
+    before = rng_state(device)
     end = object()
     first = next(made, end)
     if first is end:
         return
-    if not overlap_pays(device) or state_of_chance(device) != before:
+    if not overlap_pays(device) or rng_state(device) != before:
         yield first  # type: ignore[misc]
         yield from made
         return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from nlbench.probes.jvp import dual
 
 from .affine import only_first_traced, size_of
 from .max_pooling import (
@@ -39,27 +39,7 @@ from .rule import (
     single,
 )
 
-__all__ = ["bending", "changed", "dual", "pushed"]
-
-
-def dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """Pair a value with its tangent, inside `torch.autograd.forward_ad.dual_level`."""
-    _load_rules()
-    return _paired(value, tangent)
-
-
-@functools.cache
-def _load_rules() -> None:
-    """Have PyTorch load its rules of differentiation, of which it warns itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
-        _paired(torch.zeros(1), torch.zeros(1))
-
-
-def _paired(value: Tensor, tangent: Tensor) -> Tensor:
-    # PyTorch's own annotations are missing here.
-    made: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
-    return made
+__all__ = ["bending", "changed", "pushed"]
 
 
 Margins = Callable[[Sequence[Tensor]], list[Tensor]]

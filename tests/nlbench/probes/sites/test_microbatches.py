@@ -1,13 +1,10 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.probes.budget import bytes_a_sample
-from nlbench.probes.sites.microbatches import is_out_of_memory, part_sizes
-from nlbench.probes.sites.sites import FOUND, observe_sites
+from nlbench.probes.sites.sites import observe_sites
 
 OUT_OF_MEMORY = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -40,7 +37,7 @@ def looks_of(model, *batches, **options):
     return observations
 
 
-@pytest.mark.parametrize("most", [20, 3, 1])
+@pytest.mark.parametrize("most", [20, 3, 2])
 @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_a_batch_that_does_not_fit_is_run_in_parts_and_shown_as_a_whole(most, error):
     model = Limited(1000, error)
@@ -62,7 +59,7 @@ def test_the_size_that_fits_is_remembered_and_tried_first():
     model, found = Limited(20), {}
     x = torch.randn(64, 6).double()
     looks_of(model, x, x, found=found)
-    assert found == {FOUND: 16}
+    assert list(found[model].values()) == [16]
     assert max(model.sizes[-5:]) == 13
     model.sizes.clear()
     looks_of(model, x, found=found)
@@ -97,7 +94,7 @@ def test_a_given_memory_decides_the_size_of_the_parts():
     needed = bytes_a_sample(model.eval(), x[:2])
     found = {}
     observations = looks_of(model, x, memory=10 * needed, found=found)
-    assert found == {FOUND: 10}
+    assert list(found[model].values()) == [10]
     assert max(model.sizes) == 10
     for a, b in zip(observations, expected, strict=True):
         torch.testing.assert_close(a.y, b.y, rtol=1e-14, atol=1e-14)
@@ -124,28 +121,6 @@ def test_a_model_that_calls_other_activations_for_other_samples_is_refused_in_pa
     x = torch.linspace(-1, 1, 16 * 6).reshape(16, 6).double()
     with pytest.raises(Undefined, match=r"which axis holds|other activations for some samples"):
         looks_of(Choosing(4), x)
-
-
-def test_only_an_error_of_memory_is_taken_for_one():
-    assert all(is_out_of_memory(error) for error in OUT_OF_MEMORY.values())
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_out_of_memory(ValueError("out of memory"))
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_parts_hold_all_samples_fit_and_differ_in_size(samples, most):
-    sizes = part_sizes(samples, most)
-    assert sum(sizes) == samples
-    assert len(sizes) <= -(-samples // most) + 1
-    assert max(sizes) <= most
-    assert min(sizes) > 0
-    assert len(sizes) == 1 or most == 1 or len(set(sizes)) > 1
-
-
-def test_what_a_sample_takes_grows_with_what_the_layers_make():
-    wide, narrow = (nn.Sequential(nn.Linear(4, n), nn.Tanh()) for n in (4000, 40))
-    ratio = bytes_a_sample(wide, torch.zeros(1, 4)) / bytes_a_sample(narrow, torch.zeros(1, 4))
-    assert 50 < ratio < 110
 
 
 class Written(nn.Module):
@@ -189,8 +164,8 @@ BATCHWIDE = {
 def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(model):
     x = torch.randn(8, 6)
     assert len(looks_of(model, x)) == 1
-    with pytest.raises(Undefined, match=r"in (0|the model) computes with all samples of a batch"):
-        looks_of(model, x, found={FOUND: 4})
+    with pytest.raises(Undefined, match="a sample's numbers depend on the other samples"):
+        looks_of(model, x, memory=1)
 
 
 def test_a_network_that_drops_a_single_samples_axis_can_be_given_a_memory():
