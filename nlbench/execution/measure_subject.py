@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
+from weakref import WeakKeyDictionary
 
 import psutil
 import torch
@@ -24,6 +25,7 @@ from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe
 from nlbench.probes import ProbeOptions, Resources, Step
+from nlbench.probes.budget import Found
 from nlbench.store.manifest import measure_facts, now
 from nlbench.store.record import Record
 from nlbench.store.run_folder import check_unchanged, difference
@@ -344,7 +346,7 @@ class Host:
         self._measures = dict(measures or {})
         self._loaded: _Loaded | None = None
         self._machines: dict[tuple[str, str], Machine] = {}
-        self._found: dict[str, dict[str, int]] = {}
+        self._found: Found = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
 
     def measure(
@@ -376,14 +378,13 @@ class Host:
                 yield Missed(tuple(cells), _why(error, target), traceback.format_exc(), True)
                 return
             keys = {cell.wanted.name: cell.key for cell in cells}
-            found = self._found.setdefault(unit.device, {})
             yield from records_of(
                 loaded.subject,
                 self._bench(cells),
                 machine,
                 progress,
                 lambda measure: keys[measure.name],
-                resources=Resources(machine.device, unit.memory, found),
+                resources=Resources(machine.device, unit.memory, self._found),
                 watch=watch,
                 load_seconds=loaded.seconds,
             )

@@ -355,7 +355,7 @@ def halving(
             if size <= least or not is_out_of_memory(error):
                 raise
         # Only here is the error gone, and with it the tensors that its traceback held.
-        size = max(least, size // 2)
+        size = max(least, -(-size // 2))
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -411,20 +411,20 @@ def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor)
     >>> refuse_mixing(lambda pair: {"square": pair**2}, torch.randn(8, 3))
     """
     one = batch[:1]
-    others = _others(batch)
     before = rng_state(batch.device)
-    found = []
-    for other in others:
-        for pair in (torch.cat([one, other]), torch.cat([other, one])):
-            try:
-                found.append(dict(rows(pair)))
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise Undefined(
-                    "only one sample at a time fits into memory, so that it can't be seen whether "
-                    "the samples of a batch are computed apart"
-                ) from None
+    pairs = [torch.cat(pair) for other in _others(batch) for pair in ((one, other), (other, one))]
+    try:
+        found = [dict(rows(pair)) for pair in pairs]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        found = []
+    if not found:
+        rows(one)  # Or not even that fits.
+        raise Undefined(
+            "only one sample at a time fits into memory, so that it can't be seen whether the "
+            "samples of a batch are computed apart"
+        )
     if rng_state(batch.device) != before:
         raise Undefined(
             "the network draws random numbers, which would be others in parts, and the batch "
@@ -440,8 +440,9 @@ def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor)
         for name, values in first.items():
             if not _are_same(values, second[name], place):
                 raise Undefined(
-                    f"{name}: a sample's numbers depend on the other samples of its batch, and "
-                    "the batch does not fit into memory as a whole"
+                    f"{name}: a sample's numbers depend on the other samples of its batch, or "
+                    "which axis holds the samples is not known, and the batch does not fit into "
+                    "memory as a whole"
                 )
 
 

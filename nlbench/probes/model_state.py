@@ -87,9 +87,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients; put every module back after.
 
     Buffers that the forward pass changes, such as a counter of calls, get their values back, and
-    so do plain attributes that it sets; see `attributes_kept`. A buffer that it replaces by
-    another shape is a cache that has grown, and stays. Passes that overlap, in several threads,
-    may share modules: the last one to end puts them back.
+    so do plain attributes that it sets. A buffer that it replaces by another shape is a cache
+    that has grown, and stays, as does what it puts into a list or dictionary. Passes that overlap,
+    in several threads, may share modules: the last one to end puts them back.
     """
     with _LOCK:
         lent = [_lend(module) for module in model.modules()]
@@ -372,9 +372,9 @@ _HOLDERS = (dict, list, set, deque)
 
 
 def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[Any, Any]]:
-    """Attributes of a module, with copies of those that hold others; whole: its tables too."""
+    """Attributes of a module; whole: its tables too, with copies of what holds others."""
     return {
-        name: (value, copy.copy(value) if isinstance(value, _HOLDERS) else None)
+        name: (value, copy.copy(value) if whole and isinstance(value, _HOLDERS) else None)
         for name, value in vars(module).items()
         if whole or name not in _TABLES
     }
@@ -388,10 +388,10 @@ def _restore_attributes(
         del own[name]
     for name, (value, content) in attributes.items():
         # The same containers again: others, as handles of hooks, refer to them.
-        if isinstance(value, dict | set):
+        if whole and isinstance(value, dict | set):
             value.clear()
             value.update(content)
-        elif isinstance(value, list | deque):
+        elif whole and isinstance(value, list | deque):
             value.clear()
             value.extend(content)
         own[name] = value

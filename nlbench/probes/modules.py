@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from .axes import Layouts, tensors_in
 from .ops import activation_kind, named_modules, operation, operation_name, qualified_name
 
-__all__ = ["SiteName", "SiteNames", "Writing"]
+__all__ = ["SiteName", "SiteNames", "Writing", "bends", "input_of"]
 
 
 # Modules that do nothing but pool: where a trace bends in one it bears the module's name.
@@ -311,15 +311,32 @@ class SiteNames(TorchFunctionMode):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of PyTorch's; `current` is its name meanwhile."""
-        kind = self.kind_of(func, args[0] if args else kwargs.get("input"))
+        kind = self.kind_of(func, input_of(args, kwargs))
         before = self.current
         self.current = self.name(kind) if kind and kind != "softmax" else None
         try:
-            output = func(*args, **kwargs)
+            output = self.call(func, args, kwargs)
         finally:
             self.current = before
         self.follow(func, args, kwargs, output)
         return output
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of PyTorch's while its name, if it is an activation, is `current`."""
+        return func(*args, **kwargs)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The names that `current` may come to bear; none where there is none."""
+        if self.current is None:
+            return ()
+        if self.writing is None:
+            return (self.current.text,)
+        site = self.next(self._paths[self.writing.module])
+        pieces = [name for name in self.writing.names if name.kind == self.current.kind]
+        number = pieces.index(self.current)
+        piece = f"{site}/{self.current.kind}" + (f":{number}" if number else "")
+        return site, piece, self.current.text
 
     def follow(self, func: Any, args: Any, kwargs: Any, output: object) -> None:
         """Note what became of the axes."""
@@ -413,6 +430,13 @@ def _origin() -> Hashable:
 
 def _is_per_channel(parameter: Tensor) -> bool:
     return parameter.numel() == max(parameter.shape, default=1)
+
+
+def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Give what an activation function was called on, by place or by name."""
+    if args:
+        return args[0]
+    return kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()), None)
 
 
 def _acts(func: Any) -> str:

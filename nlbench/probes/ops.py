@@ -96,7 +96,7 @@ class Operation:
     line : callable or None
         From a call to its rule on points of a segment; see `nlbench.probes.lines.ops.rule`.
     graph : callable or None
-        From a call to the nodes of its output; see `nlbench.probes.graph.calls`.
+        From a call to the nodes of its output; see `nlbench.probes.graph.rules`.
     refused : str
         Why it can't be traced exactly, where that is known.
     bends : str

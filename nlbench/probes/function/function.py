@@ -203,9 +203,6 @@ def directional_derivative(
     """
 
     def attempt(size: int) -> tuple[Tensor, Tensor]:
-        # Whoever says how many fit has seen to it that samples are computed apart.
-        if size < len(inputs) and most is None:
-            refuse_mixing(lambda pair: {"the output": _rows(function(pair))}, inputs)
         sizes = part_sizes(len(inputs), size)
         pairs = zip(torch.split(inputs, sizes), torch.split(directions, sizes), strict=True)
         found = [_differentiated(function, part, along) for part, along in pairs]
@@ -214,7 +211,11 @@ def directional_derivative(
 
     if not len(inputs):
         return _differentiated(function, inputs, directions)
-    result, _ = halving(attempt, min(most or len(inputs), len(inputs)), inputs.device)
+    tried = min(most or len(inputs), len(inputs))
+    result, size = halving(attempt, tried, inputs.device)
+    if size < tried == len(inputs):
+        # Whoever says how many fit has seen to it that samples are computed apart.
+        refuse_mixing(lambda pair: {"the output": _rows(function(pair))}, inputs)
     return result
 
 

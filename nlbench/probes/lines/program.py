@@ -140,9 +140,9 @@ def record(network: nn.Module, example: Tensor) -> Program:
 
 def _recorded(network: nn.Module, one: Tensor) -> Program:
     recorder = Recorder(network, one)
-    with recorder.hooked():
-        output = _one_output(network, one, recorder)
-    return _program(recorder.steps, recorder.output_value(output), tuple(one.shape[1:]))
+    output = _one_output(network, one, recorder.recording())
+    value = recorder.output_value(output)
+    return _program(recorder.program, value, tuple(one.shape[1:]))
 
 
 def check_values(

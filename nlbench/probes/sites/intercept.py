@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.probes.axes import batch_first, softmax_axis
-from nlbench.probes.modules import SiteName, SiteNames, Writing
+from nlbench.probes.modules import SiteName, SiteNames, Writing, input_of
 from nlbench.probes.ops import FUSED
 
 from .attention import FUSED_ATTENTION, softmaxes_of
@@ -177,7 +177,7 @@ class Watch(SiteNames):
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of PyTorch's, and keep what is wanted of it if it is an activation."""
         name = getattr(func, "__name__", "")
-        given = args[0] if args else kwargs.get("input")
+        given = input_of(args, kwargs)
         kind = self.kind_of(func, given)
         if kind is None or (kind == "softmax" and not self.kept.attention):
             if self.kept.attention and name in FUSED_ATTENTION:

@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from nlbench.errors import Undefined
@@ -75,6 +76,11 @@ def test_a_table_that_does_not_come_from_the_input_is_one_row_also_in_parts():
     }
 
 
+def test_a_network_of_which_a_single_sample_fits_is_refused_as_its_samples_may_mix():
+    with pytest.raises(Undefined, match="only one sample at a time fits into memory"):
+        looks_of(Limited(1), torch.randn(4, 6).double())
+
+
 def test_a_single_sample_that_does_not_fit_is_an_error():
     with pytest.raises(torch.OutOfMemoryError):
         looks_of(Limited(0), torch.randn(4, 6).double())
@@ -105,7 +111,7 @@ def test_a_model_whose_samples_are_lost_is_refused_in_parts_too():
         def forward(self, x):
             return torch.relu(torch.rot90(super().forward(x), 1, (0, 1)))
 
-    for most, tokens in ((1000, 7), (2, 7), (2, 8), (1, 7)):
+    for most, tokens in ((1000, 7), (2, 7), (2, 8)):
         whole = torch.randn(16, tokens, 6).double()
         with pytest.raises(Undefined, match=r"its first axis|which axis holds the samples"):
             looks_of(Lost(most), whole)
@@ -147,25 +153,129 @@ def test_a_handwritten_activation_stays_one_after_an_error_or_a_run_beforehand(m
     ]
 
 
-class Standardised(nn.Module):
+class Mixing(nn.Module):
+    """A network with a function in its middle that may mix samples."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.function = nn.Linear(6, 6), function
+
     def forward(self, x):
-        return torch.relu(x - x.mean(0))
+        return torch.tanh(self.function(torch.relu(self.first(x))))
 
 
-BATCHWIDE = {
-    "the statistics of a batch": nn.Sequential(
-        nn.BatchNorm1d(6, track_running_stats=False), nn.ReLU()
-    ),
-    "a mean over the samples": nn.Sequential(Standardised()),
+def attended(x):
+    return F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
+def repeated(x):
+    return x + x[torch.arange(len(x)) // 2 * 2]
+
+
+MIXING = {
+    "the statistics of a batch": nn.BatchNorm1d(6, track_running_stats=False),
+    "a mean over the samples": lambda x: x - x.mean(0),
+    "a mean over all numbers": lambda x: x - x.mean(),
+    "a softmax over the samples": lambda x: x.softmax(0),
+    "a sum over those before": lambda x: x.cumsum(0),
+    "products of samples": lambda x: x @ x.T,
+    "a product of samples and back": lambda x: x @ x.T @ x,
+    "a norm of the batch": lambda x: F.normalize(x, dim=0),
+    "attention to other samples": attended,
+    "a matrix of distances": lambda x: x + torch.cdist(x, x).sum(1, keepdim=True),
+    "a roll": lambda x: x.roll(1, 0),
+    "a flip": lambda x: x.flip(0),
+    "the rank of a sample": lambda x: x + x.argsort(0),
+    "its neighbour": repeated,
+    "the largest of the batch": lambda x: x / (1 + x.abs().amax()),
 }
 
 
-@pytest.mark.parametrize("model", BATCHWIDE.values(), ids=BATCHWIDE)
-def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(model):
-    x = torch.randn(8, 6)
-    assert len(looks_of(model, x)) == 1
-    with pytest.raises(Undefined, match="a sample's numbers depend on the other samples"):
+@pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
+@pytest.mark.parametrize("how", ["memory", "error"])
+def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(function, how):
+    torch.manual_seed(0)
+    x, model = torch.randn(9, 6), Mixing(function)
+    if how == "error":
+        model = nn.Sequential(model, OutOfMemory(4))
+    assert [len(one.x) for one in looks_of(Mixing(function), x)] == [9, 9]
+    with pytest.raises(Undefined, match=r"tanh: a sample's numbers depend on the other samples"):
+        looks_of(model, x, memory=1 if how == "memory" else None)
+
+
+APART = {
+    "a softmax of each": lambda x: x.softmax(1),
+    "a sum along each": lambda x: x.cumsum(1),
+    "a norm of each": lambda x: F.normalize(x),
+    "products of each with itself": lambda x: (x[:, :, None] @ x[:, None]).sum(2),
+    "a table": lambda x: x + torch.arange(6.0),
+    "samples one by one": lambda x: torch.stack([one * one.sum() for one in x]),
+}
+
+
+class OutOfMemory(nn.Module):
+    """Runs out of memory for more than so many samples."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise OUT_OF_MEMORY["of a GPU"]
+        return x
+
+
+@pytest.mark.parametrize("function", APART.values(), ids=APART)
+def test_a_network_that_computes_each_sample_by_itself_is_not_refused(function):
+    torch.manual_seed(0)
+    x, model = torch.randn(9, 6), Mixing(function)
+    for a, b in zip(looks_of(model, x, memory=1), looks_of(model, x), strict=True):
+        torch.testing.assert_close(a.y, b.y, rtol=1e-6, atol=1e-6)
+
+
+def test_a_network_that_draws_numbers_is_refused_in_parts():
+    x, model = torch.randn(9, 6), Mixing(lambda x: x + torch.rand_like(x))
+    with pytest.raises(Undefined, match="draws random numbers"):
         looks_of(model, x, memory=1)
+
+
+def test_a_given_memory_that_suffices_does_not_change_what_a_network_draws():
+    x, model = torch.randn(9, 6), Mixing(lambda x: x + torch.rand_like(x))
+    found = []
+    for memory in (None, 10**9):
+        torch.manual_seed(0)
+        found.append(looks_of(model, x, memory=memory)[1].y)
+    assert torch.equal(*found)
+
+
+def test_the_size_found_for_one_model_says_nothing_about_another():
+    found, x = {}, torch.randn(64, 6).double()
+    large, small = Limited(4), Limited(1000)
+    looks_of(large, x, found=found)
+    small.sizes.clear()
+    looks_of(small, x, found=found)
+    assert small.sizes == [64]
+    assert max(large.sizes) == 64
+
+
+def test_the_size_found_without_a_memory_does_not_hide_one_that_is_given():
+    found, x = {}, torch.randn(64, 6).double()
+    model = Limited(40)
+    looks_of(model, x, found=found)
+    model.sizes.clear()
+    looks_of(model, x, found=found, memory=8 * bytes_a_sample(model.eval(), x[:2]))
+    assert max(model.sizes) == 8
+
+
+def test_the_size_found_for_small_images_says_nothing_about_large_ones():
+    found = {}
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
+    memory = 8 * bytes_a_sample(model, torch.randn(2, 1, 20, 20))
+    looks_of(model, torch.randn(64, 1, 4, 4), found=found, memory=memory)
+    looks_of(model, torch.randn(64, 1, 20, 20), found=found, memory=memory)
+    small, large = found[model].values()
+    assert small > large == 8
 
 
 def test_a_network_that_drops_a_single_samples_axis_can_be_given_a_memory():
