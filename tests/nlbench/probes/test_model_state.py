@@ -140,10 +140,12 @@ def test_attention_stays_plain_until_the_last_of_overlapping_passes_ends():
 def test_a_model_stays_in_evaluation_mode_until_the_last_of_overlapping_passes_ends():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).train()
     before = state_of(model)
-    for _ in overlapping(lambda: evaluation_mode(model), lambda: evaluation_mode(model[0])):
-        assert not model[0].training
-        model[0].running_mean += 1
-        model[0].counter = 1
+    # In one thread, where the mode of gradients is not each pass's own.
+    with torch.enable_grad():
+        for _ in overlapping(lambda: evaluation_mode(model), lambda: evaluation_mode(model[0])):
+            assert not model[0].training
+            model[0].running_mean += 1
+            model[0].counter = 1
     assert_same_state(model, before)
     assert not hasattr(model[0], "counter")
 
