@@ -16,7 +16,6 @@ import torch
 from scipy.linalg import blas
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["gram", "has_single_products", "on_one_core", "one_thread", "outer_products", "product"]
 
@@ -132,14 +131,17 @@ class _Gram(torch.autograd.Function):
     """XᵀX by a symmetric product, which does half the work of a general one."""
 
     @staticmethod
-    def forward(ctx: Any, data: Tensor) -> Tensor:
+    def forward(data: Tensor) -> Tensor:
         """Multiply."""
-        ctx.save_for_backward(data)
         with one_thread():
             return torch.from_numpy(_gram_of_array(data.detach().numpy()))
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Keep X."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """X (G + Gᵀ)."""
         (data,) = ctx.saved_tensors

@@ -38,8 +38,10 @@ def affinity_score(
     the n points T x_i and the n points y_j. 1 means that the activation is such a map.
     The score depends neither on the units nor on the offsets of x and y.
 
-    It is differentiable: gradients flow through T and the matched distances, with the
-    optimal matching held fixed.
+    It is differentiable as often as one likes (with fewer than d / 2 samples twice):
+    gradients flow through T and the matched distances, with the optimal matching held fixed.
+    At ρ = 1, a distance of zero, they are zero. `torch.func.grad` works, forward mode and
+    `torch.func.vmap` raise: each pair of samples has an assignment of its own to solve.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def affinity_score(
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
-        For shapes that differ, or options out of range.
+        For shapes that differ, options out of range, or under `torch.func.vmap`.
 
     References
     ----------
@@ -79,6 +81,11 @@ def affinity_score(
     0.71
     """
     _check_options(shrinkage, ridge)
+    if any(map(_is_mapped, (x, y))):
+        raise RequestError(
+            "affinity_score can't be mapped by vmap: each pair of samples has an assignment of its "
+            "own to solve; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"
+        )
     x, y = as_samples(x, "x"), as_samples(y, "y")
     if x.shape != y.shape:
         raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
@@ -101,6 +108,12 @@ def affinity_score(
     distance = torch.linalg.vector_norm(mapped - y[matching]) / math.sqrt(n)
     score: Tensor = 1 - distance / worst
     return score
+
+
+def _is_mapped(values: object) -> bool:
+    # PyTorch tells by no public function whether vmap is at work.
+    is_mapped = getattr(getattr(torch._C, "_functorch", None), "is_batchedtensor", None)
+    return isinstance(values, Tensor) and is_mapped is not None and bool(is_mapped(values))
 
 
 def _check_options(shrinkage: str, ridge: float) -> None:

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import Undefined
-from nlbench.measure import MoreMeans, Source
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option
 
-from ._moments import PairStream
-from ._pooled import PooledMeasure, SiteStream
-from ._rbf import BANDWIDTH, RBFStream, rbf_cka
+from ._moments import SamplePairs
+from ._rbf import BANDWIDTH, RBFAccumulator, rbf_cka
 from ._samples import as_samples, centered, check_count, power_of_two, unit_scaled, varying_columns
 
 __all__ = ["CKA", "linear_cka", "rbf_cka"]
@@ -184,7 +184,7 @@ class _UnbiasedHSIC:
         return _alignment(self.xy, self.xx, self.yy)
 
 
-class _BiasedStream(PairStream):
+class _BiasedAccumulator(SamplePairs, Accumulator):
     """All batches of a site as one; O(d²) memory."""
 
     def statistics(self) -> dict[str, float]:
@@ -200,12 +200,8 @@ class _BiasedStream(PairStream):
         norms = (m.square().sum() for m in (moments.xy, moments.xx, moments.yy))
         return {"value": _alignment(*norms).item()}
 
-    def remark(self) -> str:
-        """Nothing."""
-        return ""
 
-
-class _DebiasedStream:
+class _DebiasedAccumulator(Accumulator):
     """Sums of unbiased HSIC over the batches of a site; O(1) memory."""
 
     def __init__(self) -> None:
@@ -289,9 +285,9 @@ class CKA(PooledMeasure):
 }""",
     )
 
-    def stream(self) -> SiteStream:
-        """Make the stream of one site."""
+    def accumulator(self) -> Accumulator:
+        """Make what takes in the batches of one site."""
         if self.settings["kernel"] == "rbf":
             bandwidth = float(self.settings["bandwidth"])
-            return RBFStream(bandwidth, bool(self.settings["debiased"]))
-        return _DebiasedStream() if self.settings["debiased"] else _BiasedStream()
+            return RBFAccumulator(bandwidth, bool(self.settings["debiased"]))
+        return _DebiasedAccumulator() if self.settings["debiased"] else _BiasedAccumulator()

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.measure import MoreMeans, Source
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option
 
-from ._crossvalidation import FoldStream, crossvalidated_r2
-from ._moments import Moments, PairStream
-from ._pooled import PooledMeasure, SiteStream
+from ._crossvalidation import FoldAccumulator, crossvalidated_r2
+from ._moments import Moments, SamplePairs
 from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
 
 __all__ = ["R2", "r2_score"]
@@ -135,7 +135,7 @@ def _check_varies(outputs: Tensor) -> None:
         raise Undefined("constant output")
 
 
-class _R2Stream(PairStream):
+class _R2Accumulator(SamplePairs, Accumulator):
     """All batches of a site, for one fit."""
 
     def __init__(self, kind: str) -> None:
@@ -149,10 +149,6 @@ class _R2Stream(PairStream):
         if self.moments is None:
             return {"value": r2_score(*self.rows(), kind=self._kind).item()}
         return {"value": _r2_of_moments(self.moments, self._kind).item()}
-
-    def remark(self) -> str:
-        """Nothing."""
-        return ""
 
 
 class R2(PooledMeasure):
@@ -188,9 +184,9 @@ class R2(PooledMeasure):
 }""",
     )
 
-    def stream(self) -> SiteStream:
-        """Make the stream of one site."""
+    def accumulator(self) -> Accumulator:
+        """Make what takes in the batches of one site."""
         kind = str(self.settings["kind"])
         if kind == "crossvalidated":
-            return FoldStream(int(self.settings["folds"]))
-        return _R2Stream(kind)
+            return FoldAccumulator(int(self.settings["folds"]))
+        return _R2Accumulator(kind)

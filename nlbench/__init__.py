@@ -11,6 +11,7 @@ from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nlbench.citation import Source
     from nlbench.errors import (
         NlbenchError,
         NotFinite,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
         UnsupportedOperation,
     )
     from nlbench.evaluation import evaluate
-    from nlbench.measure import Measure, Result, Source, Value, site_measure
+    from nlbench.measure import Accumulator, Measure, PooledMeasure, Result, Value, site_measure
     from nlbench.options import Option
     from nlbench.plan import Request
     from nlbench.probes.ops import register_op
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from nlbench.subjects.data import Dataset
 
 __all__ = [
+    "Accumulator",
     "Dataset",
     "Measure",
     "NlbenchError",
     "NotFinite",
     "Option",
     "PluginError",
+    "PooledMeasure",
     "Request",
     "RequestError",
     "Result",
@@ -57,18 +60,20 @@ __all__ = [
 __path__ = extend_path(__path__, __name__)
 
 _HOMES = {
+    "Accumulator": "measure",
     "Dataset": "subjects.data",
     "Measure": "measure",
     "NlbenchError": "errors",
     "NotFinite": "errors",
     "Option": "options",
     "PluginError": "errors",
+    "PooledMeasure": "measure",
     "Result": "measure",
     "Request": "request",
     "RequestError": "errors",
     "Run": "store.record",
     "Signature": "signature",
-    "Source": "measure",
+    "Source": "citation",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",

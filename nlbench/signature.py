@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError, Undefined
+from nlbench.files import write_atomically
 from nlbench.measure import Result, summarize
-from nlbench.store.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,11 +18,12 @@ from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.evaluation import evaluate
 from nlbench.execution.numerics import Machine, resolve_device
+from nlbench.files import is_unused, make_folder
+from nlbench.hashing import content_key
 from nlbench.measure import Measure, Result, Value
 from nlbench.options import OptionValue
-from nlbench.plan import content_key, load_measures, make_bench
-from nlbench.runner import Progress, Silent
-from nlbench.store.files import is_unused, make_folder
+from nlbench.plan import load_measures, make_bench
+from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import contents, make_manifest, measure_facts, now
 from nlbench.store.record import Record, Run, load_run
 from nlbench.subjects.load import SubjectSpec, choose_weights, load_dataset, load_subject
@@ -462,7 +463,7 @@ def linearise(
         If the request can't be carried out, or the folder holds something else.
     """
     grid = Grid(request, Path(out))
-    work = _Work(grid, dict(settings or {}), progress or Silent(), command)
+    work = _Work(grid, dict(settings or {}), progress or Monitor(), command)
     try:
         for item in grid:
             work.do(item)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.store.files import write_atomically
-from nlbench.subjects.weights import state_hash
+from nlbench.files import write_atomically
+from nlbench.hashing import state_hash
 
 from .classification import LARGEST_SEED, accuracy, corrupt_labels
 from .recipe import Recipe

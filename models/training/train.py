@@ -15,8 +15,9 @@ import torch
 from nlbench import registry
 from nlbench.errors import NlbenchError, RequestError, nearest
 from nlbench.execution.numerics import Machine, exact_arithmetic, resolve_device
+from nlbench.files import make_folder, remove_parts, write_atomically
+from nlbench.hashing import file_hash
 from nlbench.options import OptionValue
-from nlbench.store.files import make_folder, remove_parts, write_atomically
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.load import (
     SubjectSpec,
@@ -28,7 +29,7 @@ from nlbench.subjects.load import (
     transformed,
 )
 from nlbench.subjects.model import model_info
-from nlbench.subjects.weights import file_hash, load_weights, save_weights
+from nlbench.subjects.weights import load_weights, save_weights
 
 if TYPE_CHECKING:
     from torch import nn

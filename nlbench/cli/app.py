@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
+from importlib.metadata import version as distribution_version
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -34,12 +37,30 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="nlbench",
-    help="Measure how nonlinear a neural network is, with every measure side by side.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"nlbench {distribution_version('nlbench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def nlbench(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_say_version, help="Say the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Measure how nonlinear a neural network is, with every measure side by side."""
+
+
 app.command()(run)
 app.command("list")(list_)
 app.command()(show)
@@ -70,7 +91,7 @@ def main() -> None:
         # No arguments at all, or --help: the help has been printed and there is no message.
         message = error.format_message()
         if message:
-            note(f"{message} (see nlbench --help)")
+            note(f"{_in_our_words(message)} (see nlbench --help)")
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
@@ -83,6 +104,31 @@ def main() -> None:
         note(f"{type(error).__name__}: {error} (set NLBENCH_TRACEBACK=1 to see where)")
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
+
+
+_WORDING = (
+    (r"Invalid value for '?(.+?)'?: ", r"\1: "),
+    (r"Value error, ", ""),
+    (r"Input should be a valid integer.*", "expected a whole number"),
+    (r"Input should be a valid number.*", "expected a number"),
+    (r"Input should be a valid boolean.*", "expected true or false"),
+    (r"Input should be greater than or equal to (\S+)", r"expected at least \1"),
+    (r"Input should be less than or equal to (\S+)", r"expected at most \1"),
+    (r"(\S+) is not one of (.*?)\.?$", r"unknown \1; there are: \2"),
+)
+
+
+def _in_our_words(message: str) -> str:
+    """Say what the parser of the command line says as the rest of nlbench would.
+
+    Examples
+    --------
+    >>> _in_our_words("Invalid value for '--epochs': Input should be a valid integer, no")
+    '--epochs: expected a whole number'
+    """
+    for pattern, words in _WORDING:
+        message = re.sub(pattern, words, message)
+    return message
 
 
 def _tame_output() -> None:

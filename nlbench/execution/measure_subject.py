@@ -9,10 +9,11 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -26,50 +27,31 @@ from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe
 from nlbench.probes import ProbeOptions, Resources, Step
 from nlbench.probes.budget import Found
+from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
 from nlbench.store.record import Record
 from nlbench.store.run_folder import check_unchanged, difference
 from nlbench.subjects.load import Subject, load_subject
 
-from .numerics import Machine, Stream, exact_arithmetic, untouched, without_autocast
+from .numerics import (
+    Machine,
+    Stream,
+    exact_arithmetic,
+    some_threads,
+    untouched,
+    without_autocast,
+)
 from .work_units import Missed, Unit
-
-if TYPE_CHECKING:
-    from nlbench.runner import Progress
 
 __all__ = [
     "Host",
     "Meter",
     "Outcome",
-    "UnitWatch",
-    "Unwatched",
-    "Unwatching",
-    "Watch",
     "failure_of",
     "missing_record",
     "observe",
     "records_of",
 ]
-
-
-class Watch(Protocol):
-    """Told which measure is at work."""
-
-    def enter(self, measure: str) -> None:
-        """A measure begins to compute."""
-
-    def leave(self) -> None:
-        """It has stopped; raises if it took too long."""
-
-
-class Unwatched:
-    """A watch that nobody looks at."""
-
-    def enter(self, measure: str) -> None:
-        """Do nothing."""
-
-    def leave(self) -> None:
-        """Do nothing."""
 
 
 @dataclass
@@ -101,10 +83,10 @@ class _Feed:
         measure: type[Measure],
         options: Mapping[str, OptionValue],
         stream: Stream,
-        watch: Watch,
+        monitor: Monitor,
     ) -> None:
         self.seconds = 0.0
-        self._name, self._stream, self._watch = measure.name, stream, watch
+        self._name, self._stream, self._monitor = measure.name, stream, monitor
         self.failure: Result | None = None
         self.traceback = ""
         self.unreduced = measure.unreduced
@@ -127,13 +109,13 @@ class _Feed:
 
     def _guard(self, call: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
-        self._watch.enter(self._name)
+        self._monitor.enter(self._name)
         try:
             try:
                 with self._stream.drawn(), without_autocast():
                     return call()
             finally:
-                self._watch.leave()
+                self._monitor.leave()
         except (Exception, SystemExit) as error:
             # A plugin may raise anything. It is recorded, and concerns no other measure.
             self.failure, self.traceback = failure_of(error)
@@ -196,7 +178,7 @@ def observe(
     resources: Resources,
     step: Step = lambda: None,
     streams: Sequence[str] = (),
-    watch: Watch | None = None,
+    monitor: Monitor | None = None,
 ) -> list[Outcome]:
     """Run one probe's pass over a subject and collect the readings of its measures.
 
@@ -214,7 +196,7 @@ def observe(
     streams : sequence of str
         Name of each measure's random stream; by default the global generators are left as
         they are.
-    watch : Watch, optional
+    monitor : Monitor, optional
 
     Returns
     -------
@@ -223,9 +205,9 @@ def observe(
         ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
         itself can't look.
     """
-    watch = watch or Unwatched()
+    monitor = monitor or Monitor()
     feeds = [
-        _Feed(measure, options, Stream(stream, resources.device), watch)
+        _Feed(measure, options, Stream(stream, resources.device), monitor)
         for (measure, options), stream in zip(
             measures, streams or [""] * len(measures), strict=True
         )
@@ -304,26 +286,6 @@ def _peak() -> int:
     return int(getattr(memory, "peak_wset", memory.rss))
 
 
-class UnitWatch(Watch, Protocol):
-    """Told what a unit is at, beside which measure is at work."""
-
-    def loading(self) -> None:
-        """The subject is being loaded."""
-
-    def passing(self, probe: str) -> None:
-        """The pass of a probe begins."""
-
-
-class Unwatching(Unwatched):
-    """A watch that nobody looks at."""
-
-    def loading(self) -> None:
-        """Do nothing."""
-
-    def passing(self, probe: str) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True)
 class _Loaded:
     key: tuple[str, ...]
@@ -340,21 +302,26 @@ class Host:
     ----------
     measures : mapping of str to Measure class, optional
         Those already at hand; others are loaded by name.
+    threads : int, optional
+        PyTorch's; by default those that it has.
     """
 
-    def __init__(self, measures: Mapping[str, type[Measure]] | None = None) -> None:
-        self._measures = dict(measures or {})
+    def __init__(
+        self,
+        measures: Mapping[str, type[Measure]] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._measures, self._threads = dict(measures or {}), threads
         self._loaded: _Loaded | None = None
         self._machines: dict[tuple[str, str], Machine] = {}
         self._found: Found = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
 
-    def measure(
-        self, unit: Unit, progress: Progress, watch: UnitWatch | None = None
-    ) -> Iterator[Record | Missed]:
-        """Yield the record of each cell, or why there is none."""
-        watch = watch or Unwatching()
-        machine = self._machine(unit)
+    def measure(self, unit: Unit, monitor: Monitor) -> Iterator[Record | Missed]:
+        """Yield the record of each cell, or why there is none.
+
+        Nothing of this process is left changed while the caller has the word.
+        """
         target = unit.cells[0].target
         cells = []
         for cell in unit.cells:
@@ -366,28 +333,41 @@ class Host:
         if not cells:
             return
         self._import_plugins(target)
-        with exact_arithmetic(unit.precision, machine.device.type):
-            watch.loading()
+        with self._as_asked(unit):
+            machine = self._machine(unit)
             try:
+                monitor.loading()
                 loaded = self._load(target, unit, machine)
                 problem = difference(loaded.subject.facts, unit.expected)
                 if problem:
                     raise RequestError(problem)
             except (Exception, SystemExit) as error:
                 # Whatever a model's or dataset's plugin raises concerns this subject only.
-                yield Missed(tuple(cells), _why(error, target), traceback.format_exc(), True)
-                return
-            keys = {cell.wanted.name: cell.key for cell in cells}
-            yield from records_of(
-                loaded.subject,
-                self._bench(cells),
-                machine,
-                progress,
-                lambda measure: keys[measure.name],
-                resources=Resources(machine.device, unit.memory, self._found),
-                watch=watch,
-                load_seconds=loaded.seconds,
-            )
+                why, trace = _why(error, target), traceback.format_exc()
+                loaded = None
+        if loaded is None:
+            yield Missed(tuple(cells), why, trace, loading=True)
+            return
+        keys = {cell.wanted.name: cell.key for cell in cells}
+        records = records_of(
+            loaded.subject,
+            self._bench(cells),
+            machine,
+            monitor,
+            lambda measure: keys[measure.name],
+            resources=Resources(machine.device, unit.memory, self._found),
+            load_seconds=loaded.seconds,
+            conditions=lambda: self._as_asked(unit),
+        )
+        yield from records
+
+    @contextlib.contextmanager
+    def _as_asked(self, unit: Unit) -> Iterator[None]:
+        """Have a run's precision and threads, for one load or one observation."""
+        device = torch.device(unit.device)
+        threads = some_threads(self._threads) if self._threads else contextlib.nullcontext()
+        with threads, exact_arithmetic(unit.precision, device.type):
+            yield
 
     def _machine(self, unit: Unit) -> Machine:
         key = unit.device, unit.precision
@@ -478,12 +458,12 @@ def records_of(
     subject: Subject,
     bench: Bench,
     machine: Machine,
-    progress: Progress,
+    monitor: Monitor,
     key_of: Callable[[type[Measure]], str],
     *,
     resources: Resources | None = None,
-    watch: UnitWatch | None = None,
     load_seconds: float = 0.0,
+    conditions: Callable[[], AbstractContextManager[None]] = exact_arithmetic,
 ) -> Iterator[Record]:
     """Look at a subject through each probe that the measures need; yield a record a measure.
 
@@ -492,33 +472,33 @@ def records_of(
     subject : Subject
     bench : Bench
     machine : Machine
-    progress : Progress
+    monitor : Monitor
     key_of : callable
         From a measure to its cell's key.
     resources : Resources, optional
-    watch : UnitWatch, optional
     load_seconds : float
         What loading the subject took.
+    conditions : callable
+        Gives what each observation is made in, such as a precision.
     """
     facts = subject.facts
     resources = resources or Resources(machine.device)
-    watch = watch or Unwatching()
     for probe, entries in bench.by_probe().items():
         settings = bench.probes[probe]
         what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
         keys = [key_of(measure) for measure, _ in entries]
-        watch.passing(probe)
+        monitor.observing(probe)
         meter = Meter(machine.device)
         stream = Stream(f"pass {facts.get('key', '')} {probe}", machine.device)
-        with untouched(), stream.drawn():
+        with conditions(), untouched(), stream.drawn():
             outcomes = observe(
                 subject,
                 entries,
                 settings,
                 resources=resources,
-                step=partial(progress.step, what),
+                step=partial(monitor.step, what),
                 streams=keys,
-                watch=watch,
+                monitor=monitor,
             )
         costs = {**meter.read(), "load_seconds": load_seconds}
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):

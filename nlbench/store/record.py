@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError
+from nlbench.files import is_unused, locked, make_folder, write_atomically
 from nlbench.measure import Result, Value
-
-from .files import is_unused, locked, make_folder, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -271,9 +270,9 @@ class Run:
 
 def _rows(record: Record) -> Iterable[tuple[object, ...]]:
     identity, result = record.identity, record.result
-    whole = Value("", result.summary, result.n, result.status, result.reason)
+    whole = Value("", result.summary, result.n, result.status, result.reason, result.parts)
     for value in (whole, *result.values):
-        numbers = value.statistics or {"value": math.nan}
+        numbers = value.numbers or {"value": math.nan}
         for statistic, number in numbers.items():
             yield (*identity, value.place, statistic, number, value.n, value.status, value.reason)
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError
+from nlbench.files import is_unused, locked, make_folder, remove_parts
 from nlbench.plan import PLAN, Cell, Plan, Target, keep_plan
 from nlbench.request import Request, write_request
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.load import choose_weights
 
-from .files import is_unused, locked, make_folder, remove_parts
 from .manifest import contents, make_manifest, now
 from .record import Record, Run, load_run
 

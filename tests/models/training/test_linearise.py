@@ -9,7 +9,7 @@ from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training.linearise import Grid, LinearisingRequest, linearise
-from nlbench.runner import Silent
+from nlbench.progress import Monitor
 from nlbench.store.record import load_run
 from nlbench.subjects.load import SubjectSpec, load_subject
 
@@ -169,8 +169,9 @@ def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
 
 
 def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypatch):
-    class Heard(Silent):
+    class Heard(Monitor):
         def __init__(self):
+            super().__init__()
             self.lines = []
 
         def warn(self, message):

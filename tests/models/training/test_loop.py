@@ -9,13 +9,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nlbench.errors import NotFinite, RequestError
+from nlbench.hashing import state_hash
 from nlbench.models.datasets.digits import digits
 from nlbench.models.datasets.synthetic import synthetic
 from nlbench.models.networks.vgg import vgg8
 from nlbench.models.training.loop import Recipe, accuracy, corrupt_labels, train, vanilla
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.model import model_info
-from nlbench.subjects.weights import load_weights, state_hash
+from nlbench.subjects.weights import load_weights
 
 SHIPPED = model_info(vgg8).trained["digits"]
 

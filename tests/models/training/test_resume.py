@@ -6,11 +6,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nlbench.errors import RequestError
+from nlbench.hashing import state_hash
 from nlbench.models.sparsified.linearise import from_start
 from nlbench.models.training.loop import read_state, train, write_state
 from nlbench.models.training.recipe import Recipe
 from nlbench.subjects.data import Dataset
-from nlbench.subjects.weights import state_hash
 
 
 def images(n=40):

@@ -78,7 +78,6 @@ def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
     assert {r.result.status for r in run.records} == {"ok"}
     assert run.manifest["command"].startswith("nlbench run --measures")
     assert run.manifest["subjects"][0]["weights"] == "trained"
-    assert run.manifest["subjects"][0]["accuracy"] > 0.97
 
 
 def test_a_finished_run_is_taken_up_again_without_measuring(first):
@@ -191,7 +190,7 @@ def test_importing_nlbench_does_not_import_torch():
     [
         (["run", "--model", "vg8"], "there is no model 'vg8'; did you mean 'vgg8'?"),
         (["run", "--measures", "afinity"], "did you mean 'affinity'?"),
-        (["run", "--measures", ","], "--measures: expected at least one name"),
+        (["run", "--measures", ","], "--measures: expected names, got"),
         (["run", "--data", "digit"], "there is no dataset 'digit'; did you mean 'digits'?"),
         (["run", "--set", "affinity.shrinkage"], "--set: expected OWNER.OPTION=VALUE"),
         (["run", "--set", "affinity.shrinkage=non"], "did you mean 'none'?"),

@@ -46,7 +46,7 @@ def test_the_doctor_prints_json_and_fails_only_for_what_is_broken(call, monkeypa
 
 def test_a_manifest_is_shown_in_words_and_as_json(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = ["--measures", "r2", "--samples", "16", "--no-report"]
+    options = ["--measures", "cka", "--samples", "16", "--no-report"]
     assert call("run", *options, "--out", "one")[0] == 0
     assert call("run", *options, "--seeds", "1", "--out", "two")[0] == 0
     status, out = call("merge", "one", "two", "--out", "both")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
+from nlbench.files import locked
 from nlbench.measure import Result, Value
-from nlbench.store.files import locked
 from nlbench.store.record import COLUMNS, FORMAT, Record, Run, load_run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,112 @@ from pathlib import Path
 
 from nlbench.errors import RequestError
 
-__all__ = ["is_unused", "locked", "make_folder", "remove_parts", "write_atomically"]
+__all__ = [
+    "LARGEST_TEXT",
+    "check_is_file",
+    "is_unused",
+    "locked",
+    "make_folder",
+    "read_text",
+    "remove_parts",
+    "spreadsheet_safe",
+    "spreadsheet_text",
+    "write_atomically",
+]
 
 
 _PART = re.compile(r"\..+\.\w+\.part")
+
+LARGEST_TEXT = 2**26
+"""Bytes of the largest text that is read: far more than any request, record or plan."""
+
+
+def check_is_file(path: Path, most: int | None = None) -> None:
+    """Refuse what is no regular file: reading a pipe or a device may never end.
+
+    Parameters
+    ----------
+    path : Path
+    most : int, optional
+        Bytes that it may have.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is absent, no file or too large.
+    """
+    try:
+        state = path.stat()
+    except FileNotFoundError as error:
+        raise RequestError(f"can't read {path}: there is no such file") from error
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise RequestError(f"can't read {path}: {what}") from error
+    if stat.S_ISDIR(state.st_mode):
+        raise RequestError(f"can't read {path}: it is a directory, expected a file")
+    if not stat.S_ISREG(state.st_mode):
+        raise RequestError(f"can't read {path}: it is not a regular file")
+    if most is not None and state.st_size > most:
+        raise RequestError(
+            f"can't read {path}: it has {state.st_size} bytes, expected at most {most}"
+        )
+
+
+def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
+    """Read a regular file of UTF-8 text.
+
+    Parameters
+    ----------
+    path : Path
+    most : int
+        Bytes that it may have.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is absent, no file, too large or no text.
+    """
+    check_is_file(path, most)
+    try:
+        with path.open("rb") as file:
+            # Some files of the system have no end, and no size either.
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise RequestError(f"can't read {path}: expected at most {most} bytes")
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise RequestError(f"can't read {path}: {what}") from error
+
+
+def spreadsheet_safe(text: str) -> str:
+    """Give a text that a spreadsheet doesn't run, for a cell of a table.
+
+    One that begins like a formula gets an apostrophe before it, as spreadsheets mark text;
+    `spreadsheet_text` takes it away.
+
+    Examples
+    --------
+    >>> spreadsheet_safe("=1+1"), spreadsheet_safe("vgg8")
+    ("'=1+1", 'vgg8')
+    """
+    return f"'{text}" if text[:1] in _MARKED else text
+
+
+def spreadsheet_text(cell: str) -> str:
+    """Give back what `spreadsheet_safe` was given.
+
+    Examples
+    --------
+    >>> spreadsheet_text("'=1+1"), spreadsheet_text("vgg8")
+    ('=1+1', 'vgg8')
+    """
+    is_marked = cell[:1] == "'" and cell[1:2] in _MARKED
+    return cell[1:] if is_marked else cell
+
+
+# What a formula may begin with; and the mark itself, so that it can be taken away again.
+_MARKED = frozenset("=+-@\t\r\n'")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
