@@ -152,13 +152,14 @@ def _sound(result: object) -> Result:
 
 
 def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
-    """Add what the probe knows: how many samples or segments, and remarks on places."""
+    """Add what the probe knows: how many samples or segments, and its remarks."""
     n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
     values = tuple(
         replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
         for value in result.values
     )
-    return replace(result, values=values, n=result.n or n)
+    said = [result.reason, shown.get("remark", "")]
+    return replace(result, values=values, n=result.n or n, reason="; ".join(filter(None, said)))
 
 
 def failure_of(error: BaseException) -> tuple[Result, str]:

@@ -172,7 +172,8 @@ class Probe(ABC):
             Called as often as `steps` says.
         facts : dict
             Takes what was looked at, for the record: ``samples`` or ``segments``, their number;
-            ``remarks``, by place; whatever a reader of the number has to know.
+            ``remarks``, by place, and ``remark``, on the whole, which stand beside the numbers;
+            whatever a reader of the number has to know.
 
         Raises
         ------

@@ -22,6 +22,7 @@ from nlbench.errors import Undefined
 __all__ = [
     "EXPANSIONS",
     "MOVES",
+    "REDUCTIONS_OF_AXES",
     "RESHAPES",
     "Layout",
     "Layouts",
@@ -35,7 +36,7 @@ __all__ = [
 
 RESHAPES = {"flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel"}
 EXPANSIONS = {"expand", "expand_as", "repeat", "tile", "broadcast_to"}
-_REDUCTIONS_OF_AXES = {
+REDUCTIONS_OF_AXES = {
     "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
     "nansum", "prod", "std", "sum", "var",
 }  # fmt: skip
@@ -65,7 +66,7 @@ def axis_map(
         return MOVES[name](args, kwargs, source, output)
     if name in RESHAPES:
         return [_kept(source.shape, axis, output.shape) for axis in range(rank)]
-    if name in _REDUCTIONS_OF_AXES and output.ndim < rank:
+    if name in REDUCTIONS_OF_AXES and output.ndim < rank:
         return _without(rank, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
     if name in EXPANSIONS:
         return [axis + output.ndim - rank for axis in range(rank)]

@@ -1,7 +1,5 @@
 """Derivatives of the affinity score against finite differences, and where they could be NaN."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch.autograd import grad, gradcheck, gradgradcheck

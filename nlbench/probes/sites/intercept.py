@@ -23,6 +23,7 @@ from nlbench.probes.ops import FUSED
 from .attention import FUSED_ATTENTION, softmaxes_of
 from .reduce import Function, Side, capture
 from .roles import GATE_KINDS, Gate, Gates
+from .unseen import Unseen
 
 __all__ = ["Begun", "Call", "Kept", "Watch"]
 
@@ -115,6 +116,15 @@ class Call:
         return self.gate is None or self.gate.is_settled
 
 
+@dataclass
+class _Written:
+    """A handwritten activation that is running: what was found unseen before, its input, calls."""
+
+    unseen: int
+    begun: Begun | None = None
+    calls: list[Call] = field(default_factory=list)
+
+
 class Watch(SiteNames):
     """Sees every PyTorch function while forward passes run.
 
@@ -125,7 +135,7 @@ class Watch(SiteNames):
     on_call : callable
         Told of each activation call, in their order, as soon as its role is known.
     on_unseen : callable
-        Told the name of each fused function that computes activations, and where.
+        Told, at each pass, what computes activations that can't be seen, and where.
     """
 
     def __init__(
@@ -145,8 +155,9 @@ class Watch(SiteNames):
         self.begin(*inputs, constants=constants if inputs else ())
         self._waiting: deque[Call] = deque()
         # What is known of handwritten activations that are running.
-        self._written: dict[int, tuple[Begun | None, list[Call]]] = {}
+        self._written: dict[int, _Written] = {}
         self._gates = Gates()
+        self._unseen = Unseen(self.layouts.is_sampled)
         # Hooks run under the override too; what the probe itself computes is no operation.
         self._paused = False
 
@@ -155,7 +166,10 @@ class Watch(SiteNames):
         self._reset(given)
         try:
             with self:
-                self.model(given)
+                output = self.model(given)
+            self._unseen.end(output)
+            for what in self._unseen.remarks():
+                self._on_unseen(what)
             while self._waiting:
                 self._tell(self._waiting.popleft())
         finally:
@@ -185,8 +199,9 @@ class Watch(SiteNames):
             else:
                 output = func(*args, **kwargs)
             self.follow(func, args, kwargs, output)
+            self._unseen.follow(func, args, kwargs, output, self._place, is_site=False)
             if name in FUSED:
-                self._on_unseen(f"{name} of {self.path or 'the model'}")
+                self._on_unseen(f"{name} of {self._place}")
             return output
         assert isinstance(given, Tensor)
         site = self.name(kind)
@@ -198,6 +213,7 @@ class Watch(SiteNames):
         begun = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
         output = func(*args, **kwargs)
         self.follow(func, args, kwargs, output)
+        self._unseen.follow(func, args, kwargs, output, self._place, is_site=True)
         call = Call(site, begun, self._end(begun, output))
         if kind in GATE_KINDS:
             call.gate = self._gates.begin(given, output)
@@ -207,6 +223,10 @@ class Watch(SiteNames):
             call.role = "attention"
         self._add(call)
         return output
+
+    @property
+    def _place(self) -> str:
+        return self.path or "the model"
 
     def follow(self, func: Any, args: Any, kwargs: Any, output: object) -> None:
         """Note what became of the axes, and of the outputs of sigmoids."""
@@ -274,24 +294,29 @@ class Watch(SiteNames):
         if writing is None:
             self._waiting.append(call)
         else:
-            self._written.setdefault(id(writing), (None, []))[1].append(call)
+            self._of(writing).calls.append(call)
+
+    def _of(self, writing: Writing) -> _Written:
+        return self._written.setdefault(id(writing), _Written(len(self._unseen.found)))
 
     def writing_begins(self, writing: Writing) -> None:
         """Keep the input of what may be a handwritten activation: it may be overwritten."""
         kind = type(writing.module).__name__.lower()
-        begun = self._begin(writing.given, self._paths[writing.module], kind)
-        self._written[id(writing)] = (begun, self._written.get(id(writing), (None, []))[1])
+        self._of(writing).begun = self._begin(writing.given, self._paths[writing.module], kind)
 
     def writing_ends(self, writing: Writing, output: Any, name: SiteName | None) -> None:
         """Make one call of all that a handwritten activation called."""
-        begun, calls = self._written.pop(id(writing), (None, []))
+        written = self._of(writing)
+        del self._written[id(writing)]
         if name is None:
-            self._waiting += calls
-        elif writing.is_one_call and calls:
-            self._waiting.append(calls[0])
+            self._waiting += written.calls
+            return
+        self._unseen.forget(written.unseen, output)
+        if writing.is_one_call and written.calls:
+            self._waiting.append(written.calls[0])
         else:
-            assert begun is not None
-            self._waiting.append(Call(name, begun, self._end(begun, output)))
+            assert written.begun is not None
+            self._waiting.append(Call(name, written.begun, self._end(written.begun, output)))
 
     def _tell_settled(self) -> None:
         while self._waiting and self._waiting[0].is_settled:

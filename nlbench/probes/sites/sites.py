@@ -152,7 +152,8 @@ def observe_sites(
     found : mutable mapping, optional
         Remembers how many samples of a model fit, for the next time.
     on_unseen : callable, optional
-        Told of each kernel that computes activations which can't be seen, such as an LSTM's.
+        Told of what computes activations that can't be seen: a kernel, such as an LSTM's, or
+        operations that are written out inside a larger module.
 
     Returns
     -------
@@ -495,12 +496,19 @@ def observe(
     facts["sites"] = len(sites)
     if unseen:
         facts["unseen"] = list(unseen)
+        facts["remark"] = f"activations not seen: {_few(list(unseen))}"
     remarks = {name: remark_on_channels([site]) for name, site in sites.items() if site.assumed}
     if remarks and options["reduction"] == "spatial":
         facts["remarks"] = remarks
     if not sites:
-        inside = f", but for those inside {', '.join(unseen)}" if unseen else ""
+        inside = f", but for those inside {_few(list(unseen))}" if unseen else ""
         raise Undefined(f"the model calls no activation function that is known as one{inside}")
+
+
+def _few(names: Sequence[str], most: int = 6) -> str:
+    """List some of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _functions(
