@@ -22,7 +22,7 @@ from nlbench.probes.ops import FUSED
 
 from .attention import FUSED_ATTENTION, softmaxes_of
 from .reduce import Function, Side, capture
-from .roles import GATE_KINDS, Gate, Gates
+from .roles import GATE_KINDS, Fate, Gate, Gates, Logits
 from .unseen import Unseen
 
 __all__ = ["Begun", "Call", "Kept", "Watch"]
@@ -89,9 +89,11 @@ class Call:
         Its input.
     y : Side or None
         Its output; None where nobody wants it.
-    role : {"activation", "gate", "attention"}
+    role : {"activation", "gate", "attention", "softcap"}
     gate : Gate or None
         What tells whether it is a gate, where that is not known at once.
+    fate : Fate or None
+        What tells whether it is a part of attention.
     """
 
     site: SiteName
@@ -99,6 +101,7 @@ class Call:
     y: Side | None
     role: str = "activation"
     gate: Gate | None = None
+    fate: Fate | None = None
 
     @property
     def name(self) -> str:
@@ -113,7 +116,8 @@ class Call:
     @property
     def is_settled(self) -> bool:
         """Whether its role is known."""
-        return self.gate is None or self.gate.is_settled
+        undecided = (self.gate, self.fate)
+        return all(one is None or one.is_settled for one in undecided)
 
 
 @dataclass
@@ -157,6 +161,7 @@ class Watch(SiteNames):
         # What is known of handwritten activations that are running.
         self._written: dict[int, _Written] = {}
         self._gates = Gates()
+        self._logits = Logits()
         self._unseen = Unseen(self.layouts.is_sampled)
         # Hooks run under the override too; what the probe itself computes is no operation.
         self._paused = False
@@ -221,6 +226,8 @@ class Watch(SiteNames):
             call.role = "gate"
         elif kind == "softmax" and given.ndim > 2:
             call.role = "attention"
+        if kind not in ("glu", "softmax"):
+            call.fate = self._logits.begin(kind, given, output)
         self._add(call)
         return output
 
@@ -232,6 +239,7 @@ class Watch(SiteNames):
         """Note what became of the axes, and of the outputs of sigmoids."""
         super().follow(func, args, kwargs, output)
         self._gates.follow(func, args, kwargs, output, self.layouts.is_constant)
+        self._logits.follow(func, args, kwargs, output, self.layouts.is_sampled)
 
     def _attend(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function that computes attention, and look at the softmax inside."""
@@ -325,6 +333,8 @@ class Watch(SiteNames):
     def _tell(self, call: Call) -> None:
         if call.gate is not None and call.gate.is_gate:
             call.role = "gate"
+        if call.fate is not None and call.fate.role:
+            call.role = call.fate.role
         self._paused, before = True, self._paused
         try:
             self._on_call(call)

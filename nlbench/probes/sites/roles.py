@@ -1,4 +1,10 @@
-"""Which sigmoids are gates: their output multiplies another tensor and does nothing else."""
+"""What a call is there for: which sigmoids are gates, and what belongs to attention.
+
+A gate's output multiplies another tensor and does nothing else. A call inside attention works on
+products of two tensors that both come from the input, and its output goes on into a softmax or
+another such product. A soft cap is c tanh(x / c), which leaves all but the largest logits as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +16,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.probes.axes import EXPANSIONS, MOVES, RESHAPES, tensors_in
-from nlbench.probes.ops import AFFINE, PLUMBING, operation_name
+from nlbench.probes.ops import AFFINE, PLUMBING, operation, operation_name
 
-__all__ = ["GATE_KINDS", "Gate", "Gates"]
+__all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits"]
 
 
 GATE_KINDS = {"sigmoid", "hardsigmoid"}
@@ -110,3 +116,108 @@ class Gates:
         for tensor in tensors:
             if (gate := self._of.get(tensor)) is not None:
                 yield gate
+
+
+class Fate:
+    """What becomes of the output of a call on logits.
+
+    Parameters
+    ----------
+    output : tensor
+    is_product : bool
+        Whether its input comes from a product of two tensors.
+    divided_by : float or None
+        What its input has been divided by, if it is a tanh.
+    """
+
+    def __init__(self, output: Tensor, is_product: bool, divided_by: float | None) -> None:
+        self._live = [weakref.ref(output)]
+        self._is_product, self._divided_by = is_product, divided_by
+        self.role = ""
+
+    def goes_on(self, outputs: Sequence[Tensor]) -> None:
+        """Follow it into what is made of it."""
+        self._live += [weakref.ref(tensor) for tensor in outputs]
+
+    def multiplied(self, factor: float | None) -> None:
+        """Note that it is multiplied by a number."""
+        cap = self._divided_by
+        if cap is not None and factor is not None and abs(factor - cap) <= 1e-6 * abs(cap):
+            self.role = self.role or "softcap"
+
+    def enters_attention(self) -> None:
+        """Note that it goes into a softmax or a product of two tensors."""
+        if self._is_product:
+            self.role = "attention"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing that can still happen changes its role."""
+        return self.role == "attention" or all(reference() is None for reference in self._live)
+
+
+class Logits:
+    """Follows products of two tensors, and what is computed of them number by number."""
+
+    def __init__(self) -> None:
+        self._products: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+        self._divided: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
+        self._fates: MutableMapping[Tensor, Fate] = WeakTensorKeyDictionary()
+
+    def begin(self, kind: str, given: Tensor, output: Tensor) -> Fate | None:
+        """Follow the output of a call from here on, if it may have a role of this sort."""
+        is_product = given in self._products and given.ndim > 2
+        divided_by = self._divided.get(given) if kind == "tanh" else None
+        if not is_product and divided_by is None:
+            return None
+        fate = self._fates[output] = Fate(output, is_product, divided_by)
+        return fate
+
+    def follow(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: object,
+        is_sampled: Callable[[Tensor], bool],
+    ) -> None:
+        """Note an operation."""
+        name = operation_name(func)
+        operands = [t for t in tensors_in((*args, *kwargs.values())) if is_sampled(t)]
+        outputs = list(tensors_in((output,)))
+        if not operands or not outputs:
+            return
+        are_products = any(tensor in self._products for tensor in operands)
+        fates = [fate for t in operands if (fate := self._fates.get(t)) is not None]
+        if name == "softmax" or (name in _INNER and len(operands) > 1):
+            for fate in fates:
+                fate.enters_attention()
+            # What the weights of attention are multiplied with is no logit.
+            if are_products == (name == "softmax"):
+                self._products.update(dict.fromkeys(outputs))
+            return
+        known = operation(func)
+        if name not in _ARRANGING and (known is None or not known.acts):
+            return
+        if are_products:
+            self._products.update(dict.fromkeys(outputs))
+        factor = _factor(name, args)
+        if factor:
+            self._divided[outputs[0]] = 1 / factor
+        for fate in fates:
+            fate.multiplied(factor)
+            fate.goes_on(outputs)
+            self._fates.update(dict.fromkeys(outputs, fate))
+
+
+_INNER = {"matmul", "rmatmul", "bmm", "baddbmm", "einsum"}
+
+
+def _factor(name: str, args: Sequence[Any]) -> float | None:
+    """What number a tensor is multiplied by; None in any other operation."""
+    if len(args) < 2 or name not in {*_PRODUCTS, "div", "divide", "true_divide", "truediv"}:
+        return None
+    numbers = [float(value) for value in args[:2] if isinstance(value, int | float)]
+    if len(numbers) != 1 or not numbers[0]:
+        return None
+    return numbers[0] if name in _PRODUCTS else 1 / numbers[0]

@@ -65,9 +65,10 @@ class Site:
     assumed : bool
         True where nothing on the way said which axis holds the channels, and the usual
         one for the shape was taken; see `nlbench.probes.axes.Layouts.of`.
-    role : {"activation", "gate", "attention"}
+    role : {"activation", "gate", "attention", "softcap"}
         ``gate``: a sigmoid whose output multiplies another tensor and does nothing else, or
-        a gated linear unit. ``attention``: a softmax over more than a row of logits.
+        a gated linear unit. ``attention``: a softmax over more than a row of logits, or a call
+        on the logits that go into one. ``softcap``: c tanh(x / c).
     """
 
     name: str

@@ -122,3 +122,73 @@ def test_a_gate_that_the_model_keeps_is_one_all_the_same():
         return torch.relu(h * m.kept)
 
     assert roles(function) == [("sigmoid", "gate"), ("relu", "activation")]
+
+
+class Attention(nn.Module):
+    """Attention with a function of its logits, and another of what it gives."""
+
+    def __init__(self, inner, outer=lambda x: x):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 18), nn.Linear(6, 6)
+        self.inner, self.outer = inner, outer
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = self.inner(q @ k.transpose(1, 2) * 6**-0.5)
+        return self.outer(self.out(torch.relu(weights @ v)))
+
+
+def cap(x, most=30.0):
+    return torch.tanh(x / most) * most
+
+
+CAPPED = {
+    "divided and multiplied": cap,
+    "multiplied from the left": lambda x: 30.0 * torch.tanh(x * (1 / 30)),
+    "with a mask": lambda x: cap(x) + torch.zeros(4, 4),
+    "scaled": lambda x: cap(2 * x).masked_fill(torch.eye(4) > 0, -9.0),
+}
+
+
+@pytest.mark.parametrize("inner", CAPPED.values(), ids=CAPPED)
+def test_a_soft_cap_of_attention_is_a_part_of_attention(inner):
+    model = Attention(lambda x: inner(x).softmax(-1), cap)
+    sites = list_sites(model, torch.randn(2, 4, 6))
+    assert [(site.kind, site.role) for site in sites] == [
+        ("tanh", "attention"),
+        ("relu", "activation"),
+        ("tanh", "softcap"),
+    ]
+
+
+@pytest.mark.parametrize("inner", [torch.relu, torch.sigmoid, lambda x: F.relu(x) / 4])
+def test_attention_without_a_softmax_is_attention_too(inner):
+    sites = list_sites(Attention(inner), torch.randn(2, 4, 6))
+    assert [site.role for site in sites] == ["attention", "activation"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, h: 1.7159 * torch.tanh(h * (2 / 3)),
+        lambda m, h: torch.tanh(h / 30),
+        lambda m, h: torch.tanh(h) * 30,
+        lambda m, h: torch.tanh(h / 30) * 20,
+    ],
+)
+def test_a_scaled_tanh_is_no_soft_cap(function):
+    assert roles(function) == [("tanh", "activation")]
+
+
+def test_a_product_with_a_matrix_that_comes_from_the_input_is_no_attention():
+    class Aligned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix, self.layer = nn.Linear(6, 36), nn.Linear(6, 6)
+
+        def forward(self, x):
+            matrix = torch.tanh(self.matrix(x.mean(1))).view(-1, 6, 6)
+            return torch.relu(self.layer(torch.relu(x @ matrix)))
+
+    sites = list_sites(Aligned(), torch.randn(2, 4, 6))
+    assert [site.role for site in sites] == ["activation"] * 3
