@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
+from nlbench.probes.budget import Load
 from nlbench.probes.lines.ops.rule import peak
 from nlbench.probes.model_state import double_copy, shape_copy, tensors_of, typed_copy
 
@@ -29,6 +30,7 @@ __all__ = [
     "Program",
     "agree",
     "double_copy",
+    "load_of",
     "record",
     "refusal",
     "run_alone",
@@ -142,9 +144,9 @@ def record(network: nn.Module, example: Tensor) -> Program:
 
 def _recorded(network: nn.Module, one: Tensor) -> Program:
     recorder = Recorder(network, one)
-    with recorder.hooked():
-        output = _one_output(network, one, recorder)
-    return _program(recorder.steps, recorder.output_value(output), tuple(one.shape[1:]))
+    output = _one_output(network, one, recorder.recording())
+    value = recorder.output_value(output)
+    return _program(recorder.program, value, tuple(one.shape[1:]))
 
 
 def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
@@ -335,3 +337,49 @@ def _program(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Prog
             kept.append(replace(step, ends=ends))
             wanted.update(step.inputs)
     return Program(tuple(reversed(kept)), output, shape)
+
+
+def load_of(program: Program, inputs: Tensor, *, carried: int = 1) -> Load:
+    """Measure what a point takes on its way through a program.
+
+    Parameters
+    ----------
+    program : Program
+    inputs : tensor of shape (m, *input)
+    carried : int
+        How many tensors are carried for each one of the program's.
+
+    Examples
+    --------
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.ReLU()).double()
+    >>> inputs = torch.zeros(2, 4, dtype=torch.float64)
+    >>> load_of(record(network, inputs), inputs).width
+    320
+    """
+    size = inputs.element_size()
+    with torch.inference_mode():
+        values, bounds = {0: inputs}, {0: peak(inputs)}
+        width = step_bytes = _bytes(values) + _bytes(bounds)
+        waiting = reserve = 0
+        for step in program.steps:
+            x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+            before = _bytes(values) + _bytes(bounds)
+            output = step.rule.apply(x)
+            values[step.output], bounds[step.output] = output, step.rule.bound(x, b, output)
+            after = _bytes(values) + _bytes(bounds)
+            own = len(inputs) * size * step.rule.workspace
+            reserve = max(reserve, size * step.rule.reserve)
+            if step.rule.bend is not None:
+                waiting += before
+                # Signs, and copies of what bends.
+                own += 2 * _bytes({0: output})
+            width, step_bytes = max(width, after), max(step_bytes, before + after + own)
+            for value in step.ends:
+                del values[value], bounds[value]
+    points = len(inputs)
+    width, step_bytes, waiting = (-(-size // points) for size in (width, step_bytes, waiting))
+    return Load(carried * width, carried * step_bytes, carried * waiting, carried * reserve)
+
+
+def _bytes(tensors: dict[int, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,22 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.ops import known, load_errors, named_modules
+from nlbench.probes.modules import SiteName, SiteNames
+from nlbench.probes.ops import known, load_errors
 
 from .ops import kinks as kinked_ops
 from .ops.rule import Call, Input, NotAffine, Rule, peak
 
 __all__ = ["Recorder", "Step"]
-
-
-POOLING_MODULES: tuple[type[nn.Module], ...] = (
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-)
 
 
 @dataclass(frozen=True)
@@ -90,10 +80,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self._dtype = example.dtype
-        self._names = {module: name for name, module in network.named_modules()}
-        self._stack: list[nn.Module] = []
+        self._names = SiteNames(network)
+        self._names.begin(example)
+        self._sites: list[SiteName | None] = []
         self._composites: list[str] = []
-        self._calls: Counter[str] = Counter()
         # Tensors by identity: the number of their value and when they got it. `_alive`
         # keeps them, so that neither identities nor storages are used again.
         self._values: dict[int, int] = {}
@@ -113,18 +103,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Follow which module is running; a user's own hooks count as outside of it."""
-        hooks = [m.register_forward_pre_hook(self._enter) for m in self._names]
-        hooks += [
-            m.register_forward_hook(self._leave, prepend=True, always_call=True)
-            for m in self._names
-        ]
-        try:
+    def recording(self) -> Iterator[None]:
+        """Follow which module is running and what it calls, and record what is dispatched."""
+        with self._names.hooked(), self._names, self:
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+    @property
+    def program(self) -> list[Step]:
+        """The steps, with the names of their sites, once the network has run."""
+        named = zip(self.steps, self._sites, strict=True)
+        return [replace(step, site=name.text if name else "") for step, name in named]
 
     def output_value(self, output: Tensor) -> int:
         """Give the number of the network's output, a constant one included."""
@@ -137,12 +125,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             self._add_step("constant", [0], rule, output)
         return self._values[id(output)]
-
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._stack.append(module)
-
-    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        self._stack.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -232,10 +214,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add_step(call.name, inputs, rule, tensor)
 
     def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
-        site = self._site(name) if rule.bend else ""
         value, shape = len(self.steps) + 1, tuple(output.shape[1:])
-        step = Step(name, self._place(), tuple(inputs), value, rule, shape, site)
-        self.steps.append(step)
+        self.steps.append(Step(name, self._names.place, tuple(inputs), value, rule, shape))
+        self._sites.append(self._site(name) if rule.bend else None)
         self._bind(output, value)
 
     def _bind(self, tensor: Tensor, value: int) -> None:
@@ -249,27 +230,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if changed > self._bound_at.get(id(tensor), 0):
                 raise self._refusal(name, "it reads a tensor whose memory was changed in place")
 
-    def _place(self) -> str:
-        return (self._names.get(self._stack[-1], "") if self._stack else "") or "the network"
-
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
-        return UnsupportedOperation((self._composites or [name])[0], self._place(), why)
+        return UnsupportedOperation((self._composites or [name])[0], self._names.place, why)
 
-    def _site(self, name: str) -> str:
-        """Name an activation call: the module's path, or path and function."""
-        # Outside of all modules there are the hooks that a user put on the network.
-        module = self._stack[-1] if self._stack else None
-        path = self._names.get(module, "") if module is not None else ""
-        function = (self._composites or [name])[0]
-        if not path:
-            site = function
-        elif isinstance(module, named_modules() + POOLING_MODULES):
-            site = path
-        else:
-            site = f"{path}/{function}"
-        calls = self._calls[site]
-        self._calls[site] += 1
-        return f"{site}:{calls}" if calls else site
+    def _site(self, name: str) -> SiteName:
+        """Name a call that bends: an activation as it is called, another by its operation."""
+        return self._names.current or self._names.name((self._composites or [name])[0])
 
 
 # The last two precede a copy to NumPy or to a list.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from nlbench.probes.jvp import dual
 from nlbench.probes.ops import Operation, line_rule
 
 from .rule import (
@@ -33,27 +33,7 @@ from .rule import (
     sign_changes,
 )
 
-__all__ = ["bending", "changed", "dual", "kinked", "pushed", "rule_of_kinks"]
-
-
-def dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """Pair a value with its tangent, inside `torch.autograd.forward_ad.dual_level`."""
-    _load_rules()
-    return _paired(value, tangent)
-
-
-@functools.cache
-def _load_rules() -> None:
-    """Have PyTorch load its rules of differentiation, of which it warns itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
-        _paired(torch.zeros(1), torch.zeros(1))
-
-
-def _paired(value: Tensor, tangent: Tensor) -> Tensor:
-    # PyTorch's own annotations are missing here.
-    made: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
-    return made
+__all__ = ["bending", "changed", "kinked", "pushed", "rule_of_kinks"]
 
 
 Margins = Callable[[Sequence[Tensor]], list[Tensor]]

@@ -167,9 +167,10 @@ def test_single_precision_is_left_where_it_would_not_do():
     assert found.precision == torch.finfo(torch.float64).eps
     trace = trace_segment(NETWORKS["average pooling"], start, near)
     assert found.at_least == trace.crossings
-    assert estimate_segment(
-        NETWORKS["average pooling"], start, near, dtype=torch.float32
-    ).precision == torch.finfo(torch.float32).eps
+    assert (
+        estimate_segment(NETWORKS["average pooling"], start, near, dtype=torch.float32).precision
+        == torch.finfo(torch.float32).eps
+    )
 
 
 def test_a_bump_between_the_nodes_is_seen_by_the_probes():
