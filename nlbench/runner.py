@@ -6,17 +6,20 @@ A finished run is taken up again without importing PyTorch.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.executors import WorkerPool, executed
 from nlbench.execution.work_units import units_of
 from nlbench.plan import Cell, Plan, kept_plan, load_probe, make_plan
+from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions, Request
 from nlbench.store.record import Record, Run, load_run
 from nlbench.store.run_folder import (
@@ -33,33 +36,7 @@ from nlbench.store.run_folder import (
 if TYPE_CHECKING:
     from nlbench.execution.numerics import Machine
 
-__all__ = ["Preview", "Progress", "Silent", "preview", "run"]
-
-
-class Progress(Protocol):
-    """Told how a run goes on."""
-
-    def begin(self, steps: int) -> None:
-        """Get ready for that many steps."""
-
-    def step(self, what: str) -> None:
-        """Count one step."""
-
-    def warn(self, message: str) -> None:
-        """Say something that the user should know."""
-
-
-class Silent:
-    """Progress that nobody wants to see."""
-
-    def begin(self, steps: int) -> None:
-        """Do nothing."""
-
-    def step(self, what: str) -> None:
-        """Do nothing."""
-
-    def warn(self, message: str) -> None:
-        """Do nothing."""
+__all__ = ["Preview", "preview", "run"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +79,7 @@ def preview(
     nlbench.RequestError, nlbench.PluginError
         If the request can't be carried out as a whole.
     """
-    execution, progress = execution or ExecutionOptions(), progress or Silent()
+    execution, progress = execution or ExecutionOptions(), progress or Monitor()
     folder = Path(out)
     old = load_run(folder) if check_free(folder) else Run({}, [], folder)
     plan = kept_plan(folder, request)
@@ -169,14 +146,14 @@ def run(
         If the request can't be carried out as a whole. What concerns one cell only is a
         ``failed`` reading.
     """
-    progress, execution, folder = progress or Silent(), execution or ExecutionOptions(), Path(out)
+    progress, execution, folder = progress or Monitor(), execution or ExecutionOptions(), Path(out)
     finished = _finished(request, folder, execution)
     if finished is not None:
         return finished
     began = time.perf_counter()
     plan = make_plan(request, _device(request), progress.warn)
     is_new = not os.path.lexists(folder)
-    with open_run(folder, plan) as result:
+    with _terminated_as_interrupted(), open_run(folder, plan) as result:
         forget_failures(result, plan.cells)
         pool = _worker_pool(execution, plan)
         book = Book(result, request, plan, _machine(plan, pool.threads), command, began)
@@ -184,8 +161,6 @@ def run(
             book.open()
             _carry_out(book, _sorted(plan, result.records, execution), pool, progress)
         except KeyboardInterrupt:
-            # What workers wrote and hadn't told yet is kept as well.
-            book.done.update({record.key: record for record in load_run(folder).records})
             book.write()
             raise
         except NlbenchError:
@@ -194,6 +169,29 @@ def run(
             raise
         book.close()
     return result
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Take a request to end, as a cluster sends before it takes the machine away, as Ctrl-C."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    mine = [
+        number
+        for number in signals
+        if threading.current_thread() is threading.main_thread()
+        and signal.getsignal(number) == signal.SIG_DFL
+    ]
+    for number in mine:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _finished(request: Request, folder: Path, execution: ExecutionOptions) -> Run | None:
@@ -241,7 +239,7 @@ def _carry_out(book: Book, todo: Preview, pool: WorkerPool, progress: Progress) 
     for cell in todo.impossible:
         book.add(missing_record(cell, book.machine, cell.target.impossible))
     # Closed at once where it is interrupted: nobody writes to the folder any more then.
-    with closing(executed(units, pool, book.run.path, progress)) as results:
+    with closing(executed(units, pool, progress)) as results:
         for result in results:
             if isinstance(result, Record):
                 # Processes that load a subject at different times may not find the same one.
@@ -266,15 +264,16 @@ def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
     threads = execution.threads or default_threads()
     if execution.executor == "serial":
         return WorkerPool(execution, 1, threads)
-    count = torch.cuda.device_count() if plan.device == "cuda" else 0
+    kind, _, number = plan.device.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" and not number else 1
+    devices = tuple(f"cuda:{index}" for index in range(count)) if count > 1 else ()
     if execution.executor == "dask":
-        # Each of its workers has a GPU of its own, or none.
-        return WorkerPool(execution, execution.workers or 2, threads)
-    if count > 1:
-        devices = tuple(f"cuda:{number}" for number in range(count))
-        return WorkerPool(execution, execution.workers or count, threads, devices)
+        # Somebody's cluster has given each of its workers a GPU of its own, or none.
+        devices = () if execution.address else devices
+        return WorkerPool(execution, execution.workers or max(2, count), threads, devices)
     by_cores = max(2, (os.cpu_count() or 1) // threads)
-    return WorkerPool(execution, execution.workers or (1 if count else by_cores), threads)
+    default = by_cores if kind == "cpu" else count
+    return WorkerPool(execution, execution.workers or default, threads, devices)
 
 
 def _steps(cells: Sequence[Cell], request: Request) -> int:

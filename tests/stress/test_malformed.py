@@ -92,7 +92,7 @@ FLAGS = {
     "--precision": ["", "float8", "double", "TF32"],
     "--set": ["", "x", "=", "r2=1", "r2.=1", ".r2=1", "r2.nosuch=1", "sites.batch=0",
               "sites.batch=nan", "sites.batch=1e400", "lines.number=3", f"{LONG}.x=1",
-              f"r2.folds={NINES}", f"r2.folds={LONG}", "r2..folds=3", 
+              f"r2.folds={NINES}", f"r2.folds={LONG}", "r2..folds=3",
               "sites.attention=maybe", "r2.folds=\x1b[2J", "=x", "sites=1"],
     "--rerun": ["", "some", "ALL"],
     "--timeout": ["0", "-3", "nan", "inf", "soon", "1e300", NINES, "", "1,5"],

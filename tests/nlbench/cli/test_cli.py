@@ -111,7 +111,7 @@ def test_report_writes_one_page_for_several_runs(first, here, tmp_path):
 def test_show_prints_a_measure_and_a_manifest(first, here):
     folder, _ = first
     shown = here("show", "affinity").stdout
-    for part in ("bounds    0 to 1", "affinity.shrinkage = ledoit-wolf", "sites.reduction", "CVPR"):
+    for part in ("bounds    -inf", "affinity.shrinkage = ledoit-wolf", "sites.reduction", "CVPR"):
         assert part in shown
     assert here("show", "affinity", "--cite").stdout.startswith("@")
     manifest = json.loads(here("show", folder / "runs/first", "--json").stdout)

@@ -16,8 +16,9 @@ from nlbench.execution import executors
 from nlbench.execution import measure_subject as measuring
 from nlbench.execution.work_units import Missed, Unit
 from nlbench.plan import kept_plan, make_plan
+from nlbench.progress import Monitor
 from nlbench.request import Request
-from nlbench.runner import Silent, run
+from nlbench.runner import run
 from nlbench.store import run_folder as opening
 
 HELPED = """
@@ -130,9 +131,9 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     plan = make_plan(printed, "cpu", print)
     here = Unit(plan.cells, "cpu")
     elsewhere = dataclasses.replace(here, planned_at="another machine")
-    (missed,) = measuring.Host().measure(here, Silent())
+    (missed,) = measuring.Host().measure(here, Monitor())
     assert isinstance(missed, Missed)
-    (found,) = measuring.Host().measure(Unit.of(elsewhere.to_dict()), Silent())
+    (found,) = measuring.Host().measure(Unit.from_dict(elsewhere.to_dict()), Monitor())
     assert found.result.status == "ok"
 
 
