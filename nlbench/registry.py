@@ -272,7 +272,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
 
     Examples
     --------
-    >>> expand("measures", ["r2", "a*"])
+    >>> expand("measures", ["r2", "a[bf]*"])
     ['r2', 'absdev', 'affinity']
     """
     known: Entries | None = None

@@ -228,7 +228,7 @@ def module_of(model: nn.Module, site: str) -> nn.Module:
     >>> module_of(model, "1:3")
     ReLU()
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     path, slash, _ = site.partition("/")
     name = path.partition(":")[0]
     if name in modules:
