@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError, shown
+from nlbench.errors import NlbenchError, RequestError, shown
 from nlbench.registry import entry_points
 
 from .common import Interrupted, note
@@ -95,6 +95,7 @@ def main() -> None:
     """Run a command; every error that a user can cause is one line and exit status 2."""
     _tame_output()
     try:
+        _check_lengths(sys.argv[1:])
         status = app(standalone_mode=False)
         sys.stdout.flush()
         if status == INTERRUPTED:
@@ -132,6 +133,21 @@ def main() -> None:
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
+
+def _check_lengths(arguments: list[str]) -> None:
+    """Refuse names of commands and flags that are longer than any.
+
+    The parser looks for the nearest name, which takes minutes for a page of text.
+    """
+    for number, argument in enumerate(arguments):
+        name = argument.partition("=")[0]
+        if len(name) > LONGEST and (number == 0 or name.startswith("-")):
+            what = "option" if name.startswith("-") else "command"
+            raise RequestError(f"there is no {what} '{shown(name)}' (see nlbench --help)")
+
+
+LONGEST = 200
+"""Letters that the name of a command or a flag may have."""
 
 _WORDING = (
     (r"Invalid value for '?(.+?)'?: ", r"\1: "),

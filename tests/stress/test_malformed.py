@@ -250,7 +250,8 @@ COMMANDS = [
     ["train", "--model", "mini", "--out", "w.safetensors", "--set", "x"],
     ["train", "--model", "mini", "--out", "w.safetensors", "--label-noise", "2"],
     ["run", "--nosuch"], ["run", "extra"], ["run", "--samples"], ["run", "--report=maybe"],
-    ["nosuch"], ["--nosuch"], [""], [LONG], ["rum"], ["lst"],
+    ["nosuch"], ["--nosuch"], [""], [LONG], [f"--{LONG}"], ["run", f"--{LONG}"],
+    ["run", f"-{LONG}=3"], ["rum"], ["lst"],
 ]  # fmt: skip
 
 
