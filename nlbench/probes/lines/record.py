@@ -13,9 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.ops.rule import Call, Input, NotAffine, Rule, peak
-from nlbench.probes.lines.ops.table import has_rule, ignores_values, reads_values, rule_for
 from nlbench.probes.modules import SiteName, SiteNames
+from nlbench.probes.ops import known, load_errors
+
+from .ops import kinks as kinked_ops
+from .ops.rule import Call, Input, NotAffine, Rule, peak
 
 __all__ = ["Recorder", "Step"]
 
@@ -140,13 +142,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if any(_storage(a) in self._constants for a in written):
                 raise self._refusal(name, "it changes a constant that was read before")
             return func(*args, **kwargs)
-        if reads_values(name):
+        if name in _READS_VALUES:
             raise self._refusal(name, "the values of the input decide what is computed")
         numbers = {id(a): Input(i) for i, a in enumerate(traced)}
         spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
-        if ignores_values(name, spec, spec_kwargs):
+        if _ignores_values(name, spec):
             return func(*args, **kwargs)
-        if not has_rule(name):
+        operation = known(name)
+        if operation is None or not operation.traced:
             return self._decompose(func, name, args, kwargs)
         if written:
             if len(written) != 1 or written[0] is not args[0]:
@@ -171,9 +174,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
-            raise self._refusal(name, "not piecewise affine")
+            raise self._refusal(name, self._why_not(name))
         self._composites.pop()
         return result
+
+    def _why_not(self, name: str) -> str:
+        """Say why an operation can't be traced: it is known not to be affine, or not known."""
+        for called in (name, *reversed(self._composites)):
+            operation = known(called)
+            if operation is not None and (operation.refused or operation.kind):
+                return operation.refused or "not piecewise affine"
+        if known(name) is not None or known(self._composites[0]) is not None:
+            return "not piecewise affine"
+        missing = "".join(f" ({error})" for error in load_errors())
+        return f"it is not known; register it with nlbench.register_op{missing}"
 
     def _add(self, call: Call, traced: list[Tensor], result: Any, written: list[Tensor]) -> None:
         inputs = [self._values[id(a)] for a in traced]
@@ -191,7 +205,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(result, Tensor):
                 made = replace(made, function=_part(call.function, part))
             try:
-                rule = rule_for(made)
+                rule = _rule_of(made)
             except NotAffine as error:
                 raise self._refusal(call.name, str(error)) from None
             if written:
@@ -222,6 +236,32 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _site(self, name: str) -> SiteName:
         """Name a call that bends: an activation as it is called, another by its operation."""
         return self._names.current or self._names.name((self._composites or [name])[0])
+
+
+# The last two precede a copy to NumPy or to a list.
+_READS_VALUES = frozenset(
+    "_local_scalar_dense item is_nonzero equal allclose nonzero resolve_conj resolve_neg".split()  # noqa: SIM905
+)
+_MAKES_CONSTANTS = frozenset(
+    [f"{value}_like" for value in ("zeros", "ones", "full", "empty")]
+    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
+)
+_FOLLOWS_SHAPE = frozenset(("expand_as", "view_as", "reshape_as", "type_as"))
+
+
+def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
+    """Tell whether a call takes nothing but shape and kind from its traced tensors."""
+    return name in _MAKES_CONSTANTS or (name in _FOLLOWS_SHAPE and not isinstance(spec[0], Input))
+
+
+def _rule_of(call: Call) -> Rule:
+    operation = known(call.name)
+    if operation is None or not operation.traced:
+        raise NotAffine("not piecewise affine")
+    if operation.line is None:
+        return kinked_ops.rule_of_kinks(operation, call)
+    rule: Rule = operation.line(call)
+    return rule
 
 
 def _operation_name(func: Any, in_place: bool) -> str:

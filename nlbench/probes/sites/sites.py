@@ -495,6 +495,7 @@ def observe(
             on_unseen=unseen.setdefault,
         )
     facts["sites"] = len(sites)
+    facts["kinds"] = {name: site.kind for name, site in sites.items()}
     if unseen:
         facts["unseen"] = list(unseen)
         facts["remark"] = f"activations not seen: {_few(list(unseen))}"
