@@ -161,6 +161,7 @@ class _Group:
         self, piecewise: Piecewise, segments: Sequence[Segment], flats: Tensor, chunk: int
     ) -> None:
         self._piecewise, self._flats, self._chunk = piecewise, flats, chunk
+        self._first = piecewise.first
         self._starts = torch.stack([start for start, _ in segments])
         self._ends = torch.stack([end for _, end in segments])
         self._device, self._dtype = self._starts.device, self._starts.dtype
@@ -170,7 +171,7 @@ class _Group:
         self._leads: dict[int, Tensor] = {}
         self._at_start: dict[int, Tensor] = {}  # (s, rows, positions) by step
         self._switches: list[Tensor] = []  # (s, steps that bend) of each level
-        self._coincident = torch.zeros(len(segments), device=self._device)
+        self._at_nodes = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
         self._places = {
             step.output: i for i, step in enumerate(s for s in piecewise.program.steps if s.site)
@@ -184,7 +185,7 @@ class _Group:
         index = torch.tensor(which, device=self._device)
         self._starts, self._ends = self._starts[index], self._ends[index]
         self.values = self.values[index]
-        self._coincident, self.undecided = self._coincident[index], self.undecided[index]
+        self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
         self._switches = [found[index] for found in self._switches]
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
         self._at_start = {key: members[index] for key, members in self._at_start.items()}
@@ -230,21 +231,22 @@ class _Group:
             at = owner[part], nodes.repeat(count)[part]
             outputs.append(self._run(at[0], at[1] / FIRST, watch))
         self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
-        met = torch.zeros(count, FIRST - 1, device=self._device)
+        met = torch.zeros(count, FIRST - 1, dtype=torch.bool, device=self._device)
         for key, sides in self._sides.items():
             shape = (count, FIRST + 1, -1)
             sides.above, sides.below = sides.above.reshape(shape), sides.below.reshape(shape)
             sides.counted = torch.full_like(sides.above[:, 0], -1)
-            resting = zeros[key].reshape(shape)[:, 1:-1]
+            resting = zeros[key].reshape(shape)
             a, b = sides.above, sides.below
-            opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
-            met += ones(resting & opposite)
+            if key[0] in self._first:
+                opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
+                met |= (resting[:, 1:-1] & opposite).any(2)
             for i in range(1, FIRST + 1):
-                # A unit that can't be told from its kink stays where it was.
-                unknown = ~(a[:, i] | b[:, i])
+                # A unit that can't be told from its kink stays where it was, unless it rests.
+                unknown = ~(a[:, i] | b[:, i] | resting[:, i])
                 a[:, i] |= unknown & a[:, i - 1]
                 b[:, i] |= unknown & b[:, i - 1]
-        self._coincident += (met - 1).clamp(min=0).sum(1)
+        self._at_nodes += met.sum(1)
         self._leads = {key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()}
         self._switches.append(self._switched(found, FIRST))
 
@@ -260,7 +262,7 @@ class _Group:
         rows_watched = {s * steps + i: (s, n) for s in range(count) for n, i in enumerate(_WATCHED)}
         alike: dict[tuple[int, int], list[list[Tensor]]] = {}
         new, switched = _Found(), _Found()
-        met = torch.zeros(count * steps, device=self._device)
+        met = torch.zeros(count * steps, dtype=torch.bool, device=self._device)
         between: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         leads: dict[int, list[Tensor]] = {}
         row = 0
@@ -280,15 +282,15 @@ class _Group:
                 above, below, noise = _sides_of(flat, kink)
                 left = sides.above[s, i], sides.below[s, i]
                 right = sides.above[s, i + 1], sides.below[s, i + 1]
-                unknown = ~(above | below)
-                sure = unknown & (left[0] | left[1]) & (right[0] | right[1])
-                at, unit = bits_of(sure)
-                if len(at):
+                unknown = ~(above | below) & (left[0] | left[1])
+                if bool(unknown.any()):
+                    resting = packed(flat == kink)
                     opposite = _crossed(left, right)
-                    is_resting = flat[at, unit] == kink
-                    is_opposite = _set(opposite, at, unit)
-                    _add_ones(met, at[is_resting & is_opposite] + row)
-                    _add_ones(self.undecided, s[at[~is_resting & ~is_opposite]])
+                    if step.output in self._first:
+                        met[rows] |= (unknown & resting & opposite).any(1)
+                    unknown &= ~resting
+                    doubtful = ones(unknown & (right[0] | right[1]) & ~opposite)
+                    self.undecided.index_add_(0, s, doubtful.to(self.undecided.dtype))
                 above |= unknown & left[0]
                 below |= unknown & left[1]
                 middle = above, below
@@ -329,7 +331,7 @@ class _Group:
         if second:
             self._leave_out_copies(alike)
         self._leave_out_new_copies(new, steps)
-        self._coincident += (met.reshape(count, steps) - 1).clamp(min=0).sum(1)
+        self._at_nodes += met.reshape(count, steps).sum(1)
         self._switches.append(self._switched(switched, 2 * steps))
 
     def counts(self) -> Tensor:
@@ -346,12 +348,9 @@ class _Group:
                 crossed = a[:, :-1] & b[:, 1:] | b[:, :-1] & a[:, 1:]
                 crossed &= sides.counted[:, None]
                 result[level, :, self._places[output]] += ones(crossed).sum(1)
+        # All units that are zero at one node, where the inputs are, make one boundary.
+        result[-1, :, :1] += self._at_nodes[:, None]
         return result
-
-    @property
-    def coincident(self) -> Tensor:
-        """How many boundaries fall on others, exactly at a node: (s,)."""
-        return self._coincident
 
     def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
         shape = (-1,) + (1,) * (self._starts.ndim - 1)
@@ -549,14 +548,6 @@ def _crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor
     return one[0] & other[1] | one[1] & other[0]
 
 
-def _set(words: Tensor, row: Tensor, unit: Tensor) -> Tensor:
-    return ((words[row, unit // 64] >> (unit % 64)) & 1).bool()
-
-
-def _add_ones(counts: Tensor, at: Tensor) -> None:
-    counts.index_add_(0, at, torch.ones(len(at), device=counts.device))
-
-
 def _clear(words: Tensor, units: Tensor) -> None:
     """Take units out of packed flags (W,)."""
     flags = torch.zeros(1, 64 * len(words), dtype=torch.bool, device=words.device)
@@ -594,13 +585,13 @@ class _Crossings:
         return self.error - self.lost <= SURE * tolerance * self.total
 
     @classmethod
-    def of(cls, counts: Tensor, coincident: float, undecided: float, lost: float) -> _Crossings:
+    def of(cls, counts: Tensor, undecided: float, lost: float) -> _Crossings:
         """Extrapolate (levels, steps that bend) counts of grids, each half as fine as the next.
 
         `lost` is what rounding may have made one.
         """
         totals = counts.sum(1)
-        seen = max(0.0, float(totals[-1]) - coincident)
+        seen = float(totals[-1])
         added = totals.diff().clamp(min=0)
         # What a halving adds is half of what the one before added: a sum of halves is the whole.
         last = added[-2:]
@@ -963,9 +954,7 @@ def _estimate(
         )
         for i, state in enumerate(active):
             undecided = float(group.undecided[i]) / group.steps
-            state.crossings = _Crossings.of(
-                counts[:, i], float(group.coincident[i]), undecided, lost
-            )
+            state.crossings = _Crossings.of(counts[:, i], undecided, lost)
             state.values, state.steps_counted = group.values[i], group.steps
             if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):
                 continue
