@@ -349,7 +349,7 @@ class _Group:
                 crossed &= sides.counted[:, None]
                 result[level, :, self._places[output]] += ones(crossed).sum(1)
         # All units that are zero at one node, where the inputs are, make one boundary.
-        result[-1, :, :1] += self._at_nodes[:, None]
+        result[:, :, :1] += self._at_nodes[:, None]
         return result
 
     def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
@@ -479,7 +479,8 @@ class _Group:
     ) -> None:
         """Note where a window's leader differs from that at a neighbour.
 
-        Not where that one rests at a kink here: its unit's crossing may be all that happens.
+        Not where that one rests at a kink here, or the two are equal, as units are that all
+        rest: what happens is the crossing of a unit before them.
         """
         lead, members = windows.lead, windows.members
         row, group = ((lead != other) & (lead >= 0) & (other >= 0)).nonzero().unbind(1)
@@ -488,7 +489,7 @@ class _Group:
         channel = group // (lead.shape[1] // members.shape[1])
         mine = members[row, channel, lead[row, group].long()]
         theirs = members[row, channel, other[row, group].long()]
-        moving = ~torch.isin(theirs, self._flats)
+        moving = ~torch.isin(theirs, self._flats) & (mine != theirs)
         row, group = row[moving], group[moving]
         values = torch.stack([mine[moving], theirs[moving]], 1)
         close = _noise_of(members).flatten()[row]
