@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
     from .estimate import SegmentEstimate, chord_parts
     from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
+    from .planes import Plane, plane
     from .refined import estimate_segment
     from .trace import SegmentTrace
 
 __all__ = [
     "LINES",
     "Lines",
+    "Plane",
     "SegmentEstimate",
     "SegmentTrace",
     "TracedSegment",
@@ -28,6 +30,7 @@ __all__ = [
     "estimate_segment",
     "is_channels_last",
     "observe_paths",
+    "plane",
     "trace_segment",
     "trace_segments",
 ]
@@ -146,12 +149,14 @@ def is_channels_last(images: Tensor) -> bool:
 __getattr__ = lazy_exports(
     __name__,
     {
+        "Plane": "planes",
         "SegmentEstimate": "estimate",
         "SegmentTrace": "trace",
         "TracedSegment": "lines",
         "chord_parts": "estimate",
         "estimate_segment": "refined",
         "observe_paths": "lines",
+        "plane": "planes",
         "trace_segment": "lines",
         "trace_segments": "lines",
     },

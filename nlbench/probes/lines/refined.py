@@ -39,7 +39,20 @@ from .program import AGREEMENT, run_alone, typed_copy
 from .quadrature import integrate_along
 from .record import Step
 
-__all__ = ["BUDGET", "EVALUATIONS", "TOLERANCE", "estimate_all", "estimate_segment", "probes"]
+__all__ = [
+    "BUDGET",
+    "EVALUATIONS",
+    "TOLERANCE",
+    "Estimator",
+    "Windows",
+    "check_ends",
+    "crossed",
+    "estimate_all",
+    "estimate_segment",
+    "on_device",
+    "probes",
+    "sides_of",
+]
 
 TOLERANCE = 1e-3
 EVALUATIONS = 4096
@@ -215,7 +228,7 @@ class _Group:
                 return
             for i, (margin, kink) in enumerate(pieces.margins(x)):
                 flat = margin.flatten(1)
-                above, below, _ = _sides_of(flat, kink)
+                above, below, _ = sides_of(flat, kink)
                 sides = self._sides.get((step.output, i))
                 if sides is None:
                     shape = (count * (FIRST + 1), above.shape[1])
@@ -279,13 +292,13 @@ class _Group:
                 key = step.output, number
                 sides = self._sides[key]
                 flat = margin.flatten(1)
-                above, below, noise = _sides_of(flat, kink)
+                above, below, noise = sides_of(flat, kink)
                 left = sides.above[s, i], sides.below[s, i]
                 right = sides.above[s, i + 1], sides.below[s, i + 1]
                 unknown = ~(above | below) & (left[0] | left[1])
                 if bool(unknown.any()):
                     resting = packed(flat == kink)
-                    opposite = _crossed(left, right)
+                    opposite = crossed(left, right)
                     if step.output in self._first:
                         met[rows] |= (unknown & resting & opposite).any(1)
                     unknown &= ~resting
@@ -294,7 +307,7 @@ class _Group:
                 above |= unknown & left[0]
                 below |= unknown & left[1]
                 middle = above, below
-                twice = _crossed(left, middle) & _crossed(middle, right) & sides.counted[s]
+                twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
                 at, unit = bits_of(twice)
                 if len(at):
                     value = (flat[at, unit] - kink).abs()[:, None]
@@ -418,7 +431,7 @@ class _Group:
     def _first_leads(
         self, step: Step, pieces: Leaders, x: Sequence[Tensor], rows: slice, found: _Found
     ) -> None:
-        windows = _Windows.of(pieces, x, self._flats)
+        windows = Windows.of(pieces, x, self._flats)
         if step.output not in self._leads:
             shape = (len(self) * (FIRST + 1), windows.lead.shape[1])
             self._leads[step.output] = windows.lead.new_full(shape, -1)
@@ -451,7 +464,7 @@ class _Group:
         steps: int,
         found: _Found,
     ) -> Tensor:
-        windows = _Windows.of(pieces, x, self._flats)
+        windows = Windows.of(pieces, x, self._flats)
         kept = self._leads[step.output]
         left = kept[s, i]
         windows.keep(left, slice(None))
@@ -464,7 +477,7 @@ class _Group:
         return windows.lead
 
     def _led_from_start(
-        self, step: Step, windows: _Windows, s: Tensor, rows: Tensor, lead: Tensor
+        self, step: Step, windows: Windows, s: Tensor, rows: Tensor, lead: Tensor
     ) -> Tensor:
         """Leaders at the start: of those that are tied there, the one that leads behind it."""
         if not len(rows):
@@ -475,7 +488,7 @@ class _Group:
         return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
 
     def _add_switches(
-        self, step: Step, windows: _Windows, other: Tensor, interval: Tensor, found: _Found
+        self, step: Step, windows: Windows, other: Tensor, interval: Tensor, found: _Found
     ) -> None:
         """Note where a window's leader differs from that at a neighbour.
 
@@ -497,7 +510,7 @@ class _Group:
 
 
 @dataclass
-class _Windows:
+class Windows:
     """Who leads the windows of a pooling at P points.
 
     `lead` (P, groups) are positions, -1 where a window rests; `members` (P, rows, positions)
@@ -508,12 +521,22 @@ class _Windows:
     members: Tensor
 
     @classmethod
-    def of(cls, pieces: Leaders, x: Sequence[Tensor], flats: Tensor) -> _Windows:
+    def of(cls, pieces: Leaders, x: Sequence[Tensor], flats: Tensor) -> Windows:
+        """Find them; windows whose largest is one of `flats` rest."""
         positions, members = pieces.lead(x)
         resting = torch.isin(members.gather(2, positions).flatten(1), flats)
         few = members.shape[2] < 2**15
         lead = positions.flatten(1).to(torch.int16 if few else torch.int32)
         return cls(lead.masked_fill_(resting, -1), members)
+
+    def switches(self, other: Tensor) -> Tensor:
+        """Count windows that others (P, groups) lead elsewhere: (P,)."""
+        row, group = ((self.lead != other) & (self.lead >= 0) & (other >= 0)).nonzero().unbind(1)
+        channel = group // (other.shape[1] // self.members.shape[1])
+        mine = self.members[row, channel, self.lead[row, group].long()]
+        theirs = self.members[row, channel, other[row, group].long()]
+        apart = mine - theirs > _noise_of(self.members).flatten()[row]
+        return torch.bincount(row[apart], minlength=len(other))
 
     def keep(self, before: Tensor, rows: slice) -> None:
         """Let who led before lead on where it is as large: units may be tied all along."""
@@ -534,7 +557,7 @@ def _noise_of(members: Tensor) -> Tensor:
     return ROUNDING[members.dtype] * size
 
 
-def _sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
+def sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
     """Tell which of (P, U) units are above a kink and which below, packed; and the noise (P, 1)."""
     if flat.shape[1]:
         # Both apart are 20 times as fast as `aminmax` on a CPU.
@@ -545,7 +568,8 @@ def _sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
     return packed(flat > kink + noise), packed(flat < kink - noise), noise
 
 
-def _crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+def crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Tell which units are above at one place and below at the other, packed."""
     return one[0] & other[1] | one[1] & other[0]
 
 
@@ -678,7 +702,7 @@ def _interpolated(values: Tensor, t: Tensor) -> Tensor:
     return (1 - share) * values[left] + share * values[left + 1]
 
 
-class _Estimator:
+class Estimator:
     """A network in one precision, which estimates groups of segments."""
 
     def __init__(
@@ -895,11 +919,11 @@ def estimate_all(
     first = next(waiting, None)
     if first is None:
         return
-    estimators: dict[torch.dtype, _Estimator] = {}
+    estimators: dict[torch.dtype, Estimator] = {}
 
-    def estimator(wanted: torch.dtype) -> _Estimator:
+    def estimator(wanted: torch.dtype) -> Estimator:
         if wanted not in estimators:
-            estimators[wanted] = _Estimator(model, wanted, first, memory)
+            estimators[wanted] = Estimator(model, wanted, first, memory)
         return estimators[wanted]
 
     single = dtype or torch.float32
@@ -929,7 +953,7 @@ def _in_groups(states: list[_State], most: int) -> list[list[_State]]:
 
 @torch.inference_mode()
 def _estimate(
-    estimator: _Estimator,
+    estimator: Estimator,
     states: list[_State],
     tolerance: float,
     evaluations: int,
@@ -971,7 +995,7 @@ def _estimate(
 
 
 def _leaves(
-    estimator: _Estimator, state: _State, tolerance: float, budget: int, may_be_rough: bool
+    estimator: Estimator, state: _State, tolerance: float, budget: int, may_be_rough: bool
 ) -> bool:
     """Tell, from nine points, whether a segment is for an exact trace or for more precision."""
     assert state.crossings is not None
@@ -990,14 +1014,14 @@ def _leaves(
     return state.is_rough
 
 
-def _rounding(estimator: _Estimator, values: Tensor) -> Tensor:
+def _rounding(estimator: Estimator, values: Tensor) -> Tensor:
     """What rounding leaves of the distances of values (n, k) to their chord: (k,)."""
     size = values.abs().amax() if values.numel() else values.new_zeros(())
     return (2 * torch.finfo(estimator.dtype).eps * size).expand(values.shape[1])
 
 
 def _integrate(
-    estimator: _Estimator, states: list[_State], tolerance: float, evaluations: int
+    estimator: Estimator, states: list[_State], tolerance: float, evaluations: int
 ) -> None:
     """Halve grids until the distances to the chord are known."""
     states = [s for s in states if not (s.is_rough and estimator.dtype == torch.float32)]
@@ -1023,7 +1047,7 @@ def _integrate(
                 state.values = _interleaved(state.values[None], middle[None])[0]
 
 
-def _is_close(estimator: _Estimator, state: _State, tolerance: float) -> bool:
+def _is_close(estimator: Estimator, state: _State, tolerance: float) -> bool:
     assert state.deviation is not None
     error = torch.linalg.vector_norm(state.deviation.error)
     allowed = torch.linalg.vector_norm(state.deviation.total) * tolerance
@@ -1031,7 +1055,7 @@ def _is_close(estimator: _Estimator, state: _State, tolerance: float) -> bool:
     return bool(error <= torch.maximum(allowed, 2 * floor))
 
 
-def _result(estimator: _Estimator, state: _State, tolerance: float) -> SegmentEstimate:
+def _result(estimator: Estimator, state: _State, tolerance: float) -> SegmentEstimate:
     crossings, deviation = state.crossings, state.deviation
     assert crossings is not None
     assert deviation is not None
