@@ -24,6 +24,7 @@ from .common import Interrupted, note
 from .doctor import doctor
 from .listing import list_
 from .merge import merge
+from .plane import plane
 from .report import report
 from .run import run
 from .show import show
@@ -65,6 +66,7 @@ app.command("list")(list_)
 app.command()(show)
 app.command()(report)
 app.command()(merge)
+app.command()(plane)
 app.command()(doctor)
 
 
