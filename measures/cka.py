@@ -248,7 +248,7 @@ class CKA(PooledMeasure):
     name: ClassVar[str] = "cka"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken"),
         "kernel": Option("linear", "of features, or Gaussian", choices=("linear", "rbf")),
