@@ -176,7 +176,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other writers out of a run's folder, which has its ``cells`` already.
+    """Keep other writers out of a folder; of a run's that has its ``cells`` already.
 
     Raises
     ------
@@ -188,7 +188,8 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such thing on Windows: records are whole anyway
         yield
         return
-    handle = os.open(folder / "cells", os.O_RDONLY)
+    cells = folder / "cells"
+    handle = os.open(cells if cells.is_dir() else folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,11 +205,14 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder holds nothing, or what is left of a run killed before its manifest."""
+    """Whether a folder holds nothing, or what is there before a run's manifest.
+
+    That is what is left of a run that was killed, or checkpoints that it is to measure.
+    """
     return folder.is_dir() and not any(
         any(not _is_part(cell) for cell in entry.iterdir())
         if entry.name == "cells" and entry.is_dir()
-        else not _is_part(entry)
+        else not (_is_part(entry) or (entry.name == "checkpoints" and entry.is_dir()))
         for entry in folder.iterdir()
     )
 

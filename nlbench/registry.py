@@ -1,7 +1,7 @@
 """Names to objects, through entry points, without importing what is not asked for.
 
 The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``nlbench.datasets``,
-``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.subjects.load``.
+``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.transforms``.
 What ships with nlbench comes through the same door as anybody's plugin.
 
 An entry point whose name ends in ``/*`` is a family: one object that knows many names,

@@ -18,8 +18,7 @@ import typer
 from typer.exceptions import TyperException
 
 from nlbench.errors import NlbenchError
-from nlbench.models.training.linearize_command import linearize
-from nlbench.models.training.train_command import train
+from nlbench.registry import entry_points
 
 from .common import Interrupted, note
 from .doctor import doctor
@@ -67,8 +66,29 @@ app.command()(show)
 app.command()(report)
 app.command()(merge)
 app.command()(doctor)
-app.command()(train)
-app.command()(linearize)
+
+
+def _add_commands() -> None:
+    """Add the commands of the entry-point group ``nlbench.commands``; a broken one is named."""
+    known = {command.name or "" for command in app.registered_commands}
+    known |= {"run", "show", "report", "merge", "doctor"}
+    for point in entry_points("nlbench.commands"):
+        who = point.dist.name if point.dist else point.value
+        if point.name in known:
+            note(f"command '{point.name}' of {who} is left out: there is one of that name")
+            continue
+        try:
+            function = point.load()
+        except (Exception, SystemExit) as error:
+            # A plugin's import can fail in any way; the other commands work without it.
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            note(f"command '{point.name}' of {who} is left out: {what}")
+            continue
+        known.add(point.name)
+        app.command(point.name)(function)
+
+
+_add_commands()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, RequestError
+from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
 from nlbench.hashing import file_hash, state_hash
 from nlbench.options import OptionValue, resolve_options
 
@@ -185,6 +185,21 @@ class Subject:
         from .samples import batch_sizes
 
         return self.inputs.split(list(batch_sizes(len(self.inputs), most)))
+
+    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Give all samples in their order with their labels.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If they have none.
+        """
+        from .samples import batch_sizes
+
+        if self.labels is None:
+            raise Undefined("the samples have no labels")
+        sizes = list(batch_sizes(len(self.labels), most))
+        return zip(self.inputs.split(sizes), self.labels.split(sizes), strict=True)
 
     def shuffled(self, most: int) -> Iterable[Tensor]:
         """Give them in a random order, the same at each call.
