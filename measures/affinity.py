@@ -184,6 +184,7 @@ class Affinity(FunctionMeasure):
             choices=RIDGE_UNITS,
         ),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("order", "units", "offsets", "rotations")
     source: ClassVar[Source] = affinity_paper("equations (4) and (5)")
     function = staticmethod(affinity_score)
 

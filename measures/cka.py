@@ -256,6 +256,7 @@ class CKA(PooledMeasure):
             BANDWIDTH, "width of kernel=rbf in median distances", minimum=1e-3, maximum=1e3
         ),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")
     source: ClassVar[Source] = Source(
         "S. Kornblith, M. Norouzi, H. Lee and G. Hinton, Similarity of Neural Network "
         "Representations Revisited, ICML 2019; debiased: L. Song et al., Feature Selection via "

@@ -176,6 +176,7 @@ class R2(PooledMeasure):
         ),
         "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
     source: ClassVar[Source] = Source(
         "N. R. Draper and H. Smith, Applied Regression Analysis, third edition, Wiley 1998",
         "coefficient of determination, and its adjusted form",

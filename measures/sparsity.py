@@ -117,6 +117,7 @@ class Sparsity(PooledMeasure):
     bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "1"
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
     source: ClassVar[Source] = affinity_paper("appendix E")
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {
         "share_near_zero": share_near_zero
