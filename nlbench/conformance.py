@@ -54,17 +54,16 @@ class Check:
     detail: str = ""
 
 
-def check_measure(
-    measure: object, options: Mapping[str, OptionValue | str] | None = None
-) -> list[Check]:
+def check_measure(measure: object, settings: Settings | None = None) -> list[Check]:
     """Check what a measure declares and how it behaves, on small networks.
 
     Parameters
     ----------
     measure : Measure class
         Or whatever `nlbench.evaluate` takes in place of one.
-    options : mapping, optional
-        The measure's options, by default its defaults.
+    settings : mapping, optional
+        Options of the measure or its probe, as `nlbench.evaluate` takes them. What a measure
+        claims not to depend on it claims with default options only.
 
     Returns
     -------
@@ -86,7 +85,7 @@ def check_measure(
     >>> [check.detail for check in check_measure(seven) if check.verdict == "broken"][0]
     '1: 7 is beyond the bounds 0 to 1 that the measure declares'
     """
-    trial = _Trial(checked_measure(measure), dict(options or {}))
+    trial = _Trial(checked_measure(measure), dict(settings or {}))
     first = trial.value(_network(), _samples())
     if first.status != "ok":
         verdict: Verdict = "broken" if first.status == "failed" else "not checked"
@@ -99,10 +98,10 @@ def check_measure(
 
 @dataclass(frozen=True)
 class _Trial:
-    """A measure with its options."""
+    """A measure with its settings."""
 
     measure: type[Measure]
-    options: Mapping[str, OptionValue | str]
+    settings: Settings
 
     def value(
         self,
@@ -113,12 +112,8 @@ class _Trial:
         **probe: OptionValue,
     ) -> Result:
         """Measure a network; the probe's options by keyword."""
-        name = self.measure.name
-        settings: dict[str, OptionValue | str] = {
-            f"{name}.{option}": value for option, value in self.options.items()
-        }
-        settings |= {f"{self.measure.probe}.{option}": value for option, value in probe.items()}
-        return _observed(model, inputs, measure or self.measure, settings)
+        varied = {f"{self.measure.probe}.{option}": value for option, value in probe.items()}
+        return _observed(model, inputs, measure or self.measure, {**self.settings, **varied})
 
     def is_shown(self, model: nn.Module, inputs: Tensor) -> bool:
         """Whether the probe can look at it, whatever the measure makes of it."""
@@ -328,7 +323,7 @@ def _invariances(trial: _Trial, first: Result) -> Iterator[Check]:
     """Whether the value depends on what the measure declares it doesn't."""
     model, inputs = _network().double(), _samples().double()
     for name, what in INVARIANCES.items():
-        claimed = name in trial.measure.invariant_to
+        claimed = name in trial.measure.invariant_to and not trial.settings
         label = f"invariant to {name}"
         try:
             pair = _VARIED[name](trial, model, inputs)
