@@ -20,10 +20,12 @@ from typer.exceptions import TyperException
 from nlbench.errors import NlbenchError, RequestError, shown
 from nlbench.registry import entry_points
 
+from .check_measure import check_measure
 from .common import Interrupted, note
 from .doctor import doctor
 from .listing import list_
 from .merge import merge
+from .new_measure import new_measure
 from .plane import plane
 from .report import report
 from .run import run
@@ -68,6 +70,8 @@ app.command()(report)
 app.command()(merge)
 app.command()(plane)
 app.command()(doctor)
+app.command("new-measure")(new_measure)
+app.command("check-measure")(check_measure)
 
 
 def _add_commands() -> None:
