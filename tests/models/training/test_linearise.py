@@ -251,6 +251,7 @@ def test_two_processes_never_train_into_one_folder(tmp_path, start):
 def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, start):
     class Heard(Monitor):
         def __init__(self):
+            super().__init__()
             self.lines = []
 
         def warn(self, message):
