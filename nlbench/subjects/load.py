@@ -16,7 +16,7 @@ from nlbench.options import OptionValue, resolve_options
 
 from .data import Data, Dataset, dataset_info
 from .model import ModelInfo, model_info
-from .weights import load_weights
+from .weights import calibrate, load_weights, statistics_of
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,13 @@ def transformed(
     return made
 
 
+FRESH = ("init", "calibrated")
+"""Weights that are drawn anew; ``calibrated``: batch norm's statistics are of the samples."""
+
+CALIBRATION = 128
+"""Samples of a batch by which those statistics are set."""
+
+
 @dataclass(frozen=True)
 class SubjectSpec:
     """What names a subject.
@@ -112,7 +119,7 @@ class SubjectSpec:
     model, data : str
         Registered names.
     weights : str
-        ``auto``, ``trained``, ``init`` or the path of a checkpoint.
+        ``auto``, ``trained``, ``init``, ``calibrated`` or the path of a checkpoint.
     seed : int
         Decides the initialisation and which samples are drawn.
     samples : int or None
@@ -151,8 +158,8 @@ class WeightsChoice:
 
     @property
     def identity(self) -> str:
-        """Hash of the file, or ``init``: what decides the weights, beside the seed."""
-        return file_hash(self.file) if self.file else "init"
+        """Hash of the file, or what is drawn: what decides the weights, beside the seed."""
+        return file_hash(self.file) if self.file else self.label
 
 
 @dataclass(frozen=True)
@@ -316,8 +323,8 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     nlbench.RequestError
         If ``trained`` is asked for where no checkpoint ships, or a file doesn't exist.
     """
-    if spec.weights == "init":
-        return WeightsChoice("init", None)
+    if spec.weights in FRESH:
+        return WeightsChoice(spec.weights, None)
     if spec.weights in ("auto", "trained"):
         info = model_info(registry.load("models", spec.model))
         trained = info.trained
@@ -343,7 +350,8 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     file = Path(spec.weights)
     if not file.exists():
         raise RequestError(
-            f"weights '{spec.weights}': no such file; expected trained, init or a checkpoint's path"
+            f"weights '{spec.weights}': no such file; expected trained, init, calibrated or a "
+            "checkpoint's path"
         )
     return WeightsChoice(file.name, file)
 
@@ -408,7 +416,9 @@ def model_source(spec: SubjectSpec) -> ModelSource:
 
 
 def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
-    """Build the model, load its weights, draw its samples; the model isn't run.
+    """Build the model, load its weights, draw its samples.
+
+    The model isn't run, but where batch norm's statistics are ``calibrated`` on the samples.
 
     Parameters
     ----------
@@ -435,7 +445,6 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         "data": spec.data,
         "data_options": dict(spec.options),
         "seed": spec.seed,
-        "weights_hash": state_hash(model),
         "weights_metadata": metadata,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "preprocessing": dataset.preprocessing,
@@ -445,7 +454,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     }
     sample = drawn.sample
     images = sample.images if len(dataset.shape) == 3 else None
-    return StreamedSubject(
+    subject = StreamedSubject(
         model,
         sample.inputs,
         sample.labels,
@@ -454,6 +463,16 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         dataset.normalize,
         stream=drawn.stream,
     )
+    if source.choice.label in FRESH and statistics_of(model):
+        facts["batch_norm"] = "statistics as drawn: mean 0, variance 1"
+        if source.choice.label == "calibrated":
+            calibrate(model, (batch.to(device) for batch in subject.batches(CALIBRATION)))
+            facts["batch_norm"] = (
+                f"statistics calibrated on the {drawn.samples} samples, in batches of up to "
+                f"{CALIBRATION}"
+            )
+    facts["weights_hash"] = state_hash(model)
+    return subject
 
 
 def adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
