@@ -14,6 +14,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from ._blas import is_differentiated
 from ._certificate import certified_in_single_precision, identity_is_optimal
 
 __all__ = ["optimal_matching", "squared_distances"]
@@ -45,7 +46,8 @@ def optimal_matching(a: Tensor, b: Tensor, *, precision: float) -> Tensor:
     -------
     tensor of shape (n,), int64
     """
-    matching: Tensor = _Matching.apply(a.detach(), b.detach(), precision)
+    match = _Matching.apply if is_differentiated(a, b) else _Matching.forward
+    matching: Tensor = match(a.detach(), b.detach(), precision)
     return matching
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._blas import gram
+from ._blas import gram, is_differentiated
 
 __all__ = [
     "Covariance",
@@ -113,7 +113,7 @@ def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     x, y : tensor of shape (n, 2 n)
     """
     rows = torch.cat([x, y])
-    if not (torch.is_grad_enabled() and rows.requires_grad):
+    if not is_differentiated(rows):
         # What the factor R of the rows, as columns, holds: the basis itself is not needed.
         coordinates = torch.linalg.qr(rows.T, mode="r").R.T
     else:

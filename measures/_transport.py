@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 
-from ._blas import gram, on_one_core, one_thread
+from ._blas import gram, is_differentiated, on_one_core, one_thread
 from ._eigen import eigenpairs
 from ._samples import EPSILON
 
@@ -45,7 +45,8 @@ def optimal_map(source: Tensor, target: Tensor) -> Tensor:
     nlbench.Undefined
         If Σx is singular.
     """
-    matrix: Tensor = _OptimalMap.apply(source, target)[0]
+    mapping = _OptimalMap.apply if is_differentiated(source, target) else _OptimalMap.forward
+    matrix: Tensor = mapping(source, target)[0]
     return matrix
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 from ._crossvalidation import FoldAccumulator, crossvalidated_r2
 from ._moments import Moments, SamplePairs
@@ -157,11 +157,11 @@ class R2(PooledMeasure):
     One fit for all samples of the run, from second moments that are accumulated in
     float64. A site with at most d + 1 samples for its d inputs is undefined: the fit would
     be exact whatever the activation. The cross-validated value exists there too. The
-    ordinary value is in [0, 1]; the others may be negative, hence the bounds.
+    ordinary value is in [0, 1]; the others may be negative.
     """
 
     name: ClassVar[str] = "r2"
-    bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
@@ -183,6 +183,11 @@ class R2(PooledMeasure):
     year      = {1998}
 }""",
     )
+
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Give the bounds: only the ordinary value is never negative."""
+        return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
 
     def accumulator(self) -> Accumulator:
         """Make what takes in the batches of one site."""

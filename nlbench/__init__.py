@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nlbench.plan import Request
     from nlbench.probes.ops import register_op
     from nlbench.runner import run
-    from nlbench.signature import Signature
+    from nlbench.signature import Signature, module_of
     from nlbench.store.record import Run, load_run
     from nlbench.subjects.data import Dataset
 
@@ -50,6 +50,7 @@ __all__ = [
     "Value",
     "evaluate",
     "load_run",
+    "module_of",
     "register_op",
     "run",
     "site_measure",
@@ -79,6 +80,7 @@ _HOMES = {
     "Value": "measure",
     "evaluate": "evaluation",
     "load_run": "store.record",
+    "module_of": "signature",
     "register_op": "probes.ops",
     "run": "runner",
     "site_measure": "measure",

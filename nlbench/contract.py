@@ -1,4 +1,4 @@
-"""What every measure has to keep: what it declares, checked when it is loaded.
+"""What every measure has to keep: its declaration, when it is loaded, and its results.
 
 A measure is a class derived from `nlbench.Measure`, what `nlbench.site_measure` makes, or a
 ``torchmetrics.Metric`` that takes two tensors. Nothing here imports PyTorch or torchmetrics.
@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import dis
 import inspect
+import json
+import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, get_args
 
 from nlbench.citation import Source
-from nlbench.errors import PluginError
-from nlbench.measure import FunctionMeasure, Measure, MoreMeans, metric_measure
+from nlbench.errors import NotFinite, PluginError, nearest
+from nlbench.measure import (
+    FunctionMeasure,
+    Measure,
+    MoreMeans,
+    Result,
+    Status,
+    Value,
+    metric_measure,
+)
 from nlbench.options import Option
 
-__all__ = ["as_measure"]
+__all__ = ["as_measure", "sound_result"]
+
+# How far rounding may take a result beyond its bounds, relative to them or to 1.
+ROUNDING = 1e-9
 
 
 def as_measure(given: object, name: str | None = None) -> type[Measure]:
@@ -230,3 +244,65 @@ _DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a text"),
     "unreduced": (_are_functions, "a mapping of names to functions of a tensor"),
 }
+
+
+def sound_result(given: object, bounds: tuple[float, float]) -> Result:
+    """Give back what a measure's ``compute`` gave, if it is a result that can be recorded.
+
+    Parameters
+    ----------
+    given : object
+    bounds : tuple of float
+        Smallest and largest possible value, by the measure's own declaration.
+
+    Raises
+    ------
+    nlbench.PluginError, nlbench.NotFinite, TypeError, ValueError
+        If it isn't; beyond the bounds too.
+
+    Examples
+    --------
+    >>> sound_result(Result.of({"relu": 7.0}), (-1.0, 1.0))
+    Traceback (most recent call last):
+    nlbench.errors.PluginError: relu: 7 is beyond the bounds -1 to 1 that the measure declares
+    """
+    if not isinstance(given, Result):
+        raise PluginError(
+            f"compute() gave a {type(given).__name__}, expected an nlbench.Result; return "
+            "nlbench.Result.of({place: number})"
+        )
+    if not all(map(math.isfinite, given.numbers.values())):
+        raise NotFinite("the summary is not finite")
+    whole = Value("", given.summary, status=given.status, reason=given.reason)
+    for value in (*given.values, whole):
+        if value.status not in get_args(Status):
+            raise PluginError(
+                f"unknown status '{value.status}'{nearest(str(value.status), get_args(Status))}"
+            )
+        if value.status != "ok" and not value.reason:
+            raise PluginError(f"status '{value.status}' without a reason")
+        _check_bounds(value, bounds)
+    if given.status == "ok" and "value" not in given.summary:
+        raise PluginError("the summary has no 'value'")
+    places = [value.place for value in given.values]
+    if "" in places or len(set(places)) < len(places):
+        raise PluginError("places must have names, each its own")
+    json.dumps(asdict(given), allow_nan=False)
+    return given
+
+
+def _check_bounds(value: Value, bounds: tuple[float, float]) -> None:
+    number = value.statistics.get("value")
+    if number is None:
+        return
+    low, high = bounds
+    if low - _rounding(low) <= number <= high + _rounding(high):
+        return
+    where = f"{value.place}: " if value.place else "the summary: "
+    raise PluginError(
+        f"{where}{number:.7g} is beyond the bounds {low:g} to {high:g} that the measure declares"
+    )
+
+
+def _rounding(bound: float) -> float:
+    return 0.0 if math.isinf(bound) else ROUNDING * max(1.0, abs(bound))

@@ -60,14 +60,16 @@ def completed(group: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows of equal keys as columns, or as JSON."""
+def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = False) -> None:
+    """Print rows of equal keys as columns, under their names if they don't speak for themselves."""
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     if not rows:
         print("(none)")
         return
+    if has_head:
+        rows = [{key: key for key in rows[0]}, *rows]
     lines = [{key: one_line(str(value)) for key, value in row.items()} for row in rows]
     widths = {key: max(len(row[key]) for row in lines) for key in lines[0]}
     for row in lines:

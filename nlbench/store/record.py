@@ -6,6 +6,7 @@ On disk a run is a folder: ``manifest.json``, one ``cells/KEY.json`` a cell,
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -22,6 +23,8 @@ from nlbench.measure import Result, Value
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from nlbench.signature import Signature
 
 __all__ = ["COLUMNS", "FORMAT", "Record", "Run", "load_run"]
 
@@ -196,6 +199,57 @@ class Run:
             raise KeyError(f"{len(found)} readings of '{measure}' here; measures: {have}")
         return found[0]
 
+    def signature(self, measure: str) -> Signature:
+        """Give a site measure's values at all sites, where the run has one subject.
+
+        Raises
+        ------
+        KeyError
+            If the run has none, or several, of that measure.
+        nlbench.Undefined
+            If it lists no sites.
+
+        Examples
+        --------
+        >>> import torch, nlbench
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> nlbench.evaluate(model, torch.randn(64, 4), "r2").signature("r2").kinds
+        ('relu',)
+        """
+        from nlbench.signature import Signature
+
+        result = self[measure]
+        (record,) = (one for one in self.records if one.result is result)
+        kinds = record.probe.get("kinds", {})
+        return Signature.of(result, kinds=kinds, name=str(record.subject["model"]))
+
+    def __repr__(self) -> str:
+        """Say what the run has in one line."""
+        models = list(dict.fromkeys(str(r.subject["model"]) for r in self.records))
+        measures = list(dict.fromkeys(str(r.measure["name"]) for r in self.records))
+        statuses = [record.result.status for record in self.records]
+        counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+        where = f" in {self.path}" if self.path else ""
+        what = f"{_few(models)} by {_few(measures)}" if self.records else "no cells"
+        return f"<Run{where}: {what}{f': {counts}' if counts else ''}>"
+
+    def _repr_html_(self) -> str:
+        """Show the summaries as a table, as a notebook does: a row a subject."""
+        title = f"<p>{html.escape(repr(self))}</p>"
+        if not self.records:
+            return title
+        scores = self.scores
+        kept = scores[(scores["place"] == "") & scores["statistic"].isin(["value"])]
+        columns = ["model", "weights", "data", "seed"]
+        table = kept.assign(
+            shown=[
+                f"{row.value:.4g}" if row.status == "ok" else str(row.status)
+                for row in kept.itertuples()
+            ]
+        ).pivot_table(index=columns, columns="measure", values="shown", aggfunc="first", sort=False)
+        body = table.reset_index().to_html(index=False, na_rep="", escape=True, border=0)
+        return f"{title}{body}"
+
     @property
     def failed(self) -> list[Record]:
         """Cells that failed."""
@@ -266,6 +320,10 @@ class Run:
         write_atomically(
             self.path / "manifest.json", json.dumps(manifest, indent=1, default=_plain) + "\n"
         )
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _rows(record: Record) -> Iterable[tuple[object, ...]]:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import nlbench
-from nlbench.contract import as_measure
+from nlbench.contract import as_measure, sound_result
 from nlbench.errors import PluginError
-from nlbench.measure import Measure, PooledMeasure, Result, site_measure
+from nlbench.measure import Measure, PooledMeasure, Result, Value, site_measure
 from nlbench.options import Option
 
 
@@ -160,3 +160,45 @@ def test_every_registered_measure_is_sound():
 
     for name in registry.entries("measures"):
         assert as_measure(registry.load("measures", name), name).name == name
+
+
+@pytest.mark.parametrize(
+    ("number", "is_sound"),
+    [(1.0, True), (1.0 + 1e-12, True), (-1.0, True), (1.001, False), (-7.0, False)],
+)
+def test_a_result_beyond_the_declared_bounds_is_no_result(number, is_sound):
+    result = Result.of({"a": 0.0, "b": number})
+    if is_sound:
+        assert sound_result(result, (-1.0, 1.0)) is result
+        return
+    with pytest.raises(PluginError, match=r"b: .* is beyond the bounds -1 to 1"):
+        sound_result(result, (-1.0, 1.0))
+    assert sound_result(result, (-float("inf"), float("inf"))) is result
+
+
+def test_a_summary_beyond_the_bounds_is_no_result_where_every_place_keeps_them():
+    result = Result({"value": 2.0}, (Value("a", {"value": 1.0}),))
+    with pytest.raises(PluginError, match="the summary: 2 is beyond the bounds 0 to 1"):
+        sound_result(result, (0.0, 1.0))
+
+
+def test_a_measure_beyond_its_bounds_fails_alone():
+    @site_measure(bounds=(-1, 1))
+    def seven(x, y):
+        """Give seven."""
+        return 7
+
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.randn(40, 4)
+    run = nlbench.evaluate(model, inputs, [seven, "r2"])
+    assert run["seven"].status == "failed"
+    assert run["seven"].reason == "1: 7 is beyond the bounds -1 to 1 that the measure declares"
+    assert run["r2"].status == "ok"
+
+
+def test_the_bounds_are_those_of_the_options_in_force():
+    model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.randn(40, 4)
+    settings = {"affinity.shrinkage": "none"}
+    (record,) = nlbench.evaluate(model, inputs, ["affinity"], settings=settings).records
+    assert record.measure["bounds"] == [0.0, 1.0]
+    (record,) = nlbench.evaluate(model, inputs, ["affinity"]).records
+    assert record.measure["bounds"] == [None, 1.0]

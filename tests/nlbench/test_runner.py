@@ -143,7 +143,11 @@ def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_
     status = statuses(result)
     assert status["tiny", "crashing"] == ("failed", "ZeroDivisionError: no such luck")
     assert status["tiny", "exiting"][0] == "failed"
-    assert status["tiny", "wrong"] == ("failed", "finish gave a float, expected nlbench.Result")
+    assert status["tiny", "wrong"] == (
+        "failed",
+        "compute() gave a float, expected an nlbench.Result; return "
+        "nlbench.Result.of({place: number})",
+    )
     assert status["tiny", "good"][0] == "ok"
     record = next(r for r in result.records if r.measure["name"] == "crashing")
     assert "ZeroDivisionError" in record.traceback

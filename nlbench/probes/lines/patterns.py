@@ -263,10 +263,11 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
     """
     one = example.clone()
     recorder = _CallRecorder(network, one)
-    with recorder.hooked():
-        output = _one_output(network, one, recorder)
-    program = _program(recorder.steps, recorder.output_value(output), tuple(example.shape[1:]))
+    output = _one_output(network, one, recorder.recording())
+    value = recorder.output_value(output)
+    program = _program(recorder.program, value, tuple(example.shape[1:]))
     pieces, direct = {}, {}
+    is_quick = example.dtype == torch.float32 or example.device.type != "cpu"
     for step in program.steps:
         call = recorder.calls.get(step.output)
         if step.rule.bend is not None:
@@ -276,9 +277,8 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
                     step.operation, step.place, "the pieces of its units can't be told apart"
                 )
             pieces[step.output] = found
-        elif call is not None and step.operation in _CONVOLUTIONS and len(call.shapes) == 1:
-            if example.dtype == torch.float32 or example.device.type != "cpu":
-                direct[step.output] = call
+        elif call is not None and step.operation in _CONVOLUTIONS and is_quick:
+            direct[step.output] = call
     return Piecewise(program, pieces, direct)
 
 

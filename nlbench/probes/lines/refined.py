@@ -285,13 +285,10 @@ class _Group:
                 at, unit = bits_of(sure)
                 if len(at):
                     opposite = _crossed(left, right)
-                    resting = flat[at, unit] == kink
+                    is_resting = flat[at, unit] == kink
                     is_opposite = _set(opposite, at, unit)
-                    met.index_add_(
-                        0, at[resting & is_opposite] + row, _like(at, resting & is_opposite)
-                    )
-                    doubtful = ~resting & ~is_opposite
-                    self.undecided.index_add_(0, s[at[doubtful]], _like(at, doubtful))
+                    _add_ones(met, at[is_resting & is_opposite] + row)
+                    _add_ones(self.undecided, s[at[~is_resting & ~is_opposite]])
                 above |= unknown & left[0]
                 below |= unknown & left[1]
                 middle = above, below
@@ -401,7 +398,7 @@ class _Group:
         found = new.copies()
         if found is None:
             return
-        again, interval, step, margin, unit = (x[found[0]] for x in found)
+        _, interval, step, margin, unit = (x[found[0]] for x in found)
         outputs = {place: output for output, place in self._places.items()}
         for key in set(zip(step.tolist(), margin.tolist(), strict=True)):
             mine = (step == key[0]) & (margin == key[1])
@@ -556,8 +553,8 @@ def _set(words: Tensor, row: Tensor, unit: Tensor) -> Tensor:
     return ((words[row, unit // 64] >> (unit % 64)) & 1).bool()
 
 
-def _like(at: Tensor, flags: Tensor) -> Tensor:
-    return torch.ones(int(flags.sum()), device=at.device)
+def _add_ones(counts: Tensor, at: Tensor) -> None:
+    counts.index_add_(0, at, torch.ones(len(at), device=counts.device))
 
 
 def _clear(words: Tensor, units: Tensor) -> None:
