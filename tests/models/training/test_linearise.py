@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accuracies import accuracy
 from torch import nn
 
 import nlbench
@@ -12,7 +13,6 @@ from nlbench.errors import RequestError
 from nlbench.files import locked
 from nlbench.models.networks import vgg
 from nlbench.models.training.linearise import LinearisingRequest, linearise
-from nlbench.models.training.tasks import accuracy
 from nlbench.progress import Monitor
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
