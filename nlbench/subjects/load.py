@@ -189,9 +189,11 @@ class Subject:
 
     def batches(self, most: int) -> Iterable[Tensor]:
         """Give all samples in their order, in as few batches of nearly equal size as possible."""
+        import torch
+
         from .samples import batch_sizes
 
-        return self.inputs.split(list(batch_sizes(len(self.inputs), most)))
+        return torch.split(self.inputs, list(batch_sizes(len(self.inputs), most)))
 
     def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Give all samples in their order with their labels.
@@ -201,12 +203,14 @@ class Subject:
         nlbench.Undefined
             If they have none.
         """
+        import torch
+
         from .samples import batch_sizes
 
         if self.labels is None:
             raise Undefined("the samples have no labels")
         sizes = list(batch_sizes(len(self.labels), most))
-        return zip(self.inputs.split(sizes), self.labels.split(sizes), strict=True)
+        return zip(torch.split(self.inputs, sizes), torch.split(self.labels, sizes), strict=True)
 
     def shuffled(self, most: int) -> Iterable[Tensor]:
         """Give them in a random order, the same at each call.
