@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nlbench.plan import Request
     from nlbench.runner import run
     from nlbench.signature import Signature
-    from nlbench.store.record import Run, load_run
+    from nlbench.store.run_folder import Run, load_run
     from nlbench.subjects.data import Dataset
 
 __all__ = [
@@ -64,14 +64,14 @@ _HOMES = {
     "Result": "measure",
     "Request": "request",
     "RequestError": "errors",
-    "Run": "store.record",
+    "Run": "store.run_folder",
     "Signature": "signature",
     "Source": "measure",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",
     "evaluate": "evaluation",
-    "load_run": "store.record",
+    "load_run": "store.run_folder",
     "run": "runner",
     "site_measure": "measure",
 }

@@ -24,8 +24,8 @@ from nlbench.plan import (
     make_bench,
 )
 from nlbench.progress import Monitor, Progress
-from nlbench.store.manifest import contents, make_manifest, measure_facts
-from nlbench.store.record import Run
+from nlbench.store.manifest import make_manifest, measure_facts
+from nlbench.store.run_folder import Run
 from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
 from nlbench.subjects.weights import state_hash
 
@@ -145,10 +145,9 @@ def evaluate(
     keys = {measure.name: key_of(measure) for measure, _ in bench.measures}
     records = [replace(record, key=keys[record.measure["name"]]) for record in records]
     request = {"measures": list(loaded), "settings": dict(settings or {})}
-    manifest = make_manifest(request, machine)
     seconds = round(time.perf_counter() - began, 3)
-    manifest = {**manifest, "seconds": seconds, **contents(records)}
-    return Run(manifest, records)
+    manifest = replace(make_manifest(request, machine), seconds=seconds)
+    return Run(manifest.of_records(records), records)
 
 
 def _check_model(model: object) -> None:

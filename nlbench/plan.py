@@ -23,7 +23,7 @@ from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import PRECISIONS, Request, Settings
-from nlbench.store.files import write_atomically
+from nlbench.store.files import parse_json, read_text, write_atomically
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.load import SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
@@ -38,6 +38,7 @@ __all__ = [
     "Settings",
     "Target",
     "Wanted",
+    "check_unchanged",
     "checked_measure",
     "content_key",
     "keep_plan",
@@ -289,8 +290,17 @@ class Plan:
         """The measures, in their order."""
         return list({cell.wanted.name: cell.wanted for cell in self.cells}.values())
 
+    @property
+    def decided(self) -> dict[tuple[object, ...], object]:
+        """What decides the cells' numbers, as `nlbench.store.run_folder.decided_by` has it."""
+        return {
+            **{("measure", one.name): (one.version, dict(one.options)) for one in self.wanted},
+            **{("probe", one.probe): dict(one.settings) for one in self.wanted},
+            **{("subject", *cell.identity[:4]): cell.target.key for cell in self.cells},
+        }
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain content, without repetition; `of` reads it."""
+        """Plain content, without repetition; `from_dict` reads it."""
         targets, wanted = self.targets, self.wanted
         rows = {target.key: number for number, target in enumerate(targets)}
         columns = {one.name: number for number, one in enumerate(wanted)}
@@ -303,7 +313,7 @@ class Plan:
         }
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, content: Mapping[str, Any]) -> Plan:
         """Make a plan of what `to_dict` gave."""
         targets = [Target(**{**t, "spec": _spec_of(t["spec"])}) for t in content["targets"]]
         wanted = [Wanted(**one) for one in content["measures"]]
@@ -482,6 +492,34 @@ class _Providers:
         return list(self._groups[group][name].providers)
 
 
+def check_unchanged(target: Target, planned_at: str) -> None:
+    """Refuse a subject whose weights or data aren't those of the plan, from which its key comes.
+
+    Parameters
+    ----------
+    target : Target
+        Just loaded.
+    planned_at : str
+        The machine that made the plan. Another one may have copies of the data with other
+        times; they are compared by their content there, see `nlbench.store.record.same_subject`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the files have changed since.
+    """
+    spec = target.spec
+    changed = ""
+    if target.weights and choose_weights(spec).identity != target.weights:
+        changed = f"{spec.model} with weights {target.label}: the file has"
+    fingerprint = dataset_info(registry.load("datasets", spec.data)).fingerprint
+    if fingerprint is not None and planned_at == platform.node():
+        found = str(fingerprint(**dict(spec.options)))
+        changed = changed if found == target.files else f"{spec.data}: its files have"
+    if changed:
+        raise RequestError(f"{changed} changed since the run was planned; start it again")
+
+
 PLAN = "plan.json"
 FORMAT = 2
 
@@ -502,21 +540,21 @@ def keep_plan(folder: Path, request: Request, plan: Plan) -> None:
     text = json.dumps(content) + "\n"
     file = folder / PLAN
     # Left alone where nothing has changed: the folder may be read-only.
-    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+    if not file.is_file() or read_text(file) != text:
         write_atomically(file, text)
 
 
 def kept_plan(folder: Path, request: Request) -> Plan | None:
     """Give the plan kept for a request; None if there is none or something has changed."""
     try:
-        content = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        content = parse_json(read_text(folder / PLAN), PLAN, finite=False)
         if content["format"] != FORMAT or content["request"] != _request(request):
             return None
         if content["here"] != _here() or content["plugins"] != _plugins(request):
             return None
         if any(_stamp(path) != stamp for path, stamp in content["files"].items()):
             return None
-        plan = Plan.of(content["plan"])
+        plan = Plan.from_dict(content["plan"])
         return plan if content["prints"] == _prints(plan, content["prints"]) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, NlbenchError):
         # Damaged, of another version, or about plugins that are gone: a new plan is made.

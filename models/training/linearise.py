@@ -23,8 +23,9 @@ from nlbench.options import OptionValue
 from nlbench.plan import content_key, load_measures, make_bench
 from nlbench.progress import Monitor, Progress
 from nlbench.store.files import is_unused, make_folder
-from nlbench.store.manifest import contents, make_manifest, measure_facts, now
-from nlbench.store.record import Record, Run, load_run
+from nlbench.store.manifest import make_manifest, measure_facts, now
+from nlbench.store.record import Record
+from nlbench.store.run_folder import Run, load_run
 from nlbench.subjects.load import SubjectSpec, choose_weights, load_dataset, load_subject
 
 from .train import Trained, TrainingRequest, recipe_of, run_training, starting_point
@@ -514,16 +515,13 @@ class _Work:
     def write(self) -> None:
         """Write manifest and table of what is there."""
         self.run.records = list(self.done.values())
-        self.run.manifest = {
-            **make_manifest(
-                asdict(self.grid.request),
-                self.machine,
-                command=self.command,
-                created=self.run.manifest.get("created"),
-            ),
-            "calls": self.calls,
-            **contents(self.run.records),
-        }
+        made = make_manifest(
+            asdict(self.grid.request),
+            self.machine,
+            command=self.command,
+            created=self.run.manifest.get("created"),
+        )
+        self.run.manifest = replace(made, calls=tuple(self.calls)).of_records(self.run.records)
         self.run.write_tables()
 
     def _check_network(self) -> None:

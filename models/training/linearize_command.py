@@ -15,7 +15,7 @@ from nlbench.cli.common import Interrupted, split_names, split_seeds, split_sett
 from nlbench.errors import RequestError
 
 if TYPE_CHECKING:
-    from nlbench.store.record import Run
+    from nlbench.store.run_folder import Run
 
 __all__ = ["linearize"]
 

@@ -19,7 +19,7 @@ from .common import Interrupted, split_names, split_seeds, split_settings
 if TYPE_CHECKING:
     from nlbench.request import Request
     from nlbench.runner import Preview
-    from nlbench.store.record import Run
+    from nlbench.store.run_folder import Run
 
 __all__ = ["run"]
 

@@ -10,7 +10,7 @@ from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training.linearise import Grid, LinearisingRequest, linearise
 from nlbench.progress import Monitor
-from nlbench.store.record import load_run
+from nlbench.store.run_folder import load_run
 from nlbench.subjects.load import SubjectSpec, load_subject
 
 CHANGES = {"epochs": 2, "batch_size": 16, "slope_rate": 300.0}
