@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite, Undefined
+from nlbench.measure import Accumulator
 
-__all__ = ["ChangeStream"]
+__all__ = ["ChangeAccumulator"]
 
 
-class ChangeStream:
+class ChangeAccumulator(Accumulator):
     """Mean of (after - before) over the samples of all batches; O(1) memory."""
 
     def __init__(self) -> None:
@@ -40,7 +41,3 @@ class ChangeStream:
             raise Undefined("no samples")
         before, after = self._before / self._n, self._after / self._n
         return {"value": after - before, "before": before, "after": after}
-
-    def remark(self) -> str:
-        """Nothing."""
-        return ""

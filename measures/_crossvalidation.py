@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.measure import Accumulator
 
 from ._moments import Moments
 from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
 
-__all__ = ["FoldStream", "crossvalidated_r2"]
+__all__ = ["FoldAccumulator", "crossvalidated_r2"]
 
 
 def crossvalidated_r2(x: Tensor, y: Tensor, folds: int) -> Tensor:
@@ -61,7 +62,7 @@ def _errors(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> Tensor:
     return errors
 
 
-class FoldStream:
+class FoldAccumulator(Accumulator):
     """All batches of a site, in folds: rows while few, moments when many.
 
     Rows are kept up to twice the larger number of columns, so that the fit of moments,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from nlbench.probes.lines.lines import SegmentTrace
-from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, chord_parts
 
 __all__ = ["Deviation", "deviation_of"]
 
@@ -46,16 +44,16 @@ class Deviation:
         )
 
 
-def deviation_of(trace: SegmentTrace | SmoothTrace) -> Deviation:
+def deviation_of(trace: SegmentTrace | SegmentEstimate) -> Deviation:
     """Integrate the distance between a network and the chord of a segment, by its sign.
 
     Exact on a traced segment: the distance is affine between breakpoints, so a region's
-    share is a trapezium, or two triangles where the distance changes sign. Of a network that
-    has no breakpoints it is as close as its trace says.
+    share is a trapezium, or two triangles where the distance changes sign. An estimate brings
+    its own integrals.
 
     Parameters
     ----------
-    trace : SegmentTrace or SmoothTrace
+    trace : SegmentTrace or SegmentEstimate
         With k logits.
 
     Examples
@@ -66,21 +64,5 @@ def deviation_of(trace: SegmentTrace | SmoothTrace) -> Deviation:
     >>> float(found.above), float(found.below), float(found.variation)
     (0.0, 0.5, 1.0)
     """
-    if isinstance(trace, SmoothTrace):
-        length = trace.length
-        return Deviation(length * trace.above, length * trace.below, trace.variation)
-    t, f = trace.t[:, None], trace.values
-    distance = f - ((1 - t) * f[:1] + t * f[-1:])
-    width, steps = trace.length * t.diff(dim=0), distance.diff(dim=0).abs().sum(0)
-    return Deviation(_positive_part(distance, width), _positive_part(-distance, width), steps)
-
-
-def _positive_part(distance: Tensor, width: Tensor) -> Tensor:
-    """Integrate the positive part of a function that is affine between its values (n, k)."""
-    left, right = distance[:-1].clamp(min=0), distance[1:].clamp(min=0)
-    high = left + right
-    fall = (distance[1:] - distance[:-1]).abs()
-    crossed = (distance[:-1].sign() * distance[1:].sign()) < 0
-    # One of left and right is 0 where it is crossed: a triangle, narrower by high / fall.
-    share = torch.where(crossed, high / torch.where(crossed, fall, 1.0), 1.0)
-    return (width * high * share).sum(0) / 2
+    found = trace if isinstance(trace, SegmentEstimate) else chord_parts(trace.t, trace.values)
+    return Deviation(trace.length * found.above, trace.length * found.below, found.variation)

@@ -1,4 +1,4 @@
-"""Centred second moments of a stream of input and output samples."""
+"""Centred second moments of input and output samples, batch by batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nlbench.errors import NotFinite, RequestError
 
 from ._samples import as_samples, check_count, varying
 
-__all__ = ["Moments", "PairStream"]
+__all__ = ["Moments", "SamplePairs"]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _units(samples: Tensor) -> Tensor:
     return peak / (2 * torch.frexp(peak).mantissa)
 
 
-class PairStream:
+class SamplePairs:
     """Batches of x (n, d) and y (n, k), kept as rows while few and as moments when many.
 
     Rows are kept up to max(d, k) + 1 samples, moments from there on, so that neither a

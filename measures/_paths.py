@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from nlbench.measure import Result
-from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
+from nlbench.probes.lines import SegmentTrace, TracedSegment
 
 __all__ = ["Method", "with_means"]
 
@@ -17,6 +17,7 @@ _WORDS = {
     "adaptive": "by adaptive steps",
     "sampling": "by sampling",
     "quadrature": "by quadrature",
+    "refined": "estimated on nested grids",
 }
 _DOUBLE = torch.finfo(torch.float64).eps
 _SETTINGS = ("sensitivity", "resolution", "tolerance")
@@ -29,7 +30,7 @@ class Method:
     Parameters
     ----------
     names : tuple of str
-        ``exact``, ``adaptive``, ``sampling``, ``quadrature``.
+        ``exact``, ``refined``, ``adaptive``, ``sampling``, ``quadrature``.
     notes : mapping of str to float
         What the traces say of themselves: settings as they are, counts summed up.
     is_single : bool

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError, Undefined
+from nlbench.measure import Accumulator
 
 from ._samples import as_samples, centered, check_count, power_of_two, varying_columns
 
-__all__ = ["BANDWIDTH", "RBFStream", "rbf_cka"]
+__all__ = ["BANDWIDTH", "RBFAccumulator", "rbf_cka"]
 
 # Of the fractions that Kornblith et al. compare, the middle one.
 BANDWIDTH = 0.4
@@ -31,7 +32,7 @@ def rbf_cka(
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K_ij = exp(-‖x_i - x_j‖² / (2 σ²))
     and L the same of y. σ is a fraction of the median distance between two different
     samples, of x and of y each, so that units don't matter. A small fraction sees close
-    neighbours only, a large one comes near the linear kernel.
+    neighbours only, a large one comes near the linear kernel. Gradients hold σ fixed.
 
     Parameters
     ----------
@@ -72,10 +73,10 @@ def rbf_cka(
     >>> bool(rbf_cka(x, (x - 2) ** 2) < 0.7)
     True
     """
-    stream = RBFStream(bandwidth, debiased)
+    sums = RBFAccumulator(bandwidth, debiased)
     x, y = as_samples(x, "x"), as_samples(y, "y")
     check_count(x, y, at_least=FEWEST if debiased else 2)
-    return stream.terms(x, y).alignment()
+    return sums.terms(x, y).alignment()
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class _Terms:
         return self.xy / (self.xx.sqrt() * self.yy.sqrt())
 
 
-class RBFStream:
+class RBFAccumulator(Accumulator):
     """Sums of HSIC over the batches of a site, the ratio last; O(1) memory.
 
     The widths of both kernels are those of the first batch, so that all batches share one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nlbench.measure import Source
+from nlbench.citation import Source
 
 __all__ = ["affinity_paper", "traced_regions"]
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from nlbench.measure import Measure, Result, Value
-from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
-from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 from ._deviation import Deviation, deviation_of
 from ._paths import Method, with_means
@@ -19,16 +18,16 @@ from ._sources import traced_regions
 __all__ = ["AbsoluteDeviation", "absolute_deviation"]
 
 
-def absolute_deviation(trace: SegmentTrace | SmoothTrace) -> Tensor:
+def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     r"""Integrate the distance between a network and the chord of a segment.
 
     For each logit j, ``length`` :math:`\int_0^1 |f_j(t) - g_j(t)| dt` with
-    :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. Exact on a traced segment; of a network that
-    has no breakpoints it is as close as its trace says.
+    :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. Exact on a traced segment; an
+    estimate is as close as it says.
 
     Parameters
     ----------
-    trace : SegmentTrace or SmoothTrace
+    trace : SegmentTrace or SegmentEstimate
         With k logits.
 
     Returns
@@ -61,12 +60,12 @@ class _Sum:
     error: Tensor
 
     @classmethod
-    def of(cls, trace: SegmentTrace | SmoothTrace) -> _Sum:
+    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Sum:
         found = deviation_of(trace)
         found = Deviation(found.above.cpu(), found.below.cpu(), found.variation.cpu())
         error = torch.zeros_like(found.above)
-        if isinstance(trace, SmoothTrace):
-            error = trace.length * trace.error
+        if isinstance(trace, SegmentEstimate):
+            error = trace.length * trace.deviation_error.cpu()
         return cls(found, (_norm(found.total),), trace.length, error)
 
     def __add__(self, other: _Sum) -> _Sum:
@@ -105,8 +104,8 @@ class AbsoluteDeviation(Measure):
     of each where the logit lies above the chord (the rest is below); ``segment0``,
     ``segment1``, …, the norm of each segment by itself; ``above`` and ``below``, the norms
     of the two parts; ``variation``, the norm of the total variation of the distance to the
-    chord; ``length``, the path's length; ``error``, where the network has no breakpoints,
-    the norm of the estimated errors.
+    chord; ``length``, the path's length; ``error``, of estimates, the norm over logits of
+    their errors, summed over segments.
     """
 
     name = "absdev"
@@ -133,4 +132,4 @@ class AbsoluteDeviation(Measure):
             for place, path in self._sums.items()
         ]
         result = Result.of(values, n=sum(value.n for value in values))
-        return self._method.on(with_means(result, ("above", "below", "variation")))
+        return self._method.on(with_means(result, ("above", "below", "variation", "error")))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import Undefined
-from nlbench.measure import MoreMeans, Source
-from nlbench.options import Option
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
+from nlbench.options import Option, OptionValue
 
-from ._moments import PairStream
-from ._pooled import PooledMeasure, SiteStream
-from ._rbf import BANDWIDTH, RBFStream, rbf_cka
+from ._moments import SamplePairs
+from ._rbf import BANDWIDTH, RBFAccumulator, rbf_cka
 from ._samples import as_samples, centered, check_count, power_of_two, unit_scaled, varying_columns
 
 __all__ = ["CKA", "linear_cka", "rbf_cka"]
@@ -184,7 +185,7 @@ class _UnbiasedHSIC:
         return _alignment(self.xy, self.xx, self.yy)
 
 
-class _BiasedStream(PairStream):
+class _BiasedAccumulator(SamplePairs, Accumulator):
     """All batches of a site as one; O(d²) memory."""
 
     def statistics(self) -> dict[str, float]:
@@ -200,12 +201,8 @@ class _BiasedStream(PairStream):
         norms = (m.square().sum() for m in (moments.xy, moments.xx, moments.yy))
         return {"value": _alignment(*norms).item()}
 
-    def remark(self) -> str:
-        """Nothing."""
-        return ""
 
-
-class _DebiasedStream:
+class _DebiasedAccumulator(Accumulator):
     """Sums of unbiased HSIC over the batches of a site; O(1) memory."""
 
     def __init__(self) -> None:
@@ -240,8 +237,8 @@ class CKA(PooledMeasure):
 
     By default the biased value of all samples of the run as one, whatever the batches. With
     ``debiased=true`` the three unbiased HSIC terms are summed over batches and their ratio
-    is taken last; batches of fewer than four samples are left out. That value may be
-    slightly negative, below the bounds stated for the biased one.
+    is taken last; batches of fewer than four samples are left out. That value has no bounds:
+    it may be slightly negative, or above 1.
 
     The kernel is linear. ``kernel=rbf`` is Gaussian, with a width of ``bandwidth`` times the
     median distance between the samples of the first batch. Its HSIC terms, biased or not,
@@ -289,9 +286,14 @@ class CKA(PooledMeasure):
 }""",
     )
 
-    def stream(self) -> SiteStream:
-        """Make the stream of one site."""
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Give the bounds, which the debiased value doesn't have."""
+        return (-math.inf, math.inf) if options["debiased"] else cls.bounds
+
+    def accumulator(self) -> Accumulator:
+        """Make what takes in the batches of one site."""
         if self.settings["kernel"] == "rbf":
             bandwidth = float(self.settings["bandwidth"])
-            return RBFStream(bandwidth, bool(self.settings["debiased"]))
-        return _DebiasedStream() if self.settings["debiased"] else _BiasedStream()
+            return RBFAccumulator(bandwidth, bool(self.settings["debiased"]))
+        return _DebiasedAccumulator() if self.settings["debiased"] else _BiasedAccumulator()

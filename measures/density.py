@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Value
-from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, slope_changes
-from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
+from nlbench.probes.lines.lines import slope_changes
 
 from ._paths import Method, with_means
 from ._sources import traced_regions
@@ -22,14 +22,22 @@ _SITE = "site:"
 class _Tally:
     """What is known of one path so far; ``changes`` is None where slopes can't be told."""
 
-    crossings: tuple[int, ...]
+    crossings: tuple[float, ...]
     length: float
     changes: int | None
-    sites: dict[str, int]
+    sites: dict[str, float]
+    at_least: int
+    error: float
+    estimated: bool
 
     @classmethod
-    def of(cls, trace: SegmentTrace) -> _Tally:
-        return cls((trace.crossings,), trace.length, _slope_changes(trace), trace.contributions)
+    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Tally:
+        sites: dict[str, float] = dict(trace.contributions)
+        if isinstance(trace, SegmentEstimate):
+            count = trace.crossings or 0.0
+            return cls((count,), trace.length, None, sites, trace.at_least, trace.error, True)
+        count, changes = trace.crossings, _slope_changes(trace)
+        return cls((float(count),), trace.length, changes, sites, count, 0.0, False)
 
     def __add__(self, other: _Tally) -> _Tally:
         known = self.changes is not None and other.changes is not None
@@ -39,6 +47,9 @@ class _Tally:
             self.length + other.length,
             (self.changes or 0) + (other.changes or 0) if known else None,
             {name: self.sites.get(name, 0) + other.sites.get(name, 0) for name in names},
+            self.at_least + other.at_least,
+            self.error + other.error,
+            self.estimated or other.estimated,
         )
 
     def statistics(self) -> dict[str, float]:
@@ -49,6 +60,8 @@ class _Tally:
         found["per_segment"] = total / segments
         if self.changes is not None:
             found["slope_changes"] = float(self.changes)
+        if self.estimated:
+            found |= {"at_least": float(self.at_least), "error": self.error}
         found |= {"length": self.length, "segments": float(segments)}
         found |= {f"segment{i}": float(number) for i, number in enumerate(self.crossings)}
         return found | {_SITE + name: float(number) for name, number in self.sites.items()}
@@ -69,7 +82,9 @@ class Density(Measure):
     length, left out where the length is 0; ``per_segment``, their mean; ``slope_changes``,
     the crossings at which a logit's slope changes; ``segment0``, ``segment1``, …, each
     segment's own crossings; ``site:NAME``, those that each activation call makes, of
-    which the value is the sum; ``length``; ``segments``.
+    which the value is the sum; ``length``; ``segments``. Where segments were estimated the
+    value is what they come to, ``error`` how far off they may be, ``at_least`` what was seen,
+    and ``slope_changes`` is left out.
 
     Examples
     --------
@@ -102,8 +117,9 @@ class Density(Measure):
         nlbench.Undefined
             If the network has no breakpoints; the operation is the reason.
         """
-        if isinstance(observation.trace, SmoothTrace):
-            raise Undefined(observation.trace.refused or "the network is not piecewise affine")
+        trace = observation.trace
+        if isinstance(trace, SegmentEstimate) and trace.crossings is None:
+            raise Undefined(trace.refused or "the network is not piecewise affine")
         new, old = _Tally.of(observation.trace), self._tallies.get(observation.place)
         self._tallies[observation.place] = new if old is None else old + new
         self._method = self._method.and_of(observation)
@@ -116,5 +132,5 @@ class Density(Measure):
         ]
         result = Result.of(values, n=sum(value.n for value in values))
         sites = dict.fromkeys(_SITE + name for t in self._tallies.values() for name in t.sites)
-        resources = ("per_length", "per_segment", "slope_changes", *sites)
+        resources = ("per_length", "per_segment", "slope_changes", "at_least", "error", *sites)
         return self._method.on(with_means(result, resources))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import NotFinite
-from nlbench.measure import MoreMeans, Source
+from nlbench.measure import MoreMeans, PooledMeasure
 
-from ._change import ChangeStream
-from ._pooled import PooledMeasure
+from ._change import ChangeAccumulator
 from ._samples import as_samples
 from ._sources import affinity_paper
 
@@ -94,6 +94,6 @@ class Entropy(PooledMeasure):
         """Take the entropies, one a sample."""
         return histogram_entropy(observation.x.detach()), histogram_entropy(observation.y.detach())
 
-    def stream(self) -> ChangeStream:
-        """Make the stream of one site."""
-        return ChangeStream()
+    def accumulator(self) -> ChangeAccumulator:
+        """Make what takes in the batches of one site."""
+        return ChangeAccumulator()

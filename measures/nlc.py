@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measure import Measure, MoreMeans, Result, Source
+from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
 from nlbench.probes.function.function import directional_derivative
 

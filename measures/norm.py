@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.measure import MoreMeans, Source
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option
 
-from ._pooled import PooledMeasure
 from ._samples import as_samples, check_count, power_of_two
 from ._sources import affinity_paper
 
@@ -79,7 +79,7 @@ def _norm(values: Tensor) -> Tensor:
     return norm
 
 
-class _NormStream:
+class _NormAccumulator(Accumulator):
     """All batches of a site as one; two numbers of memory."""
 
     def __init__(self, kind: str) -> None:
@@ -107,10 +107,6 @@ class _NormStream:
             return {"value": relative, "absolute": absolute}
         return {"value": absolute, "relative": relative}
 
-    def remark(self) -> str:
-        """Nothing."""
-        return ""
-
 
 class Norm(PooledMeasure):
     """Frobenius norm of the difference between a site's output and input.
@@ -133,6 +129,6 @@ class Norm(PooledMeasure):
     }
     source: ClassVar[Source] = affinity_paper("appendix E")
 
-    def stream(self) -> _NormStream:
-        """Make the stream of one site."""
-        return _NormStream(str(self.settings["kind"]))
+    def accumulator(self) -> _NormAccumulator:
+        """Make what takes in the batches of one site."""
+        return _NormAccumulator(str(self.settings["kind"]))

@@ -10,12 +10,30 @@ from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Source, Value
 from nlbench.options import Option
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
-from nlbench.probes.graph.graph import ObservedGraph, channel_graph
+from nlbench.probes.graph.graph import channel_graph
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["PathLength", "average_path_length"]
+__all__ = ["NONLINEAR_ADVANTAGE", "PathLength", "average_path_length"]
+
+
+NONLINEAR_ADVANTAGE = Source(
+    citation=(
+        "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
+        "Might Not Be As Complex as You Think. ICML, 2023."
+    ),
+    equation="average path length",
+    bibtex=(
+        "@inproceedings{mehmetigopel2023nonlinear,\n"
+        "  title={Nonlinear Advantage: Trained Networks Might Not Be As Complex as You "
+        "Think},\n"
+        '  author={Mehmeti-G{\\"o}pel, Christian H. X. Ali and Disselhoff, Jan},\n'
+        "  booktitle={International Conference on Machine Learning},\n"
+        "  year={2023}\n"
+        "}"
+    ),
+)
 
 
 def average_path_length(
@@ -87,49 +105,34 @@ class PathLength(Measure):
         ),
         "empirical": Option(False, "a unit counts where it changes its input on the samples"),
     }
-    source = Source(
-        citation=(
-            "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
-            "Might Not Be As Complex as You Think. ICML, 2023."
-        ),
-        equation="average path length",
-        bibtex=(
-            "@inproceedings{mehmetigopel2023nonlinear,\n"
-            "  title={Nonlinear Advantage: Trained Networks Might Not Be As Complex as You "
-            "Think},\n"
-            '  author={Mehmeti-G{\\"o}pel, Christian H. X. Ali and Disselhoff, Jan},\n'
-            "  booktitle={International Conference on Machine Learning},\n"
-            "  year={2023}\n"
-            "}"
-        ),
-    )
+    source = NONLINEAR_ADVANTAGE
 
     def reset(self) -> None:
         """Forget the last graph."""
-        self._reading: Result | None = None
+        self._result: Result | None = None
 
-    def update(self, observation: ObservedGraph) -> None:
+    def update(self, observation: ChannelGraph) -> None:
         """Measure the subject's graph."""
         empirical = bool(self.settings["empirical"])
         activity = observation.activity() if empirical else None
         samples = observation.samples if empirical else 0
-        counted = counted_lengths(observation.graph, activity)
+        counted = counted_lengths(observation, activity)
         walked = bool(self.settings["normalized"])
-        value = walked_length(observation.graph, activity) if walked else counted.mean
-        values = tuple(_layers(observation.graph, activity, samples))
+        value = walked_length(observation, activity) if walked else counted.mean
+        values = tuple(_layers(observation, activity, samples))
         units = sum(layer.statistics["units"] for layer in values)
         active = sum(layer.statistics["value"] for layer in values)
         summary = {"value": value, "units": units, "active": active}
         if units:
             summary["linear_share"] = 1 - active / units
         summary["log10_paths"] = counted.log10_paths
-        self._reading = Result(summary, values, samples, notes={"layers": len(values)})
+        self._result = Result(summary, values, samples, notes={"layers": len(values)})
 
     def compute(self) -> Result:
         """Give what was measured."""
-        if self._reading is None:
+        if self._result is None:
             raise Undefined("there was no graph to measure")
-        return self._reading
+        return self._result
 
 
 def _layers(

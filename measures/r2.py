@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.measure import MoreMeans, Source
-from nlbench.options import Option
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
+from nlbench.options import Option, OptionValue
 
-from ._crossvalidation import FoldStream, crossvalidated_r2
-from ._moments import Moments, PairStream
-from ._pooled import PooledMeasure, SiteStream
+from ._crossvalidation import FoldAccumulator, crossvalidated_r2
+from ._moments import Moments, SamplePairs
 from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
 
 __all__ = ["R2", "r2_score"]
@@ -135,7 +135,7 @@ def _check_varies(outputs: Tensor) -> None:
         raise Undefined("constant output")
 
 
-class _R2Stream(PairStream):
+class _R2Accumulator(SamplePairs, Accumulator):
     """All batches of a site, for one fit."""
 
     def __init__(self, kind: str) -> None:
@@ -150,10 +150,6 @@ class _R2Stream(PairStream):
             return {"value": r2_score(*self.rows(), kind=self._kind).item()}
         return {"value": _r2_of_moments(self.moments, self._kind).item()}
 
-    def remark(self) -> str:
-        """Nothing."""
-        return ""
-
 
 class R2(PooledMeasure):
     """R² of the affine least-squares fit of a site's output on its input.
@@ -161,11 +157,11 @@ class R2(PooledMeasure):
     One fit for all samples of the run, from second moments that are accumulated in
     float64. A site with at most d + 1 samples for its d inputs is undefined: the fit would
     be exact whatever the activation. The cross-validated value exists there too. The
-    ordinary value is in [0, 1]; the others may be negative, hence the bounds.
+    ordinary value is in [0, 1]; the others may be negative.
     """
 
     name: ClassVar[str] = "r2"
-    bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
@@ -188,9 +184,14 @@ class R2(PooledMeasure):
 }""",
     )
 
-    def stream(self) -> SiteStream:
-        """Make the stream of one site."""
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Give the bounds: only the ordinary value is never negative."""
+        return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
+
+    def accumulator(self) -> Accumulator:
+        """Make what takes in the batches of one site."""
         kind = str(self.settings["kind"])
         if kind == "crossvalidated":
-            return FoldStream(int(self.settings["folds"]))
-        return _R2Stream(kind)
+            return FoldAccumulator(int(self.settings["folds"]))
+        return _R2Accumulator(kind)

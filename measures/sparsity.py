@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
-from nlbench.measure import MoreMeans, Source
+from nlbench.measure import MoreMeans, PooledMeasure
 
-from ._change import ChangeStream
-from ._pooled import PooledMeasure
+from ._change import ChangeAccumulator
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
@@ -96,6 +96,6 @@ class Sparsity(PooledMeasure):
         before, after = observation.unreduced["share_near_zero"]
         return before, after
 
-    def stream(self) -> ChangeStream:
-        """Make the stream of one site."""
-        return ChangeStream()
+    def accumulator(self) -> ChangeAccumulator:
+        """Make what takes in the batches of one site."""
+        return ChangeAccumulator()

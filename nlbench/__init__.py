@@ -11,6 +11,7 @@ from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nlbench.citation import Source
     from nlbench.errors import (
         NlbenchError,
         NotFinite,
@@ -20,21 +21,24 @@ if TYPE_CHECKING:
         UnsupportedOperation,
     )
     from nlbench.evaluation import evaluate
-    from nlbench.measure import Measure, Result, Source, Value, site_measure
+    from nlbench.measure import Accumulator, Measure, PooledMeasure, Result, Value, site_measure
     from nlbench.options import Option
     from nlbench.plan import Request
+    from nlbench.probes.ops import register_op
     from nlbench.runner import run
-    from nlbench.signature import Signature
+    from nlbench.signature import Signature, module_of
     from nlbench.store.run_folder import Run, load_run
     from nlbench.subjects.data import Dataset
 
 __all__ = [
+    "Accumulator",
     "Dataset",
     "Measure",
     "NlbenchError",
     "NotFinite",
     "Option",
     "PluginError",
+    "PooledMeasure",
     "Request",
     "RequestError",
     "Result",
@@ -46,6 +50,8 @@ __all__ = [
     "Value",
     "evaluate",
     "load_run",
+    "module_of",
+    "register_op",
     "run",
     "site_measure",
 ]
@@ -55,23 +61,27 @@ __all__ = [
 __path__ = extend_path(__path__, __name__)
 
 _HOMES = {
+    "Accumulator": "measure",
     "Dataset": "subjects.data",
     "Measure": "measure",
     "NlbenchError": "errors",
     "NotFinite": "errors",
     "Option": "options",
     "PluginError": "errors",
+    "PooledMeasure": "measure",
     "Result": "measure",
     "Request": "request",
     "RequestError": "errors",
     "Run": "store.run_folder",
     "Signature": "signature",
-    "Source": "measure",
+    "Source": "citation",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",
     "evaluate": "evaluation",
     "load_run": "store.run_folder",
+    "module_of": "signature",
+    "register_op": "probes.ops",
     "run": "runner",
     "site_measure": "measure",
 }

@@ -8,6 +8,7 @@ the nearest valid name.
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "Undefined",
     "UnsupportedOperation",
     "nearest",
+    "one_line",
+    "shown",
 ]
 
 
@@ -66,7 +69,43 @@ class NotFinite(NlbenchError, ValueError):
     """NaN or an infinity where a finite number was expected."""
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def one_line(text: str, most: int = 2000) -> str:
+    r"""Give text from outside as one line: no control characters, and no more than so many.
+
+    Escape sequences would be obeyed by a terminal, and marks of direction turn what follows.
+
+    Examples
+    --------
+    >>> one_line("two\nlines \x1b[31mred")
+    'two lines [31mred'
+    """
+    words = " ".join(text[: 4 * most].split())
+    # Of the kinds of control only the joiners of scripts and emoji are kept.
+    plain = "".join(c for c in words if c in _JOINERS or unicodedata.category(c)[0] != "C")
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+
+
+_JOINERS = "\u200c\u200d"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Give a wrong value as a message shows it: in one line, cut.
+
+    Examples
+    --------
+    >>> shown("x" * 100, 10), shown(10**5000)
+    ('xxxxxxxxx…', 'an int')
+    """
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):
+        # Numbers of thousands of digits, and lists of thousands of lists.
+        kind = type(value).__name__
+        return f"an {kind}" if kind[:1] in "aeiou" else f"a {kind}"
+    return one_line(text, most)
+
+
+def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Say which valid name was probably meant.
 
     Parameters
@@ -75,6 +114,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
         What was given.
     names : iterable of str
         What is valid.
+    prefix : str
+        What stands before a name that is suggested, such as its family's ``torchvision/``.
 
     Returns
     -------
@@ -87,10 +128,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     "; did you mean 'affinity'?"
     """
     valid = sorted(names)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    # Comparing takes the product of both lengths; nobody means a name by a page of text.
+    close = difflib.get_close_matches(name[:200], valid, n=1, cutoff=0.5)
     if close:
-        return f"; did you mean '{close[0]}'?"
+        return f"; did you mean '{prefix}{close[0]}'?"
     if valid:
-        shown = ", ".join(valid[:12]) + (", …" if len(valid) > 12 else "")
+        shown = ", ".join(prefix + one for one in valid[:12]) + (", …" if len(valid) > 12 else "")
         return f"; there are: {shown}"
     return "; there are none"

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
-from nlbench.execution.numerics import Machine, exact_arithmetic
+from nlbench.execution.numerics import Machine, default_threads, exact_arithmetic, some_threads
+from nlbench.hashing import content_key, state_hash
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
-from nlbench.plan import (
-    Settings,
-    checked_measure,
-    content_key,
-    load_measures,
-    load_probe,
-    make_bench,
-)
+from nlbench.plan import Settings, checked_measure, load_measures, load_probe, make_bench
 from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import make_manifest, measure_facts
 from nlbench.store.run_folder import Run
+from nlbench.subjects.inputs import Arguments, BatchReader, is_batch, model_called, refused
 from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
-from nlbench.subjects.weights import state_hash
 
 __all__ = ["evaluate"]
 
 
 def evaluate(
     model: nn.Module,
-    inputs: Tensor | Iterable[Any],
+    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
     measures: str | Sequence[str | type[Measure]],
     *,
+    labels: Tensor | bool | str | None = None,
     settings: Settings | None = None,
     name: str | None = None,
     progress: Progress | None = None,
@@ -46,15 +43,23 @@ def evaluate(
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it is found: mode, dtype, weights, hooks.
-    inputs : tensor of shape (n, ...), or iterable
-        What the model is given; or a loader that yields such batches, alone or as the first
-        of a tuple (with labels). Measures of the probe ``sites`` go through a loader of any
-        length once, with no more than a batch in memory; the others get its first 512 samples
-        (more only if ``lines.number`` asks for them).
+        Left as it is found: mode, dtype, weights, hooks. What it gives may be a tensor, or a
+        mapping, tuple or object with ``logits``, or with one tensor in it.
+    inputs : tensor of shape (n, ...), tuple, mapping, or loader
+        A tensor is the samples, as the model is given them. A tuple or a mapping is one batch of
+        arguments, for ``model(*inputs)`` or ``model(**inputs)``. Anything else that can be
+        iterated, such as a DataLoader or a list, yields batches of these three kinds. Measures of
+        the probe ``sites`` go through a loader of any length once, with no more than a batch in
+        memory; the others get its first 512 samples (more only if ``lines.number`` asks for
+        them). Several arguments are measured together, as one tensor (n, k) with all their
+        numbers; they have to be all of one floating type or all integers.
     measures : sequence of str or Measure class
         Registered names or globs, or measures defined on the spot; or names in one text, with
         commas.
+    labels : tensor of shape (n,), bool or str, optional
+        Of a loader: True if the last of what it yields are labels, False if there are none, or
+        the key of a mapping's labels. By default a pair is inputs with labels if the model takes
+        one argument, and refused otherwise. Of samples that are all there: the labels.
     settings : mapping, optional
         Options: ``{"affinity.shrinkage": "none", "lines.number": 2}``.
     name : str, optional
@@ -64,13 +69,19 @@ def evaluate(
     Returns
     -------
     Run
-        ``scores`` is the tidy table, ``["affinity"]`` one reading; ``save(path)`` writes it
+        ``scores`` is the tidy table, ``["affinity"]`` one result; ``save(path)`` writes it
         to a folder.
 
     Raises
     ------
     nlbench.RequestError
         If a measure, a setting or the inputs can't be used.
+
+    Notes
+    -----
+    Random numbers that measures draw are decided by a record's key, and so by all that decides
+    the number, the samples among it. Of a loader that is gone through once nobody knows the
+    samples before the end: there the first of them take their place.
 
     Examples
     --------
@@ -82,30 +93,9 @@ def evaluate(
     """
     monitor = Monitor(progress)
     _check_model(model)
-    if isinstance(measures, str):
-        measures = [part.strip() for part in measures.split(",")]
-    names = [measure for measure in measures if isinstance(measure, str)]
-    loaded = {m.name: m for m in load_measures(names, monitor.warn)} if names else {}
-    classes = [m for m in measures if not isinstance(m, str)]
-    for measure in classes:
-        checked = checked_measure(measure, getattr(measure, "name", repr(measure)))
-        if loaded.setdefault(checked.name, checked) is not checked:
-            raise RequestError(
-                f"two measures are called '{checked.name}', of {loaded[checked.name].__module__} "
-                f"and of {checked.__module__}; rename one"
-            )
-    if not loaded:
-        raise RequestError("no measure to run")
-    if isinstance(inputs, Tensor):
-        stream, given = None, inputs
-    else:
-        stream = _stream(inputs)
-        given = stream.head(_held(list(loaded.values()), settings or {}))
-    if given.ndim < 2 or len(given) == 0:
-        raise RequestError(
-            f"inputs have shape {tuple(given.shape)}, expected (n, ...) with n of at least 1"
-        )
-    chosen = list(loaded.values())
+    chosen = _chosen(measures, monitor)
+    samples = _samples(model, inputs, labels, _held(chosen, settings or {}))
+    given, stream = samples.given, samples.stream
     bench = make_bench(chosen, {**_defaults(chosen, given), **(settings or {})})
     for probe, options in bench.probes.items():
         load_probe(probe).check(None, options)
@@ -118,8 +108,9 @@ def evaluate(
         "weights_hash": state_hash(model),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "preprocessing": "as given",
+        **samples.facts(),
     }
-    subject = StreamedSubject(model, given, None, facts, stream=stream)
+    subject = StreamedSubject(model, given, samples.labels, facts, stream=stream)
 
     def key_of(measure: type[Measure]) -> str:
         return content_key(
@@ -132,19 +123,20 @@ def evaluate(
         )
 
     began = time.perf_counter()
-    machine = Machine.at(device)
     length = len(given) if stream is None else stream.known_length or len(given)
     steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
     monitor.begin(sum(steps))
-    with exact_arithmetic():
+    with exact_arithmetic(), some_threads(default_threads()), samples.called(model):
+        machine = Machine.at(device)
         records = list(records_of(subject, bench, machine, monitor, key_of))
     if stream is not None and stream.error is not None:
         raise stream.error
-    # Only now are the samples of a stream known, and with them what decided the numbers.
-    facts |= stream.facts() if stream is not None and stream.samples else sample_facts(given)
-    keys = {measure.name: key_of(measure) for measure, _ in bench.measures}
-    records = [replace(record, key=keys[record.measure["name"]]) for record in records]
-    request = {"measures": list(loaded), "settings": dict(settings or {})}
+    if stream is not None:
+        # Only now are all samples of a stream known, and with them what decided the numbers.
+        facts |= samples.facts()
+        keys = {measure.name: key_of(measure) for measure, _ in bench.measures}
+        records = [replace(record, key=keys[record.measure["name"]]) for record in records]
+    request = {"measures": [m.name for m in chosen], "settings": dict(settings or {})}
     seconds = round(time.perf_counter() - began, 3)
     manifest = replace(make_manifest(request, machine), seconds=seconds)
     return Run(manifest.of_records(records), records)
@@ -158,11 +150,77 @@ def _check_model(model: object) -> None:
             raise RequestError(f"{name} of the model is on the meta device, without values")
 
 
-def _stream(inputs: Iterable[Any]) -> Batches:
+def _chosen(
+    measures: str | Sequence[str | type[Measure]], progress: Monitor
+) -> list[type[Measure]]:
+    """Load measures that are named, and check those that are given."""
+    if isinstance(measures, str):
+        measures = [part.strip() for part in measures.split(",")]
+    names = [measure for measure in measures if isinstance(measure, str)]
+    loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
+    for measure in (m for m in measures if not isinstance(m, str)):
+        checked = checked_measure(measure)
+        if loaded.setdefault(checked.name, checked) is not checked:
+            raise RequestError(
+                f"two measures are called '{checked.name}', of {loaded[checked.name].__module__} "
+                f"and of {checked.__module__}; rename one"
+            )
+    if not loaded:
+        raise RequestError("no measure to run")
+    return list(loaded.values())
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What `evaluate` was given: all samples, or the first of a stream."""
+
+    given: Tensor
+    labels: Tensor | None
+    stream: Batches | None
+    arguments: Arguments
+
+    def facts(self) -> dict[str, Any]:
+        """Number and hash of the samples; of a stream that isn't read yet, of the first."""
+        if self.stream is not None and self.stream.samples:
+            return self.stream.facts()
+        return sample_facts(self.given)
+
+    def called(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Let the model take its arguments as one tensor, and give one."""
+        return model_called(model, self.arguments)
+
+
+def _samples(
+    model: nn.Module, inputs: object, labels: Tensor | bool | str | None, held: int
+) -> _Samples:
+    where = None if isinstance(labels, Tensor) else labels
+    if is_batch(inputs):
+        # What is all there is one batch of arguments; a pair of them isn't one with labels.
+        reader = BatchReader(model, where or False)
+        given, found = reader.read(inputs)
+        if len(given) == 0:
+            raise RequestError("inputs: no samples, expected one at least")
+        if isinstance(labels, Tensor):
+            if labels.shape[:1] != given.shape[:1]:
+                raise RequestError(
+                    f"labels have shape {tuple(labels.shape)} for {len(given)} samples, expected "
+                    f"({len(given)},)"
+                )
+            found = labels
+        assert reader.arguments is not None
+        return _Samples(given, found, None, reader.arguments)
     if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
-        kind = type(inputs).__name__
-        raise RequestError(f"inputs: a {kind}, expected a tensor or a loader of tensors")
-    return Batches(inputs)
+        raise refused(inputs)
+    if isinstance(inputs, TorchDataset | str | bytes):
+        raise refused(inputs)
+    if isinstance(labels, Tensor):
+        raise RequestError(
+            "labels: a tensor, but a loader yields its labels with its batches; say labels=True "
+            "if they are the last of what it yields"
+        )
+    stream = Batches(inputs, BatchReader(model, where))
+    given = stream.head(held)
+    return _Samples(given, stream.head_labels(len(given)), stream, stream.arguments)
 
 
 def _held(measures: Sequence[type[Measure]], settings: Settings) -> int:

@@ -1,8 +1,9 @@
-"""What a measure is, and what a reading is.
+"""What a measure is, and what it gives: a result.
 
-A measure turns what one probe shows into numbers. There are two ways to write
-one: decorate a function of a site's input and output with `site_measure`, or derive
-a class with ``reset``, ``update`` and ``compute`` from `Measure`.
+A measure turns what one probe shows into numbers. There are three ways to write one:
+decorate a function of a site's input and output with `site_measure`; derive a class from
+`PooledMeasure`, for one number of all batches of a site; derive a class with ``reset``,
+``update`` and ``compute`` from `Measure`, for any probe.
 """
 
 from __future__ import annotations
@@ -10,26 +11,33 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nlbench.errors import NotFinite, Undefined
+from nlbench.citation import Source
+from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.options import Option, OptionValue, resolve_options
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = [
+    "ENOUGH_PLACES",
+    "Accumulator",
     "FunctionMeasure",
     "Measure",
+    "MetricMeasure",
     "MoreMeans",
+    "Parts",
+    "PooledMeasure",
     "Result",
     "Source",
     "Status",
     "Value",
+    "metric_measure",
     "site_measure",
     "summarize",
 ]
@@ -38,27 +46,36 @@ Status = Literal["ok", "undefined", "skipped", "failed"]
 MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a definition comes from.
+# The share of places that must have a value for a summary to speak for all of them: with
+# fewer, what most of the network does is not known.
+ENOUGH_PLACES = 0.5
 
-    Parameters
-    ----------
-    citation : str
-        Authors, title, venue, year.
-    equation : str
-        Which equation or section.
-    bibtex : str
-        The entry to paste into a paper.
-    """
 
-    citation: str
-    equation: str = ""
-    bibtex: str = ""
+Parts = Mapping[str, Sequence[float] | Mapping[str, float]]
+"""Numbers that a statistic is made of, by its name: in order, or each by a name of its own."""
 
 
 def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
+    # Measures count with numpy and torch; a record holds plain numbers.
     return {str(name): float(number) for name, number in statistics.items()}
+
+
+def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]]:
+    return {
+        str(name): _plain(found) if isinstance(found, Mapping) else tuple(map(float, found))
+        for name, found in parts.items()
+    }
+
+
+def _spelled(statistics: Mapping[str, float], parts: Parts) -> dict[str, float]:
+    """All numbers by one name each: ``segment0``, ``segment1``, … and ``site:relu``."""
+    numbers = dict(statistics)
+    for name, found in parts.items():
+        if isinstance(found, Mapping):
+            numbers |= {f"{name}:{part}": number for part, number in found.items()}
+        else:
+            numbers |= {f"{name}{index}": number for index, number in enumerate(found)}
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -77,6 +94,15 @@ class Value:
     status : {"ok", "undefined", "skipped", "failed"}
     reason : str
         Why there is no value.
+    parts : mapping of str to sequence, or to mapping of str, of floats
+        What a statistic is made of: ``{"segment": [3, 5]}``, in order, or by name
+        ``{"site": {"relu": 8}}``. Tables spell them ``segment0``, ``segment1``, ``site:relu``.
+
+    Examples
+    --------
+    >>> value = Value("path0", {"value": 8}, parts={"segment": [3, 5], "site": {"relu": 8}})
+    >>> value.numbers
+    {'value': 8.0, 'segment0': 3.0, 'segment1': 5.0, 'site:relu': 8.0}
     """
 
     place: str
@@ -84,10 +110,16 @@ class Value:
     n: int = 0
     status: Status = "ok"
     reason: str = ""
+    parts: Parts = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Measures count with numpy and torch; a record holds plain numbers.
         object.__setattr__(self, "statistics", _plain(self.statistics))
+        object.__setattr__(self, "parts", _plain_parts(self.parts))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Statistics and parts, each number by the name that tables give it."""
+        return _spelled(self.statistics, self.parts)
 
     @classmethod
     def missing(cls, place: str, status: Status, reason: str, n: int = 0) -> Value:
@@ -142,6 +174,8 @@ class Result:
         One line: why there is no value; empty, or a remark, when ``ok``.
     notes : mapping
         What a reader has to know about how the number was made, such as the method.
+    parts : mapping of str to sequence, or to mapping of str, of floats
+        What statistics of the summary are made of; see `Value`.
     """
 
     summary: Mapping[str, float]
@@ -150,15 +184,33 @@ class Result:
     status: Status = "ok"
     reason: str = ""
     notes: Mapping[str, Any] = field(default_factory=dict)
+    parts: Parts = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", _plain(self.summary))
+        object.__setattr__(self, "parts", _plain_parts(self.parts))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Summary and parts, each number by the name that tables give it."""
+        return _spelled(self.summary, self.parts)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """How many places have a value, and how many were looked at.
+
+        Examples
+        --------
+        >>> Result.of([Value("a", {"value": 1.0}), Value.missing("b", "undefined", "dead")]).places
+        (1, 2)
+        """
+        return sum(value.status == "ok" for value in self.values), len(self.values)
 
     @classmethod
     def missing(
         cls, status: Status, reason: str, values: tuple[Value, ...] = (), n: int = 0
     ) -> Result:
-        """Make a reading without a summary, with the reason."""
+        """Make a result without a summary, with the reason."""
         return cls({}, values, n, status, reason)
 
     @classmethod
@@ -170,11 +222,13 @@ class Result:
         notes: Mapping[str, Any] | None = None,
         summary: Callable[[Iterable[float]], Mapping[str, float]] = summarize,
     ) -> Result:
-        """Make a reading of values per place and summarise it.
+        """Make a result of values per place and summarise it.
 
-        Places that are undefined are listed and left out of the summary. One place
-        that failed fails the reading: a mean over the rest would be another number
-        than the one asked for.
+        Places that are undefined are listed and left out of the summary, which says of how
+        many places it is ("3 of 4 places"); where fewer than the share `ENOUGH_PLACES`
+        have a value there is no summary, and the result is undefined. One place that
+        failed fails the result: a mean over the rest would be another number than the one
+        asked for.
 
         Parameters
         ----------
@@ -203,15 +257,20 @@ class Result:
             if len(failed) > 1:
                 reason += f" (and {len(failed) - 1} more places)"
             return cls.missing("failed", reason, entries, n)
+        reasons = dict.fromkeys(v.reason for v in entries if v.status != "ok" and v.reason)
+        why = "; ".join(reasons)
         if not ok:
-            reasons = list(dict.fromkeys(v.reason for v in entries if v.reason))
-            return cls.missing("undefined", "; ".join(reasons) or "no place to measure", entries, n)
-        return cls(dict(summary(ok)), entries, n, notes=dict(notes or {}))
+            return cls.missing("undefined", why or "no place to measure", entries, n)
+        share = f"{len(ok)} of {len(entries)} places"
+        if len(ok) < ENOUGH_PLACES * len(entries):
+            return cls.missing("undefined", f"{share}: {why}" if why else share, entries, n)
+        reason = "" if len(ok) == len(entries) else share
+        return cls(dict(summary(ok)), entries, n, reason=reason, notes=dict(notes or {}))
 
 
 def _checked(value: Value) -> Value:
     """Turn a value whose number is not finite into a failed one."""
-    if value.status == "ok" and not all(math.isfinite(v) for v in value.statistics.values()):
+    if value.status == "ok" and not all(map(math.isfinite, value.numbers.values())):
         return Value.missing(value.place, "failed", "the score is not finite", value.n)
     return value
 
@@ -264,7 +323,7 @@ class Measure(ABC):
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {}
     source: ClassVar[Source] = Source("")
-    unreduced: ClassVar[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {}
+    unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -278,12 +337,23 @@ class Measure(ABC):
             self.options, settings, owner=self.name
         )
 
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Give the smallest and largest possible value under these options.
+
+        Parameters
+        ----------
+        options : mapping of str to value
+            All of `options`, resolved.
+        """
+        return cls.bounds
+
     def reset(self) -> None:  # noqa: B027 (a measure without state needs none)
-        """Forget everything; called once before the first look."""
+        """Forget everything; called once before the first observation."""
 
     @abstractmethod
     def update(self, observation: Any) -> None:
-        """Take in one look: one batch of one site, one traced segment."""
+        """Take in one observation: one batch of one site, one traced segment."""
 
     @abstractmethod
     def compute(self) -> Result:
@@ -297,7 +367,7 @@ class FunctionMeasure(Measure):
     mean over batches, with the standard deviation beside it.
     """
 
-    function: ClassVar[Callable[..., float | torch.Tensor]]
+    function: ClassVar[Callable[..., float | Tensor]]
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -311,7 +381,7 @@ class FunctionMeasure(Measure):
         self._scores.setdefault(place, [])
         self._n[place] = self._n.get(place, 0) + len(observation.x)
         try:
-            score = float(type(self).function(observation.x, observation.y, **self.settings))
+            score = self._number(type(self).function(observation.x, observation.y, **self.settings))
             if not math.isfinite(score):
                 raise NotFinite(f"the score is {score}")
         except Undefined as error:
@@ -320,6 +390,24 @@ class FunctionMeasure(Measure):
             self._missing[place] = ("failed", str(error))
         else:
             self._scores[place].append(score)
+
+    def _number(self, given: object) -> float:
+        """One number of what the function returned; else say what to return."""
+        size = getattr(given, "numel", getattr(given, "size", 1))
+        size = size() if callable(size) else size
+        if given is None or size != 1:
+            what = "None" if given is None else f"a {type(given).__name__} of {size} numbers"
+            mend = "end it with `return`" if given is None else "return its mean()"
+            raise PluginError(
+                f"measure '{self.name}': the function returned {what}, expected one number; {mend}"
+            )
+        try:
+            return float(given)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise PluginError(
+                f"measure '{self.name}': the function returned a {type(given).__name__}, "
+                "expected one number"
+            ) from None
 
     def compute(self) -> Result:
         """Mean and standard deviation over batches, per site."""
@@ -342,7 +430,7 @@ def site_measure(
     version: str = "1",
     options: Mapping[str, Option] | None = None,
     source: Source | str = "",
-) -> Callable[[Callable[..., float | torch.Tensor]], type[FunctionMeasure]]:
+) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
     """Make a site measure of a function.
 
     Parameters
@@ -375,7 +463,7 @@ def site_measure(
     ('cosine', 'sites')
     """
 
-    def decorate(function: Callable[..., float | torch.Tensor]) -> type[FunctionMeasure]:
+    def decorate(function: Callable[..., float | Tensor]) -> type[FunctionMeasure]:
         attributes = {
             "__doc__": function.__doc__,
             "__module__": function.__module__,
@@ -391,3 +479,253 @@ def site_measure(
         return type(function.__name__, (FunctionMeasure,), attributes)
 
     return decorate
+
+
+class Accumulator(ABC):
+    """All batches of one site, taken in one after another; see `PooledMeasure`."""
+
+    @abstractmethod
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Take in one batch: x (n, d), y (n, k).
+
+        Raises
+        ------
+        nlbench.Undefined, nlbench.NotFinite, nlbench.RequestError
+            If the site has no value, whatever comes later.
+        """
+
+    @abstractmethod
+    def statistics(self) -> Mapping[str, float]:
+        """Give the numbers of all batches together, among them ``value``.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If there is none, with the reason.
+        """
+
+    def remark(self) -> str:
+        """Say what a reader of the number has to know; by default nothing."""
+        return ""
+
+
+class PooledMeasure(Measure):
+    """A site measure whose value is one number of all batches of a site together.
+
+    A subclass says what accumulates the batches of one site.
+
+    Examples
+    --------
+    >>> class Sums(Accumulator):
+    ...     def __init__(self): self.before = self.after = 0.0
+    ...     def add(self, x, y):
+    ...         self.before += x.double().square().sum().item()
+    ...         self.after += y.double().square().sum().item()
+    ...     def statistics(self):
+    ...         if self.before == 0:
+    ...             raise Undefined("zero input")
+    ...         return {"value": self.after / self.before}
+    >>> class Energy(PooledMeasure):
+    ...     '''Share of the input's energy that an activation lets through.'''
+    ...     bounds = (0.0, math.inf)
+    ...     def accumulator(self): return Sums()
+    >>> import nlbench, torch
+    >>> x = torch.tensor([[1.0, -1.0], [-2.0, 2.0]])
+    >>> nlbench.evaluate(torch.nn.ReLU(), x, [Energy])["energy"].summary["value"]
+    0.5
+    """
+
+    probe: ClassVar[str] = "sites"
+
+    @abstractmethod
+    def accumulator(self) -> Accumulator:
+        """Make what takes in the batches of one site."""
+
+    def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
+        """Choose what an accumulator is given of a batch: by default the reduced samples."""
+        return observation.x, observation.y
+
+    def reset(self) -> None:
+        """Forget all sites."""
+        self._accumulators: dict[str, Accumulator] = {}
+        self._counts: dict[str, int] = {}
+        self._missing: dict[str, tuple[Status, str]] = {}
+
+    def update(self, observation: SiteBatch) -> None:
+        """Take in one batch of one site."""
+        place = observation.place
+        if place not in self._accumulators:
+            self._accumulators[place] = self.accumulator()
+        self._counts[place] = self._counts.get(place, 0) + len(observation.x)
+        if place in self._missing:
+            return
+        try:
+            self._accumulators[place].add(*self.samples(observation))
+        except Undefined as error:
+            self._missing[place] = ("undefined", str(error))
+        except (NotFinite, RequestError) as error:
+            self._missing[place] = ("failed", str(error))
+
+    def compute(self) -> Result:
+        """One value per site, in the order of the first call."""
+        return Result.of(self._value(place) for place in self._accumulators)
+
+    def _value(self, place: str) -> Value:
+        n, accumulator = self._counts[place], self._accumulators[place]
+        if place in self._missing:
+            return Value.missing(place, *self._missing[place], n)
+        try:
+            return Value(place, accumulator.statistics(), n, reason=accumulator.remark())
+        except Undefined as error:
+            return Value.missing(place, "undefined", str(error), n)
+        except (NotFinite, RequestError) as error:
+            return Value.missing(place, "failed", str(error), n)
+
+
+class MetricMeasure(PooledMeasure):
+    """A site measure that shows a ``torchmetrics.Metric`` the site's input and output.
+
+    See `metric_measure`.
+    """
+
+    metric: ClassVar[Any]
+
+    def accumulator(self) -> Accumulator:
+        """Make a metric of one site."""
+        return _MetricOfSite(self.metric)
+
+
+def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
+    """Make a site measure of a ``torchmetrics.Metric`` that takes two tensors.
+
+    Each site has a metric of its own, which is shown every batch as
+    ``metric.update(x, y)``: the input is where torchmetrics says ``preds``, the output is
+    the ``target``. The work is done in float64. A metric for one output (``num_outputs`` of
+    1) that takes no matrix has one number a column, the value is their mean; columns of which
+    it gives NaN, such as constant ones, are left out of it and counted in the remark.
+
+    What torchmetrics states as bounds is where a plot begins and ends, so none are declared;
+    nor is a direction: to be alike is not to be linear.
+
+    Parameters
+    ----------
+    metric : torchmetrics.Metric
+        Copied for each site, itself left alone.
+    name : str, optional
+        By default the class's name in lower case.
+
+    Examples
+    --------
+    >>> import torch, torchmetrics
+    >>> r2 = metric_measure(torchmetrics.R2Score())
+    >>> r2.name, r2.version.partition(",")[0] == f"torchmetrics {torchmetrics.__version__}"
+    ('r2score', True)
+    """
+    kind = type(metric)
+    name = name or kind.__name__.lower()
+    citation = f"torchmetrics, {kind.__name__}"
+    attributes = {
+        "__doc__": f"{kind.__name__} of torchmetrics, between a site's input and output.",
+        "__module__": kind.__module__,
+        "name": name,
+        "version": _metric_version(metric),
+        "source": Source(citation),
+        "metric": metric,
+    }
+    return type(name, (MetricMeasure,), attributes)
+
+
+def _metric_version(metric: Any) -> str:
+    """What decides a metric's numbers: torchmetrics' version, and how the metric is set."""
+    import torchmetrics
+
+    class Bare(torchmetrics.Metric):  # type: ignore[misc]
+        def update(self) -> None: ...
+        def compute(self) -> None: ...
+
+    known = {*vars(Bare()), *metric._defaults}
+    plain = (bool, int, float, str, type(None), tuple)
+    settings = [
+        f", {name}={value!r}"
+        for name, value in sorted(vars(metric).items())
+        if name not in known and isinstance(value, plain)
+    ]
+    return f"torchmetrics {torchmetrics.__version__}{''.join(settings)}"
+
+
+class _MetricOfSite(Accumulator):
+    """A metric of one site: of all columns together, or else one a column."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric, self._metrics = metric, []
+        self._is_whole = True
+        self._measured = self._columns = 0
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Update the metric; what it can't take is the site's failure."""
+        x, y = (_finite_doubles(values, role) for values, role in ((x, "input"), (y, "output")))
+        try:
+            if not self._metrics:
+                self._begin(x, y)
+            if self._is_whole:
+                self._metrics[0].update(x, y)
+            else:
+                for metric, column, target in zip(self._metrics, x.T, y.T, strict=True):
+                    metric.update(column, target)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise RequestError(f"{self._kind}: {_line(error)}") from error
+
+    def _begin(self, x: Tensor, y: Tensor) -> None:
+        try:
+            self._fresh(x).update(x, y)
+        except (ValueError, RuntimeError):
+            if getattr(self._metric, "num_outputs", None) != 1 or x.shape != y.shape:
+                raise
+            self._is_whole = False
+        self._metrics = [self._fresh(x) for _ in range(1 if self._is_whole else x.shape[1])]
+
+    def _fresh(self, like: Tensor) -> Any:
+        metric = self._metric.clone()
+        metric.reset()
+        return metric.set_dtype(like.dtype).to(like.device)
+
+    @property
+    def _kind(self) -> str:
+        return type(self._metric).__name__
+
+    def statistics(self) -> Mapping[str, float]:
+        """Compute the metric; the mean over columns where it gives several numbers."""
+        import torch
+
+        try:
+            found = [metric.compute() for metric in self._metrics]
+        except (ValueError, RuntimeError) as error:
+            raise RequestError(f"{self._kind}: {_line(error)}") from error
+        if not all(isinstance(one, torch.Tensor) for one in found):
+            raise PluginError(f"{self._kind} gives a {type(found[0]).__name__}, expected a tensor")
+        numbers = torch.cat([one.double().flatten() for one in found])
+        defined = numbers[~numbers.isnan()]
+        self._measured, self._columns = len(defined), len(numbers)
+        if not len(defined):
+            raise Undefined(f"{self._kind} gives no number")
+        return {"value": float(defined.mean())}
+
+    def remark(self) -> str:
+        """Say of how many columns the value is, where some have none."""
+        if self._measured == self._columns:
+            return ""
+        return f"of {self._measured} of {self._columns} columns, the others have no number"
+
+
+def _finite_doubles(values: Tensor, role: str) -> Tensor:
+    import torch
+
+    values = values.detach()
+    values = (values.cpu() if values.device.type == "mps" else values).to(torch.float64)
+    if not torch.isfinite(values).all():
+        raise NotFinite(f"the {role} has entries that are not finite")
+    return values
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

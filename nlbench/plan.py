@@ -5,7 +5,6 @@ PyTorch is imported only by the plugins that a request names, and by nothing her
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -14,16 +13,18 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from nlbench import registry
+from nlbench.contract import as_measure
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
-from nlbench.measure import Measure, MoreMeans, Source
+from nlbench.files import parse_json, read_text, write_atomically
+from nlbench.hashing import content_key
+from nlbench.measure import Measure
 from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import PRECISIONS, Request, Settings
-from nlbench.store.files import parse_json, read_text, write_atomically
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.load import SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
@@ -40,7 +41,6 @@ __all__ = [
     "Wanted",
     "check_unchanged",
     "checked_measure",
-    "content_key",
     "keep_plan",
     "kept_plan",
     "load_measures",
@@ -128,32 +128,24 @@ def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[typ
     return loaded
 
 
-def checked_measure(measure: object, name: str) -> type[Measure]:
-    """Give back what a name stands for if it is a measure of that name.
+def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
+    """Give the measure that something stands for, if it can be used here; see `as_measure`.
 
     Raises
     ------
     nlbench.PluginError
         If it is something else.
     """
-    if not (isinstance(measure, type) and issubclass(measure, Measure)):
-        raise PluginError(f"measure '{name}' is no nlbench.Measure but {measure!r}")
-    if measure.name != name:
-        raise PluginError(
-            f"measure '{name}' calls itself '{measure.name}'; an entry point and its measure "
-            "must bear the same name"
-        )
+    checked = as_measure(measure, name)
     probes = registry.entries("probes")
-    if name in probes:
-        raise PluginError(f"measure '{name}' bears the name of a probe; choose another")
-    probe = getattr(measure, "probe", "")
-    if probe not in probes:
-        raise PluginError(f"measure '{name}' wants probe '{probe}'{nearest(probe, probes)}")
-    for attribute, (is_right, expected) in _DECLARED.items():
-        given = getattr(measure, attribute)
-        if not is_right(given):
-            raise PluginError(f"measure '{name}': {attribute} is {given!r}, expected {expected}")
-    return measure
+    if checked.name in probes:
+        raise PluginError(f"measure '{checked.name}' bears the name of a probe; choose another")
+    if checked.probe not in probes:
+        raise PluginError(
+            f"measure '{checked.name}' wants probe '{checked.probe}'"
+            f"{nearest(checked.probe, probes)}"
+        )
+    return checked
 
 
 def load_probe(name: str) -> Probe:
@@ -173,41 +165,6 @@ def load_probe(name: str) -> Probe:
             "the same name"
         )
     return probe
-
-
-def _are_bounds(given: object) -> bool:
-    if not isinstance(given, tuple) or len(given) != 2:
-        return False
-    low, high = given
-    return all(isinstance(n, int | float) for n in given) and bool(low <= high)
-
-
-def _are_options(given: object) -> bool:
-    return isinstance(given, Mapping) and all(isinstance(o, Option) for o in given.values())
-
-
-_DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "bounds": (_are_bounds, "two numbers, the smaller first"),
-    "more_means": (
-        lambda given: given in get_args(MoreMeans),
-        "one of " + ", ".join(f"'{word}'" for word in get_args(MoreMeans)),
-    ),
-    "version": (lambda given: isinstance(given, str), "a text"),
-    "options": (_are_options, "a mapping of names to nlbench.Option"),
-    "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a text"),
-}
-
-
-def content_key(content: Mapping[str, Any]) -> str:
-    """Hash of everything that decides a cell's numbers.
-
-    Examples
-    --------
-    >>> content_key({"a": 1, "b": 2}) == content_key({"b": 2, "a": 1})
-    True
-    """
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

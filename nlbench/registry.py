@@ -1,7 +1,7 @@
 """Names to objects, through entry points, without importing what is not asked for.
 
 The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``nlbench.datasets``,
-``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.subjects.load``.
+``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.transforms``.
 What ships with nlbench comes through the same door as anybody's plugin.
 
 An entry point whose name ends in ``/*`` is a family: one object that knows many names,
@@ -40,6 +40,7 @@ __all__ = [
     "find",
     "find_source",
     "load",
+    "unreadable",
 ]
 
 
@@ -119,17 +120,22 @@ class Entry:
     @property
     def providers(self) -> tuple[str, ...]:
         """Who provides the name: distribution and version."""
-        who = tuple(
-            f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-            for point in self.claims
-        )
-        return who + (self.family.providers() if self.family else ())
+        return tuple(map(_provider, self.claims)) + (self.family.providers() if self.family else ())
 
     @property
     def conflict(self) -> str:
-        """What is wrong when several plugins claim the name; else empty."""
+        """What is wrong with who claims the name; else empty.
+
+        Several plugins claim it, or the entry point of the one that does can't be read.
+        """
         if len(self.claims) == 1:
-            return ""
+            (point,) = self.claims
+            if _is_readable(point):
+                return ""
+            return (
+                f"{GROUPS[self.group]} '{self.name}' of {self.providers[0]} has the malformed "
+                f"entry point '{point.value}', expected MODULE:OBJECT"
+            )
         claims = " and ".join(
             f"{who} ({point.value})"
             for who, point in zip(self.providers, self.claims, strict=False)
@@ -194,19 +200,28 @@ def families(group: str) -> dict[str, Entry]:
 
 
 def find(group: str, name: str) -> Entry:
-    """Find a registered name, or a family's member.
+    """Find a registered name, or a family's member; no other plugin is imported.
 
     Raises
     ------
     nlbench.RequestError
         If nothing of that name is registered; the message suggests the nearest.
     """
-    known = entries(group)
-    try:
-        return known[name]
-    except KeyError:
-        kind = GROUPS.get(group, group)
-        raise RequestError(f"there is no {kind} '{name}'{nearest(name, known)}") from None
+    points = _points(group)
+    prefix, slash, member = name.partition("/")
+    claims = () if name.endswith("/*") else points.get(name, ())
+    owner = f"{prefix}/*"
+    if slash and member and owner in points:
+        entry = _families(group, {owner: points[owner]})[prefix]
+        if not claims or _lists(entry.family, member):
+            return Entry(group, name, claims + entry.claims, entry.family)
+    if not claims:
+        raise RequestError(f"there is no {GROUPS[group]} '{name}'{nearest(name, entries(group))}")
+    return Entry(group, name, claims)
+
+
+def _lists(family: Family | None, member: str) -> bool:
+    return family is not None and not family.costly and member in family.names()
 
 
 def load(group: str, name: str) -> Any:
@@ -259,17 +274,19 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     >>> expand("measures", ["r2", "a*"])
     ['r2', 'absdev', 'affinity']
     """
-    known = entries(group)
+    known: Entries | None = None
     found: dict[str, None] = {}
     for pattern in patterns:
         if not any(c in pattern for c in "*?["):
             found.setdefault(find(group, pattern).name)
             continue
+        known = entries(group) if known is None else known
         names = [*known, *_costly_names(group, pattern)]
         slashes = pattern.count("/")
         matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == slashes]
         if not matches:
-            raise RequestError(f"no {GROUPS[group]} matches '{pattern}'{nearest(pattern, names)}")
+            hint = nearest(pattern, names)
+            raise RequestError(f"no {GROUPS[group]} matches '{pattern}'{hint}")
         found.update(dict.fromkeys(matches))
     return list(found)
 
@@ -277,7 +294,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """List the installed entry points of a group.
 
-    Result the metadata of all that is installed takes tens of milliseconds; it is done
+    Reading the metadata of all that is installed takes tens of milliseconds; it is done
     again only when the search path has changed, or a folder on it, as an installation does.
 
     Parameters
@@ -290,13 +307,67 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
     >>> "affinity" in [point.name for point in entry_points("nlbench.measures")]
     True
     """
-    points = _installed(tuple((path, _changed(path)) for path in sys.path))
-    return tuple(points.select(group=group))
+    points, _ = _installed(tuple((path, _changed(path)) for path in sys.path))
+    return tuple(point for point in points if point.group == group)
+
+
+def unreadable() -> tuple[str, ...]:
+    """Say which installed distributions have entry points that can't be read, a line each."""
+    return _installed(tuple((path, _changed(path)) for path in sys.path))[1]
 
 
 @lru_cache(maxsize=4)
-def _installed(_path: tuple[tuple[str, int], ...]) -> Any:
-    return metadata.entry_points()
+def _installed(
+    _path: tuple[tuple[str, int], ...],
+) -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
+    try:
+        points = metadata.entry_points()
+        return tuple(p for name in points.groups for p in points.select(group=name)), ()
+    except Exception:
+        # One file that can't be read hides all of them; the others are read without it.
+        return _read_one_by_one()
+
+
+def _read_one_by_one() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    problems = []
+    for distribution in metadata.distributions():
+        name = _name_of(distribution)
+        if name in found:
+            continue  # The first one on the path counts.
+        try:
+            found[name] = tuple(distribution.entry_points)
+        except Exception as error:
+            found[name] = ()
+            what = " ".join(str(error).split()) or type(error).__name__
+            problems.append(
+                f"the entry points of {name} can't be read ({what}); mend its entry_points.txt "
+                "or uninstall it"
+            )
+    return tuple(itertools.chain.from_iterable(found.values())), tuple(problems)
+
+
+def _name_of(distribution: metadata.Distribution) -> str:
+    try:
+        name = distribution.name
+    except Exception:
+        name = ""
+    # Without readable metadata the folder's name has to do.
+    return name or Path(str(getattr(distribution, "_path", "a package"))).stem
+
+
+def _provider(point: EntryPoint) -> str:
+    if point.dist is None:
+        return point.value
+    try:
+        version = point.dist.version
+    except Exception:
+        version = ""
+    return f"{_name_of(point.dist)} {version}".rstrip()
+
+
+def _is_readable(point: EntryPoint) -> bool:
+    return point.pattern.match(point.value) is not None
 
 
 def _changed(path: str) -> int:
@@ -313,7 +384,7 @@ def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=f"nlbench.{group}"):
         # The same distribution is found twice where it lies on the path twice.
-        owner = point.dist.name if point.dist else ""
+        owner = _name_of(point.dist) if point.dist else ""
         claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
     return {name: tuple(claims[name].values()) for name in sorted(claims)}
 
@@ -354,6 +425,8 @@ def describe(entry: Entry) -> str:
     Empty where there is no source to read. A family's member is described by the family.
     """
     point = entry.claims[0]
+    if not _is_readable(point):
+        return ""
     if entry.family is not None:
         is_member = not entry.name.endswith("/*")
         return entry.family.describe(entry.name.partition("/")[2]) if is_member else ""

@@ -12,7 +12,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from nlbench.errors import RequestError
-from nlbench.store.files import make_folder, write_atomically
+from nlbench.files import make_folder, write_atomically
 
 from .board import board, sorted_by, varying_columns
 from .layout import NamedRun

@@ -18,7 +18,7 @@ from nlbench.subjects.data import Sample, dataset
 from nlbench.subjects.load import header_of
 
 if TYPE_CHECKING:
-    from nlbench.models.training.recipe import Recipe
+    from nlbench.models.training.recipes import Recipe
     from nlbench.models.training.translation import Translation
 
 __all__ = [
@@ -227,13 +227,14 @@ class ParallelText:
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
         """Draw pairs without replacement; the same ones for the same seed.
 
-        There are no labels: what is wanted is a sentence.
+        Labels are the tokens wanted, -100 in place of padding.
         """
         pairs = self.split(split)
         size = len(pairs.inputs)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-        inputs = pairs.inputs[order[: size if count is None else count]]
-        return Sample(inputs, inputs, None)
+        chosen = order[: size if count is None else count]
+        inputs, wanted = pairs.inputs[chosen], pairs.wanted[chosen]
+        return Sample(inputs, inputs, wanted.masked_fill(wanted == PAD, -100))
 
     def check_weights(self, metadata: Mapping[str, str]) -> None:
         """Refuse weights that were trained under another vocabulary.

@@ -49,7 +49,7 @@ class Timm(Family):
         """
         timm = _timm()
         if not timm.is_model(name):
-            hint = nearest(name, timm.list_models())
+            hint = nearest(name, timm.list_models(), "timm/")
             raise RequestError(f"there is no model 'timm/{name}'{hint}")
         architecture, dot, tag = name.partition(".")
         if dot and not _has_tag(name):

@@ -68,7 +68,7 @@ class Torchvision(Family):
 
         known = models.list_models(module=models)
         if name not in known:
-            hint = nearest(name, known)
+            hint = nearest(name, known, "torchvision/")
             raise RequestError(f"there is no model 'torchvision/{name}'{hint}")
         weights = [w for w in models.get_model_weights(name) if w.url]
         default = models.get_model_weights(name).DEFAULT

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
+from importlib.metadata import version as distribution_version
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 from nlbench.errors import NlbenchError
-from nlbench.models.training.linearize_command import linearize
-from nlbench.models.training.train_command import train
+from nlbench.registry import entry_points
 
 from .common import Interrupted, note
 from .doctor import doctor
@@ -34,20 +36,59 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="nlbench",
-    help="Measure how nonlinear a neural network is, with every measure side by side.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"nlbench {distribution_version('nlbench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def nlbench(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_say_version, help="Say the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Measure how nonlinear a neural network is, with every measure side by side."""
+
+
 app.command()(run)
 app.command("list")(list_)
 app.command()(show)
 app.command()(report)
 app.command()(merge)
 app.command()(doctor)
-app.command()(train)
-app.command()(linearize)
+
+
+def _add_commands() -> None:
+    """Add the commands of the entry-point group ``nlbench.commands``; a broken one is named."""
+    known = {command.name or "" for command in app.registered_commands}
+    known |= {"run", "show", "report", "merge", "doctor"}
+    for point in entry_points("nlbench.commands"):
+        who = point.dist.name if point.dist else point.value
+        if point.name in known:
+            note(f"command '{point.name}' of {who} is left out: there is one of that name")
+            continue
+        try:
+            function = point.load()
+        except (Exception, SystemExit) as error:
+            # A plugin's import can fail in any way; the other commands work without it.
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            note(f"command '{point.name}' of {who} is left out: {what}")
+            continue
+        known.add(point.name)
+        app.command(point.name)(function)
+
+
+_add_commands()
 
 
 def main() -> None:
@@ -70,7 +111,7 @@ def main() -> None:
         # No arguments at all, or --help: the help has been printed and there is no message.
         message = error.format_message()
         if message:
-            note(f"{message} (see nlbench --help)")
+            note(f"{_in_our_words(message)} (see nlbench --help)")
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
@@ -83,6 +124,31 @@ def main() -> None:
         note(f"{type(error).__name__}: {error} (set NLBENCH_TRACEBACK=1 to see where)")
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
+
+
+_WORDING = (
+    (r"Invalid value for '?(.+?)'?: ", r"\1: "),
+    (r"Value error, ", ""),
+    (r"Input should be a valid integer.*", "expected a whole number"),
+    (r"Input should be a valid number.*", "expected a number"),
+    (r"Input should be a valid boolean.*", "expected true or false"),
+    (r"Input should be greater than or equal to (\S+)", r"expected at least \1"),
+    (r"Input should be less than or equal to (\S+)", r"expected at most \1"),
+    (r"(\S+) is not one of (.*?)\.?$", r"unknown \1; there are: \2"),
+)
+
+
+def _in_our_words(message: str) -> str:
+    """Say what the parser of the command line says as the rest of nlbench would.
+
+    Examples
+    --------
+    >>> _in_our_words("Invalid value for '--epochs': Input should be a valid integer, no")
+    '--epochs: expected a whole number'
+    """
+    for pattern, words in _WORDING:
+        message = re.sub(pattern, words, message)
+    return message
 
 
 def _tame_output() -> None:

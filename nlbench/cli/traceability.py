@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import NlbenchError
+from nlbench.subjects.data import Sample
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,13 @@ class _Shapes:
     name: str
     shape: tuple[int, ...]
     classes: int
+
+    def sample(self, count: int) -> Sample:
+        """Give inputs without content."""
+        import torch
+
+        zeros = torch.zeros(count, *self.shape)
+        return Sample(zeros, zeros, None)
 
 
 def traceability(

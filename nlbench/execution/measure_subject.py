@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, Undefined, nearest
+from nlbench.contract import sound_result
+from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
 from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, check_unchanged, checked_measure, load_probe
@@ -91,16 +91,19 @@ class _Feed:
         self._guard(lambda: self._begin(measure, options))
 
     def update(self, observation: object) -> None:
-        """Give the measure one look, unless it has failed."""
+        """Give the measure one observation, unless it has failed."""
         if self.failure is None:
             self._guard(lambda: self._measure.update(observation))
 
     def compute(self) -> Result:
-        """Take the measure's reading, or say why there is none."""
-        result = self.failure or self._guard(lambda: _sound(self._measure.compute()))
+        """Take the measure's result, or say why there is none."""
+        result = self.failure or self._guard(
+            lambda: sound_result(self._measure.compute(), self._bounds)
+        )
         return self.failure or result
 
     def _begin(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
+        self._bounds = measure.bounds_of(options)
         self._measure = measure(**options)
         self._measure.reset()
 
@@ -119,33 +122,6 @@ class _Feed:
             return None
         finally:
             self.seconds += time.perf_counter() - begin
-
-
-def _sound(result: object) -> Result:
-    """Give back what a measure's ``finish`` gave if it can be recorded.
-
-    Raises
-    ------
-    TypeError, ValueError, nlbench.NotFinite
-        If it can't.
-    """
-    if not isinstance(result, Result):
-        raise PluginError(f"finish gave a {type(result).__name__}, expected nlbench.Result")
-    if not all(math.isfinite(number) for number in result.summary.values()):
-        raise NotFinite("the summary is not finite")
-    answers = [(result.status, result.reason), *((v.status, v.reason) for v in result.values)]
-    for status, reason in answers:
-        if status not in get_args(Status):
-            raise PluginError(f"unknown status '{status}'{nearest(str(status), get_args(Status))}")
-        if status != "ok" and not reason:
-            raise PluginError(f"status '{status}' without a reason")
-    if result.status == "ok" and "value" not in result.summary:
-        raise PluginError("the summary has no 'value'")
-    places = [value.place for value in result.values]
-    if "" in places or len(set(places)) < len(places):
-        raise PluginError("places must have names, each its own")
-    json.dumps(asdict(result), allow_nan=False)
-    return result
 
 
 def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:

@@ -59,6 +59,15 @@ class Samples(Protocol):
     def batches(self, most: int) -> Iterable[Tensor]:
         """Give all samples in their order, in batches of nearly equal size."""
 
+    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Give all samples in their order with their labels.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If they have none.
+        """
+
     def shuffled(self, most: int) -> Iterable[Tensor]:
         """Give them in a random order, the same at each call."""
 

@@ -1,11 +1,48 @@
-"""Which PyTorch functions are activations, and which work element by element."""
+"""Which operations exist and what is known of them: one registry for all probes.
+
+An operation has one `Operation`, whatever it is called as: ``torch.relu``, ``Tensor.relu_``,
+``torch.nn.functional.relu`` and ``aten::relu`` are one. What is known of it is said in aspects,
+each registered directly above the code that says it:
+
+- its kind as an activation, by `activation`, which makes its calls sites;
+- how it acts on points of a segment, by `line_rule`, or why it can't be traced, by `not_affine`;
+- its place in the channel graph, by `graph_rule`;
+- whether it works on numbers one by one, by `elementwise`.
+
+An aspect of an operation is said once: a second time raises `nlbench.PluginError`, which names
+both. Built-in rules come through the entry-point group ``nlbench.ops``, as anybody's do: each
+entry names a module, whose import registers, or a function, which is called.
+
+Examples
+--------
+A rule for the lines and one for the graph, above the functions that say them::
+
+    @line_rule("conv1d", "conv2d", "conv3d")
+    def convolution(call): ...
+
+    @graph_rule("conv2d")
+    def channels_of_a_convolution(call): ...
+
+An operation of one's own, as people register it::
+
+    nlbench.register_op(torch.ops.mylib.hat, kind="hat", kinks=(-1.0, 0.0, 1.0))
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function
+
+from nlbench.errors import PluginError, RequestError
+from nlbench.registry import entry_points
 
 __all__ = [
     "ACTIVATIONS",
@@ -16,9 +53,464 @@ __all__ = [
     "NAMED_MODULES",
     "PLUMBING",
     "SUMS",
+    "Operation",
+    "activation",
     "activation_kind",
+    "elementwise",
+    "graph_rule",
+    "known",
+    "line_rule",
+    "load_errors",
+    "named_modules",
+    "not_affine",
+    "operation",
     "operation_name",
+    "qualified_name",
+    "register_op",
+    "supported",
 ]
+
+
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+
+
+@dataclass
+class Operation:
+    """What is known of one operation.
+
+    Attributes
+    ----------
+    name : str
+        As PyTorch calls it, without overload and trailing underscore; those of other libraries
+        than PyTorch's with theirs before it, as ``mylib::hat``.
+    kind : str
+        Kind of activation; empty if it is none.
+    modules : tuple of type
+        Modules that do nothing else, whose site bears the module's name.
+    acts : str
+        On numbers one by one: ``keeps`` (changes no value), ``affine`` (as long as at most one
+        operand is data), ``sums`` (also where both are) or ``bends``; empty if it is none of
+        these, or not known to be.
+    kinks : tuple of float or None
+        Where it bends, if it is affine in pieces and works on numbers one by one.
+    line : callable or None
+        From a call to its rule on points of a segment; see `nlbench.probes.lines.ops.rule`.
+    graph : callable or None
+        From a call to the nodes of its output; see `nlbench.probes.graph.rules`.
+    refused : str
+        Why it can't be traced exactly, where that is known.
+    bends : str
+        Where it bends, in words; empty if it is affine.
+    caveats : mapping of str to str
+        By aspect: what is not supported of it.
+    sources : mapping of str to str
+        By aspect: the module and function that said it.
+    """
+
+    name: str
+    kind: str = ""
+    modules: tuple[type[nn.Module], ...] = ()
+    acts: str = ""
+    kinks: tuple[float, ...] | None = None
+    line: Callable[..., Any] | None = None
+    graph: Callable[..., Any] | None = None
+    refused: str = ""
+    bends: str = ""
+    caveats: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def traced(self) -> bool:
+        """Whether it acts on points of a segment in a known way."""
+        return self.line is not None or self.kinks is not None
+
+
+_OPERATIONS: dict[str, Operation] = {}
+_LOCK = threading.RLock()
+
+
+class _Plugins:
+    """Whether the entry points have been loaded; apart from the lock on what is known.
+
+    A thread that imports a module with rules writes them down while it holds that module's
+    import lock, which the thread that loads may be waiting for.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.importing = threading.local()
+        self.loaded = False
+        self.errors: list[str] = []
+
+
+_PLUGINS = _Plugins()
+
+# What an aspect is called when two say it.
+_ASPECTS = {
+    "kind": "kinds",
+    "acts": "actions on numbers one by one",
+    "line": "rules on points of a segment",
+    "graph": "rules in the channel graph",
+}
+
+
+def _note(name: str, aspect: str, source: str, caveat: str = "", **facts: Any) -> None:
+    """Write down an aspect of an operation."""
+    with _LOCK:
+        found = _OPERATIONS.setdefault(name, Operation(name))
+        if aspect in found.sources:
+            if all(_same(getattr(found, key), value) for key, value in facts.items()):
+                return
+            raise PluginError(
+                f"operation '{name}' has two {_ASPECTS[aspect]}: of {found.sources[aspect]} "
+                f"and of {source}"
+            )
+        found.sources[aspect] = source
+        if caveat:
+            found.caveats[aspect] = caveat
+        for key, value in facts.items():
+            setattr(found, key, value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two say the same, as where a notebook's cell is run again."""
+    if callable(one) and callable(other) and getattr(one, "__module__", "") == "__main__":
+        return _source(one) == _source(other)
+    return bool(one == other)
+
+
+def _source(function: Any) -> str:
+    module = getattr(function, "__module__", "") or "an unknown module"
+    return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[Maker], Maker]:
+    """Register how operations act on points of a segment, above the function that says it.
+
+    Parameters
+    ----------
+    *names : str
+        Of operations; see `Operation`.
+    bends : str
+        Where they bend, in words; empty if they are affine.
+    caveat : str
+        What is not supported.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If one of them has a rule already; the message names both.
+    """
+
+    def register(rule: Maker) -> Maker:
+        for name in names:
+            _note(name, "line", _source(rule), caveat, line=rule, bends=bends)
+        return rule
+
+    return register
+
+
+def not_affine(*names: str, why: str = "not piecewise affine") -> None:
+    """Register that operations can't be traced exactly, and why."""
+    for name in names:
+        _note(name, "line", f"nlbench ({why})", refused=why)
+
+
+def graph_rule(*names: str, caveat: str = "") -> Callable[[Maker], Maker]:
+    """Register what operations do to channels, above the function that says it.
+
+    Parameters
+    ----------
+    *names : str
+        Of operations; see `Operation`. An operator has its function's name: ``mul`` for ``*``.
+    caveat : str
+        What is not supported.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If one of them has a rule already; the message names both.
+    """
+
+    def register(rule: Maker) -> Maker:
+        for name in names:
+            _note(name, "graph", _source(rule), caveat, graph=rule)
+        return rule
+
+    return register
+
+
+def activation(
+    kind: str,
+    *names: str,
+    modules: Sequence[type[nn.Module]] = (),
+    source: str = __name__,
+    caveat: str = "",
+) -> None:
+    """Register operations as activations: each call of one is a site.
+
+    Parameters
+    ----------
+    kind : str
+        What the sites are called: ``relu``.
+    *names : str
+        Of operations; the kind itself without any.
+    modules : sequence of type
+        Modules that do nothing else: their sites bear the module's name.
+    source : str
+        Module that says so.
+    caveat : str
+        What is not supported.
+    """
+    for name in names or (kind,):
+        _note(name, "kind", source, caveat, kind=kind, modules=tuple(modules))
+
+
+def elementwise(acts: str, *names: str, source: str = __name__) -> None:
+    """Register operations that work on numbers one by one; `acts` as in `Operation`."""
+    for name in names:
+        _note(name, "acts", source, acts=acts)
+
+
+def register_op(
+    op: Any,
+    *,
+    kind: str = "",
+    kinks: Sequence[float] | None = None,
+    modules: Sequence[type[nn.Module]] = (),
+    line: Callable[..., Any] | None = None,
+    graph: Callable[..., Any] | None = None,
+    caveat: str = "",
+) -> Operation:
+    """Tell nlbench what an operation of your own does.
+
+    Parameters
+    ----------
+    op : torch.library operation or torch.autograd.Function
+        Such as ``torch.ops.mylib.hat``, what ``torch.library.custom_op`` returns, or a subclass
+        of ``torch.autograd.Function``. The forward of the latter is wrapped, so that whoever
+        watches a network sees one call of it in place of what it is made of.
+    kind : str, optional
+        If it is an activation, what kind: its calls are sites then.
+    kinks : sequence of float, optional
+        If it works on the numbers of its first argument one by one, is continuous, and affine
+        between these: how it acts on points of a segment then follows from calling it. Empty
+        if it is affine.
+    modules : sequence of type, optional
+        Modules that do nothing but call it: their sites bear the module's name.
+    line, graph : callable, optional
+        What `line_rule` and `graph_rule` register, for operations of another sort.
+    caveat : str, optional
+        What is not supported of it.
+
+    Returns
+    -------
+    Operation
+        What is known of it now.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If something else was said of it before; the message names both.
+    nlbench.RequestError
+        If it is no operation that can be seen in a network, or the kinks are no numbers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> class Hat(torch.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         return (1 - abs(x)).clamp(min=0)
+    >>> register_op(Hat, kind="hat", kinks=(-1.0, 0.0, 1.0)).kind
+    'hat'
+    """
+    op = getattr(op, "_opoverload", op)  # What torch.library.custom_op returns.
+    if not _is_seen(op):
+        raise RequestError(
+            f"register_op: {getattr(op, '__name__', repr(op))} is no operation that can be seen in "
+            "a network, expected one of torch.library or a subclass of torch.autograd.Function"
+        )
+    if kinks is not None and line is not None:
+        raise RequestError("register_op: both kinks and a line rule given, expected one of them")
+    name, source = qualified_name(op), f"register_op({qualified_name(op)})"
+    if kinks is not None:
+        points = _checked_kinks(name, kinks)
+        where = " and ".join(f"{point:g}" for point in points)
+        _note(name, "line", source, caveat, kinks=points, bends=f"at {where}" if points else "")
+    if line is not None:
+        _note(name, "line", _source(line), caveat, line=line, bends="by a rule of its own")
+    if graph is not None:
+        _note(name, "graph", _source(graph), caveat, graph=graph)
+    if kind:
+        _note(name, "kind", source, kind=kind, modules=tuple(modules))
+    if isinstance(op, type):
+        _make_visible(op)
+    return _OPERATIONS.setdefault(name, Operation(name))
+
+
+def _is_seen(op: Any) -> bool:
+    if isinstance(op, type):
+        return issubclass(op, torch.autograd.Function)
+    return isinstance(op, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+
+
+def _checked_kinks(name: str, kinks: Sequence[float]) -> tuple[float, ...]:
+    try:
+        points = tuple(sorted({float(kink) for kink in kinks}))
+    except (TypeError, ValueError):
+        raise RequestError(f"register_op: {name} has kinks {kinks!r}, expected numbers") from None
+    if not all(abs(point) < float("inf") for point in points):
+        raise RequestError(f"register_op: {name} has kinks {kinks!r}, expected finite ones")
+    return points
+
+
+def _make_visible(function: type[Any]) -> None:
+    """Have an autograd function's calls seen by `torch.overrides.TorchFunctionMode`."""
+    original = function.forward
+    if hasattr(original, "nlbench_op"):
+        return
+    name = qualified_name(function)
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        # The old style of forward has a context first, which is nobody's business.
+        has_context = function.setup_context is torch.autograd.Function.setup_context
+        context, given = (args[:1], args[1:]) if has_context else ((), args)
+
+        def call(*given: Any, **kwargs: Any) -> Any:
+            return original(*context, *given, **kwargs)
+
+        call.__name__ = function.__name__
+        call.nlbench_op = name  # type: ignore[attr-defined]
+        if has_torch_function(given):
+            return handle_torch_function(call, given, *given, **kwargs)
+        return call(*given, **kwargs)
+
+    forward.nlbench_op = name  # type: ignore[attr-defined]
+    function.forward = staticmethod(forward)
+
+
+def qualified_name(func: Any) -> str:
+    """Name an operation whichever way it is called; with its library if that isn't PyTorch.
+
+    Examples
+    --------
+    >>> import torch
+    >>> qualified_name(torch.Tensor.mul_), qualified_name(torch.ops.aten.relu.default)
+    ('mul', 'relu')
+    """
+    own = getattr(func, "nlbench_op", None)
+    if own is not None:
+        return str(own)
+    if isinstance(func, torch._ops.OpOverload):
+        func = func.overloadpacket
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        namespace, _, name = func._qualified_op_name.partition("::")
+        return operation_name(func) if namespace == "aten" else f"{namespace}::{name}"
+    if isinstance(func, type) and issubclass(func, torch.autograd.Function):
+        return f"{func.__module__}::{func.__qualname__}"
+    return operation_name(func)
+
+
+def operation(func: Callable[..., Any]) -> Operation | None:
+    """Give what is known of an operation as it was called; None if nothing is.
+
+    Parameters
+    ----------
+    func : callable
+        What a mode of PyTorch is told of: a function, a method, an overload.
+
+    Examples
+    --------
+    >>> import torch
+    >>> operation(torch.Tensor.relu_).kind
+    'relu'
+    """
+    return known(qualified_name(func))
+
+
+def known(name: str) -> Operation | None:
+    """Give what is known of an operation, by name; None if nothing is."""
+    _load()
+    return _OPERATIONS.get(name)
+
+
+def _load() -> None:
+    """Import what the entry points name, once; what it registers is known then."""
+    if _PLUGINS.loaded or getattr(_PLUGINS.importing, "now", False):
+        return
+    with _PLUGINS.lock:
+        if _PLUGINS.loaded:
+            return
+        _PLUGINS.importing.now = True
+        try:
+            for point in entry_points("nlbench.ops"):
+                try:
+                    loaded = point.load()
+                    if not isinstance(loaded, ModuleType):
+                        loaded()
+                except (Exception, SystemExit) as error:
+                    # A plugin's import can fail in any way; the rest is known without it.
+                    what = f"{type(error).__name__}: {error}".splitlines()[0]
+                    who = point.dist.name if point.dist else point.value
+                    _PLUGINS.errors.append(
+                        f"operations '{point.name}' of {who} are missing: {what}"
+                    )
+            _PLUGINS.loaded = True
+        finally:
+            _PLUGINS.importing.now = False
+
+
+def load_errors() -> tuple[str, ...]:
+    """Say which entry points of the group ``nlbench.ops`` could not be loaded, and why."""
+    _load()
+    return tuple(_PLUGINS.errors)
+
+
+def supported() -> list[dict[str, str]]:
+    """List what is known, an operation a row: what it is to sites, lines and graph.
+
+    Returns
+    -------
+    list of dict
+        With the keys ``operation``, ``kind``, ``lines``, ``graph``, ``caveats`` and ``from``.
+
+    Examples
+    --------
+    >>> [row["kind"] for row in supported() if row["operation"] == "relu"]
+    ['relu']
+    """
+    _load()
+    with _LOCK:
+        operations = sorted(_OPERATIONS.values(), key=lambda entry: entry.name.lower())
+    return [_row(entry) for entry in operations]
+
+
+def _row(entry: Operation) -> dict[str, str]:
+    lines = ""
+    if entry.traced:
+        lines = f"bends {entry.bends}" if entry.bends else "affine"
+    elif entry.refused:
+        lines = f"refused: {entry.refused}"
+    caveats = [f"{aspect}: {text}" for aspect, text in entry.caveats.items()]
+    own = all(said.startswith("nlbench") for said in entry.sources.values())
+    return {
+        "operation": entry.name,
+        "kind": entry.kind,
+        "lines": lines,
+        "graph": "followed" if entry.graph is not None else "",
+        "caveats": "; ".join(caveats),
+        "from": "nlbench" if own else "; ".join(dict.fromkeys(entry.sources.values())),
+    }
+
+
+def named_modules() -> tuple[type[nn.Module], ...]:
+    """Modules whose site bears the module's own name, those of plugins among them."""
+    _load()
+    with _LOCK:
+        own = (module for entry in _OPERATIONS.values() for module in entry.modules)
+        return tuple(dict.fromkeys((*NAMED_MODULES, *own)))
 
 
 # Name of a function, without a trailing underscore, to the kind of activation.
@@ -144,4 +636,13 @@ def activation_kind(name: str) -> str | None:
     >>> activation_kind("sigmoid_"), activation_kind("linear")
     ('sigmoid', None)
     """
-    return ACTIVATIONS.get(name) or ACTIVATIONS.get(name.removesuffix("_"))
+    found = known(name) or known(name.removesuffix("_"))
+    return (found.kind or None) if found else None
+
+
+for _name, _kind in ACTIVATIONS.items():
+    activation(_kind, _name)
+elementwise("keeps", *PLUMBING)
+elementwise("sums", *SUMS)
+elementwise("affine", *(AFFINE - SUMS))
+elementwise("bends", *BENT)

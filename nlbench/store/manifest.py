@@ -180,7 +180,7 @@ def measure_facts(measure: type[Measure], options: Mapping[str, OptionValue]) ->
         "name": measure.name,
         "description": (measure.__doc__ or "").strip().partition("\n")[0],
         "probe": measure.probe,
-        "bounds": [bound if math.isfinite(bound) else None for bound in measure.bounds],
+        "bounds": [bound if math.isfinite(bound) else None for bound in measure.bounds_of(options)],
         "more_means": measure.more_means,
         "version": measure.version,
         "options": dict(options),

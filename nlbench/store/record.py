@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from nlbench.errors import RequestError
+from nlbench.files import parse_json
 from nlbench.measure import Result, Status, Value
-
-from .files import parse_json
 
 __all__ = [
     "FORMAT",
@@ -234,6 +233,14 @@ def _check_numbers(what: str, content: Mapping[str, object]) -> None:
         _check_kind(f"{what}.{name}", value, NUMBER)
 
 
+def _check_parts(parts: object) -> None:
+    _check_kind("parts", parts, (dict,))
+    for name, part in parts.items() if isinstance(parts, dict) else ():
+        numbers = dict(enumerate(part)) if isinstance(part, list) else part
+        _check_kind(f"parts.{name}", numbers, (dict,))
+        _check_numbers(f"parts.{name}", numbers)
+
+
 def _check_bounds(bounds: object) -> None:
     if bounds is None:
         return
@@ -250,8 +257,10 @@ def _result(content: object) -> Result:
     for value in content["values"]:
         check_fields("value", value, _VALUE)
         _check_numbers("statistics", value["statistics"])
+        _check_parts(value.get("parts", {}))
         values.append(Value(**value))
     _check_numbers("summary", content["summary"])
+    _check_parts(content.get("parts", {}))
     _check_kind("result.notes", content.get("notes", {}), (dict,))
     for entry in (content, *content["values"]):
         if entry["status"] not in get_args(Status):

@@ -9,6 +9,7 @@ anybody: what is in it is read as data, checked, and never taken for the name of
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import math
 import os
@@ -22,21 +23,24 @@ from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.measure import Result, Value
-
-from .files import (
+from nlbench.files import (
     is_unused,
     locked,
     make_folder,
     read_text,
     remove_parts,
+    spreadsheet_safe,
     write_atomically,
 )
+from nlbench.measure import Result, Value
+
 from .manifest import Manifest, now
 from .record import FORMAT, Record, is_plain_name, parse_content, plain
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from nlbench.signature import Signature
 
 __all__ = ["COLUMNS", "Run", "RunFolder", "decided_by", "load_run", "merge_runs"]
 
@@ -115,6 +119,57 @@ class Run:
             raise KeyError(f"{len(found)} results of '{measure}' here; measures: {have}")
         return found[0]
 
+    def signature(self, measure: str) -> Signature:
+        """Give a site measure's values at all sites, where the run has one subject.
+
+        Raises
+        ------
+        KeyError
+            If the run has none, or several, of that measure.
+        nlbench.Undefined
+            If it lists no sites.
+
+        Examples
+        --------
+        >>> import torch, nlbench
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+        >>> nlbench.evaluate(model, torch.randn(64, 4), "r2").signature("r2").kinds
+        ('relu',)
+        """
+        from nlbench.signature import Signature
+
+        result = self[measure]
+        (record,) = (one for one in self.records if one.result is result)
+        kinds = record.probe.get("kinds", {})
+        return Signature.of(result, kinds=kinds, name=str(record.subject["model"]))
+
+    def __repr__(self) -> str:
+        """Say what the run has in one line."""
+        models = list(dict.fromkeys(str(r.subject["model"]) for r in self.records))
+        measures = list(dict.fromkeys(str(r.measure["name"]) for r in self.records))
+        statuses = [record.result.status for record in self.records]
+        counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+        where = f" in {self.path}" if self.path else ""
+        what = f"{_few(models)} by {_few(measures)}" if self.records else "no cells"
+        return f"<Run{where}: {what}{f': {counts}' if counts else ''}>"
+
+    def _repr_html_(self) -> str:
+        """Show the summaries as a table, as a notebook does: a row a subject."""
+        title = f"<p>{html.escape(repr(self))}</p>"
+        if not self.records:
+            return title
+        scores = self.scores
+        kept = scores[(scores["place"] == "") & scores["statistic"].isin(["value"])]
+        columns = ["model", "weights", "data", "seed"]
+        table = kept.assign(
+            shown=[
+                f"{row.value:.4g}" if row.status == "ok" else str(row.status)
+                for row in kept.itertuples()
+            ]
+        ).pivot_table(index=columns, columns="measure", values="shown", aggfunc="first", sort=False)
+        body = table.reset_index().to_html(index=False, na_rep="", escape=True, border=0)
+        return f"{title}{body}"
+
     @property
     def failed(self) -> list[Record]:
         """Cells that failed."""
@@ -144,7 +199,10 @@ class Run:
     def table(self) -> str:
         """Text of the tidy table's file."""
         self.__dict__.pop("scores", None)
-        text: str = self.scores.to_csv(index=False)
+        scores = self.scores
+        texts = [name for name in scores.columns if name not in ("seed", "value", "n")]
+        safe = scores.assign(**{name: scores[name].map(spreadsheet_safe) for name in texts})
+        text: str = safe.to_csv(index=False)
         return text
 
     def report(self, output: str | Path) -> Path:
@@ -152,24 +210,16 @@ class Run:
         page: Path = registry.load("reports", "html")([self], Path(output))
         return page
 
-    def write_record(self, record: Record) -> None:
-        """Write one cell's file."""
-        assert self.path is not None
-        RunFolder(self.path).write_record(record)
 
-    def write_tables(self) -> None:
-        """Write the manifest and the tidy table."""
-        assert self.path is not None
-        folder = RunFolder(self.path)
-        folder.write_table(self.table())
-        folder.write_manifest(Manifest.from_dict(self.manifest))
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _rows(record: Record) -> Iterable[tuple[object, ...]]:
     identity, result = record.identity, record.result
-    whole = Value("", result.summary, result.n, result.status, result.reason)
+    whole = Value("", result.summary, result.n, result.status, result.reason, result.parts)
     for value in (whole, *result.values):
-        numbers = value.statistics or {"value": math.nan}
+        numbers = value.numbers or {"value": math.nan}
         for statistic, number in numbers.items():
             yield (*identity, value.place, statistic, number, value.n, value.status, value.reason)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -11,18 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, RequestError
+from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
+from nlbench.hashing import file_hash, state_hash
 from nlbench.options import OptionValue, resolve_options
 
 from .data import Data, Dataset, dataset_info
 from .model import ModelInfo, model_info
-from .weights import file_hash, load_weights, state_hash
+from .weights import load_weights
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 __all__ = [
+    "ModelSource",
     "Subject",
     "SubjectSpec",
     "WeightsChoice",
@@ -32,7 +33,7 @@ __all__ = [
     "header_of",
     "load_dataset",
     "load_subject",
-    "tensor_hash",
+    "model_source",
     "transformed",
 ]
 
@@ -185,6 +186,21 @@ class Subject:
 
         return self.inputs.split(list(batch_sizes(len(self.inputs), most)))
 
+    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Give all samples in their order with their labels.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If they have none.
+        """
+        from .samples import batch_sizes
+
+        if self.labels is None:
+            raise Undefined("the samples have no labels")
+        sizes = list(batch_sizes(len(self.labels), most))
+        return zip(self.inputs.split(sizes), self.labels.split(sizes), strict=True)
+
     def shuffled(self, most: int) -> Iterable[Tensor]:
         """Give them in a random order, the same at each call.
 
@@ -252,11 +268,26 @@ def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
             model = build(**arguments)
         except RequestError as error:
             raise RequestError(f"{name} for {dataset.name}: {error}") from error
-    if not isinstance(model, torch.nn.Module):
-        raise PluginError(
-            f"model '{name}' builds a {type(model).__name__}, expected torch.nn.Module"
-        )
+        if not isinstance(model, torch.nn.Module):
+            raise PluginError(
+                f"model '{name}' builds a {type(model).__name__}, expected torch.nn.Module"
+            )
+        _fill_lazy(model, dataset)
     return model
+
+
+def _fill_lazy(model: nn.Module, dataset: Data) -> None:
+    """Give parameters that wait for a first forward pass their shape and values."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    if not any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+        return
+    was_training = {module: module.training for module in model.modules()}
+    with torch.no_grad():
+        model.eval()(dataset.sample(2).inputs)
+    for module in model.modules():
+        module.training = was_training.get(module, module.training)
 
 
 def _arguments(name: str, dataset: Data, taken: set[str]) -> dict[str, Any]:
@@ -317,8 +348,67 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     return WeightsChoice(file.name, file)
 
 
+@dataclass(frozen=True)
+class ModelSource:
+    """What a subject's network is made of, before it is made; see `model_source`.
+
+    Parameters
+    ----------
+    spec : SubjectSpec
+    info : ModelInfo
+    choice : WeightsChoice
+    dataset : Data
+        With the preprocessing that belongs to the weights.
+    """
+
+    spec: SubjectSpec
+    info: ModelInfo
+    choice: WeightsChoice
+    dataset: Data
+
+    def fresh(self) -> nn.Module:
+        """Build the network, initialised from the seed."""
+        return build_model(self.spec.model, self.dataset, self.spec.seed)
+
+    def build(self) -> tuple[nn.Module, dict[str, str]]:
+        """Build the network with its weights, on the CPU; give it with its file's metadata.
+
+        Raises
+        ------
+        nlbench.NlbenchError
+            If it can't be built, or the weights don't fit.
+        """
+        model, file = self.fresh(), self.choice.file
+        if file is None:
+            return model, {}
+        try:
+            model = transformed(model, header_of(file), lambda: self.example(2))
+            return model, load_weights(model, file, rename=self.info.rename)
+        except NlbenchError as error:
+            what = f"{self.spec.model} with weights {self.choice.label}"
+            raise RequestError(f"{what}: {error}") from error
+
+    def example(self, count: int) -> Tensor:
+        """Give a few of the inputs."""
+        return self.dataset.sample(count, split=self.spec.split, seed=self.spec.seed).inputs
+
+
+def model_source(spec: SubjectSpec) -> ModelSource:
+    """Choose the weights, and open the dataset as they want it.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If the model, its weights or the data can't be had; one line says why.
+    """
+    choice = choose_weights(spec)
+    info = model_info(registry.load("models", spec.model))
+    dataset = adapted(load_dataset(spec.data, dict(spec.options)), info, choice)
+    return ModelSource(spec, info, choice, dataset)
+
+
 def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
-    """Build the model, load its weights, draw its samples.
+    """Build the model, load its weights, draw its samples; the model isn't run.
 
     Parameters
     ----------
@@ -330,30 +420,18 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     nlbench.NlbenchError
         If the model, its weights or the data can't be had; one line says why.
     """
+    from .inputs import tensor_of_output
     from .samples import StreamedSubject, draw
 
-    choice = choose_weights(spec)
-    info = model_info(registry.load("models", spec.model))
-    dataset = adapted(load_dataset(spec.data, dict(spec.options)), info, choice)
-    model = build_model(spec.model, dataset, spec.seed)
-    metadata: dict[str, str] = {}
-    if choice.file is not None:
-        try:
-            model = transformed(
-                model,
-                header_of(choice.file),
-                lambda: dataset.sample(2, split=spec.split, seed=spec.seed).inputs,
-            )
-            metadata = load_weights(model, choice.file, rename=info.rename)
-        except NlbenchError as error:
-            raise RequestError(f"{spec.model} with weights {choice.label}: {error}") from error
+    source = model_source(spec)
+    dataset = source.dataset
+    model, metadata = source.build()
+    model.register_forward_hook(tensor_of_output)
     model.to(device).eval()
-    drawn = draw(
-        dataset, spec.samples, split=spec.split, seed=spec.seed, model=model, device=device
-    )
+    drawn = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
     facts: dict[str, Any] = {
         "model": spec.model,
-        "weights": choice.label,
+        "weights": source.choice.label,
         "data": spec.data,
         "data_options": dict(spec.options),
         "seed": spec.seed,
@@ -364,7 +442,6 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         "split": spec.split,
         "samples": drawn.samples,
         "sample_hash": drawn.sample_hash,
-        "accuracy": drawn.accuracy,
     }
     sample = drawn.sample
     images = sample.images if len(dataset.shape) == 3 else None
@@ -401,12 +478,3 @@ def adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
     if info.preprocessing is None or not isinstance(dataset, Dataset) or dataset.adapt is None:
         return dataset
     return dataset.adapt(info.preprocessing(choice.file))
-
-
-def tensor_hash(tensor: Tensor) -> str:
-    """SHA-256 over a tensor's shape, dtype and bytes."""
-    import torch
-
-    data = tensor.detach().cpu().contiguous()
-    head = f"{tuple(data.shape)} {data.dtype}".encode()
-    return hashlib.sha256(head + data.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nlbench.errors import RequestError
-from nlbench.probes.model_state import evaluation_mode
+from nlbench.errors import RequestError, Undefined
+from nlbench.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
-from .load import Subject, tensor_hash
+from .inputs import Arguments, BatchReader
+from .load import Subject
 
 __all__ = [
     "HELD",
@@ -36,8 +36,9 @@ class Batches:
     Parameters
     ----------
     loader : iterable
-        Yields tensors (n, ...), alone or as the first of a tuple or list. It may be one that
-        can be iterated only once.
+        It may be one that can be iterated only once.
+    reader : BatchReader, optional
+        Takes apart what it yields; by default for a model of one argument.
 
     Examples
     --------
@@ -48,12 +49,13 @@ class Batches:
     (5, 5)
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], reader: BatchReader | None = None) -> None:
         self._loader = loader
+        self._reader = reader or BatchReader(nn.Identity(), None)
         self._batches = iter(loader)
         self._kept: list[Tensor] = []
-        self._shape: torch.Size | None = None
-        self._hash: Any = None
+        self._labels: list[Tensor | None] = []
+        self._hash: SampleHash | None = None
         self.samples = 0
         self.error: RequestError | None = None
 
@@ -67,8 +69,14 @@ class Batches:
             except TypeError:
                 return None
         if isinstance(self._loader, list | tuple):
-            return sum(len(_samples_of(batch)) for batch in self._loader)
+            return sum(len(self._reader.read(batch)[0]) for batch in self._loader)
         return None
+
+    @property
+    def arguments(self) -> Arguments:
+        """How the model is called with a batch; known once the head was read."""
+        assert self._reader.arguments is not None
+        return self._reader.arguments
 
     def head(self, count: int) -> Tensor:
         """Give the first samples, up to so many; they come again when the stream is read.
@@ -84,16 +92,23 @@ class Batches:
             raise RequestError("inputs: the loader yields nothing, expected batches of tensors")
         return torch.cat(self._kept)[: max(count, 1)].clone()
 
+    def head_labels(self, count: int) -> Tensor | None:
+        """Give the labels of the samples that `head` gives; None where one batch has none."""
+        given = [labels for labels in self._labels if labels is not None]
+        whole = len(given) == len(self._labels) and given
+        return torch.cat(given)[: max(count, 1)] if whole else None
+
     def __iter__(self) -> Iterator[Tensor]:
         """Give all batches once; hash and count them on the way."""
+        self._labels.clear()
         while True:
             batch = self._kept.pop(0) if self._kept else self._next()
             if batch is None:
                 return
             if self._hash is None:
-                self._hash = _begun_hash(batch, self.known_length)
+                self._hash = SampleHash(self.known_length)
             self.samples += len(batch)
-            self._hash.update(_bytes_of(batch))
+            self._hash.update(batch)
             yield batch
 
     def facts(self) -> dict[str, Any]:
@@ -102,23 +117,23 @@ class Batches:
         The hash is that of the samples as one tensor where the loader says how many they are
         before it is gone through.
         """
-        return {"samples": self.samples, "sample_hash": self._hash.hexdigest()}
+        return {
+            "samples": self.samples,
+            "sample_hash": self._hash.hexdigest() if self._hash else "",
+        }
 
     def _next(self) -> Tensor | None:
         try:
-            # A copy: some loaders fill one tensor again and again.
-            batch = _samples_of(next(self._batches)).clone()
-            if self._shape is None:
-                self._shape = batch.shape[1:]
-            if batch.shape[1:] != self._shape:
-                shapes = sorted({tuple(batch.shape[1:]), tuple(self._shape)})
-                raise RequestError(f"inputs: the loader yields samples of shapes {shapes}")
-            return batch
+            batch, labels = self._reader.read(next(self._batches))
         except StopIteration:
             return None
         except RequestError as error:
             self.error = error
             raise
+        if self._hash is None:
+            self._labels.append(labels)
+        # A copy: some loaders fill one tensor again and again.
+        return batch.clone()
 
 
 def sample_facts(samples: Tensor) -> dict[str, Any]:
@@ -129,32 +144,7 @@ def sample_facts(samples: Tensor) -> dict[str, Any]:
     >>> sorted(sample_facts(torch.zeros(3, 2)))
     ['sample_hash', 'samples']
     """
-    digest = _begun_hash(samples, len(samples))
-    digest.update(_bytes_of(samples))
-    return {"samples": len(samples), "sample_hash": digest.hexdigest()}
-
-
-def _begun_hash(first: Tensor, length: int | None) -> Any:
-    """Begin the hash of `nlbench.subjects.load.tensor_hash`, before all samples are there."""
-    shape = ("?" if length is None else length, *first.shape[1:])
-    return hashlib.sha256(f"{shape} {first.dtype}".encode())
-
-
-def _bytes_of(samples: Tensor) -> Any:
-    return samples.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-
-
-def _samples_of(batch: object) -> Tensor:
-    if isinstance(batch, tuple | list) and batch:
-        batch = batch[0]
-    if not isinstance(batch, Tensor):
-        kind = type(batch).__name__
-        raise RequestError(f"inputs: the loader yields a {kind}, expected batches of tensors")
-    if batch.ndim < 2:
-        raise RequestError(
-            f"inputs: the loader yields a batch of shape {tuple(batch.shape)}, expected (n, ...)"
-        )
-    return batch
+    return {"samples": len(samples), "sample_hash": tensor_hash(samples)}
 
 
 @dataclass(frozen=True)
@@ -173,6 +163,20 @@ class StreamedSubject(Subject):
         if self.stream is None:
             return super().batches(most)
         return rebatched(self.stream, most, self.stream.known_length)
+
+    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Give all samples in their order with their labels.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If they have none, or a loader gave them that is gone through once.
+        """
+        if self.stream is None or self.labels is None:
+            return super().labelled(most)
+        if not isinstance(self.stream, DrawnBatches):
+            raise Undefined("the labels of a loader are not kept; give samples with labels=")
+        return self.stream.labelled(most)
 
     def shuffled(self, most: int) -> Iterable[Tensor]:
         """Give them in a random order; of a loader that is gone through once, the first."""
@@ -243,7 +247,7 @@ BATCH = 128
 
 @dataclass(frozen=True)
 class Drawn:
-    """The samples of a subject, and what they decide of it.
+    """The samples of a subject.
 
     Parameters
     ----------
@@ -254,16 +258,13 @@ class Drawn:
     samples : int
         How many there are.
     sample_hash : str
-        `nlbench.subjects.load.tensor_hash` of all inputs.
-    accuracy : float or None
-        Share of them classified right.
+        `nlbench.hashing.tensor_hash` of all inputs.
     """
 
     sample: Sample
     stream: Batches | None
     samples: int
     sample_hash: str
-    accuracy: float | None
 
 
 class DrawnBatches(Batches):
@@ -298,24 +299,29 @@ class DrawnBatches(Batches):
         """Number of samples."""
         return self.samples
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
+        return next(floats, torch.float32)
+
     def __iter__(self) -> Iterator[Tensor]:
         """Give all batches."""
-        floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
-        dtype = next(floats, torch.float32)
         for part in self.parts():
-            yield part.inputs.to(dtype)
+            yield part.inputs.to(self._dtype)
+
+    def labelled(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give all batches with their labels, at most so many samples each."""
+        for part in self.parts():
+            assert part.labels is not None
+            inputs = part.inputs.to(self._dtype)
+            yield from zip(inputs.split(most), part.labels.split(most), strict=True)
 
     def parts(self) -> Iterator[Sample]:
         """Give all samples with their images and labels."""
         count, split, seed = self._which
-        digest = hashlib.sha256()
-        for index, part in enumerate(
-            self._dataset.stream(count, split=split, seed=seed, batch=BATCH)
-        ):
-            if index == 0:
-                shape = (self.samples, *part.inputs.shape[1:])
-                digest.update(f"{shape} {part.inputs.dtype}".encode())
-            digest.update(part.inputs.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest = SampleHash(self.samples)
+        for part in self._dataset.stream(count, split=split, seed=seed, batch=BATCH):
+            digest.update(part.inputs)
             yield part
         found = digest.hexdigest()
         if self.sample_hash not in ("", found):
@@ -333,10 +339,9 @@ def draw(
     split: str,
     seed: int,
     model: nn.Module,
-    device: torch.device,
     held: int = HELD,
 ) -> Drawn:
-    """Draw a subject's samples.
+    """Draw a subject's samples; the model isn't run.
 
     Parameters
     ----------
@@ -345,8 +350,7 @@ def draw(
     count, split, seed
         See `Data.sample`.
     model : torch.nn.Module
-        In evaluation mode on `device`; classifies them.
-    device : torch.device
+        Its precision is that of a stream's batches.
     held : int
         Bytes up to which all of them are held.
 
@@ -357,17 +361,10 @@ def draw(
     """
     if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= held:
         sample = dataset.sample(count, split=split, seed=seed)
-        right = _Right(model, dataset.classes, device)
-        if sample.labels is not None:
-            parts = (torch.split(t, BATCH) for t in (sample.inputs, sample.labels))
-            for inputs, labels in zip(*parts, strict=True):
-                right.add(inputs, labels)
-        return Drawn(sample, None, len(sample.inputs), tensor_hash(sample.inputs), right.share())
+        return Drawn(sample, None, len(sample.inputs), tensor_hash(sample.inputs))
     stream = DrawnBatches(dataset, count, split, seed, model)
-    right = _Right(model, dataset.classes, device)
     first: list[Sample] = []
     for index, part in enumerate(stream.parts()):
-        right.add(part.inputs, part.labels)
         if index * BATCH < HEAD:
             first.append(part)
     labels = [part.labels for part in first if part.labels is not None]
@@ -376,36 +373,4 @@ def draw(
         torch.cat([part.inputs for part in first]),
         torch.cat(labels) if labels else None,
     )
-    return Drawn(head, stream, stream.samples, stream.sample_hash, right.share())
-
-
-class _Right:
-    """Counts what a model classifies right, by which a reader sees what weights these are.
-
-    There is no such share without labels, and for a model that doesn't give one finite
-    logit a class.
-    """
-
-    def __init__(self, model: nn.Module, classes: int, device: torch.device) -> None:
-        self._model, self._classes, self._device = model, classes, device
-        self._right = self._seen = 0
-        self._classifies = True
-
-    def add(self, inputs: Tensor, labels: Tensor | None) -> None:
-        if labels is None or not self._classifies:
-            self._classifies = False
-            return
-        with evaluation_mode(self._model):
-            logits = self._model(inputs.to(self._device, copy=True))
-        shape = (len(labels), self._classes)
-        self._classifies = (
-            isinstance(logits, Tensor)
-            and logits.shape == shape
-            and bool(torch.isfinite(logits).all())
-        )
-        if self._classifies:
-            self._right += int((logits.argmax(1).cpu() == labels).sum())
-            self._seen += len(labels)
-
-    def share(self) -> float | None:
-        return self._right / self._seen if self._classifies and self._seen else None
+    return Drawn(head, stream, stream.samples, stream.sample_hash)

@@ -7,7 +7,6 @@ can hash files without it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -19,16 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
-from nlbench.store.files import write_atomically
+from nlbench.files import check_is_file, write_atomically
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["file_hash", "load_weights", "save_weights", "state_hash"]
+__all__ = ["load_weights", "save_weights"]
 
 
 HEADER_LENGTH = struct.Struct("<Q")
 BATCHES_TRACKED = "num_batches_tracked"
+
+COMPILED = "_orig_mod."
+"""What `torch.compile` puts before the names of the module that it compiled."""
+
+PARALLEL = "module."
+"""What `torch.nn.DataParallel` puts before them."""
 
 
 def load_weights(
@@ -41,8 +46,10 @@ def load_weights(
 
     The file's content, not its suffix, decides how it is read: safetensors, or a file
     of `torch.save`, of which only tensors are ever unpickled. The state dict may lie
-    under ``state_dict`` or ``model``, and its names may carry the ``module.`` of
-    `torch.nn.DataParallel`. Values are converted to the model's precision. The counter
+    under ``state_dict``, ``model_state_dict`` or ``model``; its names may carry the ``module.``
+    of `torch.nn.DataParallel`, the ``_orig_mod.`` of `torch.compile`, or the name that a
+    trainer's module gives the network. What else a Lightning checkpoint holds, as a loss's
+    weights, isn't taken. Values are converted to the model's precision. The counter
     ``num_batches_tracked`` of a batch norm may be missing, as it is in old checkpoints;
     the model then keeps its own.
 
@@ -80,9 +87,8 @@ def load_weights(
     path = Path(path)
     content, metadata = _read(path)
     own = model.state_dict()
-    found = _without_prefix(_state_dict(content, path), own)
-    if rename is not None:
-        found = {new: t for name, t in found.items() if (new := rename(name)) is not None}
+    state, is_whole = _state_dict(content, path)
+    found = _named(state, own, rename or (lambda name: name), path, is_whole=is_whole)
     _check_names(found, own, path)
     with torch.no_grad():
         ready = {name: _converted(found[name], own[name], name, path) for name in found}
@@ -121,62 +127,9 @@ def save_weights(
     write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
 
 
-def file_hash(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file can't be read.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile() as empty:
-    ...     file_hash(empty.name)[:16]
-    'e3b0c44298fc1c14'
-    """
-    path = Path(path)
-    _check_is_file(path)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RequestError(f"can't read {path}: {_reason(error)}") from error
-
-
-def state_hash(model: torch.nn.Module) -> str:
-    """SHA-256 of a model's parameters and buffers, in hexadecimal.
-
-    Names, dtypes, shapes and bytes enter, in the order of the names; the device, the
-    memory layout and the order of registration don't. Buffers that a checkpoint leaves
-    out enter too, since they decide the output as well.
-
-    Examples
-    --------
-    >>> import torch
-    >>> first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
-    >>> _ = second.load_state_dict(first.state_dict())
-    >>> state_hash(first) == state_hash(second)
-    True
-    """
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().resolve_conj().resolve_neg().contiguous()
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _read(path: Path) -> tuple[Any, dict[str, str]]:
     """What is in the file, and the metadata of its header."""
-    _check_is_file(path)
+    check_is_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_LENGTH.size + 1)
@@ -233,13 +186,16 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:
-    """Names to tensors, from where they lie in what was read."""
+def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], bool]:
+    """Names to tensors, from where they lie in what was read, and whether others lie there too."""
     import torch
 
+    is_whole = False
     if isinstance(content, Mapping):
-        for key in ("state_dict", "model"):
+        for key in ("state_dict", "model_state_dict", "model"):
             if isinstance(content.get(key), Mapping):
+                # A Lightning module's state has that of its losses and metrics in it.
+                is_whole = key == "state_dict" and "pytorch-lightning_version" in content
                 content = content[key]
                 break
     if not isinstance(content, Mapping):
@@ -250,19 +206,58 @@ def _state_dict(content: Any, path: Path) -> dict[str, torch.Tensor]:
                 f"{path} is not a state dict: expected names with tensors, "
                 f"found {name!r} with a {type(value).__name__}"
             )
-    return dict(content)
+    return dict(content), is_whole
 
 
-def _without_prefix(
-    found: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+def _named(
+    found: dict[str, torch.Tensor],
+    own: Mapping[str, torch.Tensor],
+    rename: Callable[[str], str | None],
+    path: Path,
+    *,
+    is_whole: bool,
 ) -> dict[str, torch.Tensor]:
-    """Names without the prefix of DataParallel, unless they are the model's own."""
-    prefix = "module."
-    if all(name.startswith(prefix) for name in found) and not any(
-        name.startswith(prefix) for name in own
-    ):
-        return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
-    return found
+    """The tensors by the model's names, without what wrappers put before them.
+
+    Wrappers are `torch.nn.DataParallel`, `torch.compile` and modules of a trainer that hold the
+    network as one of their attributes.
+    """
+    if not any(COMPILED in name for name in own):
+        plain = {name.replace(COMPILED, ""): tensor for name, tensor in found.items()}
+        if len(plain) == len(found):
+            found = plain
+
+    def within(prefix: str) -> dict[str, torch.Tensor]:
+        inside = {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
+        return {new: t for name, t in inside.items() if (new := rename(name)) is not None}
+
+    asked = {name for name in own if name.rpartition(".")[2] != BATCHES_TRACKED}
+    plain = within("")
+    if asked <= plain.keys():
+        return plain
+    # Outside of a trainer's checkpoint all names have to begin with it.
+    heads = found if is_whole else list(found)[:1]
+    prefixes = {
+        name[: dot + 1] for name in heads for dot, letter in enumerate(name) if letter == "."
+    }
+    fitting = {prefix: within(prefix) for prefix in sorted(prefixes)}
+    fitting = {
+        prefix: tensors
+        for prefix, tensors in fitting.items()
+        if asked <= tensors.keys() <= own.keys()
+        and (is_whole or all(name.startswith(prefix) for name in found))
+    }
+    if len(fitting) > 1:
+        first, second = list(fitting)[:2]
+        raise RequestError(
+            f"{path} holds several networks that fit the model, '{first}*' and '{second}*'; "
+            "save one of them alone"
+        )
+    if fitting:
+        return fitting.popitem()[1]
+    # It doesn't fit; what is said of it leaves out what every name begins with.
+    is_parallel = all(name.startswith(PARALLEL) for name in found)
+    return within(PARALLEL) if is_parallel and found else plain
 
 
 def _check_names(
@@ -326,21 +321,6 @@ def _with_sorted_header(content: bytes) -> bytes:
     # The format wants tensors aligned to 8 bytes, and spaces to fill up.
     padded = header.encode() + b" " * (-len(header.encode()) % 8)
     return HEADER_LENGTH.pack(len(padded)) + padded + content[end:]
-
-
-def _check_is_file(path: Path) -> None:
-    """Refuse what is no regular file; opening a pipe would wait for ever."""
-    try:
-        if path.is_file():
-            return
-        exists, is_folder = path.exists(), path.is_dir()
-    except OSError as error:
-        raise RequestError(f"can't read {path}: {_reason(error)}") from error
-    if is_folder:
-        raise RequestError(f"can't read {path}: it is a directory, expected a file")
-    if exists:
-        raise RequestError(f"can't read {path}: it is not a regular file")
-    raise RequestError(f"can't read {path}: there is no such file")
 
 
 def _reason(error: Exception) -> str:

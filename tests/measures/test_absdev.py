@@ -10,7 +10,7 @@ from torch import nn
 
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths, trace_segment
-from nlbench.probes.lines.quadrature import integrate_along, smooth_trace
+from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
 
 def trace_of(t, values, length=1.0):
@@ -186,11 +186,11 @@ def test_a_smooth_network_stands_on_the_board_with_a_remark():
 
 
 def test_a_quadrature_that_fell_short_is_remarked_on():
-    trace = smooth_trace(lambda t: np.sin(1000 * t)[:, None], evaluations=64)
+    trace = smooth_estimate(lambda t: np.sin(1000 * t)[:, None], evaluations=64)
     exact = trace_of([0, 0.5, 1], [0, 1, 0])
     result = reading_of([TracedSegment(0, 0, exact), TracedSegment(0, 1, trace)])
     assert result.reason == (
-        "exact and by quadrature to 1e-05 of the value or to rounding, "
+        "exact and by quadrature to 0.001 of the value or to rounding, "
         "which 1 of 2 segments did not reach"
     )
     assert result.notes["segments_short_of_tolerance"] == 1

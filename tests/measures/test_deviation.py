@@ -11,7 +11,7 @@ from torch import nn
 
 from nlbench.measures._deviation import Deviation, deviation_of
 from nlbench.probes.lines.lines import SegmentTrace, trace_segment
-from nlbench.probes.lines.quadrature import integrate_along, smooth_trace
+from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
 
 def trace_of(t, values, length=1.0):
@@ -139,7 +139,7 @@ def test_tiny_and_huge_outputs_are_neither_lost_nor_infinite():
 
 
 def test_an_integrated_segment_is_taken_times_its_length():
-    trace = smooth_trace(lambda t: t[:, None] ** 2, length=6.0)
+    trace = smooth_estimate(lambda t: t[:, None] ** 2, length=6.0)
     found = deviation_of(trace)
     assert float(found.below) == pytest.approx(1.0)
     assert float(found.above) == pytest.approx(0, abs=1e-15)

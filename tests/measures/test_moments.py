@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.measures._moments import Moments, PairStream
+from nlbench.measures._moments import Moments, SamplePairs
 
 
 def pair(seed, n, d=3, k=2, offset=0.0, scale=1.0):
@@ -17,7 +17,7 @@ def pair(seed, n, d=3, k=2, offset=0.0, scale=1.0):
 
 
 def streamed(x, y, sizes):
-    stream = PairStream()
+    stream = SamplePairs()
     for a, b in zip(x.split(sizes), y.split(sizes), strict=True):
         stream.add(a, b)
     return stream

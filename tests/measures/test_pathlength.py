@@ -1,5 +1,7 @@
 """The measure: what it reports of a network and of its layers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import PathLength, average_path_length
 from nlbench.models.sparsified.prelu import randomize, snap, sparsify
-from nlbench.probes.graph.graph import ObservedGraph, channel_graph
+from nlbench.probes.graph.graph import channel_graph
 
 
 def network():
@@ -19,7 +21,7 @@ def network():
 def result(model, example, activity=None, **options):
     measure = PathLength(**options)
     measure.reset()
-    measure.update(ObservedGraph(channel_graph(model, example), lambda: activity, len(example)))
+    measure.update(replace(channel_graph(model, example), activity=lambda: activity))
     return measure.compute()
 
 

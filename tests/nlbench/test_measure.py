@@ -7,8 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.errors import RequestError, Undefined
-from nlbench.measure import Measure, Result, Value, site_measure, summarize
+from nlbench.errors import PluginError, RequestError, Undefined
+from nlbench.measure import (
+    ENOUGH_PLACES,
+    Accumulator,
+    Measure,
+    PooledMeasure,
+    Result,
+    Value,
+    site_measure,
+    summarize,
+)
 from nlbench.options import Option
 from nlbench.probes.sites.sites import Site, SiteBatch
 
@@ -62,6 +71,38 @@ def test_an_undefined_place_is_listed_and_left_out_of_the_summary():
     assert [value.status for value in result.values] == ["ok", "undefined"]
     assert result.values[1].reason == "needs 2 samples"
     assert result.summary["value"] == result.values[0].statistics["value"]
+
+
+def some_undefined(measured, total):
+    missing = [Value.missing(f"m{i}", "undefined", "constant output", 8) for i in range(total)]
+    return Result.of(
+        [Value(f"p{i}", {"value": 1.0}, 8) for i in range(measured)] + missing[measured:]
+    )
+
+
+def test_a_summary_over_a_part_of_the_places_says_of_how_many():
+    result = some_undefined(3, 4)
+    assert (result.status, result.summary["value"]) == ("ok", 1.0)
+    assert result.places == (3, 4)
+    assert result.reason == "3 of 4 places"
+
+
+def test_a_summary_over_all_places_says_nothing():
+    result = some_undefined(4, 4)
+    assert (result.places, result.reason) == ((4, 4), "")
+
+
+@given(st.integers(1, 40), st.data())
+def test_below_the_stated_share_of_places_there_is_no_summary(total, data):
+    measured = data.draw(st.integers(1, total))
+    result = some_undefined(measured, total)
+    assert result.places == (measured, total)
+    if measured < ENOUGH_PLACES * total:
+        assert (result.status, result.summary) == ("undefined", {})
+        assert result.reason == f"{measured} of {total} places: constant output"
+        assert sum(value.status == "ok" for value in result.values) == measured
+    else:
+        assert result.status == "ok"
 
 
 def test_a_reading_with_no_defined_place_is_undefined_with_the_reason():
@@ -134,3 +175,73 @@ def test_a_class_is_named_after_itself_unless_it_says_otherwise():
         name = "another"
 
     assert (Jump.name, Other.name) == ("jump", "another")
+
+
+def test_parts_are_kept_as_they_are_and_spelled_for_tables():
+    parts = {"segment": [np.float32(1), torch.tensor(2.0)], "site": {"a/relu": 3}}
+    value = Value("path0", {"value": 3}, parts=parts)
+    assert value.parts == {"segment": (1.0, 2.0), "site": {"a/relu": 3.0}}
+    assert value.numbers == {"value": 3.0, "segment0": 1.0, "segment1": 2.0, "site:a/relu": 3.0}
+    assert Result({"value": 3}, parts=parts).numbers == value.numbers
+
+
+def test_a_part_that_is_not_finite_fails_the_place():
+    assert Result.of([Value("a", {"value": 1.0}, parts={"p": [math.nan]})]).status == "failed"
+
+
+class Largest(Accumulator):
+    def __init__(self):
+        self.largest = -math.inf
+
+    def add(self, x, y):
+        if len(x) == 3:
+            raise Undefined("three samples")
+        self.largest = max(self.largest, float((y - x).max()))
+
+    def statistics(self):
+        if self.largest == -math.inf:
+            raise Undefined("no samples")
+        return {"value": self.largest}
+
+
+class Peaks(PooledMeasure):
+    """Largest change."""
+
+    def accumulator(self):
+        return Largest()
+
+
+def test_a_pooled_measure_gives_one_number_of_all_batches_of_a_site():
+    xs = [torch.randn(8, 3) for _ in range(4)]
+    result = read(Peaks(), [observation("a", x, x.relu(), i) for i, x in enumerate(xs)])
+    (value,) = result.values
+    assert value.statistics == {"value": max((x.relu() - x).max().item() for x in xs)}
+    assert (value.n, value.status, value.reason) == (32, "ok", "")
+
+
+def test_a_pooled_measure_lists_a_site_that_has_no_value_with_the_reason():
+    x, few = torch.randn(8, 3), torch.randn(3, 3)
+    result = read(Peaks(), [observation("a", x, x.relu()), observation("b", few, few)])
+    assert [(v.status, v.reason) for v in result.values] == [
+        ("ok", ""),
+        ("undefined", "three samples"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returned", "mend"),
+    [
+        (None, "returned None, expected one number; end it with `return`"),
+        (torch.zeros(8), "a Tensor of 8 numbers, expected one number; return its mean()"),
+        (np.zeros(3), "a ndarray of 3 numbers, expected one number; return its mean()"),
+        ("text", "returned a str, expected one number"),
+    ],
+)
+def test_a_function_that_returns_no_number_is_told_what_to_return(returned, mend):
+    @site_measure()
+    def wrong(x, y):
+        return returned
+
+    with pytest.raises(PluginError) as error:
+        read(wrong(), [observation("a", torch.zeros(8, 2), torch.zeros(8, 2))])
+    assert mend in str(error.value)

@@ -255,6 +255,76 @@ def test_installed_packages_are_read_once_while_the_path_stays_as_it_is(monkeypa
     registry.entries("measures")
     calls = []
     monkeypatch.setattr(registry.metadata, "entry_points", lambda: calls.append(1))
+    monkeypatch.setattr(registry.metadata, "distributions", lambda: calls.append(1))
     registry.entries("measures")
     registry.entries("datasets")
     assert not calls
+
+
+def installed(place, name, text, metadata="Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n"):
+    info = place / f"{name}-1.0.dist-info"
+    info.mkdir()
+    if metadata:
+        (info / "METADATA").write_text(metadata.format(name))
+    (info / "entry_points.txt").write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[nlbench.measures]\nno equals sign\n", b"[nlbench.measures]\nx = \xff\n"],
+    ids=["no equals sign", "not UTF-8"],
+)
+@pytest.mark.parametrize("metadata", ["Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n", ""])
+def test_entry_points_that_cannot_be_read_hide_nobody_elses(tmp_path, monkeypatch, text, metadata):
+    installed(tmp_path, "crooked", text, metadata)
+    installed(tmp_path, "straight", b"[nlbench.measures]\nfine = json:dumps\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known = registry.entries("measures")
+    assert {"fine", "affinity", "r2"} <= known.keys()
+    (problem,) = registry.unreadable()
+    assert "crooked" in problem
+    assert "entry_points.txt" in problem
+
+
+@pytest.mark.parametrize("value", [":::", "a b", "1:2:3", "mod:ob ject", "[x]"])
+def test_a_malformed_entry_point_is_named_with_its_package(tmp_path, monkeypatch, value):
+    text = f"[nlbench.measures]\nodd = {value}\n[nlbench.models]\nodd/* = {value}\n"
+    installed(tmp_path, "crooked", text.encode())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = registry.entries("measures")["odd"]
+    assert registry.describe(entry) == ""
+    assert "measure 'odd' of crooked 1.0 has the malformed entry point" in entry.conflict
+    for group, name in (("measures", "odd"), ("models", "odd/x")):
+        with pytest.raises(PluginError, match=r"of crooked 1.0 has the malformed entry point"):
+            registry.load(group, name)
+    assert "malformed" in registry.families("models")["odd"].conflict
+    assert registry.load("measures", "r2")
+
+
+def test_a_package_without_metadata_is_named_by_its_folder(tmp_path, monkeypatch):
+    installed(tmp_path, "nameless", b"[nlbench.measures]\nmine = json:dumps\n", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "nameless" in registry.entries("measures")["mine"].providers[0]
+
+
+def test_loading_a_name_imports_and_lists_no_family(plugins, loaded, monkeypatch):
+    def names(self):
+        raise AssertionError("listed")
+
+    monkeypatch.setattr(Zoo, "names", names)
+    plugins += [family(Zoo), point("vgg", "json:dumps", "other", "nlbench.models")]
+    plugins += [point("broken/*", "no_such_module_xyz:Family", "bad-plugin", "nlbench.models")]
+    assert registry.load("models", "vgg")
+    assert registry.find("models", "vgg").name == "vgg"
+    assert registry.expand("models", ["vgg"]) == ["vgg"]
+    assert registry.load("models", "zoo/bee")() == "bee"
+
+
+def test_a_suggestion_keeps_the_family():
+    with pytest.raises(RequestError, match="'torchvision/resnet1'; did you mean 'torchvision/res"):
+        registry.load("models", "torchvision/resnet1")
+    with pytest.raises(RequestError, match=r"'torchvision/q'; there are: torchvision/alexnet, "):
+        registry.load("models", "torchvision/q")
+    pytest.importorskip("timm")
+    with pytest.raises(RequestError, match="'timm/resnet5'; did you mean 'timm/resnet5"):
+        registry.load("models", "timm/resnet5")

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from nlbench.errors import NotFinite, Undefined
 from nlbench.probes.model_state import evaluation_mode, without_fast_path
 from nlbench.probes.modules import Places, following
-from nlbench.probes.ops import activation_kind
+from nlbench.probes.ops import operation
 
 from .channel_graph import ChannelGraph, Units
 
@@ -98,8 +98,9 @@ class _Observer(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        kind = activation_kind(getattr(func, "__name__", ""))
-        if kind is None or kind == "softmax":
+        found = operation(func)
+        kind = found.kind if found else ""
+        if not kind or kind == "softmax":
             return func(*args, **kwargs)
         unit = self._units.get(self._places.site(kind))
         if unit is None:

@@ -7,11 +7,13 @@ are numbered in an order in which everything comes after what it is made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from nlbench.errors import Undefined
 
 __all__ = [
     "ChannelGraph",
@@ -88,9 +90,15 @@ class Units:
         return len(self.sources)
 
 
+def _without_samples() -> Mapping[str, Tensor]:
+    raise Undefined("there are no samples, so it isn't known how active the units are")
+
+
 @dataclass(frozen=True)
 class ChannelGraph:
     """Channels of a network's tensors, from those of its input to those of its output.
+
+    What the probe `graph` shows a measure.
 
     Parameters
     ----------
@@ -98,10 +106,18 @@ class ChannelGraph:
         Each makes the next nodes, from node 0 on.
     outputs : int64 tensor
         The output's nodes.
+    activity : callable
+        Runs the network on the subject's samples and gives, by site, the share of samples
+        and positions at which each unit's output differs from its input; see
+        `nlbench.probes.graph.activity.unit_activity`.
+    samples : int
+        How many samples that takes.
     """
 
     steps: tuple[Inputs | Merge | Units, ...]
     outputs: Tensor
+    activity: Callable[[], Mapping[str, Tensor]] = _without_samples
+    samples: int = 0
 
     @property
     def inputs(self) -> int:

@@ -7,8 +7,8 @@ unless its own code looks at values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,32 +27,12 @@ from nlbench.probes.modules import following
 from .activity import unit_activity
 from .channel_graph import ChannelGraph
 from .nodes import channel_axes
-from .record import ChannelRecorder, Descent
+from .recorder import ChannelRecorder, Descent
 
-__all__ = ["ObservedGraph", "channel_graph", "observe"]
+__all__ = ["channel_graph", "observe"]
 
 
 Example = Tensor | tuple[Tensor, ...]
-
-
-@dataclass(frozen=True)
-class ObservedGraph:
-    """A subject's channel graph, as measures get it.
-
-    Parameters
-    ----------
-    graph : ChannelGraph
-    activity : callable
-        Runs the network on the subject's samples and gives, by site, the share of samples
-        and positions at which each unit's output differs from its input; see
-        `nlbench.probes.graph.activity.unit_activity`.
-    samples : int
-        How many samples that takes.
-    """
-
-    graph: ChannelGraph
-    activity: Callable[[], Mapping[str, Tensor]]
-    samples: int
 
 
 def channel_graph(model: nn.Module, example: Example) -> ChannelGraph:
@@ -158,7 +138,7 @@ def observe(
     step: Step,
     facts: dict[str, Any],
 ) -> None:
-    """Show the channel graph of a samples.
+    """Show the channel graph of a model.
 
     The samples are run only if a measure asks how active the units are, once for all.
     """
@@ -174,7 +154,7 @@ def observe(
             found.append(unit_activity(model, graph, on_device))
         return found[0]
 
-    observation = ObservedGraph(graph, activity, len(samples.inputs))
+    observation = replace(graph, activity=activity, samples=len(samples.inputs))
     for listener in listeners:
         listener.update(observation)
     step()

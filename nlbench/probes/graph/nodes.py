@@ -21,7 +21,16 @@ from nlbench.probes.sites.axis_rules import at, axis_map
 
 from .channel_graph import ChannelGraph, Inputs, Merge, Units
 
-__all__ = ["Builder", "channel_axes", "compact", "distinct", "side_by_side", "tidied", "varies"]
+__all__ = [
+    "Builder",
+    "channel_axes",
+    "compact",
+    "differs",
+    "distinct",
+    "side_by_side",
+    "tidied",
+    "varies",
+]
 
 
 class Builder:
@@ -88,13 +97,22 @@ class Builder:
         made[both] = self._add(Merge(pairs, 1))[which]
         return made.reshape(a.shape).expand(shape)
 
-    def copied(self, nodes: Tensor) -> Tensor:
-        """Make another channel of each, as where a tensor is concatenated to itself."""
-        small = compact(nodes)
-        numbers, which = distinct(small.reshape(-1))
-        made = numbers.clone()
-        made[numbers >= 0] = self._add(Merge(numbers[numbers >= 0, None], 1))
-        return made[which].reshape(small.shape).expand(nodes.shape)
+    def again(self, nodes: Tensor, times: Tensor) -> Tensor:
+        """Make another channel of each that comes again, as where a tensor is beside itself.
+
+        Parameters
+        ----------
+        nodes : int64 tensor
+        times : int64 tensor, broadcastable to `nodes`
+            How often each entry came before; 0: it stays the channel that it is.
+        """
+        small, times = _together(compact(nodes), times)
+        flat, before = small.reshape(-1), times.reshape(-1)
+        more = (flat >= 0) & (before > 0)
+        pairs, which = _distinct_pairs(flat[more], before[more])
+        made = flat.clone()
+        made[more] = self._add(Merge(pairs[:, :1], 1))[which]
+        return made.reshape(small.shape).expand(nodes.shape)
 
     def activated(
         self, nodes: Tensor, site: str, active: Tensor, index: Tensor | None = None
@@ -158,6 +176,15 @@ def varies(nodes: Tensor, axis: int) -> bool:
     if small.shape[axis] < 2:
         return False
     return not bool((small == small.narrow(axis, 0, 1)).all())
+
+
+def differs(nodes: Tensor, axis: int) -> bool:
+    """Tell whether there are different channels along an axis, whatever constants are beside."""
+    small = compact(nodes)
+    if small.shape[axis] < 2:
+        return False
+    largest = small.amax(axis, keepdim=True)
+    return bool(((small != largest) & (small >= 0)).any())
 
 
 def compact(nodes: Tensor) -> Tensor:

@@ -11,14 +11,19 @@ the result with the values. Normalisation, softmax and maxima keep channels and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_iter
 
-from .calls import Call, Refused, Rule
-from .nodes import compact, distinct, side_by_side, tidied, varies
+from nlbench.errors import Undefined
+from nlbench.probes.ops import graph_rule
+
+from .nodes import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
 __all__ = [
     "COMPARISONS",
@@ -26,23 +31,185 @@ __all__ = [
     "DECISIONS",
     "MIXING",
     "NUMBERS",
-    "RULES",
-    "added_product",
-    "attention",
-    "einsum",
-    "multi_head",
-    "product",
+    "Call",
+    "Refused",
+    "unit",
 ]
 
 
+CONSTANTS = frozenset(
+    [f"{value}_like" for value in ("zeros", "ones", "full", "empty", "rand", "randn")]
+    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
+)
+"""Operations that take nothing but shape and kind from a tensor."""
+
+COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+"""Operations whose truth values about integers, as token ids, are masks."""
+
+DECISIONS = COMPARISONS | frozenset(
+    ("isnan", "isinf", "isfinite", "all", "any", "logical_and", "logical_or", "logical_not")
+)
+"""Operations whose truth values a network may read; nothing else may come of them."""
+
+NUMBERS = frozenset(
+    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
+) | {"__dlpack__", "untyped_storage", "storage", "data_ptr"}
+"""Functions, as they are called, that hand a tensor's numbers to whatever is not PyTorch."""
+
+MIXING = frozenset(("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "einsum")) | {
+    "embedding",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+}
+"""Operations by which truth values would become numbers that flow, as one-hot tokens do."""
+
+
+class Refused(Exception):
+    """Why a call can't be followed; whoever catches it knows where it is."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operation.
+
+    Parameters
+    ----------
+    name : str
+        See `nlbench.probes.ops.qualified_name`.
+    function : callable
+    args, kwargs
+        What it was given.
+    output
+        What it gave.
+    site : str
+        Name of the call if it is an activation, else empty.
+    nodes_of : callable
+        From a tensor to its nodes, None for a constant.
+    channel_of : callable
+        From a tensor to the axis that is known to hold its channels, or None.
+    real : callable
+        From a parameter without numbers to the one that it stands in for.
+    builder : Builder
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Any
+    site: str
+    nodes_of: Callable[[Any], Tensor | None]
+    channel_of: Callable[[Tensor], int | None]
+    real: Callable[[Tensor], Tensor]
+    builder: Builder
+
+    def arg(self, place: int, name: str, default: Any = None) -> Any:
+        """Give an argument that may have been passed by position or by name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def nodes(self, value: Any) -> Tensor:
+        """Give the nodes of a tensor, a constant's being -1."""
+        found = self.nodes_of(value)
+        return torch.full((), -1).expand(tuple(value.shape)) if found is None else found
+
+    @property
+    def first(self) -> Tensor:
+        """Nodes of the first argument."""
+        return self.nodes(self.arg(0, "input"))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output."""
+        return tuple(self.output.shape)
+
+    def is_of_channels(self, tensor: Tensor, axis: int) -> bool:
+        """Tell whether entries along an axis are channels: they differ, or a layer put them there.
+
+        Along any other axis are positions.
+        """
+        axis %= tensor.ndim
+        return axis == self.channel_of(tensor) or differs(self.nodes(tensor), axis)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Give the nodes of a tensor that is expanded to the output's shape.
+
+        A channel that is repeated along its axis is so many channels.
+        """
+        nodes, channel = self.nodes(tensor), self.channel_of(tensor)
+        expanded = nodes.expand(self.shape)
+        if channel is None or nodes.shape[channel] > 1:
+            return expanded
+        after = len(self.shape) - nodes.ndim + channel
+        return self.builder.again(
+            expanded, _along(torch.arange(self.shape[after]), after, expanded)
+        )
+
+    def only(self, *values: Any) -> None:
+        """Refuse if any other argument than these depends on the input."""
+        own = {id(value) for value in values}
+        for value in (*self.args, *self.kwargs.values()):
+            if (
+                isinstance(value, Tensor)
+                and id(value) not in own
+                and self.nodes_of(value) is not None
+            ):
+                raise Refused("its weights depend on the input")
+
+    def fixed(self, values: Any) -> None:
+        """Refuse if what picks or counts entries depends on the input or has no numbers."""
+        for value in tree_iter(values):
+            if isinstance(value, Tensor) and self.nodes_of(value) is not None:
+                raise Refused("which entries it takes depends on the input")
+            if isinstance(value, Tensor) and value.is_meta:
+                raise Undefined(
+                    f"{self.name}: which entries it takes is not there, the model is on device meta"
+                )
+
+
+def unit(call: Call) -> Tensor:
+    """A unit on each channel: any activation that has no rule of its own."""
+    return call.builder.activated(call.first, call.site, torch.ones(1, dtype=torch.float64))
+
+
+@graph_rule("glu")
+def _gated(call: Call) -> Tensor:
+    half, gate = call.first.chunk(2, call.arg(1, "dim", -1))
+    active = torch.ones(1, dtype=torch.float64)
+    return call.builder.paired(half, call.builder.activated(gate, call.site, active))
+
+
+@graph_rule("prelu")
+def _sloped(call: Call) -> Tensor:
+    """A unit is linear where its slope is 1."""
+    nodes, weight = call.first, call.real(call.arg(1, "weight"))
+    call.only(call.arg(0, "input"))
+    if weight.is_meta:
+        raise Undefined(f"{call.site}: its slopes are not there, the model is on device meta")
+    active = (weight.detach().reshape(-1) != 1).double().cpu()
+    index = None
+    if len(active) > 1:
+        index = torch.arange(len(active)).reshape(-1, *(1,) * (nodes.ndim - 2))
+    return call.builder.activated(nodes, call.site, active, index)
+
+
+@graph_rule("leaky_relu")
+def _leaking(call: Call) -> Tensor:
+    bends = call.arg(1, "negative_slope", 0.01) != 1
+    active = torch.full((1,), float(bends), dtype=torch.float64)
+    return call.builder.activated(call.first, call.site, active)
+
+
+@graph_rule("matmul", "rmatmul", "mm", "bmm")
 def product(call: Call) -> Tensor:
     """Follow a product of two matrices."""
     first, second = call.args[:2]
-    if call.name == "__rmatmul__":
+    if call.name == "rmatmul":
         first, second = second, first
     return _matrix_product(call, first, second)
 
 
+@graph_rule("addmm", "baddbmm")
 def added_product(call: Call) -> Tensor:
     """Follow ``addmm`` and its like: a product added to a tensor."""
     made = _matrix_product(call, call.arg(1, "mat1"), call.arg(2, "mat2"))
@@ -62,6 +229,7 @@ def _matrix_product(call: Call, first: Tensor, second: Tensor) -> Tensor:
     return call.builder.paired(rows, columns)
 
 
+@graph_rule("einsum")
 def einsum(call: Call) -> Tensor:
     """Follow a sum over products of two tensors."""
     operands = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
@@ -96,6 +264,7 @@ def einsum(call: Call) -> Tensor:
     return parts[0] if len(parts) == 1 else call.builder.paired(*parts)
 
 
+@graph_rule("scaled_dot_product_attention")
 def attention(call: Call) -> Tensor:
     """Scaled dot-product attention of (..., tokens, channels) tensors."""
     query, key, value = (call.arg(i, name) for i, name in enumerate(("query", "key", "value")))
@@ -110,6 +279,7 @@ def attention(call: Call) -> Tensor:
     return builder.paired(weights, values).expand(call.shape)
 
 
+@graph_rule("multi_head_attention_forward")
 def multi_head(call: Call) -> tuple[Tensor, Any]:
     """Attention with its projections, of (tokens, batch, channels) tensors."""
     given = [call.arg(i, name) for i, name in enumerate(("query", "key", "value"))]
@@ -133,6 +303,11 @@ def multi_head(call: Call) -> tuple[Tensor, Any]:
     return made, builder.reduced(weights, [0, 1]).expand(tuple(shown.shape))
 
 
+@graph_rule(
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout",
+    "feature_alpha_dropout", "batch_norm", "instance_norm", "layer_norm", "group_norm",
+    "rms_norm", "normalize", "local_response_norm", "softmax", "log_softmax"
+)  # fmt: skip
 def _kept(call: Call) -> Tensor:
     """Entries stay where they are."""
     given = call.arg(0, "input")
@@ -140,16 +315,29 @@ def _kept(call: Call) -> Tensor:
     return call.nodes(given).expand(call.shape)
 
 
+@graph_rule(
+    "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "contiguous",
+    "clone", "detach", "alias", "requires_grad", "data", "real", "neg", "positive"
+)  # fmt: skip
 def _converted(call: Call) -> Tensor:
+    given = call.arg(0, "input")
+    if given.is_floating_point() and not call.output.is_floating_point():
+        raise Refused("it rounds to whole numbers")
     return call.first
 
 
+@graph_rule("view", "reshape", "flatten", "ravel", "unflatten", "view_as", "reshape_as")
 def _reshaped(call: Call) -> Tensor:
     if any(isinstance(value, torch.dtype) for value in (*call.args, *call.kwargs.values())):
         raise Refused("it reads the same memory as another type")
     return tidied(call.first.reshape(call.shape))
 
 
+@graph_rule(
+    "squeeze", "unsqueeze", "permute", "transpose", "t", "T", "mT", "swapaxes", "swapdims",
+    "movedim", "moveaxis", "H", "mH", "select", "narrow", "split", "chunk", "tensor_split",
+    "split_with_sizes", "unbind", "roll", "flip"
+)  # fmt: skip
 def _moved(call: Call) -> Any:
     """Entries move about: do the same to the numbers of their nodes."""
     given, *others = call.args or (call.kwargs["input"],)
@@ -161,40 +349,98 @@ def _moved(call: Call) -> Any:
     return tidied(moved) if isinstance(moved, Tensor) else moved
 
 
+@graph_rule("expand", "expand_as", "broadcast_to")
 def _expanded(call: Call) -> Tensor:
-    return tidied(call.first.expand(call.shape))
+    return tidied(call.broadcast(call.arg(0, "input")))
 
 
+def _taken(call: Call, axes: Iterable[int]) -> Tensor:
+    """Entries are picked along axes: of channels, one that is taken again is another one."""
+    given, nodes = call.arg(0, "input"), _moved(call)
+    if not any(call.is_of_channels(given, axis) for axis in axes):
+        return nodes
+    entries = torch.arange(given.numel()).reshape(given.shape)
+    picked = replace(call, nodes_of=lambda value: entries if value is given else None)
+    return call.builder.again(nodes, _times(_moved(picked)))
+
+
+@graph_rule("index_select", "take_along_dim")
+def _selected(call: Call) -> Tensor:
+    """``index_select``, ``take_along_dim``: the axis is named."""
+    named = call.arg(1 if call.name == "index_select" else 2, "dim")
+    return _taken(call, () if named is None else (named,))
+
+
+@graph_rule("getitem")
+def _indexed(call: Call) -> Tensor:
+    """``x[...]``: tensors and lists pick, slices and masks take no entry twice."""
+    given, index = call.args
+    parts = index if isinstance(index, tuple) else (index,)
+    parts = tuple(torch.as_tensor(p) if isinstance(p, _PICKS) else p for p in parts)
+    widths = [_width(part) for part in parts]
+    hidden = given.ndim - sum(widths)
+    axes, axis = [], 0
+    for part, width in zip(parts, widths, strict=True):
+        if isinstance(part, Tensor) and part.dtype not in (torch.bool, torch.uint8):
+            axes.append(axis)
+        axis += hidden if part is Ellipsis else width
+    return _taken(call, axes)
+
+
+_PICKS = (Tensor, list, np.ndarray)
+
+
+def _width(part: Any) -> int:
+    """How many axes a part of an index takes."""
+    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.ndim
+    return 0 if part is None or part is Ellipsis or isinstance(part, bool) else 1
+
+
+def _times(numbers: Tensor) -> Tensor:
+    """How often each number came before."""
+    flat = numbers.reshape(-1)
+    ordered, order = flat.sort(stable=True)
+    times = torch.empty_like(flat)
+    times[order] = torch.arange(len(flat)) - torch.searchsorted(ordered, ordered)
+    return times.reshape(numbers.shape)
+
+
+def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
+    """Lay numbers along an axis of a tensor of the same rank."""
+    return numbers.reshape([-1 if a == axis else 1 for a in range(like.ndim)])
+
+
+@graph_rule("repeat", "tile")
 def _repeated(call: Call) -> Tensor:
     """Positions repeated are one channel still; repeated channels are more channels."""
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
     call.fixed(counts)
-    nodes = call.first
+    given, nodes = call.arg(0, "input"), call.first
     rank = max(len(counts), nodes.ndim)
-    nodes = nodes.reshape((1,) * (rank - nodes.ndim) + tuple(nodes.shape))
+    lead = rank - nodes.ndim
+    nodes = nodes.reshape((1,) * lead + tuple(nodes.shape))
     for axis, count in enumerate([1] * (rank - len(counts)) + [int(count) for count in counts]):
-        if count > 1 and varies(nodes, axis):
-            copies = [call.builder.copied(nodes) for _ in range(count - 1)]
-            nodes = side_by_side([nodes, *copies], axis)
-        elif count != 1:
-            sizes = [1] * rank
-            sizes[axis] = count
-            nodes = tidied(nodes.repeat(sizes))
-    return nodes
+        if count == 1:
+            continue
+        size = nodes.shape[axis]
+        sizes = [count if a == axis else 1 for a in range(rank)]
+        nodes = side_by_side([nodes] * count, axis) if count else nodes.repeat(sizes)
+        if axis >= lead and call.is_of_channels(given, axis - lead):
+            times = torch.arange(size * count) // max(size, 1)
+            nodes = call.builder.again(nodes, _along(times, axis, nodes))
+    return tidied(nodes)
 
 
+@graph_rule("repeat_interleave")
 def _interleaved(call: Call) -> Tensor:
     """As `_repeated`, each entry beside its copies."""
-    count, axis = call.arg(1, "repeats"), call.arg(2, "dim")
-    nodes = call.first
-    if axis is None or not isinstance(count, int) or not varies(nodes, axis):
-        return tidied(_moved(call))
-    parts = [nodes] + [call.builder.copied(nodes) for _ in range(count - 1)]
-    axis %= nodes.ndim
-    return tidied(torch.stack(parts, axis + 1).flatten(axis, axis + 1))
+    named = call.arg(2, "dim")
+    return _taken(call, range(call.first.ndim) if named is None else (named,))
 
 
+@graph_rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
 def _shuffled(call: Call) -> Tensor:
     """As `_moved`, for operations that move no integers."""
     # In float64, which holds every number of a node exactly.
@@ -202,48 +448,51 @@ def _shuffled(call: Call) -> Tensor:
     return moved.long()
 
 
+@graph_rule("linear")
 def _linear(call: Call) -> Tensor:
     given = call.arg(0, "input")
     call.only(given)
     return call.builder.dense(call.nodes(given), call.shape[-1])
 
 
-def _convolution(groups_at: int) -> Rule:
-    def rule(call: Call) -> Tensor:
-        given = call.arg(0, "input")
-        call.only(given)
-        groups = int(call.arg(groups_at, "groups", 1))
-        weight = call.arg(1, "weight")
-        nodes = call.nodes(given)
-        if nodes.ndim == weight.ndim:
-            return call.builder.convolved(nodes, groups, call.shape)
-        return call.builder.convolved(nodes[None], groups, (1, *call.shape))[0]
-
-    return rule
+def _in_each_dimension(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}{axes}d" for name in names for axes in (1, 2, 3))
 
 
-def _positions(axes: int) -> Rule:
+@graph_rule(*_in_each_dimension("conv", "conv_transpose"))
+def _convolution(call: Call) -> Tensor:
+    given = call.arg(0, "input")
+    call.only(given)
+    groups = int(call.arg(6, "groups", 1))
+    nodes = call.nodes(given)
+    if nodes.ndim == call.arg(1, "weight").ndim:
+        return call.builder.convolved(nodes, groups, call.shape)
+    return call.builder.convolved(nodes[None], groups, (1, *call.shape))[0]
+
+
+@graph_rule(
+    *_in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
+)
+def _pooled(call: Call) -> Any:
     """Positions along the last axes meet; a second output says where the maxima lie."""
-
-    def rule(call: Call) -> Any:
-        output = call.output
-        nodes = call.first
-        single = output if isinstance(output, Tensor) else output[0]
-        if any(single.shape[axis] > 1 and varies(nodes, axis) for axis in range(-axes, 0)):
-            raise Refused("it pools over channels, window by window")
-        made = call.builder.reduced(nodes, range(-axes, 0), keep=True)
-        if isinstance(output, Tensor):
-            return made.expand(tuple(output.shape))
-        return (made.expand(tuple(output[0].shape)), None)
-
-    return rule
+    nodes, axes = call.first, range(-int(call.name[-2]), 0)
+    single = call.output if isinstance(call.output, Tensor) else call.output[0]
+    mixed = [axis for axis in axes if varies(nodes, axis)]
+    if any(single.shape[axis] > 1 for axis in mixed):
+        raise Refused("it pools over channels, window by window")
+    if mixed and "avg" not in call.name:
+        raise Refused("it takes the largest of several channels")
+    made = call.builder.reduced(nodes, axes, keep=True).expand(tuple(single.shape))
+    return made if isinstance(call.output, Tensor) else (made, None)
 
 
+@graph_rule("interpolate", "upsample")
 def _interpolated(call: Call) -> Tensor:
     nodes = call.first
     return call.builder.reduced(nodes, range(2, nodes.ndim), keep=True).expand(call.shape)
 
 
+@graph_rule("mean", "sum", "amax", "amin", "nanmean", "nansum", "max", "min")
 def _reduced(call: Call) -> Any:
     nodes = call.first
     axes = call.kwargs.get("dim", call.kwargs.get("axis", call.args[1] if call.args[1:] else None))
@@ -252,65 +501,81 @@ def _reduced(call: Call) -> Any:
     if axes is None or axes == ():
         axes = range(nodes.ndim)
     axes = [axes] if isinstance(axes, int) else list(axes)
+    if call.name in _EXTREMES and any(varies(nodes, axis) for axis in axes):
+        raise Refused("it takes the largest or smallest of several channels")
     single = call.output if isinstance(call.output, Tensor) else call.output[0]
     made = call.builder.reduced(nodes, axes, keep=single.ndim == nodes.ndim)
     return made if isinstance(call.output, Tensor) else (made, None)
 
 
+_EXTREMES = frozenset(("amax", "amin", "max", "min"))
+_DIVISIONS = ("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide")
+
+
+@graph_rule(
+    "add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply",
+    *_DIVISIONS
+)  # fmt: skip
 def _merged(call: Call) -> Tensor:
     """Sums and products; of a constant nothing comes."""
     first, second = call.arg(0, "input"), call.arg(1, "other")
-    one, other = call.nodes_of(first), call.nodes_of(second)
-    if one is None or other is None:
-        alone = other if one is None else one
-        if alone is None:
-            raise Refused("it is not known how it mixes channels")
-        if call.name in _DIVISIONS and alone is (one if call.name == "__rtruediv__" else other):
-            raise Refused("it divides by what depends on the input")
-        return alone.expand(call.shape)
-    if call.name in _DIVISIONS:
+    if call.kwargs.get("rounding_mode") is not None:
+        raise Refused("it rounds to whole numbers")
+    flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
+    if not flowing:
+        raise Refused("it is not known how it mixes channels")
+    divisor = first if call.name == "rtruediv" else second
+    if call.name in _DIVISIONS and any(value is divisor for value in flowing):
         raise Refused("it divides by what depends on the input")
-    return call.builder.paired(one, other)
+    branches = [call.broadcast(value) for value in flowing]
+    return branches[0] if len(branches) == 1 else call.builder.paired(*branches)
 
 
-_DIVISIONS = frozenset(
-    ("div", "__truediv__", "__itruediv__", "__rtruediv__", "divide", "true_divide")
-)
-
-
+@graph_rule("addcmul")
 def _added_product(call: Call) -> Tensor:
     """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
     summand, one, other = (
-        call.nodes(call.arg(i, name)) for i, name in enumerate(("input", "tensor1", "tensor2"))
+        call.broadcast(call.arg(i, name)) for i, name in enumerate(("input", "tensor1", "tensor2"))
     )
-    return call.builder.paired(summand, call.builder.paired(one, other)).expand(call.shape)
+    return call.builder.paired(summand, call.builder.paired(one, other))
 
 
+@graph_rule("cat", "concat", "concatenate")
 def _concatenated(call: Call) -> Tensor:
     """Channels side by side; a constant beside positions of a channel joins that channel."""
     axis = call.arg(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
-    nodes = [call.nodes(t) for t in call.arg(0, "tensors") if t.ndim == call.output.ndim]
+    tensors = [t for t in call.arg(0, "tensors") if t.ndim == call.output.ndim]
+    nodes = [call.nodes(t) for t in tensors]
     size = call.output.shape[axis]
-    if not any(varies(part, axis) for part in nodes):
-        pattern = next(part.narrow(axis, 0, 1) for part in nodes if (part >= 0).any())
-        is_long = any(part.shape[axis] > 1 and (part >= 0).any() for part in nodes)
-        has_channels = len(distinct(pattern)[0]) > 1
-        if (is_long or has_channels) and all(((p == pattern) | (p < 0)).all() for p in nodes):
+    if not any(call.is_of_channels(t, axis) for t in tensors):
+        flowing = [part for part in nodes if (part >= 0).any()]
+        pattern = flowing[0].narrow(axis, 0, 1)
+        is_long = any(part.shape[axis] > 1 for part in flowing)
+        if (is_long or len(flowing) == 1) and all(((p == pattern) | (p < 0)).all() for p in nodes):
             return pattern.expand([size if a == axis else -1 for a in range(pattern.ndim)])
-    seen = torch.empty(0, dtype=torch.int64)
-    for i, part in enumerate(nodes):
-        own, _ = distinct(compact(part))
-        if torch.isin(own[own >= 0], seen).any():
-            nodes[i] = call.builder.copied(part)
-        seen = torch.cat([seen, own])
-    return side_by_side(nodes, axis)
+    return side_by_side(_each_its_own(call.builder, nodes), axis)
 
 
+@graph_rule("stack")
 def _stacked(call: Call) -> Tensor:
-    tensors = list(call.arg(0, "tensors"))
-    return torch.stack([call.nodes(t) for t in tensors], call.arg(1, "dim", 0))
+    """Channels side by side, along an axis of their own."""
+    axis = call.arg(1, "dim", 0) % call.output.ndim
+    nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.arg(0, "tensors")]
+    return side_by_side(_each_its_own(call.builder, nodes), axis)
 
 
+def _each_its_own(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Make copies of the channels of a part that another before it has."""
+    made, seen = [], torch.empty(0, dtype=torch.int64)
+    for part in parts:
+        own, _ = distinct(compact(part))
+        is_again = bool(torch.isin(own[own >= 0], seen).any())
+        made.append(builder.again(part, torch.ones(()).long()) if is_again else part)
+        seen = torch.cat([seen, own])
+    return made
+
+
+@graph_rule("pad")
 def _padded(call: Call) -> Tensor:
     """Edges of positions belong to the channel; channels added are constant."""
     nodes = call.first
@@ -331,96 +596,45 @@ def _padded(call: Call) -> Tensor:
     return nodes
 
 
+@graph_rule("setitem")
 def _assigned(call: Call) -> Tensor:
     """``x[index] = value``: the numbers are assigned likewise."""
     target, index, value = call.args
     call.fixed(index)
     nodes = call.nodes(target).clone(memory_format=torch.contiguous_format)
-    nodes[index] = call.nodes(value) if isinstance(value, Tensor) else -1
+    if not isinstance(value, Tensor):
+        nodes[index] = -1
+        return tidied(nodes)
+    new = call.nodes(value)
+    nodes[index] = new
+    inside = torch.zeros(nodes.shape, dtype=torch.bool)
+    inside[index] = True
+    for axis in range(nodes.ndim):
+        if axis != call.channel_of(target) and not differs(nodes, axis):
+            continue
+        places = _along(torch.arange(nodes.shape[axis]), axis, nodes).expand(nodes.shape)
+        kept, put = (
+            nodes[where & (nodes >= 0)] * nodes.shape[axis] + places[where & (nodes >= 0)]
+            for where in (~inside, inside)
+        )
+        # A channel that stays elsewhere along the axis too is there twice.
+        again = put[torch.isin(put // nodes.shape[axis], kept // nodes.shape[axis])]
+        if not torch.isin(again, kept).all():
+            nodes[index] = call.builder.again(new, torch.ones(()).long())
+            break
     return tidied(nodes)
 
 
+@graph_rule("embedding")
 def _embedded(call: Call) -> Tensor:
     index, weight = call.arg(0, "input"), call.arg(1, "weight")
     call.only(index)
     return call.builder.dense(call.nodes(index)[..., None], int(weight.shape[1]))
 
 
+@graph_rule("masked_fill")
 def _masked(call: Call) -> Tensor:
     given, mask, value = call.args[0], call.arg(1, "mask"), call.arg(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
         raise Refused("what it puts in depends on the input")
     return call.nodes(given).expand(call.shape)
-
-
-def _named(names: str, rule: Rule) -> dict[str, Rule]:
-    return dict.fromkeys(names.split(), rule)
-
-
-def _of_axes(names: Sequence[str], rule: Callable[[int], Rule]) -> dict[str, Rule]:
-    return {f"{name}{axes}d": rule(axes) for name in names for axes in (1, 2, 3)}
-
-
-CONSTANTS = frozenset(
-    [f"{value}_like" for value in ("zeros", "ones", "full", "empty", "rand", "randn")]
-    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
-)
-"""Operations that take nothing but shape and kind from a tensor."""
-
-COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-"""Operations whose truth values about integers, as token ids, are masks."""
-
-DECISIONS = COMPARISONS | frozenset(
-    ("isnan", "isinf", "isfinite", "all", "any", "logical_and", "logical_or", "logical_not")
-)
-"""Operations whose truth values a network may read; nothing else may come of them."""
-
-NUMBERS = frozenset(
-    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
-) | {"__dlpack__", "untyped_storage", "storage", "data_ptr"}
-"""Operations that hand a tensor's numbers to whatever is not PyTorch."""
-
-MIXING = frozenset(
-    ("linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum")
-) | {"embedding", "conv1d", "conv2d", "conv3d"}
-"""Operations by which truth values would become numbers that flow, as one-hot tokens do."""
-
-RULES: Mapping[str, Rule] = {
-    **_named("to float double half bfloat16 type type_as cpu cuda contiguous clone", _converted),
-    **_named("detach alias requires_grad data real neg __neg__ positive", _converted),
-    **_named("dropout dropout1d", _kept),
-    **_named("dropout2d dropout3d feature_dropout alpha_dropout feature_alpha_dropout", _kept),
-    **_named("batch_norm instance_norm layer_norm group_norm rms_norm normalize", _kept),
-    **_named("local_response_norm softmax log_softmax", _kept),
-    **_named("view reshape flatten ravel unflatten view_as reshape_as", _reshaped),
-    **_named("squeeze unsqueeze", _moved),
-    **_named("permute transpose t T mT swapaxes swapdims movedim moveaxis H mH", _moved),
-    **_named("__getitem__ select narrow index_select take_along_dim split chunk", _moved),
-    **_named("tensor_split split_with_sizes unbind roll flip", _moved),
-    **_named("expand expand_as broadcast_to", _expanded),
-    **_named("repeat tile", _repeated),
-    **_named("repeat_interleave", _interleaved),
-    **_named("pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle", _shuffled),
-    **_named("linear", _linear),
-    **_of_axes(["conv"], lambda axes: _convolution(6)),
-    **_of_axes(["conv_transpose"], lambda axes: _convolution(6)),
-    **_of_axes(["max_pool", "avg_pool", "lp_pool"], _positions),
-    **_of_axes(["adaptive_avg_pool", "adaptive_max_pool"], _positions),
-    **_named("interpolate upsample", _interpolated),
-    **_named("mean sum amax amin nanmean nansum max min", _reduced),
-    **_named("add __add__ __radd__ __iadd__ sub __sub__ __rsub__ __isub__ rsub", _merged),
-    **_named("subtract mul __mul__ __rmul__ __imul__ multiply div __truediv__", _merged),
-    **_named("__itruediv__ __rtruediv__ divide true_divide", _merged),
-    **_named("matmul __matmul__ __rmatmul__ mm bmm", product),
-    **_named("addmm baddbmm", added_product),
-    **_named("addcmul", _added_product),
-    **_named("einsum", einsum),
-    **_named("scaled_dot_product_attention", attention),
-    **_named("multi_head_attention_forward", multi_head),
-    **_named("cat concat concatenate", _concatenated),
-    **_named("stack", _stacked),
-    **_named("pad", _padded),
-    **_named("__setitem__", _assigned),
-    **_named("embedding", _embedded),
-    **_named("masked_fill", _masked),
-}

@@ -13,14 +13,19 @@ from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, St
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .estimate import SegmentEstimate, chord_parts
     from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
+    from .refined import estimate_segment
     from .trace import SegmentTrace
 
 __all__ = [
     "LINES",
     "Lines",
+    "SegmentEstimate",
     "SegmentTrace",
     "TracedSegment",
+    "chord_parts",
+    "estimate_segment",
     "is_channels_last",
     "observe_paths",
     "trace_segment",
@@ -32,7 +37,7 @@ class Lines(Probe):
     """The probe `lines`."""
 
     name = "lines"
-    description = "the network restricted to straight segments of input space, exactly"
+    description = "the network restricted to straight segments of input space"
     options: ClassVar[Mapping[str, Option]] = {
         "paths": Option(
             "closed",
@@ -47,13 +52,22 @@ class Lines(Probe):
             0, "decides open and random paths, the same for all models", minimum=0, maximum=2**53
         ),
         "method": Option(
-            "exact",
-            "exact: all breakpoints, layer by layer; adaptive: from one to the next; "
-            "sampling: activation patterns at uniform steps",
-            choices=("exact", "adaptive", "sampling"),
+            "auto",
+            "auto: exact within the budget, else refined; exact: all breakpoints, layer by layer; "
+            "refined: estimates from activation patterns on nested grids, with their error; "
+            "adaptive: from one breakpoint to the next; sampling: patterns at uniform steps",
+            choices=("auto", "exact", "refined", "adaptive", "sampling"),
+        ),
+        "budget": Option(
+            1000,
+            "of auto: forward passes a segment that an exact trace may take",
+            minimum=0,
+            maximum=1e12,
         ),
         "dtype": Option(
-            "float64", "what the network is computed in", choices=("float64", "float32")
+            "auto",
+            "what the network is computed in; auto: float64, estimates float32 where that does",
+            choices=("auto", "float64", "float32"),
         ),
         "sensitivity": Option(
             1e-6,
@@ -63,13 +77,13 @@ class Lines(Probe):
         ),
         "resolution": Option(1000, "of sampling: steps a segment", minimum=1, maximum=1e9),
         "tolerance": Option(
-            1e-5,
-            "relative error allowed a network that is not piecewise affine (quadrature)",
+            1e-3,
+            "relative error wanted of estimates, and where the network is not piecewise affine",
             minimum=1e-10,
             maximum=0.1,
         ),
         "evaluations": Option(
-            4096, "most evaluations a segment for such a network", minimum=64, maximum=1e7
+            4096, "most evaluations a segment for such estimates", minimum=64, maximum=1e7
         ),
     }
 
@@ -132,8 +146,11 @@ def is_channels_last(images: Tensor) -> bool:
 __getattr__ = lazy_exports(
     __name__,
     {
+        "SegmentEstimate": "estimate",
         "SegmentTrace": "trace",
         "TracedSegment": "lines",
+        "chord_parts": "estimate",
+        "estimate_segment": "refined",
         "observe_paths": "lines",
         "trace_segment": "lines",
         "trace_segments": "lines",

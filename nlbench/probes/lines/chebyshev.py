@@ -72,8 +72,8 @@ def coefficients(values: Array) -> Array:
     return np.asarray(np.einsum("dn,mnk->dmk", _FROM_VALUES, values))
 
 
-def evaluate(c: Array, x: float) -> Array:
-    """Give the interpolants' values (m, k) at one place."""
+def evaluate(c: Array, x: float | Array) -> Array:
+    """Give the interpolants' values (m, k) at one place, or at one of its own each, (m, 1)."""
     return np.asarray(chebyshev.chebval(x, c, tensor=False))
 
 

@@ -10,30 +10,30 @@ next layer goes on from the longer list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import NotFinite, RequestError, Undefined, UnsupportedOperation, nearest
+from nlbench.errors import RequestError, Undefined, UnsupportedOperation, nearest
+from nlbench.hashing import tensor_hash
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.model_state import tensors_of, typed_copy
-from nlbench.subjects.load import tensor_hash
 
 from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
+from .estimate import SegmentEstimate
 from .exact import trace_exactly
 from .paths import closed_paths, noise_paths, open_paths, pair_paths, translations
 from .plot_data import Sketch
 from .program import check_trace, record, refusal
-from .quadrature import SmoothTrace, integrate_along
+from .quadrature import integrate_along
+from .refined import BUDGET, EVALUATIONS, TOLERANCE, check_ends, estimate_all, on_device
 from .threads import by_itself
 from .trace import SegmentTrace, slope_changes
-
-if TYPE_CHECKING:
-    from .quadrature import SmoothTrace
 
 __all__ = [
     "METHODS",
@@ -50,6 +50,8 @@ __all__ = [
 
 METHODS = ("exact", "adaptive", "sampling")
 """How breakpoints are found, best first."""
+TOGETHER = 64
+"""Segments that are estimated before the first of them is traced, where that is better."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,13 @@ class TracedSegment:
         Which path.
     segment : int
         Which segment of it.
-    trace : SegmentTrace or SmoothTrace
-        The latter of a network that is not piecewise affine.
+    trace : SegmentTrace or SegmentEstimate
+        The latter where breakpoints were not looked for, or there are none.
     """
 
     path: int
     segment: int
-    trace: SegmentTrace | SmoothTrace
+    trace: SegmentTrace | SegmentEstimate
 
     @property
     def place(self) -> str:
@@ -182,7 +184,7 @@ def trace_segments(
     >>> [trace.crossings for trace in trace_segments(torch.nn.ReLU(), x, 3 * x)]
     [0, 0]
     """
-    _check_ends(starts, ends)
+    check_ends(starts, ends)
     _check_options(method, dtype, memory, sensitivity, resolution)
     if not len(starts):
         return
@@ -211,21 +213,34 @@ def observe_paths(
     paths: Tensor,
     *,
     method: str = "exact",
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
     memory: int | None = None,
     sensitivity: float = 1e-6,
     resolution: int = 1000,
+    tolerance: float = TOLERANCE,
+    evaluations: int = EVALUATIONS,
+    budget: int = BUDGET,
 ) -> Iterator[TracedSegment]:
     """Trace paths: consecutive anchors of each are joined by segments.
 
     Parameters
     ----------
     model : torch.nn.Module
-        See `trace_segment`, also for the options and for what is raised.
+        See `trace_segment`, also for what is raised.
     paths : tensor of shape (p, a, *input)
         p paths of a anchors each.
-    method, dtype, memory, sensitivity, resolution
+    method : {"exact", "adaptive", "sampling", "refined", "auto"}
+        One of `trace_segment`'s; ``refined`` estimates by `estimate_segment`; ``auto`` is
+        ``exact`` on each segment where that takes no more than `budget` forward passes, as nine
+        points tell, and ``refined`` on the others.
+    dtype : torch.dtype, optional
+        By default float64 where breakpoints are found, and as `estimate_segment` chooses.
+    memory, sensitivity, resolution
         As in `trace_segment`.
+    tolerance, evaluations
+        As in `estimate_segment`.
+    budget : int
+        Of ``auto``.
 
     Yields
     ------
@@ -243,18 +258,53 @@ def observe_paths(
             f"paths of shape {tuple(paths.shape)}, expected (paths, 2 anchors or more, *input)"
         )
     segments = paths.shape[1] - 1
-    traces = trace_segments(
-        model,
-        paths[:, :-1].flatten(0, 1),
-        paths[:, 1:].flatten(0, 1),
-        method=method,
-        dtype=dtype,
-        memory=memory,
-        sensitivity=sensitivity,
-        resolution=resolution,
-    )
+    starts, ends = paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
+
+    def traced(starts: Tensor, ends: Tensor, method: str) -> Iterator[SegmentTrace]:
+        return trace_segments(
+            model,
+            starts,
+            ends,
+            method=method,
+            dtype=dtype or torch.float64,
+            memory=memory,
+            sensitivity=sensitivity,
+            resolution=resolution,
+        )
+
+    traces: Iterator[SegmentTrace | SegmentEstimate]
+    if method not in ("refined", "auto"):
+        traces = traced(starts, ends, method)
+    else:
+        check_ends(starts, ends)
+        estimates = estimate_all(
+            model,
+            on_device(model, starts, ends),
+            tolerance=tolerance,
+            evaluations=evaluations,
+            dtype=dtype,
+            memory=memory,
+            budget=budget if method == "auto" else 0,
+        )
+        traces = _completed(estimates, starts, ends, traced)
     for index, trace in enumerate(traces):
         yield TracedSegment(index // segments, index % segments, trace)
+
+
+def _completed(
+    estimates: Iterator[SegmentEstimate | None],
+    starts: Tensor,
+    ends: Tensor,
+    traced: Callable[[Tensor, Tensor, str], Iterator[SegmentTrace]],
+) -> Iterator[SegmentTrace | SegmentEstimate]:
+    """Put exact traces where there is no estimate."""
+    first = 0
+    while some := list(itertools.islice(estimates, TOGETHER)):
+        left = [first + i for i, estimate in enumerate(some) if estimate is None]
+        traces = traced(starts[left], ends[left], "exact") if left else iter(())
+        for estimate in some:
+            yield next(traces) if estimate is None else estimate
+        first += len(some)
 
 
 def traceable(model: nn.Module, example: Tensor) -> str:
@@ -283,23 +333,6 @@ def traceable(model: nn.Module, example: Tensor) -> str:
     'gelu at 1: not piecewise affine'
     """
     return refusal(model, example)
-
-
-def _check_ends(starts: Tensor, ends: Tensor) -> None:
-    if starts.shape != ends.shape:
-        raise RequestError(
-            f"a segment from shape {tuple(starts.shape[1:])} to {tuple(ends.shape[1:])}, "
-            "expected the same shape"
-        )
-    if starts.ndim < 2:
-        raise RequestError("a segment's ends are single numbers, expected tensors with an axis")
-    for name, end in (("start", starts), ("end", ends)):
-        if not end.is_floating_point():
-            raise RequestError(f"the segment's {name} has dtype {end.dtype}, expected floats")
-        if end.is_meta:
-            raise RequestError(f"the segment's {name} is on the device meta: it has no numbers")
-        if not torch.isfinite(end).all():
-            raise NotFinite(f"the segment's {name} is not finite")
 
 
 def _check_options(
@@ -335,19 +368,23 @@ def observe(
     Where it can't be traced because of what it does, its distance to the chords is
     integrated in place of that, and a remark says so.
     """
+    if not samples.inputs.is_floating_point():
+        kind = str(samples.inputs.dtype).removeprefix("torch.")
+        raise Undefined(f"the inputs are {kind}: there are no lines between them")
     paths = _paths(samples, options)
     segments = paths.shape[1] - 1
     facts["segments"] = paths.shape[0] * segments
     facts["paths_hash"] = tensor_hash(paths)
     sketch = Sketch(segments)
-    errors: dict[str, list[SmoothTrace]] = {}
+    errors: dict[str, list[SegmentEstimate]] = {}
     for observation in _observations(model, paths.to(resources.device), options, resources):
         for listener in listeners:
             listener.update(observation)
         if observation.path == 0:
             sketch.add(observation)
-        if isinstance(observation.trace, SmoothTrace):
-            errors.setdefault(observation.place, []).append(observation.trace)
+        trace = observation.trace
+        if isinstance(trace, SegmentEstimate) and trace.crossings is None:
+            errors.setdefault(observation.place, []).append(trace)
         step()
     facts["drawing"] = sketch.content()
     if errors:
@@ -363,10 +400,13 @@ def _observations(
             model,
             paths,
             method=str(options["method"]),
-            dtype=getattr(torch, str(options["dtype"])),
+            dtype=None if options["dtype"] == "auto" else getattr(torch, str(options["dtype"])),
             memory=resources.memory,
             sensitivity=float(options["sensitivity"]),
             resolution=int(options["resolution"]),
+            tolerance=float(options["tolerance"]),
+            evaluations=int(options["evaluations"]),
+            budget=int(options["budget"]),
         ):
             yield observation
             seen += 1
@@ -387,8 +427,8 @@ def _observations(
         yield TracedSegment(index // segments, index % segments, trace)
 
 
-def _remark(traces: Sequence[SmoothTrace]) -> str:
-    """Say how well a path was integrated."""
+def _remark(traces: Sequence[SegmentEstimate]) -> str:
+    """Say how well a path was integrated, of a network that has no breakpoints."""
     tolerance = traces[0].tolerance
     late = [trace for trace in traces if not trace.converged]
     if not late:

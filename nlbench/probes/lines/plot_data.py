@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
-from .quadrature import SmoothTrace
+from .estimate import SegmentEstimate
 
 if TYPE_CHECKING:
     from .lines import TracedSegment
@@ -94,7 +94,7 @@ class Sketch:
         sites: dict[str, NDArray[np.int64]] = {}
         starts = np.concatenate([[0.0], np.cumsum(lengths)])
         for trace, start, length in zip(traces, starts, lengths, strict=False):
-            if isinstance(trace, SmoothTrace):
+            if isinstance(trace, SegmentEstimate):
                 return {}
             at = (start + trace.t[1:-1].cpu().numpy() * length) / (starts[-1] or 1.0)
             part = np.minimum((at * BINS).astype(np.int64), BINS - 1)
@@ -114,7 +114,7 @@ def _curve(observation: TracedSegment, points: int) -> NDArray[np.float64]:
     """Values (points, k) of the network at even steps along a segment."""
     t, values = observation.trace.t.cpu().numpy(), observation.trace.values.cpu().numpy()
     even = np.linspace(0, 1, points)
-    if isinstance(observation.trace, SmoothTrace):
+    if isinstance(observation.trace, SegmentEstimate):
         t, first = np.unique(t, return_index=True)  # of the shortest intervals, nodes coincide
         return np.asarray(PchipInterpolator(t, values[first])(even))
     left = np.clip(np.searchsorted(t, even, side="right") - 1, 0, len(t) - 2)

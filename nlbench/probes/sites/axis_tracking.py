@@ -80,15 +80,17 @@ class Layouts:
         self._batch = batch
         self._layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
 
-    def begin(self, given: Tensor, constants: Iterable[Tensor] = ()) -> None:
-        """Note the model's input: samples along its first axis, channels unknown.
+    def begin(
+        self, given: Tensor, constants: Iterable[Tensor] = (), channel: int | None = None
+    ) -> None:
+        """Note the model's input: samples along its first axis, channels as a rule unknown.
 
         Constants are the model's parameters and buffers; what is made of them alone is
         constant too.
         """
         for constant in constants:
             self._layouts[constant] = Layout(None, None, sampled=False)
-        self._layouts[given] = Layout(None, 0, sampled=True)
+        self._layouts[given] = Layout(channel, 0, sampled=True)
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is known not to come from the model's input."""
@@ -108,6 +110,12 @@ class Layouts:
         if layout is None or layout.batch in (None, GONE) or not layout.sampled:
             return False
         return reduces(name, args, kwargs, args[0].ndim, layout.batch)
+
+    def channel(self, tensor: Tensor) -> int | None:
+        """Give the axis that is known to hold a tensor's channels; None where none is."""
+        layout = self._layouts.get(tensor)
+        axis = layout.channel if layout is not None else None
+        return axis if axis is not None and 0 <= axis < tensor.ndim else None
 
     def adopt(self, output: Tensor, source: Tensor) -> None:
         """Note that an output is arranged as its source, where nothing is known of it."""

@@ -359,6 +359,7 @@ def observe(
             on_unseen=unseen.setdefault,
         )
     facts["sites"] = len(sites)
+    facts["kinds"] = {name: site.kind for name, site in sites.items()}
     if unseen:
         facts["unseen"] = list(unseen)
     remarks = {name: remark_on_channels([site]) for name, site in sites.items() if site.assumed}

@@ -9,6 +9,8 @@ from torchvision import datasets
 
 from nlbench.errors import RequestError
 from nlbench.models.datasets.torch_arrays import cifar10, cifar100
+from nlbench.models.networks.vgg import vgg8
+from nlbench.models.training.loop import train
 from nlbench.subjects.data import dataset_info
 
 
@@ -206,3 +208,13 @@ def test_files_that_are_there_are_not_downloaded_again(tmp_path, monkeypatch):
     )
     assert len(cifar10(str(folder), download=True).test) == 4
     assert tried == []
+
+
+def test_a_damaged_test_batch_is_told_before_the_first_epoch(tmp_path):
+    folder = tmp_path / "data"
+    write_cifar10(folder)
+    (folder / "test_batch").write_bytes(b"damaged")
+    heard = []
+    with pytest.raises(RequestError, match="test_batch"):
+        train(vgg8, cifar10(str(folder)), progress=heard.append)
+    assert heard == []

@@ -54,7 +54,7 @@ def test_a_glob_lists_timms_names():
 
 
 def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(RequestError, match="did you mean 'resnet10t'"):
+    with pytest.raises(RequestError, match="did you mean 'timm/resnet10t'"):
         registry.load("models", "timm/resnet10x")
 
 

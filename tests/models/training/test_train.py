@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from nlbench import registry
 from nlbench.errors import RequestError
+from nlbench.hashing import file_hash
 from nlbench.models.training.train import (
     TrainingLog,
     TrainingRequest,
@@ -19,7 +20,6 @@ from nlbench.models.training.train import (
     run_training,
     suited_recipe,
 )
-from nlbench.subjects.weights import file_hash
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
 QUICK = TrainingRequest(

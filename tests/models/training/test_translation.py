@@ -8,7 +8,9 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.models.datasets.number_words import number_words
 from nlbench.models.datasets.parallel_text import END, PAD, START
 from nlbench.models.networks.transformer import TransformerTiny, transformer_tiny
-from nlbench.models.sparsified.linearise import post_training
+from nlbench.models.sparsified import nonlinear_units
+from nlbench.models.sparsified.linearisation import post_training
+from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import translation
 from nlbench.models.training.translation import bleu, token_accuracy, translate
 
@@ -169,7 +171,7 @@ def test_the_transformer_has_the_parameters_that_its_sizes_give():
 def test_the_recipe_leads_to_a_network_that_translates_numbers_it_never_saw():
     data = number_words(train=400, test=50, largest=499, length=14)
     recipe = replace(translation, epochs=8, batch_size=16)
-    result = recipe.train(lambda: TransformerTiny(data.classes), data, seed=0)
+    result = train(lambda: TransformerTiny(data.classes), data, recipe, seed=0)
     assert result.test_accuracy > 0.9
     assert result.scores["bleu"] > 70
     assert result.metadata["vocabulary"] == data.vocabulary.text
@@ -178,8 +180,7 @@ def test_the_recipe_leads_to_a_network_that_translates_numbers_it_never_saw():
 def test_a_transformer_is_linearised(data):
     torch.manual_seed(0)
     recipe = replace(post_training, epochs=2, omega=0.5, learning_rate=0.01)
-    result = recipe.train(lambda: TransformerTiny(data.classes), data)
-    layers = [name for name in result.scores if name.startswith("units:")]
-    assert [result.scores[name] for name in layers] == [128] * 4
+    result = train(lambda: TransformerTiny(data.classes), data, recipe)
+    assert [units for _, units in nonlinear_units(result.model).values()] == [128] * 4
     assert result.metadata["transform"] == "sparsify"
     assert "bleu" in result.scores

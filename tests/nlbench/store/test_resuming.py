@@ -233,12 +233,12 @@ def test_a_run_records_time_and_memory_of_its_cells(plugin, tmp_path):
 
 @pytest.mark.parametrize("precision", ["tf32", "float64", "bfloat16"])
 def test_a_precision_is_asked_for_recorded_and_part_of_the_key(plugin, tmp_path, precision):
-    native = run(request("r2", "vgg8"), tmp_path / "native")
-    other = run(request("r2", "vgg8", precision=precision), tmp_path / "other")
+    native = run(request("cka", "vgg8"), tmp_path / "native")
+    other = run(request("cka", "vgg8", precision=precision), tmp_path / "other")
     environment = other.manifest["environment"]
     assert environment["precision"] == precision
     assert environment["tf32"] == (precision == "tf32")
     assert native.manifest["environment"]["tf32"] is False
     assert native.records[0].key != other.records[0].key
-    same = native["r2"].summary["value"] == pytest.approx(other["r2"].summary["value"], abs=1e-9)
+    same = native["cka"].summary["value"] == pytest.approx(other["cka"].summary["value"], abs=1e-9)
     assert same == (precision == "tf32")  # which no CPU has

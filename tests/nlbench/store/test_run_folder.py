@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
+from nlbench.files import locked
 from nlbench.measure import Result, Value
-from nlbench.store.files import locked
 from nlbench.store.manifest import Manifest, manifest_text
 from nlbench.store.record import FORMAT, Record
 from nlbench.store.run_folder import COLUMNS, Run, RunFolder, load_run, merge_runs

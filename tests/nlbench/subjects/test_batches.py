@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.subjects.load import tensor_hash
+from nlbench.hashing import tensor_hash
 from nlbench.subjects.samples import Batches, batch_sizes, rebatched, sample_facts
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.Tanh())

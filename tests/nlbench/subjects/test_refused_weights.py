@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
-from nlbench.subjects.weights import file_hash, load_weights, state_hash
+from nlbench.hashing import file_hash, state_hash
+from nlbench.subjects.weights import load_weights
 
 
 def assert_refused(path, message, model=None):

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.subjects.weights import file_hash, load_weights, save_weights, state_hash
+from nlbench.hashing import file_hash, state_hash
+from nlbench.subjects.weights import load_weights, save_weights
 
 
 def same_state(first, second):
@@ -119,6 +120,58 @@ def test_a_model_whose_own_names_begin_with_module_keeps_them(tmp_path):
     first, second = (nn.ModuleDict({"module": linear()}) for _ in range(2))
     load_weights(second, saved_with_torch(tmp_path / "net.pt", first.state_dict()))
     assert same_state(first, second)
+
+
+LAYOUTS = {
+    "tutorial": lambda s: {"epoch": 3, "model_state_dict": s, "optimizer_state_dict": {"lr": 1}},
+    "compiled": lambda s: {f"_orig_mod.{k}": v for k, v in s.items()},
+    "compiled inside": lambda s: {k.replace("0.", "0._orig_mod.", 1): v for k, v in s.items()},
+    "compiled, parallel": lambda s: {f"module._orig_mod.{k}": v for k, v in s.items()},
+    "parallel, compiled": lambda s: {"model": {f"_orig_mod.module.{k}": s[k] for k in s}},
+    "trainer": lambda s: {"state_dict": {f"net.{k}": v for k, v in s.items()}},
+    "lightning": lambda s: {
+        "pytorch-lightning_version": "2.4.0",
+        "epoch": 1,
+        "state_dict": {
+            **{f"model.{k}": v for k, v in s.items()},
+            "loss.weight": torch.ones(3),
+            "metric.model.0.weight": torch.ones(1),
+        },
+    },
+    "deeper": lambda s: {"state_dict": {f"trainer.student.{k}": v for k, v in s.items()}},
+}
+
+
+@pytest.mark.parametrize("wrap", LAYOUTS.values(), ids=LAYOUTS)
+def test_checkpoints_load_as_people_write_them(tmp_path, wrap):
+    first, second = network(), network()
+    load_weights(second, saved_with_torch(tmp_path / "net.pt", wrap(first.state_dict())))
+    assert same_state(first, second)
+
+
+def test_prefixes_and_other_names_go_together(tmp_path):
+    first, second = linear(), linear()
+    state = {f"net.old_{k}": v for k, v in first.state_dict().items()}
+    path = saved_with_torch(tmp_path / "net.pt", state)
+    load_weights(second, path, rename=lambda name: name.removeprefix("old_"))
+    assert same_state(first, second)
+
+
+def test_two_networks_in_one_checkpoint_are_not_chosen_from(tmp_path):
+    model = network()
+    state = {f"{k}.{n}": v for k in ("ema", "model") for n, v in model.state_dict().items()}
+    content = {"pytorch-lightning_version": "2.4.0", "state_dict": state}
+    with pytest.raises(RequestError, match=r"several networks that fit.*'ema\.\*' and 'model\.\*'"):
+        load_weights(network(), saved_with_torch(tmp_path / "net.pt", content))
+
+
+def test_what_lies_beside_a_network_is_refused_where_it_is_no_trainers(tmp_path):
+    model = network()
+    state = {**{f"net.{n}": v for n, v in model.state_dict().items()}, "other": torch.ones(1)}
+    before = state_hash(model)
+    with pytest.raises(RequestError, match="doesn't fit the model"):
+        load_weights(model, saved_with_torch(tmp_path / "net.pt", state))
+    assert state_hash(model) == before
 
 
 def test_old_checkpoints_without_the_batch_counter_load(tmp_path):

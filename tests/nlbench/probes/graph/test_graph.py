@@ -212,7 +212,7 @@ def test_slopes_on_the_meta_device_are_not_known():
         (lambda self, x: x * (x > 0), "gt"),
         (lambda self, x: x.masked_fill(x < 0, 0.0), "lt"),
         (lambda self, x: torch.where(x > 0, x, 0.0), "gt"),
-        (lambda self, x: 1 / x, "__rdiv__"),
+        (lambda self, x: 1 / x, "rdiv"),
         (lambda self, x: x.gather(1, x.max(1, keepdim=True).indices), "max"),
         (lambda self, x: torch.zeros_like(x).index_copy_(1, torch.arange(3), x), "index_copy"),
         (lambda self, x: F.linear(x, x.reshape(1, 3)), "linear"),

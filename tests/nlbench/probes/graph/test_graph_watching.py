@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import nlbench
 from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
 from nlbench.probes.graph.graph import channel_graph
@@ -181,3 +182,24 @@ def test_a_fused_attention_of_tokens_of_their_own_has_the_paths_of_its_parts():
         return counted_lengths(channel_graph(mixed, torch.ones(1, 3, 4)))
 
     assert tokens(parts) == tokens(fused)
+
+
+def test_an_operation_of_ones_own_is_a_unit_follows_its_rule_or_is_refused():
+    def function(name):
+        class Own(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x - x.floor()
+
+        Own.__qualname__ = name
+        return Own
+
+    saw, swap, unknown = (function(name) for name in ("saw", "swap", "unknown"))
+    nlbench.register_op(saw, kind="saw")
+    nlbench.register_op(swap, graph=lambda call: call.nodes(call.args[0]).flip(1))
+    graph = channel_graph(Calls(lambda self, x: saw.apply(x)), torch.ones(1, 4))
+    assert [(unit.site, unit.size) for unit in graph.units] == [("saw", 4)]
+    swapped = channel_graph(Calls(lambda self, x: swap.apply(x[:, :3].relu())), torch.ones(1, 4))
+    assert walked_length(swapped) == 1.0
+    with pytest.raises(UnsupportedOperation, match="not known how it mixes channels"):
+        channel_graph(Calls(lambda self, x: unknown.apply(x)), torch.ones(1, 4))

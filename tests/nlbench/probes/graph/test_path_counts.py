@@ -75,7 +75,7 @@ def step(run, kind, x, y, number):
     """One drawn step of (batch, channels, height, width) tensors, by either of the two."""
     channels = x.shape[1]
     groups = 2 if channels % 2 == 0 else channels
-    picked = torch.tensor([(number + 2 * i) % channels for i in range(1 + number % 3)]).unique()
+    picked = torch.tensor([(number + (number // 8) * i) % channels for i in range(1 + number % 4)])
     active = torch.tensor([(number >> i) % 2 == 0 for i in range(channels)])
     if kind == "mix":
         return run.mixed(x, 1, 1 + number % 4)
@@ -90,9 +90,26 @@ def step(run, kind, x, y, number):
     if kind == "cat" and channels + y.shape[1] <= 6:
         return torch.cat([x, y], 1)
     if kind == "repeat" and channels * 2 <= 6:
-        return x.repeat(1, 2, 1, 1) if channels > 1 else torch.cat([x, x], 1)
+        again = [
+            lambda: x.repeat(1, 2, 1, 1),
+            lambda: x.tile(2, 1, 1),
+            lambda: x.repeat_interleave(2, 1),
+            lambda: torch.stack([x, x * 2 / 2], 1).flatten(1, 2) if channels > 1 else x,
+            lambda: x[:, :1].expand(-1, 2, -1, -1),
+            lambda: x[:, :1] * x.new_ones(2, 1, 1),
+            lambda: torch.cat([x, x], 1),
+        ]
+        return again[number % len(again)]()
     if kind == "index":
-        return x[:, picked]
+        taken = [
+            lambda: x[:, picked],
+            lambda: x[:, picked.tolist()],
+            lambda: x.index_select(1, picked),
+            lambda: x[..., picked, :, :],
+            lambda: torch.take_along_dim(x, picked[None, :, None, None], 1),
+            lambda: x[:, torch.stack([picked, picked])].flatten(1, 2),
+        ]
+        return taken[number % len(taken)]()
     if kind == "tokens":
         tokens = run.unit(run.mixed(x.flatten(2).transpose(1, 2), 2, 3), active[:1].repeat(3), 2)
         return tokens.transpose(1, 2).unflatten(2, tuple(x.shape[2:]))
@@ -104,7 +121,7 @@ def step(run, kind, x, y, number):
         return x.contiguous(memory_format=torch.channels_last).roll(1, 1)
     if kind == "written":
         made = torch.zeros_like(x)
-        made[:, :1] = x[:, :1]
+        made[:, :1] = x[:, picked[:1]]
         made[:, 1:] = x[:, 1:].flip(1)
         return made
     return x

@@ -8,8 +8,7 @@ from nlbench.execution import measure_subject as looking
 from nlbench.measures.absdev import AbsoluteDeviation
 from nlbench.options import resolve_options
 from nlbench.probes import Resources
-from nlbench.probes.lines import LINES, SegmentTrace
-from nlbench.probes.lines.quadrature import SmoothTrace
+from nlbench.probes.lines import LINES, SegmentEstimate, SegmentTrace
 from nlbench.subjects.load import Subject
 
 
@@ -89,7 +88,7 @@ def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
     settings = lines(number=2, anchors=3, radius=2, tolerance=1e-4)
     shown, observations, _ = shown_to(convolutional(nn.GELU), images, settings)
     assert len(observations) == 6
-    assert all(isinstance(observation.trace, SmoothTrace) for observation in observations)
+    assert all(isinstance(observation.trace, SegmentEstimate) for observation in observations)
     assert all("gelu" in observation.trace.refused for observation in observations)
     assert shown["remarks"] == dict.fromkeys(
         ("path0", "path1"), "by quadrature to 0.0001 of the value or to rounding"
@@ -114,7 +113,7 @@ def test_a_quadrature_that_does_not_reach_its_tolerance_is_remarked_on(images):
     settings = lines(number=1, anchors=2, radius=2, evaluations=64)
     shown, observations, _ = shown_to(Wild(), images, settings)
     assert not any(observation.trace.converged for observation in observations)
-    assert "did not reach 1e-05 of the value on 2 of 2 segments" in shown["remarks"]["path0"]
+    assert "did not reach 0.001 of the value on 2 of 2 segments" in shown["remarks"]["path0"]
 
 
 def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, monkeypatch):
@@ -132,7 +131,7 @@ def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, 
     settings = lines(number=1, anchors=4, radius=2)
     _, observations, taken = shown_to(convolutional(), images, settings)
     assert [type(observation.trace) for observation in observations] == [SegmentTrace] * 2 + [
-        SmoothTrace
+        SegmentEstimate
     ] * 2
     assert [observation.segment for observation in observations] == [0, 1, 2, 3]
     assert taken == 4

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from nlbench.measure import Source
-from nlbench.models.training.recipe import Recipe
+from nlbench.models.training.recipes import Prior, Recipe
 
 from .prelu import (
     linear_share,
-    nonlinear_units,
     parameter_groups,
     penalty,
     randomize,
@@ -23,15 +22,11 @@ from .prelu import (
 )
 from .surgery import in_words, other_activations
 
-if TYPE_CHECKING:
-    from nlbench.models.training.loop import TrainingResult
-    from nlbench.subjects.data import Dataset
-
 __all__ = ["Linearisation", "SparsityPrior", "from_start", "post_training"]
 
 
 @dataclass(frozen=True)
-class SparsityPrior:
+class SparsityPrior(Prior):
     """ω Σ |1 − α|^½ over the slopes of a sparsified network.
 
     Parameters
@@ -72,17 +67,13 @@ class SparsityPrior:
 
     def facts(self) -> dict[str, Any]:
         """All of it decides the training."""
-        return {
-            "omega": self.omega,
-            "slope_rate": self.slope_rate,
-            "layerwise": self.layerwise,
-            "frozen": self.frozen,
-        }
+        return asdict(self)
 
     def metadata(self) -> dict[str, str]:
         """How the network that the weights fit is made."""
         options = {"layerwise": self.layerwise}
-        return {"transform": "sparsify", "transform_options": json.dumps(options)}
+        about = {"transform": "sparsify", "transform_options": json.dumps(options)}
+        return about | ({"random": "true"} if self.frozen else {"omega": str(self.omega)})
 
 
 @dataclass(frozen=True)
@@ -132,7 +123,7 @@ class Linearisation(Recipe):
         """Whether random units are linear, whatever the loss says."""
         return self.random_share >= 0
 
-    def check(self, model: nn.Module, dataset: Dataset) -> str:
+    def check(self, model: nn.Module, example: Tensor) -> str:
         """Refuse a network that can't be linearised; give what is to be known of one that can.
 
         Raises
@@ -140,50 +131,27 @@ class Linearisation(Recipe):
         nlbench.RequestError
             If it calls no ReLU, or can't be sparsified for another reason.
         """
-        example = dataset.sample(2, split="train", seed=0).inputs
         sparsify(model, layerwise=self.layerwise, example=example)
         others = other_activations(model, example)
         stay = "stay as they are" if sum(others.values()) > 1 else "stays as it is"
         return f"only ReLUs are made linear; {in_words(others)} {stay}" if others else ""
 
-    def train(
-        self,
-        build: Callable[[], nn.Module],
-        dataset: Dataset,
-        *,
-        seed: int = 0,
-        **given: Any,
-    ) -> TrainingResult:
-        """Sparsify what `build` returns, and train it; see `nlbench.models.training.loop.train`.
-
-        The result's model is the sparsified network, its metadata says so, and its scores
-        have ``linear_share`` and, for each layer, ``nonlinear_units:LAYER`` and
-        ``units:LAYER``.
+    def prepared(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
+        """Sparsify a network; for the control, make a random share of its units linear.
 
         Raises
         ------
         nlbench.RequestError
-            Also if the network calls no ReLU.
+            If it calls no ReLU, or can't be sparsified for another reason.
         """
-        from nlbench.models.training.loop import train
+        model = sparsify(model, layerwise=self.layerwise, example=example())
+        if self.is_control:
+            randomize(model, self.random_share, seed)
+        return model
 
-        example = dataset.sample(2, split="train", seed=0).inputs
-
-        def sparsified() -> nn.Module:
-            model = sparsify(build(), layerwise=self.layerwise, example=example)
-            if self.is_control:
-                randomize(model, self.random_share, seed)
-            return model
-
-        prior = SparsityPrior(self.omega, self.slope_rate, self.layerwise, self.is_control)
-        result = train(sparsified, dataset, self, seed=seed, prior=prior, **given)
-        shape = {
-            f"{what}:{layer}": float(count)
-            for layer, counts in nonlinear_units(result.model).items()
-            for what, count in zip(("nonlinear_units", "units"), counts, strict=True)
-        }
-        scores = {**result.scores, "linear_share": linear_share(result.model), **shape}
-        return replace(result, scores=scores)
+    def prior(self) -> SparsityPrior:
+        """The penalty on the slopes."""
+        return SparsityPrior(self.omega, self.slope_rate, self.layerwise, self.is_control)
 
 
 NONLINEAR_ADVANTAGE = (

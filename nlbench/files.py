@@ -17,88 +17,115 @@ from typing import Any
 from nlbench.errors import RequestError
 
 __all__ = [
+    "LARGEST_TEXT",
+    "check_is_file",
     "is_unused",
     "locked",
     "make_folder",
     "parse_json",
     "read_text",
     "remove_parts",
+    "spreadsheet_safe",
+    "spreadsheet_text",
     "write_atomically",
 ]
 
 
-LARGEST = 1 << 28
-"""Bytes of the largest file that is read whole."""
+_PART = re.compile(r"\..+\.\w+\.part")
 
 DEEPEST = 32
 """Levels of nesting in a file of nlbench's; its own have about six."""
 
-_PART = re.compile(r"\..+\.\w+\.part")
+LARGEST_TEXT = 2**26
+"""Bytes of the largest text that is read: far more than any request, record or plan."""
 
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file whole or not at all, and make sure that it is on the disk.
+def check_is_file(path: Path, most: int | None = None) -> None:
+    """Refuse what is no regular file: reading a pipe or a device may never end.
 
     Parameters
     ----------
     path : Path
-        Its folder must exist.
-    content : bytes or str
-        Text is written as UTF-8.
+    most : int, optional
+        Bytes that it may have.
 
     Raises
     ------
     nlbench.RequestError
-        If it can't be written.
+        If it is absent, no file or too large.
     """
     try:
-        data = content.encode("utf-8") if isinstance(content, str) else content
-        part = path.parent / f".{path.name[:40]}.{secrets.token_hex(8)}.part"
-        # As readable as any other file: the system applies the user's mask.
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise
-        _sync_folder(path.parent)
-    except (OSError, UnicodeError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise RequestError(f"can't write {path}: {what}") from error
-
-
-def read_text(path: Path) -> str:
-    """Read a file that anybody may have made.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it is no regular file, such as a pipe that nobody writes to or a device without an
-        end; is too large; or is no UTF-8.
-    """
-    try:
-        # Without it opening a pipe would wait for a writer.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-        try:
-            state = os.fstat(handle)
-            if not stat.S_ISREG(state.st_mode):
-                raise RequestError(f"can't read {path}: it is no regular file")
-            if state.st_size > LARGEST:
-                raise RequestError(f"can't read {path}: it has {state.st_size} bytes")
-            with os.fdopen(handle, "rb", closefd=False) as file:
-                return file.read().decode("utf-8")
-        finally:
-            os.close(handle)
-    except (OSError, UnicodeError, ValueError) as error:
-        if isinstance(error, RequestError):
-            raise
+        state = path.stat()
+    except FileNotFoundError as error:
+        raise RequestError(f"can't read {path}: there is no such file") from error
+    except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or error
         raise RequestError(f"can't read {path}: {what}") from error
+    if stat.S_ISDIR(state.st_mode):
+        raise RequestError(f"can't read {path}: it is a directory, expected a file")
+    if not stat.S_ISREG(state.st_mode):
+        raise RequestError(f"can't read {path}: it is not a regular file")
+    if most is not None and state.st_size > most:
+        raise RequestError(
+            f"can't read {path}: it has {state.st_size} bytes, expected at most {most}"
+        )
+
+
+def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
+    """Read a regular file of UTF-8 text.
+
+    Parameters
+    ----------
+    path : Path
+    most : int
+        Bytes that it may have.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is absent, no file, too large or no text.
+    """
+    check_is_file(path, most)
+    try:
+        with path.open("rb") as file:
+            # Some files of the system have no end, and no size either.
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise RequestError(f"can't read {path}: expected at most {most} bytes")
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise RequestError(f"can't read {path}: {what}") from error
+
+
+def spreadsheet_safe(text: str) -> str:
+    """Give a text that a spreadsheet doesn't run, for a cell of a table.
+
+    One that begins like a formula gets an apostrophe before it, as spreadsheets mark text;
+    `spreadsheet_text` takes it away.
+
+    Examples
+    --------
+    >>> spreadsheet_safe("=1+1"), spreadsheet_safe("vgg8")
+    ("'=1+1", 'vgg8')
+    """
+    return f"'{text}" if text[:1] in _MARKED else text
+
+
+def spreadsheet_text(cell: str) -> str:
+    """Give back what `spreadsheet_safe` was given.
+
+    Examples
+    --------
+    >>> spreadsheet_text("'=1+1"), spreadsheet_text("vgg8")
+    ('=1+1', 'vgg8')
+    """
+    is_marked = cell[:1] == "'" and cell[1:2] in _MARKED
+    return cell[1:] if is_marked else cell
+
+
+# What a formula may begin with; and the mark itself, so that it can be taken away again.
+_MARKED = frozenset("=+-@\t\r\n'")
 
 
 def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
@@ -152,6 +179,42 @@ def _is_flat(content: object, levels: int) -> bool:
     )
 
 
+def write_atomically(path: Path, content: bytes | str) -> None:
+    """Write a file whole or not at all, and make sure that it is on the disk.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder must exist.
+    content : bytes or str
+        Text is written as UTF-8.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be written.
+    """
+    try:
+        data = content.encode("utf-8") if isinstance(content, str) else content
+        part = path.parent / f".{path.name[:40]}.{secrets.token_hex(8)}.part"
+        # As readable as any other file: the system applies the user's mask.
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+        _sync_folder(path.parent)
+    except (OSError, UnicodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise RequestError(f"can't write {path}: {what}") from error
+
+
 def make_folder(path: Path) -> None:
     """Make a folder with its parents, and check that it can be written to.
 
@@ -171,12 +234,12 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int | None]:
-    """Keep other writers out of a run's folder, which has its ``cells`` already.
+    """Keep other writers out of a folder; of a run's that has its ``cells`` already.
 
     Yields
     ------
     int or None
-        A handle of ``cells``; None where there are no locks.
+        A handle of what is locked; None where there are no locks.
 
     Raises
     ------
@@ -188,12 +251,16 @@ def locked(folder: Path) -> Iterator[int | None]:
     except ImportError:  # no such thing on Windows: records are whole anyway
         yield None
         return
+    cells = folder / "cells"
     try:
-        handle = os.open(folder / "cells", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        # A link would lead out of the folder.
+        handle = (
+            os.open(cells, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            if os.path.lexists(cells)
+            else os.open(folder, os.O_RDONLY)
+        )
     except OSError as error:
-        raise RequestError(
-            f"can't write to {folder / 'cells'}: it is no folder, or a link"
-        ) from error
+        raise RequestError(f"can't write to {cells}: it is no folder, or a link") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,11 +276,14 @@ def locked(folder: Path) -> Iterator[int | None]:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a folder holds nothing, or what is left of a run killed before its manifest."""
+    """Whether a folder holds nothing, or what is there before a run's manifest.
+
+    That is what is left of a run that was killed, or checkpoints that it is to measure.
+    """
     return folder.is_dir() and not any(
         any(not _is_part(cell) for cell in entry.iterdir())
         if entry.name == "cells" and entry.is_dir() and not entry.is_symlink()
-        else not _is_part(entry)
+        else not (_is_part(entry) or (entry.name == "checkpoints" and entry.is_dir()))
         for entry in folder.iterdir()
     )
 

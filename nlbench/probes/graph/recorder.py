@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_iter
 
 from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.probes.modules import Places
-from nlbench.probes.ops import activation_kind
+from nlbench.probes.ops import Operation, known, qualified_name
+from nlbench.probes.sites.axis_tracking import Layouts
 
-from .calls import Call, Refused
 from .channel_graph import ChannelGraph
 from .nodes import Builder
-from .rules import COMPARISONS, CONSTANTS, DECISIONS, MIXING, NUMBERS, RULES
+from .rules import COMPARISONS, CONSTANTS, DECISIONS, MIXING, NUMBERS, Call, Refused, unit
 
 __all__ = ["ChannelRecorder", "Descent", "storage_of"]
 
@@ -123,6 +123,9 @@ class ChannelRecorder(TorchFunctionMode):
         self._places, self._real, self._descent = places, real, descent
         self._builder = Builder()
         self._inputs = {id(tensor): axis for tensor, axis in zip(inputs, axes, strict=True)}
+        self._layouts = Layouts(1)
+        for tensor, axis in zip(inputs, axes, strict=True):
+            self._layouts.begin(tensor, channel=axis if tensor.is_floating_point() else None)
         # Tensors by identity; `_alive` keeps them, so that no identity is used again.
         self._nodes: dict[int, Tensor] = {}
         self._alive: list[Tensor] = list(inputs)
@@ -154,19 +157,20 @@ class ChannelRecorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in ("__get__", "__set__"):
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
-        name = name if name.startswith("__") else name.removesuffix("_")
+        called = getattr(func, "__name__", "")
+        name = qualified_name(func)
+        if called in ("__get__", "__set__"):
+            name = called = getattr(getattr(func, "__self__", None), "__name__", "")
+        operation = known(name)
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         self._begin(name, given)
-        kind = activation_kind(name)
+        kind = operation.kind if operation else ""
         site = self._places.site(kind) if kind and kind != "softmax" else ""
         refusals = self._refusals(given)
         is_constant = not refusals and all(self._nodes_of(tensor) is None for tensor in given)
         if is_constant:
             return self._constant(name, func(*args, **kwargs), given)
-        if name.strip("_") in COMPARISONS and not refusals and self._are_tokens(given):
+        if name in COMPARISONS and not refusals and self._are_tokens(given):
             # Where a sentence is padded, say: a mask, through which no number flows.
             output = func(*args, **kwargs)
             self._descent.forget(output)
@@ -176,12 +180,15 @@ class ChannelRecorder(TorchFunctionMode):
         if name in CONSTANTS:
             output = func(*args, **kwargs)
             self._descent.forget(output)
+            self._layouts.follow(called, args, kwargs, output)
             return output
-        if name in NUMBERS:
-            raise self._refusal(name, "what is computed with the numbers it reads is not followed")
+        if called in NUMBERS:
+            raise self._refusal(
+                called, "what is computed with the numbers it reads is not followed"
+            )
         # Slopes, which have numbers, don't go with inputs that have none.
         output = args[0].clone() if name == "prelu" else func(*args, **kwargs)
-        target = args[0] if name in ("__setitem__", "data") and output is None else output
+        target = args[0] if name in ("setitem", "data") and output is None else output
         made = [t for t in tree_iter(target) if isinstance(t, Tensor)]
         if refusals:
             self._refuse(made, given, refusals[0])
@@ -191,9 +198,21 @@ class ChannelRecorder(TorchFunctionMode):
             why = "numbers are computed with its answer, which is not followed"
             self._refuse(made, given, self._refusal(name, why))
         elif made:
-            call = Call(name, func, args, kwargs, output, self._nodes_of, self._builder)
+            self._layouts.follow(called, args, kwargs, output)
+            call = Call(
+                name,
+                func,
+                args,
+                kwargs,
+                output,
+                site,
+                self._nodes_of,
+                self._layouts.channel,
+                lambda tensor: self._real.get(id(tensor), tensor),
+                self._builder,
+            )
             try:
-                self._follow(call, site, made, given)
+                self._follow(call, operation, made, given)
             except Refused as error:
                 self._refuse(made, given, self._refusal(name, str(error)))
         return output
@@ -219,13 +238,15 @@ class ChannelRecorder(TorchFunctionMode):
                 return False
         return True
 
-    def _follow(self, call: Call, site: str, made: list[Tensor], given: list[Tensor]) -> None:
-        if site:
-            nodes = self._activated(call, site)
-        elif call.name in RULES:
-            nodes = RULES[call.name](call)
-        else:
+    def _follow(
+        self, call: Call, operation: Operation | None, made: list[Tensor], given: list[Tensor]
+    ) -> None:
+        rule = operation.graph if operation else None
+        if rule is None and call.site:
+            rule = unit
+        if rule is None:
             raise Refused("it is not known how it mixes channels")
+        nodes = rule(call)
         numbers = [nodes] if isinstance(nodes, Tensor) else [n for n in nodes if n is not None]
         for tensor, own in zip(made, numbers, strict=False):
             changed = any(tensor is t for t in given) and own is not self._nodes.get(id(tensor))
@@ -260,26 +281,6 @@ class ChannelRecorder(TorchFunctionMode):
 
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
         return UnsupportedOperation(name, self._places.place, why)
-
-    def _activated(self, call: Call, site: str) -> Tensor:
-        nodes = call.first
-        active, index = torch.ones(1, dtype=torch.float64), None
-        if call.name == "glu":
-            half, gate = nodes.chunk(2, call.arg(1, "dim", -1))
-            return self._builder.paired(half, self._builder.activated(gate, site, active))
-        if call.name == "prelu":
-            weight = call.arg(1, "weight")
-            slopes = self._real.get(id(weight), weight)
-            if self._nodes_of(weight) is not None:
-                raise Refused("its slopes depend on the input")
-            if slopes.is_meta:
-                raise Undefined(f"{site}: its slopes are not there, the model is on device meta")
-            active = (slopes.detach().reshape(-1) != 1).double().cpu()
-            if len(active) > 1:
-                index = torch.arange(len(active)).reshape(-1, *(1,) * (nodes.ndim - 2))
-        elif call.name == "leaky_relu" and call.arg(1, "negative_slope", 0.01) == 1:
-            active = torch.zeros(1, dtype=torch.float64)
-        return self._builder.activated(nodes, site, active, index)
 
     def _begin(self, name: str, given: Iterable[Tensor]) -> None:
         """Make the nodes of an input when the first function takes it."""
@@ -317,5 +318,5 @@ class ChannelRecorder(TorchFunctionMode):
 
 
 _SHAPE = frozenset(
-    ("shape", "size", "dim", "ndim", "dtype", "device", "numel", "__len__", "is_floating_point")
+    ("shape", "size", "dim", "ndim", "dtype", "device", "numel", "len", "is_floating_point")
 )

@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from nlbench.errors import RequestError
-from nlbench.store.files import make_folder, write_atomically
+from nlbench.files import make_folder, write_atomically
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -1,0 +1,1071 @@
+"""Count boundaries and integrate along segments without finding a single breakpoint.
+
+Between two points every unit that is on another piece has crossed a boundary at least once.
+So the number of units that differ, summed over neighbours of a uniform grid, is a lower bound
+of the number of boundaries, as transitions of activation codes at a fixed number of points
+(Novak et al., "Sensitivity and Generalization in Neural Networks: an Empirical Study", ICLR
+2018). It grows as the grid is halved: a unit that crosses twice within a step is missed, which
+happens in proportion to the step. So what the last halvings added tells what the coming ones
+would add, and how far that can be trusted. The same passes give the network's values, whose
+distance to the chord is integrated and extrapolated alike, and compared with the network at
+places where no grid has been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
+from nlbench.probes.budget import OVERHEAD, SHARE, available_memory
+from nlbench.probes.model_state import tensors_of
+
+from .estimate import ChordParts, SegmentEstimate, chord_parts
+from .patterns import (
+    ROUNDING,
+    Leaders,
+    Pieces,
+    Piecewise,
+    bits_of,
+    ones,
+    packed,
+    record_pieces,
+)
+from .program import AGREEMENT, run_alone, typed_copy
+from .quadrature import integrate_along
+from .record import Step
+
+__all__ = ["BUDGET", "EVALUATIONS", "TOLERANCE", "estimate_all", "estimate_segment", "probes"]
+
+TOLERANCE = 1e-3
+EVALUATIONS = 4096
+BUDGET = 1000
+"""Forward passes that an exact trace of a segment may take, where the method is chosen."""
+
+FIRST = 4
+"""Steps of the first grid."""
+TOLD = 8
+"""Steps by which the cost of an exact trace is told."""
+LEAST = 16
+"""Steps before an estimate is trusted."""
+PROBES = 16
+"""Places beside the grids at which the network is looked at."""
+_ALIKE = 8
+"""Values of two units are one, within so many times what rounding leaves of a value."""
+_WATCHED = (0, 3, 6)
+"""Steps of the second grid at whose middle units are compared with each other."""
+_BYTES = 64 * 2**20
+_BYTES_GPU = 2**30
+_POINTS = 64
+_POINTS_GPU = 512
+_TOGETHER = 8
+_TOGETHER_GPU = 64
+
+Segment = tuple[Tensor, Tensor]
+Watch = Callable[[Step, Pieces, Sequence[Tensor]], None]
+
+
+def probes() -> Tensor:
+    """Places in [0, 1] at which estimates are compared with the network: one in each 16th.
+
+    Examples
+    --------
+    >>> t = probes()
+    >>> len(t), bool((t.diff() > 0).all())
+    (16, True)
+    """
+    generator = torch.Generator().manual_seed(PROBES)
+    share = torch.rand(PROBES, dtype=torch.float64, generator=generator)
+    return (torch.arange(PROBES) + share) / PROBES
+
+
+@dataclass
+class _Sides:
+    """On which side of one margin each unit is, at the nodes known so far.
+
+    `above` and `below` (s, n + 1, W) are packed flags, neither set where it can't be told;
+    `counted` (s, W) leaves out units that are others over again.
+    """
+
+    above: Tensor
+    below: Tensor
+    counted: Tensor
+    candidates: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class _Found:
+    """Crossings seen in a pass one by one, so that those that coincide are known as one.
+
+    Parallel tensors: in which interval of which segment, its step and unit, and values (m, 2)
+    that tell units apart, up to `close` (m,).
+    """
+
+    interval: list[Tensor] = field(default_factory=list)
+    step: list[Tensor] = field(default_factory=list)
+    margin: list[Tensor] = field(default_factory=list)
+    unit: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    close: list[Tensor] = field(default_factory=list)
+
+    def add(
+        self, interval: Tensor, step: int, margin: int, unit: Tensor, values: Tensor, close: Tensor
+    ) -> None:
+        self.interval.append(interval)
+        self.step.append(torch.full_like(interval, step))
+        self.margin.append(torch.full_like(interval, margin))
+        self.unit.append(unit)
+        self.values.append(values.double())
+        self.close.append(close.double())
+
+    def copies(self) -> tuple[Tensor, ...] | None:
+        """Tell which repeat another: a flag each, with interval, step, margin and unit."""
+        if not self.interval:
+            return None
+        interval, close = torch.cat(self.interval), torch.cat(self.close)
+        step, margin, unit = torch.cat(self.step), torch.cat(self.margin), torch.cat(self.unit)
+        again = _repeated(interval, torch.cat(self.values), close)
+        return again, interval, step, margin, unit
+
+
+def _repeated(group: Tensor, values: Tensor, close: Tensor) -> Tensor:
+    """Tell which rows (m, d) repeat an earlier row of their group, within `close` (m,)."""
+    # Rows that are alike have projections that are, and few others have.
+    weights = torch.tensor([1.0, math.sqrt(0.5), math.sqrt(0.3)], dtype=values.dtype)
+    projected = values @ weights[: values.shape[1]].to(values.device)
+    order = projected.argsort(stable=True)
+    order = order[group[order].argsort(stable=True)]
+    near = (values[order].diff(dim=0).abs() <= close[order][1:, None]).all(1)
+    near &= group[order].diff() == 0
+    again = torch.zeros(len(order), dtype=torch.bool, device=values.device)
+    again[order[1:]] = near
+    return again
+
+
+class _Group:
+    """Segments whose grids are halved together.
+
+    Parameters
+    ----------
+    piecewise : Piecewise
+    segments : sequence of (start, end)
+    flats : tensor
+        Values at which whole stretches of units rest: 0, and where units are cut off.
+    """
+
+    def __init__(
+        self, piecewise: Piecewise, segments: Sequence[Segment], flats: Tensor, chunk: int
+    ) -> None:
+        self._piecewise, self._flats, self._chunk = piecewise, flats, chunk
+        self._starts = torch.stack([start for start, _ in segments])
+        self._ends = torch.stack([end for _, end in segments])
+        self._device, self._dtype = self._starts.device, self._starts.dtype
+        self.steps = 0
+        self.values = torch.zeros(0)
+        self._sides: dict[tuple[int, int], _Sides] = {}
+        self._leads: dict[int, Tensor] = {}
+        self._at_start: dict[int, Tensor] = {}  # (s, rows, positions) by step
+        self._switches: list[Tensor] = []  # (s, steps that bend) of each level
+        self._coincident = torch.zeros(len(segments), device=self._device)
+        self.undecided = torch.zeros(len(segments), device=self._device)
+        self._places = {
+            step.output: i for i, step in enumerate(s for s in piecewise.program.steps if s.site)
+        }
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def kept(self, which: Sequence[int]) -> None:
+        """Go on with some of the segments."""
+        index = torch.tensor(which, device=self._device)
+        self._starts, self._ends = self._starts[index], self._ends[index]
+        self.values = self.values[index]
+        self._coincident, self.undecided = self._coincident[index], self.undecided[index]
+        self._switches = [found[index] for found in self._switches]
+        self._leads = {key: lead[index] for key, lead in self._leads.items()}
+        self._at_start = {key: members[index] for key, members in self._at_start.items()}
+        for sides in self._sides.values():
+            sides.above, sides.below = sides.above[index], sides.below[index]
+            sides.counted = sides.counted[index]
+
+    @property
+    def bytes_kept(self) -> int:
+        """What the patterns of all nodes take."""
+        tensors = [x for sides in self._sides.values() for x in (sides.above, sides.below)]
+        return sum(x.numel() * x.element_size() for x in [*tensors, *self._leads.values()])
+
+    def begin(self) -> None:
+        """Look at the nodes of the first grid."""
+        count, self.steps = len(self), FIRST
+        nodes = torch.arange(FIRST + 1, device=self._device)
+        owner = torch.arange(count, device=self._device).repeat_interleave(FIRST + 1)
+        zeros: dict[tuple[int, int], Tensor] = {}
+        found = _Found()
+        row = 0
+
+        def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
+            rows = slice(row, row + len(x[0]))
+            if isinstance(pieces, Leaders):
+                self._first_leads(step, pieces, x, rows, found)
+                return
+            for i, (margin, kink) in enumerate(pieces.margins(x)):
+                flat = margin.flatten(1)
+                above, below, _ = _sides_of(flat, kink)
+                sides = self._sides.get((step.output, i))
+                if sides is None:
+                    shape = (count * (FIRST + 1), above.shape[1])
+                    sides = _Sides(above.new_zeros(shape), above.new_zeros(shape), above[:0])
+                    self._sides[step.output, i] = sides
+                    zeros[step.output, i] = above.new_zeros(shape)
+                sides.above[rows], sides.below[rows] = above, below
+                zeros[step.output, i][rows] = packed(flat == kink)
+
+        outputs = []
+        for part in torch.split(torch.arange(len(owner)), self._chunk):
+            row = int(part[0])
+            at = owner[part], nodes.repeat(count)[part]
+            outputs.append(self._run(at[0], at[1] / FIRST, watch))
+        self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
+        met = torch.zeros(count, FIRST - 1, device=self._device)
+        for key, sides in self._sides.items():
+            shape = (count, FIRST + 1, -1)
+            sides.above, sides.below = sides.above.reshape(shape), sides.below.reshape(shape)
+            sides.counted = torch.full_like(sides.above[:, 0], -1)
+            resting = zeros[key].reshape(shape)[:, 1:-1]
+            a, b = sides.above, sides.below
+            opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
+            met += ones(resting & opposite)
+            for i in range(1, FIRST + 1):
+                # A unit that can't be told from its kink stays where it was.
+                unknown = ~(a[:, i] | b[:, i])
+                a[:, i] |= unknown & a[:, i - 1]
+                b[:, i] |= unknown & b[:, i - 1]
+        self._coincident += (met - 1).clamp(min=0).sum(1)
+        self._leads = {key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()}
+        self._switches.append(self._switched(found, FIRST))
+
+    def halve(self) -> None:
+        """Look at the middle of each step."""
+        count, steps = len(self), self.steps
+        self.steps = 2 * steps
+        owner = torch.arange(count, device=self._device).repeat_interleave(steps)
+        place = torch.arange(steps, device=self._device).repeat(count)
+        second = steps == FIRST * 2
+        if second:
+            self._choose_candidates()
+        rows_watched = {s * steps + i: (s, n) for s in range(count) for n, i in enumerate(_WATCHED)}
+        alike: dict[tuple[int, int], list[list[Tensor]]] = {}
+        new, switched = _Found(), _Found()
+        met = torch.zeros(count * steps, device=self._device)
+        between: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        leads: dict[int, list[Tensor]] = {}
+        row = 0
+
+        def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
+            rows = slice(row, row + len(x[0]))
+            s, i = owner[rows], place[rows]
+            if isinstance(pieces, Leaders):
+                leads.setdefault(step.output, []).append(
+                    self._middle_leads(step, pieces, x, s, i, steps, switched)
+                )
+                return
+            for number, (margin, kink) in enumerate(pieces.margins(x)):
+                key = step.output, number
+                sides = self._sides[key]
+                flat = margin.flatten(1)
+                above, below, noise = _sides_of(flat, kink)
+                left = sides.above[s, i], sides.below[s, i]
+                right = sides.above[s, i + 1], sides.below[s, i + 1]
+                unknown = ~(above | below)
+                sure = unknown & (left[0] | left[1]) & (right[0] | right[1])
+                at, unit = bits_of(sure)
+                if len(at):
+                    opposite = _crossed(left, right)
+                    is_resting = flat[at, unit] == kink
+                    is_opposite = _set(opposite, at, unit)
+                    _add_ones(met, at[is_resting & is_opposite] + row)
+                    _add_ones(self.undecided, s[at[~is_resting & ~is_opposite]])
+                above |= unknown & left[0]
+                below |= unknown & left[1]
+                middle = above, below
+                twice = _crossed(left, middle) & _crossed(middle, right) & sides.counted[s]
+                at, unit = bits_of(twice)
+                if len(at):
+                    value = (flat[at, unit] - kink).abs()[:, None]
+                    # A single value tells less than three: units near a boundary lie close.
+                    new.add(
+                        at + row,
+                        self._places[step.output],
+                        number,
+                        unit,
+                        value.expand(-1, 2),
+                        noise[at, 0],
+                    )
+                between.setdefault(key, []).append(middle)
+                if second:
+                    for j in range(len(x[0])):
+                        if (watched := rows_watched.get(row + j)) is not None:
+                            lists = alike.setdefault(key, [[] for _ in range(count)])
+                            candidates = sides.candidates[watched[0]]
+                            value = flat[j].index_select(0, candidates).double() - kink
+                            lists[watched[0]] += [value, _ALIKE * noise[j].double()]
+
+        outputs = []
+        for part in torch.split(torch.arange(len(owner)), self._chunk):
+            row = int(part[0])
+            outputs.append(self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch))
+        self.values = _interleaved(self.values, torch.cat(outputs).reshape(count, steps, -1))
+        for key, parts in between.items():
+            sides = self._sides[key]
+            sides.above = _interleaved(sides.above, _joined(parts, 0, count))
+            sides.below = _interleaved(sides.below, _joined(parts, 1, count))
+        for output, found in leads.items():
+            middle = torch.cat(found).reshape(count, steps, -1)
+            self._leads[output] = _interleaved(self._leads[output], middle)
+        if second:
+            self._leave_out_copies(alike)
+        self._leave_out_new_copies(new, steps)
+        self._coincident += (met.reshape(count, steps) - 1).clamp(min=0).sum(1)
+        self._switches.append(self._switched(switched, 2 * steps))
+
+    def counts(self) -> Tensor:
+        """Boundaries seen by each grid so far, by what makes them: (levels, s, steps that bend).
+
+        From the coarsest grid on.
+        """
+        levels = len(self._switches)
+        result = torch.stack(self._switches).clone()
+        for (output, _), sides in self._sides.items():
+            for level in range(levels):
+                stride = 2 ** (levels - 1 - level)
+                a, b = sides.above[:, ::stride], sides.below[:, ::stride]
+                crossed = a[:, :-1] & b[:, 1:] | b[:, :-1] & a[:, 1:]
+                crossed &= sides.counted[:, None]
+                result[level, :, self._places[output]] += ones(crossed).sum(1)
+        return result
+
+    @property
+    def coincident(self) -> Tensor:
+        """How many boundaries fall on others, exactly at a node: (s,)."""
+        return self._coincident
+
+    def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
+        shape = (-1,) + (1,) * (self._starts.ndim - 1)
+        weight = t.double().to(self._dtype).reshape(shape)
+        inputs = torch.lerp(self._starts[owner], self._ends[owner], weight)
+        output = self._piecewise.run(inputs, watch).double()
+        if not torch.isfinite(output).all():
+            raise NotFinite("the network's output is not finite on the segment")
+        return output
+
+    def _choose_candidates(self) -> None:
+        for sides in self._sides.values():
+            a, b = sides.above, sides.below
+            crossed = a[:, :-1] & b[:, 1:] | b[:, :-1] & a[:, 1:]
+            met = crossed[:, 0]
+            for i in range(1, crossed.shape[1]):
+                met = met | crossed[:, i]
+            sides.candidates = [bits_of(one[None])[1] for one in met]
+
+    def _leave_out_copies(self, alike: dict[tuple[int, int], list[list[Tensor]]]) -> None:
+        """Find units that have the values of others all along the segment, and count one."""
+        for s in range(len(self)):
+            keys = [key for key, lists in alike.items() if lists[s]]
+            if not keys:
+                continue
+            values = torch.cat([torch.stack(alike[key][s][::2], 1) for key in keys])
+            close = torch.cat(
+                [
+                    torch.stack(alike[key][s][1::2]).amax().expand(len(alike[key][s][0]))
+                    for key in keys
+                ]
+            )
+            sign = values[:, :1].sign() + (values[:, :1] == 0)
+            again = _repeated(torch.zeros_like(close, dtype=torch.int64), values * sign, close)
+            first = 0
+            for key in keys:
+                units = self._sides[key].candidates[s]
+                _clear(self._sides[key].counted[s], units[again[first : first + len(units)]])
+                first += len(units)
+        for sides in self._sides.values():
+            sides.candidates = []
+
+    def _leave_out_new_copies(self, new: _Found, steps: int) -> None:
+        found = new.copies()
+        if found is None:
+            return
+        _, interval, step, margin, unit = (x[found[0]] for x in found)
+        outputs = {place: output for output, place in self._places.items()}
+        for key in set(zip(step.tolist(), margin.tolist(), strict=True)):
+            mine = (step == key[0]) & (margin == key[1])
+            counted = self._sides[outputs[key[0]], key[1]].counted
+            for s in (interval[mine] // steps).unique().tolist():
+                _clear(counted[s], unit[mine & (interval // steps == s)])
+
+    def _switched(self, found: _Found, steps: int) -> Tensor:
+        """Count switches of leaders that differ, by segment and step: (s, steps that bend)."""
+        result = torch.zeros(len(self), len(self._places), device=self._device)
+        copies = found.copies()
+        if copies is not None:
+            again, interval, step, _, _ = copies
+            place = (interval[~again] // steps) * len(self._places) + step[~again]
+            result.view(-1).index_add_(0, place, torch.ones_like(place, dtype=result.dtype))
+        return result
+
+    def _first_leads(
+        self, step: Step, pieces: Leaders, x: Sequence[Tensor], rows: slice, found: _Found
+    ) -> None:
+        windows = _Windows.of(pieces, x, self._flats)
+        if step.output not in self._leads:
+            shape = (len(self) * (FIRST + 1), windows.lead.shape[1])
+            self._leads[step.output] = windows.lead.new_full(shape, -1)
+            shape = (len(self), *windows.members.shape[1:])
+            self._at_start[step.output] = windows.members.new_zeros(shape)
+        kept = self._leads[step.output]
+        row = torch.arange(rows.start, rows.stop, device=self._device)
+        s, node = row // (FIRST + 1), row % (FIRST + 1)
+        self._at_start[step.output][s[node == 0]] = windows.members[node == 0]
+        before = windows.lead.new_full(windows.lead.shape, -1)
+        for i in range(len(row)):
+            # Whose leader is the one before depends on the one before that.
+            if int(node[i]) > 0:
+                before[i] = kept[rows.start + i - 1]
+                windows.keep(before[i : i + 1], slice(i, i + 1))
+            kept[rows.start + i] = windows.lead[i]
+        first = (node == 1).nonzero().squeeze(1)
+        before[first] = self._led_from_start(step, windows, s, first, before[first])
+        kept[row[first] - 1] = before[first]
+        interval = s * FIRST + node - 1
+        self._add_switches(step, windows, before, interval, found)
+
+    def _middle_leads(
+        self,
+        step: Step,
+        pieces: Leaders,
+        x: Sequence[Tensor],
+        s: Tensor,
+        i: Tensor,
+        steps: int,
+        found: _Found,
+    ) -> Tensor:
+        windows = _Windows.of(pieces, x, self._flats)
+        kept = self._leads[step.output]
+        left = kept[s, i]
+        windows.keep(left, slice(None))
+        first = (i == 0).nonzero().squeeze(1)
+        left[first] = self._led_from_start(step, windows, s, first, left[first])
+        kept[s[first], 0] = left[first]
+        interval = (s * steps + i) * 2
+        self._add_switches(step, windows, left, interval, found)
+        self._add_switches(step, windows, kept[s, i + 1], interval + 1, found)
+        return windows.lead
+
+    def _led_from_start(
+        self, step: Step, windows: _Windows, s: Tensor, rows: Tensor, lead: Tensor
+    ) -> Tensor:
+        """Leaders at the start: of those that are tied there, the one that leads behind it."""
+        if not len(rows):
+            return lead
+        there = self._at_start[step.output][s[rows]]
+        ours, theirs = windows.lead[rows], lead
+        tied = _value_of(there, ours) >= _value_of(there, theirs) - _noise_of(there)
+        return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+
+    def _add_switches(
+        self, step: Step, windows: _Windows, other: Tensor, interval: Tensor, found: _Found
+    ) -> None:
+        """Note where a window's leader differs from that at a neighbour.
+
+        Not where that one rests at a kink here: its unit's crossing may be all that happens.
+        """
+        lead, members = windows.lead, windows.members
+        row, group = ((lead != other) & (lead >= 0) & (other >= 0)).nonzero().unbind(1)
+        if not len(row):
+            return
+        channel = group // (lead.shape[1] // members.shape[1])
+        mine = members[row, channel, lead[row, group].long()]
+        theirs = members[row, channel, other[row, group].long()]
+        moving = ~torch.isin(theirs, self._flats)
+        row, group = row[moving], group[moving]
+        values = torch.stack([mine[moving], theirs[moving]], 1)
+        close = _noise_of(members).flatten()[row]
+        found.add(interval[row], self._places[step.output], 0, group, values, close)
+
+
+@dataclass
+class _Windows:
+    """Who leads the windows of a pooling at P points.
+
+    `lead` (P, groups) are positions, -1 where a window rests; `members` (P, rows, positions)
+    the values among which they are.
+    """
+
+    lead: Tensor
+    members: Tensor
+
+    @classmethod
+    def of(cls, pieces: Leaders, x: Sequence[Tensor], flats: Tensor) -> _Windows:
+        positions, members = pieces.lead(x)
+        resting = torch.isin(members.gather(2, positions).flatten(1), flats)
+        few = members.shape[2] < 2**15
+        lead = positions.flatten(1).to(torch.int16 if few else torch.int32)
+        return cls(lead.masked_fill_(resting, -1), members)
+
+    def keep(self, before: Tensor, rows: slice) -> None:
+        """Let who led before lead on where it is as large: units may be tied all along."""
+        lead, members = self.lead[rows], self.members[rows]
+        tied = _value_of(members, before) >= _value_of(members, lead) - _noise_of(members)
+        self.lead[rows] = torch.where(tied & (before >= 0) & (lead >= 0), before, lead)
+
+
+def _value_of(members: Tensor, lead: Tensor) -> Tensor:
+    """Values (P, groups) at positions; anything where there is none."""
+    positions = lead.clamp(min=0).long().reshape(len(lead), members.shape[1], -1)
+    return members.gather(2, positions).flatten(1)
+
+
+def _noise_of(members: Tensor) -> Tensor:
+    flat = members.flatten(1)
+    size = torch.maximum(flat.amax(1, True), -flat.amin(1, True))
+    return ROUNDING[members.dtype] * size
+
+
+def _sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Tell which of (P, U) units are above a kink and which below, packed; and the noise (P, 1)."""
+    if flat.shape[1]:
+        # Both apart are 20 times as fast as `aminmax` on a CPU.
+        size = torch.maximum(flat.amax(1, True), -flat.amin(1, True)).clamp(min=abs(kink))
+    else:
+        size = flat.new_zeros(len(flat), 1)
+    noise = ROUNDING[flat.dtype] * size
+    return packed(flat > kink + noise), packed(flat < kink - noise), noise
+
+
+def _crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    return one[0] & other[1] | one[1] & other[0]
+
+
+def _set(words: Tensor, row: Tensor, unit: Tensor) -> Tensor:
+    return ((words[row, unit // 64] >> (unit % 64)) & 1).bool()
+
+
+def _add_ones(counts: Tensor, at: Tensor) -> None:
+    counts.index_add_(0, at, torch.ones(len(at), device=counts.device))
+
+
+def _clear(words: Tensor, units: Tensor) -> None:
+    """Take units out of packed flags (W,)."""
+    flags = torch.zeros(1, 64 * len(words), dtype=torch.bool, device=words.device)
+    flags[0, units] = True
+    words &= ~packed(flags)[0]
+
+
+def _interleaved(nodes: Tensor, middles: Tensor) -> Tensor:
+    """Put (s, n, ...) between (s, n + 1, ...)."""
+    s, n = middles.shape[:2]
+    result = nodes.new_empty(s, 2 * n + 1, *nodes.shape[2:])
+    result[:, ::2], result[:, 1::2] = nodes, middles
+    return result
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]], which: int, count: int) -> Tensor:
+    joined = torch.cat([part[which] for part in parts])
+    return joined.reshape(count, -1, joined.shape[1])
+
+
+@dataclass(frozen=True)
+class _Crossings:
+    """What the grids so far say of the number of boundaries of one segment."""
+
+    at_least: int
+    total: float
+    error: float
+    lost: float
+    by_step: Tensor
+    twice: int
+    undecided: int
+
+    def is_close(self, tolerance: float) -> bool:
+        """Tell whether what halving can tell is known: what rounding has lost stays so."""
+        return self.error - self.lost <= SURE * tolerance * self.total
+
+    @classmethod
+    def of(cls, counts: Tensor, coincident: float, undecided: float, lost: float) -> _Crossings:
+        """Extrapolate (levels, steps that bend) counts of grids, each half as fine as the next.
+
+        `lost` is what rounding may have made one.
+        """
+        totals = counts.sum(1)
+        seen = max(0.0, float(totals[-1]) - coincident)
+        added = totals.diff().clamp(min=0)
+        # What a halving adds is half of what the one before added: a sum of halves is the whole.
+        last = added[-2:]
+        rest = float(last.sum() / (2 ** torch.arange(len(last), dtype=added.dtype)).sum())
+        # Units that cross twice come by chance, two crossings each: the spread of their sum, of
+        # those to come and of those that tell of them; and what the ratio of halves leaves open.
+        spread = SURE * math.sqrt(2 * rest * (1 + 2 / 3)) if rest > FEWEST else 0.0
+        drift = abs(rest - float(added[-1])) / 2
+        gain = counts[-1] - counts[-2]
+        share = gain / gain.sum() if float(gain.sum()) > 0 else torch.zeros_like(gain)
+        by_step = counts[-1] + rest * share
+        total = seen + rest
+        if float(by_step.sum()) > 0:
+            by_step = by_step * (total / float(by_step.sum()))
+        return cls(
+            round(seen),
+            total,
+            spread + drift + undecided + lost,
+            lost,
+            by_step,
+            round(float(added[-1]) / 2),
+            round(undecided),
+        )
+
+
+SURE = 2.0
+"""Standard deviations in an error."""
+FEWEST = 0.05
+"""Crossings to come below which none is expected."""
+LOST = 1.0
+"""Crossings that may have been taken for one with another, or for none: by single precision, and
+where windows of max pooling are tied."""
+
+
+@dataclass(frozen=True)
+class _Deviation:
+    """What the grids so far say of the distance to the chord: (k,) each."""
+
+    parts: ChordParts
+    error: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.parts.above + self.parts.below
+
+    @classmethod
+    def of(cls, values: Tensor, seen: Tensor | None) -> _Deviation:
+        """Extrapolate from values (n + 1, k) at a grid; `seen` (m, k) are those at `probes`."""
+        finest, finer, coarse = (_parts(values[::stride]) for stride in (1, 2, 4))
+        parts = ChordParts(
+            _extrapolated(finest.above, finer.above),
+            _extrapolated(finest.below, finer.below),
+            finest.variation,
+        )
+        before = _extrapolated(finer.above, coarse.above) + _extrapolated(finer.below, coarse.below)
+        total = parts.above + parts.below
+        # At least what the extrapolation has changed: kinks spoil its order now and then.
+        error = torch.maximum((total - before).abs(), (total - finest.above - finest.below).abs())
+        if seen is not None:
+            middles = (values[1::2] - (values[:-1:2] + values[2::2]) / 2).abs().amax(0)
+            beside = (seen - _interpolated(values, probes().to(values.device))).abs()
+            # On a grid half as fine no value was further from the line between its neighbours:
+            # what is further now lies between the nodes.
+            error = error + (beside - middles).clamp(min=0).mean(0)
+        return cls(parts, error)
+
+
+def _parts(values: Tensor) -> ChordParts:
+    t = torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
+    return chord_parts(t, values)
+
+
+def _extrapolated(fine: Tensor, coarse: Tensor) -> Tensor:
+    """Of a rule whose error falls to a quarter with half the step (Richardson)."""
+    return (fine + (fine - coarse) / 3).clamp(min=0)
+
+
+def _interpolated(values: Tensor, t: Tensor) -> Tensor:
+    """Values (m, k) at places between the nodes of a uniform grid, on the lines that join them."""
+    at = t * (len(values) - 1)
+    left = at.floor().long().clamp(0, len(values) - 2)
+    share = (at - left)[:, None]
+    return (1 - share) * values[left] + share * values[left + 1]
+
+
+class _Estimator:
+    """A network in one precision, which estimates groups of segments."""
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, first: Segment, memory: int | None
+    ) -> None:
+        self.network = typed_copy(model, dtype)
+        self.dtype = dtype
+        ends = torch.stack(first).to(dtype)
+        self.device = ends.device
+        self.piecewise = record_pieces(self.network, ends[:1])
+        self._check(torch.cat([ends, ends.mean(0, keepdim=True)]))
+        self.flats = torch.tensor(
+            sorted({0.0, *self.piecewise.rests}), dtype=dtype, device=self.device
+        )
+        on_gpu = self.device.type == "cuda"
+        width = self.piecewise.program.width * torch.finfo(dtype).bits // 8
+        free = SHARE * available_memory(self.device) if memory is None else float(memory)
+        self.budget = free - min(OVERHEAD, free / 2)
+        most = min(_BYTES_GPU if on_gpu else _BYTES, self.budget / 2)
+        points = _POINTS_GPU if on_gpu else _POINTS
+        self.chunk = max(1, min(points, int(most // max(1, 3 * width))))
+        self.together = _TOGETHER_GPU if on_gpu else max(1, min(_TOGETHER, self.chunk // 4))
+
+    def _check(self, points: Tensor) -> None:
+        with torch.inference_mode():
+            together = self.piecewise.run(points, lambda step, pieces, x: None)
+        alone = run_alone(self.network, points).reshape(len(points), -1)
+        scale = alone.abs().amax() if alone.numel() else 1.0
+        if together.shape != alone.shape or not bool(
+            ((together - alone).abs() <= AGREEMENT[self.dtype] * scale).all()
+        ):
+            raise UnsupportedOperation(
+                "forward", "the network", "the recorded program does not reproduce its output"
+            )
+
+    def outputs(self, segments: Sequence[Segment], t: Sequence[Tensor]) -> list[Tensor]:
+        """Values (m, k) of the network at places (m,) of each segment, in float64."""
+        owner = torch.arange(len(t)).repeat_interleave(torch.tensor([len(x) for x in t]))
+        owner = owner.to(self.device)
+        starts, ends = (torch.stack(x) for x in zip(*segments, strict=True))
+        shape = (-1,) + (1,) * (starts.ndim - 1)
+        weight, found = torch.cat(list(t)).to(self.device, self.dtype), []
+        for part in torch.split(torch.arange(len(owner), device=self.device), self.chunk):
+            mine = owner[part]
+            inputs = torch.lerp(starts[mine], ends[mine], weight[part].reshape(shape))
+            found.append(self.piecewise.run(inputs, lambda step, pieces, x: None).double())
+        whole = torch.cat(found)
+        if not torch.isfinite(whole).all():
+            raise NotFinite("the network's output is not finite on the segment")
+        return list(torch.split(whole, [len(x) for x in t]))
+
+
+def _middles(steps: int) -> Tensor:
+    return (2 * torch.arange(steps, dtype=torch.float64) + 1) / (2 * steps)
+
+
+@dataclass
+class _State:
+    """What is known of one segment."""
+
+    segment: Segment
+    crossings: _Crossings | None = None
+    values: Tensor = field(default_factory=lambda: torch.zeros(0))
+    deviation: _Deviation | None = None
+    steps_counted: int = 0
+    is_exact: bool = False
+    is_rough: bool = False
+    wasted: int = 0
+
+
+def estimate_segment(
+    model: nn.Module,
+    start: Tensor,
+    end: Tensor,
+    *,
+    tolerance: float = TOLERANCE,
+    evaluations: int = EVALUATIONS,
+    dtype: torch.dtype | None = None,
+    memory: int | None = None,
+) -> SegmentEstimate:
+    """Count a network's boundaries on a straight segment, and integrate its distance to the chord.
+
+    No breakpoint is found: a hundred forward passes tell what an exact trace tells with one a
+    region. Between neighbours of a uniform grid each unit that is on another piece has crossed
+    a boundary, so that `at_least` never exceeds the number of them (but where ties of a kind
+    that is not recognised make several units cross at one place, see the documentation);
+    `crossings` is what halving the grid again and again would come to.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is copied, not changed, run in eval mode, on the model's device.
+    start, end : tensor of shape (*input)
+        One input each, without the axis of samples.
+    tolerance : float
+        Grids are halved until the standard error of the crossings, relative to them, and the
+        error of the deviations, relative to theirs (Euclidean norms over logits), are within it.
+    evaluations : int
+        Most forward passes. If they don't suffice ``converged`` is false.
+    dtype : torch.dtype, optional
+        What the network is computed in; by default float32, and float64 where that would not do.
+    memory : int, optional
+        Bytes that may be used beside the model; by default half of what is free. Where patterns
+        would take more, grids are not halved any further.
+
+    Returns
+    -------
+    SegmentEstimate
+        Of a network that is not piecewise affine without ``crossings``: ``refused`` says why.
+
+    Raises
+    ------
+    nlbench.NotFinite, nlbench.RequestError
+        As `trace_segment`.
+
+    References
+    ----------
+    Counting transitions of activation codes: Novak et al., "Sensitivity and Generalization in
+    Neural Networks: an Empirical Study", ICLR 2018.
+
+    Examples
+    --------
+    >>> found = estimate_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([2.0]))
+    >>> found.at_least, found.crossings, found.error
+    (1, 1.0, 0.0)
+    """
+    check_ends(start[None], end[None])
+    if not 0 < tolerance < 1:
+        raise RequestError(f"a tolerance of {tolerance}, expected more than 0 and less than 1")
+    try:
+        found = estimate_all(
+            model,
+            on_device(model, start[None], end[None]),
+            tolerance=tolerance,
+            evaluations=evaluations,
+            dtype=dtype,
+            memory=memory,
+        )
+        estimate = next(iter(found))
+    except UnsupportedOperation as error:
+        estimate = next(
+            integrate_along(
+                model,
+                start[None],
+                end[None],
+                tolerance=tolerance,
+                evaluations=evaluations,
+                refused=str(error),
+                memory=memory,
+            )
+        )
+    assert estimate is not None
+    return estimate
+
+
+def check_ends(starts: Tensor, ends: Tensor) -> None:
+    """Refuse segments (n, *input) whose ends don't fit each other.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.NotFinite
+    """
+    if starts.shape != ends.shape:
+        raise RequestError(
+            f"a segment from shape {tuple(starts.shape[1:])} to {tuple(ends.shape[1:])}, "
+            "expected the same shape"
+        )
+    if starts.ndim < 2:
+        raise RequestError("a segment's ends are single numbers, expected tensors with an axis")
+    for name, end in (("start", starts), ("end", ends)):
+        if not end.is_floating_point():
+            raise RequestError(f"the segment's {name} has dtype {end.dtype}, expected floats")
+        if end.is_meta:
+            raise RequestError(f"the segment's {name} is on the device meta: it has no numbers")
+        if not torch.isfinite(end).all():
+            raise NotFinite(f"the segment's {name} is not finite")
+
+
+def on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[Segment]:
+    """Give segments on a model's device, one by one."""
+    device = next((t.device for t in tensors_of(model)), starts.device)
+    for start, end in zip(starts.detach(), ends.detach(), strict=True):
+        yield start.to(device), end.to(device)
+
+
+def estimate_all(
+    model: nn.Module,
+    segments: Iterable[Segment],
+    *,
+    tolerance: float,
+    evaluations: int,
+    dtype: torch.dtype | None = None,
+    memory: int | None = None,
+    budget: int = 0,
+) -> Iterator[SegmentEstimate | None]:
+    """Estimate one segment after another; see `nlbench.probes.lines.estimate_segment`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    segments : iterable of (start, end)
+    tolerance, evaluations, dtype, memory
+        As of `estimate_segment`.
+    budget : int
+        Where nine points tell that an exact trace takes no more forward passes than this,
+        nothing is estimated.
+
+    Yields
+    ------
+    SegmentEstimate or None
+        In the order of the segments; None where an exact trace is within the budget.
+    """
+    waiting = iter(segments)
+    first = next(waiting, None)
+    if first is None:
+        return
+    estimators: dict[torch.dtype, _Estimator] = {}
+
+    def estimator(wanted: torch.dtype) -> _Estimator:
+        if wanted not in estimators:
+            estimators[wanted] = _Estimator(model, wanted, first, memory)
+        return estimators[wanted]
+
+    single = dtype or torch.float32
+    group: list[Segment] = [first]
+    while group:
+        group += _taken(waiting, estimator(single).together - len(group))
+        states = [_State(segment) for segment in group]
+        _estimate(estimator(single), states, tolerance, evaluations, budget, dtype is None)
+        again = [state for state in states if state.is_rough]
+        if again:
+            double = estimator(torch.float64)
+            for few in _in_groups(again, double.together):
+                _estimate(double, few, tolerance, evaluations, budget, False)
+        for state in states:
+            used = torch.float64 if state.is_rough else single
+            yield None if state.is_exact else _result(estimator(used), state, tolerance)
+        group = _taken(waiting, 1)
+
+
+def _taken(waiting: Iterator[Segment], count: int) -> list[Segment]:
+    return [segment for _, segment in zip(range(count), waiting, strict=False)]
+
+
+def _in_groups(states: list[_State], most: int) -> list[list[_State]]:
+    return [states[i : i + most] for i in range(0, len(states), most)]
+
+
+@torch.inference_mode()
+def _estimate(
+    estimator: _Estimator,
+    states: list[_State],
+    tolerance: float,
+    evaluations: int,
+    budget: int,
+    may_be_rough: bool,
+) -> None:
+    """Fill in what there is to know of segments."""
+    for state in states:
+        state.segment = tuple(x.to(estimator.dtype) for x in state.segment)  # type: ignore[assignment]
+    active = list(states)
+    group = _Group(
+        estimator.piecewise, [state.segment for state in states], estimator.flats, estimator.chunk
+    )
+    group.begin()
+    has_windows = any(isinstance(p, Leaders) for p in estimator.piecewise.pieces.values())
+    lost = LOST if estimator.dtype == torch.float32 or has_windows else 0.0
+    while active:
+        group.halve()
+        counts = group.counts()
+        going = []
+        full = 2 * group.steps + 1 + PROBES > evaluations or (
+            2 * group.bytes_kept * 2 > estimator.budget / 2
+        )
+        for i, state in enumerate(active):
+            undecided = float(group.undecided[i]) / group.steps
+            state.crossings = _Crossings.of(
+                counts[:, i], float(group.coincident[i]), undecided, lost
+            )
+            state.values, state.steps_counted = group.values[i], group.steps
+            if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):
+                continue
+            met = state.crossings.is_close(tolerance)
+            if group.steps < LEAST or not (met or full):
+                going.append(i)
+        if not going or full:
+            break
+        if len(going) < len(active):
+            group.kept(going)
+        active = [active[i] for i in going]
+    _integrate(estimator, [s for s in states if not s.is_exact], tolerance, evaluations)
+
+
+def _leaves(
+    estimator: _Estimator, state: _State, tolerance: float, budget: int, may_be_rough: bool
+) -> bool:
+    """Tell, from nine points, whether a segment is for an exact trace or for more precision."""
+    assert state.crossings is not None
+    state.is_exact = state.crossings.total + 1 <= budget
+    if state.is_exact or not may_be_rough:
+        return state.is_exact
+    rounding = _rounding(estimator, state.values)
+    deviation = _Deviation.of(state.values, None).total
+    lost = float(torch.linalg.vector_norm(rounding))
+    allowed = SURE * tolerance * state.crossings.total
+    if (
+        state.crossings.undecided + 2 * LOST > allowed
+        or lost > tolerance * float(torch.linalg.vector_norm(deviation)) / 2
+    ):
+        state.is_rough, state.wasted = True, TOLD + 1
+    return state.is_rough
+
+
+def _rounding(estimator: _Estimator, values: Tensor) -> Tensor:
+    """What rounding leaves of the distances of values (n, k) to their chord: (k,)."""
+    size = values.abs().amax() if values.numel() else values.new_zeros(())
+    return (2 * torch.finfo(estimator.dtype).eps * size).expand(values.shape[1])
+
+
+def _integrate(
+    estimator: _Estimator, states: list[_State], tolerance: float, evaluations: int
+) -> None:
+    """Halve grids until the distances to the chord are known."""
+    states = [s for s in states if not (s.is_rough and estimator.dtype == torch.float32)]
+    if not states:
+        return
+    seen = estimator.outputs([s.segment for s in states], [probes()] * len(states))
+    late = list(zip(states, seen, strict=True))
+    while late:
+        going = []
+        for state, beside in late:
+            state.deviation = _Deviation.of(state.values, beside)
+            steps = len(state.values) - 1
+            if not _is_close(estimator, state, tolerance) and (
+                2 * steps + 1 + PROBES <= evaluations
+            ):
+                going.append((state, beside))
+        late = going
+        if late:
+            chosen = [state for state, _ in late]
+            middles = [_middles(len(state.values) - 1) for state in chosen]
+            found = estimator.outputs([state.segment for state in chosen], middles)
+            for state, middle in zip(chosen, found, strict=True):
+                state.values = _interleaved(state.values[None], middle[None])[0]
+
+
+def _is_close(estimator: _Estimator, state: _State, tolerance: float) -> bool:
+    assert state.deviation is not None
+    error = torch.linalg.vector_norm(state.deviation.error)
+    allowed = torch.linalg.vector_norm(state.deviation.total) * tolerance
+    floor = torch.linalg.vector_norm(_rounding(estimator, state.values))
+    return bool(error <= torch.maximum(allowed, 2 * floor))
+
+
+def _result(estimator: _Estimator, state: _State, tolerance: float) -> SegmentEstimate:
+    crossings, deviation = state.crossings, state.deviation
+    assert crossings is not None
+    assert deviation is not None
+    start, end = state.segment
+    steps = len(state.values) - 1
+    is_close = _is_close(estimator, state, tolerance)
+    return SegmentEstimate(
+        t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=start.device),
+        values=state.values.clone(),
+        length=float(torch.linalg.vector_norm((end - start).double())),
+        above=deviation.parts.above.clone(),
+        below=deviation.parts.below.clone(),
+        variation=deviation.parts.variation.clone(),
+        deviation_error=deviation.error + _rounding(estimator, state.values),
+        crossings=crossings.total,
+        at_least=crossings.at_least,
+        error=crossings.error,
+        contributions=dict(
+            zip(estimator.piecewise.program.sites, crossings.by_step.tolist(), strict=True)
+        ),
+        twice=crossings.twice,
+        undecided=crossings.undecided,
+        evaluations=steps + 1 + PROBES + state.wasted,
+        tolerance=tolerance,
+        converged=is_close and crossings.is_close(tolerance),
+        precision=torch.finfo(estimator.dtype).eps,
+    )

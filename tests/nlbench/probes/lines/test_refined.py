@@ -1,0 +1,242 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import NotFinite, RequestError
+from nlbench.measures.absdev import absolute_deviation
+from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
+from nlbench.probes.lines.refined import PROBES, estimate_all, probes
+from tests.support.segments import Depthwise, Functional, mlp, networks, small_residual
+
+
+def pooled(seed, act=nn.ReLU, pool=lambda: nn.MaxPool2d(3, 2, 1), channels=6):
+    torch.manual_seed(seed)
+    net = nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1),
+        nn.BatchNorm2d(channels),
+        act(),
+        pool(),
+        nn.Conv2d(channels, channels, 3, padding=1, groups=2),
+        act(),
+        pool(),
+        nn.Flatten(),
+        nn.LazyLinear(12),
+        act(),
+        nn.Linear(12, 4),
+    ).eval()
+    net(torch.zeros(1, 3, 12, 12))
+    net[1].running_mean.normal_()
+    return net
+
+
+def ends(seed, shape=(3, 12, 12), step=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    start, end = torch.randn(2, *shape, generator=generator)
+    return start, start + step * (end - start)
+
+
+def translated(seed):
+    """An image and itself moved by a pixel, with its edges replicated: columns are alike."""
+    image = torch.randn(3, 12, 12, generator=torch.Generator().manual_seed(seed))
+    image[:, :, 5:] = image[:, :, 5:6]
+    moved = image.roll(1, 2)
+    moved[:, :, 0] = image[:, :, 0]
+    return image, moved
+
+
+NETWORKS = {
+    "overlapping max pooling": pooled(0),
+    "max pooling": pooled(1, pool=lambda: nn.MaxPool2d(2)),
+    "adaptive max pooling": pooled(2, pool=lambda: nn.AdaptiveMaxPool2d(5)),
+    "average pooling": pooled(3, pool=lambda: nn.AvgPool2d(2)),
+    "leaky": pooled(4, nn.LeakyReLU),
+    "prelu": pooled(5, nn.PReLU),
+    "relu6": pooled(6, nn.ReLU6),
+    "hardtanh": pooled(7, nn.Hardtanh),
+    "softshrink": pooled(8, lambda: nn.Softshrink(0.1)),
+    "hardsigmoid": pooled(9, nn.Hardsigmoid),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("segment", [ends(0), translated(1)], ids=["random", "translated"])
+def test_an_estimate_agrees_with_the_exact_trace(name, segment):
+    trace = trace_segment(NETWORKS[name], *segment)
+    found = estimate_segment(NETWORKS[name], *segment)
+    assert found.at_least <= trace.crossings
+    assert found.crossings == pytest.approx(trace.crossings, abs=max(2, found.error))
+    assert sum(found.contributions.values()) == pytest.approx(found.crossings)
+    exact = absolute_deviation(trace)
+    off = torch.linalg.vector_norm(absolute_deviation(found) - exact)
+    assert off <= 1e-3 * torch.linalg.vector_norm(exact)
+
+
+def test_sites_make_as_many_boundaries_as_in_the_exact_trace():
+    network, segment = NETWORKS["overlapping max pooling"], ends(3)
+    exact = trace_segment(network, *segment).contributions
+    found = estimate_segment(network, *segment, tolerance=1e-5, dtype=torch.float64)
+    assert found.contributions.keys() == exact.keys()
+    for site, count in exact.items():
+        assert found.contributions[site] == pytest.approx(count, abs=1.5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(networks())
+def test_the_lower_bound_is_one_for_any_network(case):
+    network, start, end = case
+    trace = trace_segment(network, start, end)
+    found = estimate_segment(network, start, end, evaluations=150, dtype=torch.float64)
+    assert found.at_least <= trace.crossings
+    assert found.at_least >= 0.9 * trace.crossings - 3
+
+
+@pytest.mark.parametrize("network", [small_residual(1, mode="cat", pool=nn.MaxPool2d), Depthwise()])
+def test_skips_shuffles_and_depthwise_convolutions_are_counted(network):
+    segment = ends(5, (2, 4, 4), 3.0)
+    trace = trace_segment(network, *segment)
+    found = estimate_segment(network, *segment)
+    assert trace.crossings - 2 <= found.at_least <= trace.crossings
+
+
+def test_units_that_are_others_over_again_are_counted_once():
+    plain = mlp(3, widths=(3, 20, 20, 2))
+    double = mlp(3, widths=(3, 40, 20, 2))
+    with torch.no_grad():
+        double[0].weight.copy_(plain[0].weight.repeat(2, 1))
+        double[0].bias.copy_(plain[0].bias.repeat(2))
+        double[0].weight[20:] *= -1  # their kinks lie where the others' do
+        double[0].bias[20:] *= -1
+        double[2].weight.normal_()
+    start, end = 3 * torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    trace = trace_segment(double, start, end)
+    found = estimate_segment(double, start, end)
+    assert found.at_least == trace.crossings
+
+
+def test_units_that_all_bend_at_one_node_make_one_boundary():
+    network = mlp(1, widths=(3, 16, 16, 2), bias=False)
+    start = torch.tensor([1.0, -2.0, 0.5])
+    assert trace_segment(network, start, -start).crossings == 1
+    found = estimate_segment(network, start, -start)
+    assert (found.at_least, found.crossings) == (1, 1.0)
+
+
+def test_a_unit_that_rests_on_its_kink_bends_nowhere():
+    network = nn.Sequential(nn.ReLU(), nn.ReLU())
+    found = estimate_segment(network, torch.tensor([-1.0]), torch.tensor([2.0]))
+    assert found.contributions == {"0": 1.0, "1": 0.0}
+
+
+def test_a_segment_that_begins_on_a_boundary_does_not_cross_it():
+    found = estimate_segment(nn.ReLU(), torch.tensor([0.0, -1.0]), torch.tensor([1.0, 0.0]))
+    assert found.at_least == 0
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from([5, 20, 64]))
+def test_neither_memory_nor_company_decides_a_number(seed, megabytes):
+    network = mlp(seed, widths=(3, 30, 30, 2))
+    generator = torch.Generator().manual_seed(seed)
+    starts, ends_ = 2 * torch.randn(2, 9, 3, generator=generator)
+    options = {"tolerance": 1e-3, "evaluations": 300, "dtype": torch.float64}
+    pairs = list(zip(starts, ends_, strict=True))
+    together = list(estimate_all(network, pairs, memory=megabytes * 2**20, **options))
+    for pair, found in zip(pairs, together, strict=True):
+        alone = next(estimate_all(network, [pair], **options))
+        assert (found.crossings, found.error) == (alone.crossings, alone.error)
+        assert found.contributions == alone.contributions
+        torch.testing.assert_close(found.values, alone.values, rtol=1e-12, atol=1e-14)
+
+
+def test_from_the_other_end_it_is_the_same():
+    segment = ends(7)
+    there = estimate_segment(NETWORKS["relu6"], *segment, dtype=torch.float64)
+    back = estimate_segment(NETWORKS["relu6"], *segment[::-1], dtype=torch.float64)
+    assert back.crossings == pytest.approx(there.crossings, abs=max(2, there.error))
+    torch.testing.assert_close(back.above, there.above, rtol=1e-3, atol=1e-6)
+
+
+def test_single_precision_is_left_where_it_would_not_do():
+    start, end = ends(0)
+    near = start + 1e-4 * (end - start)
+    found = estimate_segment(NETWORKS["average pooling"], start, near)
+    assert found.precision == torch.finfo(torch.float64).eps
+    trace = trace_segment(NETWORKS["average pooling"], start, near)
+    assert found.at_least == trace.crossings
+    assert (
+        estimate_segment(NETWORKS["average pooling"], start, near, dtype=torch.float32).precision
+        == torch.finfo(torch.float32).eps
+    )
+
+
+def test_a_bump_between_the_nodes_is_seen_by_the_probes():
+    centre, width = float(probes()[5]), 1e-4
+
+    def bump(x):
+        rise, fall = torch.relu(x - centre + width), torch.relu(x - centre - width)
+        return rise - 2 * torch.relu(x - centre) + fall + 1e-4 * x.abs()
+
+    network = Functional(bump)
+    found = estimate_segment(network, torch.zeros(1), torch.ones(1), evaluations=64)
+    assert not found.converged
+    assert found.relative_error > 0.5
+
+
+def test_too_few_evaluations_are_said():
+    found = estimate_segment(NETWORKS["leaky"], *ends(0), tolerance=1e-9, evaluations=100)
+    assert not found.converged
+    assert found.evaluations <= 100 + PROBES
+
+
+def test_a_smooth_network_is_integrated_and_has_no_boundaries():
+    start, end = ends(0, (3,))
+    found = estimate_segment(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), start, end)
+    assert found.crossings is None
+    assert "tanh" in found.refused
+    assert found.converged
+
+
+def test_a_segment_without_length_has_no_boundaries_and_no_deviation():
+    start, _ = ends(0)
+    found = estimate_segment(NETWORKS["leaky"], start, start)
+    assert (found.at_least, found.crossings, found.length) == (0, 0.0, 0.0)
+    assert found.converged
+    assert float(absolute_deviation(found).abs().max()) == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "error"),
+    [
+        (torch.zeros(3), torch.zeros(4), RequestError),
+        (torch.zeros(3), torch.full((3,), math.nan), NotFinite),
+        (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), RequestError),
+    ],
+)
+def test_ends_that_are_no_ends_are_refused(start, end, error):
+    with pytest.raises(error):
+        estimate_segment(nn.ReLU(), start, end)
+
+
+def test_auto_is_exact_within_the_budget_and_refined_beyond():
+    network = NETWORKS["average pooling"]
+    paths = torch.stack([*ends(0), *ends(1)])[None]
+    exact = [seen.trace for seen in observe_paths(network, paths)]
+    found = [seen.trace for seen in observe_paths(network, paths, method="auto", budget=10**6)]
+    assert [trace.method for trace in found] == ["exact"] * 3
+    for trace, other in zip(exact, found, strict=True):
+        assert trace.t.tolist() == other.t.tolist()
+        assert trace.values.tolist() == other.values.tolist()
+    counts = sorted(trace.crossings for trace in exact)
+    few = [seen.trace for seen in observe_paths(network, paths, method="auto", budget=counts[1])]
+    assert sorted(trace.method for trace in few) == ["exact", "refined", "refined"]
+    for trace, other in zip(exact, few, strict=True):
+        assert (other.method == "exact") == (trace.regions <= counts[1])
+
+
+def test_an_estimate_lets_the_caller_go_on_computing():
+    found = estimate_segment(NETWORKS["leaky"], *ends(0))
+    found.values.requires_grad_(True).sum().backward()

@@ -1,0 +1,340 @@
+"""How inputs are read, and how models that take or give more than a tensor are measured."""
+
+import collections
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import nlbench
+from nlbench.errors import RequestError
+from nlbench.subjects.inputs import Arguments, BatchReader, tensor_of_output
+
+ALL = ["affinity", "r2", "nlc", "density", "absdev", "pathlength"]
+
+
+def seeded(make):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+class Two(nn.Module):
+    """Takes two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(3, 8)
+        self.act, self.head = nn.ReLU(), nn.Linear(8, 2)
+
+    def forward(self, a, b):
+        return self.head(self.act(self.first(a) + self.second(b)))
+
+
+class Packed(nn.Module):
+    """The same, with both side by side in one tensor."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.first, self.second = model.first, model.second
+        self.act, self.head = model.act, model.head
+
+    def forward(self, x):
+        return self.head(self.act(self.first(x[:, :4]) + self.second(x[:, 4:])))
+
+
+class Words(nn.Module):
+    """A mean over the words that a mask leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.act, self.head = nn.Embedding(11, 6), nn.GELU(), nn.Linear(6, 2)
+        self.masks = []
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        self.masks.append(mask.dtype)
+        h = self.act(self.embed(input_ids)) * mask[..., None]
+        return SimpleNamespace(logits=self.head(h.sum(1) / mask.sum(1, keepdim=True)))
+
+
+def scores(run):
+    frame = run.scores
+    return frame[["measure", "place", "statistic", "value", "n", "status", "reason"]]
+
+
+def words(n=24, length=5):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 11, (n, length), generator=generator)
+    mask = torch.randint(0, 2, (n, length), generator=generator)
+    mask[:, 0] = 1
+    return ids, mask
+
+
+def test_a_tuple_is_one_batch_of_arguments_for_every_probe():
+    model, a, b = seeded(lambda: (Two(), torch.randn(64, 4), torch.randn(64, 3)))
+    both = nlbench.evaluate(model, (a, b), ALL)
+    one = nlbench.evaluate(Packed(model), torch.cat([a, b], 1), ALL)
+    # Random draws differ, since the models' names do.
+    exact = [name for name in ALL if name != "nlc"]
+    for name in exact:
+        assert both[name].status == one[name].status, (both[name].reason, one[name].reason)
+        assert both[name].summary == pytest.approx(one[name].summary, rel=1e-9)
+    assert both["nlc"].status == "ok"
+    assert both["nlc"].summary["value"] == pytest.approx(one["nlc"].summary["value"], rel=0.5)
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_mapping_is_keyword_arguments_and_a_loader_may_yield_either():
+    model, a, b = seeded(lambda: (Two(), torch.randn(60, 4), torch.randn(60, 3)))
+    whole = scores(nlbench.evaluate(model, (a, b), ALL[:2]))
+    for inputs in (
+        {"a": a, "b": b},
+        [{"a": a[:30], "b": b[:30]}, {"a": a[30:], "b": b[30:]}],
+    ):
+        assert scores(nlbench.evaluate(model, inputs, ALL[:2])).equals(whole)
+    loader = DataLoader(TensorDataset(a, b), batch_size=16)
+    assert scores(nlbench.evaluate(model, loader, ALL[:2], labels=False)).equals(whole)
+
+
+def test_a_mask_is_neither_measured_as_words_nor_dropped():
+    ids, mask = words()
+    model = seeded(Words)
+    run = nlbench.evaluate(model, (ids, mask), ["affinity"])
+    with torch.no_grad():
+        x = model.embed(ids)
+        expected = nlbench.evaluate(nn.Sequential(nn.GELU()), x, ["affinity"])
+    assert run.records[0].subject["samples"] == len(ids)
+    assert run["affinity"].n == len(ids)
+    assert run["affinity"].values[0].status == "ok"
+    assert expected["affinity"].values[0].status == "ok"
+    assert set(model.masks) == {torch.int64}
+    again = nlbench.evaluate(model, {"input_ids": ids, "attention_mask": mask}, ["affinity"])
+    assert scores(again).equals(scores(run))
+
+
+def test_arguments_of_other_integer_types_reach_the_model_as_they_are():
+    ids, mask = words()
+    model = seeded(Words)
+    nlbench.evaluate(model, {"input_ids": ids, "attention_mask": mask.bool()}, ["r2"])
+    assert set(model.masks) == {torch.bool}
+
+
+def test_constants_in_a_mapping_are_passed_on():
+    ids, mask = words()
+    model = seeded(Words)
+    with_none = {"input_ids": ids, "attention_mask": mask, "labels": None}
+    run = nlbench.evaluate(model, with_none, ["affinity"], labels=False)
+    assert scores(run).equals(scores(nlbench.evaluate(model, (ids, mask), ["affinity"])))
+
+
+@pytest.mark.parametrize("measure", ["nlc", "density", "absdev"])
+def test_integers_are_undefined_for_probes_that_need_fractions_whatever_their_number(measure):
+    ids, mask = words()
+    model = seeded(Words)
+    for inputs in (ids, (ids, mask), {"input_ids": ids, "attention_mask": mask}):
+        assert nlbench.evaluate(model, inputs, [measure])[measure].status == "undefined"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(3, 2)), r"a batch has 2 arguments, the model takes 1"),
+        ((torch.zeros(3, 2), torch.zeros(4, 2)), r"a tuple of tensors with 3 and 4 samples"),
+        ([(torch.zeros(3, 2), torch.zeros(4))], r"3 samples with labels of shape \(4,\)"),
+        ((), "a tuple without a tensor"),
+        ({}, "a mapping without a tensor"),
+        ({"x": None}, "a mapping without a tensor"),
+        ({"x": [1, 2]}, r"inputs\['x'\]: a list, expected batches of tensors"),
+        ((np.zeros((3, 2)),), r"inputs\[0\]: a ndarray, .* torch.as_tensor\(inputs, dtype="),
+        (np.zeros((3, 2)), r"a ndarray, expected a tensor or a loader .*torch.as_tensor\(inputs, "),
+        (np.zeros((3, 2), dtype=int), r"torch.as_tensor\(inputs\) makes one of an array"),
+        ([np.zeros((3, 2))], r"the loader yields a ndarray, .*torch.as_tensor"),
+        ("text", "a str, expected a tensor or a loader"),
+        (b"text", "a bytes, expected a tensor or a loader"),
+        (7, "an int, expected a tensor or a loader"),
+        (torch.zeros(3), r"shape \(3,\), expected \(n, ...\)"),
+        ((torch.zeros(3),), r"shape \(3,\), expected \(n, ...\)"),
+        (torch.zeros(()), r"shape \(\), expected \(n, ...\)"),
+        ([torch.zeros(3)], r"shape \(3,\), expected \(n, ...\)"),
+        (TensorDataset(torch.zeros(3, 2)), "yields samples one by one.*DataLoader"),
+        ([torch.zeros(3, 2), (torch.zeros(3, 2), 1, 2)], "batches of different arguments"),
+        (iter([torch.zeros(3, 2), {"input": torch.zeros(3, 2)}]), "of different arguments"),
+        ({"a", "b"}, "the loader yields a str"),
+        (torch.zeros(0, 2), "no samples"),
+    ],
+)  # fmt: skip
+def test_inputs_that_cannot_be_read_are_one_line(inputs, says):
+    with pytest.raises(RequestError, match=says) as caught:
+        nlbench.evaluate(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), inputs, ["r2"])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
+    ids, mask = words()
+    with pytest.raises(RequestError, match="say labels=True if the second are labels"):
+        nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"])
+    both = nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"], labels=False)
+    assert scores(both).equals(scores(nlbench.evaluate(seeded(Words), (ids, mask), ["r2"])))
+    one = nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"], labels=True)
+    assert scores(one).equals(scores(nlbench.evaluate(seeded(Words), ids, ["r2"])))
+
+
+def test_labels_of_a_mapping_are_asked_for_where_the_model_takes_them():
+    ids, mask = words()
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0]}
+    with pytest.raises(RequestError, match="a batch has 'labels', and the model takes them"):
+        nlbench.evaluate(seeded(Words), [batch], ["r2"])
+    found = nlbench.evaluate(seeded(Words), [batch], ["r2"], labels=True)
+    assert scores(found).equals(scores(nlbench.evaluate(seeded(Words), (ids, mask), ["r2"])))
+    named = {**batch, "target": batch.pop("labels")}
+    del named["labels"]
+    again = nlbench.evaluate(seeded(Words), [named], ["r2"], labels="target")
+    assert scores(again).equals(scores(found))
+    with pytest.raises(RequestError, match="a batch has no 'targets'; did you mean 'target'"):
+        nlbench.evaluate(seeded(Words), [named], ["r2"], labels="targets")
+
+
+def test_labels_given_as_a_tensor_are_as_many_as_the_samples():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(RequestError, match=r"labels have shape \(3,\) for 8 samples"):
+        nlbench.evaluate(model, torch.randn(8, 4), ["r2"], labels=torch.zeros(3))
+    with pytest.raises(RequestError, match="a loader yields its labels with its batches"):
+        nlbench.evaluate(model, [torch.randn(8, 4)], ["r2"], labels=torch.zeros(8))
+
+
+def test_fractions_beside_integers_are_refused_by_all_probes_alike():
+    for name in ALL:
+        with pytest.raises(RequestError, match="all of one floating type or all integers"):
+            nlbench.evaluate(seeded(Two), (torch.zeros(3, 4), torch.ones(3, 3).long()), [name])
+
+
+Named = collections.namedtuple("Named", "out aux")
+OUTPUTS = {
+    "attribute": lambda y: SimpleNamespace(logits=y, loss=None),
+    "mapping": lambda y: {"logits": y, "hidden": y + 1},
+    "segmentation": lambda y: {"out": y, "aux": y + 1},
+    "only tensor": lambda y: (y, (y, y)),
+    "list": lambda y: [y],
+    "named tuple": lambda y: Named(y, y + 1),
+}
+
+
+@pytest.mark.parametrize("wrap", OUTPUTS.values(), ids=OUTPUTS)
+def test_what_a_model_gives_is_taken_apart_for_all_probes(wrap):
+    class Wrapped(nn.Sequential):
+        def forward(self, x):
+            return wrap(super().forward(x))
+
+    layers, inputs = seeded(
+        lambda: ([nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)], torch.randn(40, 4))
+    )
+    plain = nlbench.evaluate(nn.Sequential(*layers), inputs, ALL, name="net")
+    wrapped = nlbench.evaluate(Wrapped(*layers), inputs, ALL, name="net")
+    assert [r.result.status for r in wrapped.records] == ["ok"] * len(ALL)
+    assert scores(wrapped).equals(scores(plain))
+
+
+def test_outputs_of_several_tensors_are_refused_alike_and_sites_need_none():
+    class Odd(nn.Sequential):
+        def forward(self, x):
+            y = super().forward(x)
+            return y, y
+
+    run = nlbench.evaluate(Odd(nn.Linear(4, 8), nn.ReLU()), torch.randn(40, 4), ALL[:5])
+    assert [run[name].status for name in ("affinity", "r2")] == ["ok", "ok"]
+    for name in ("nlc", "density", "absdev"):
+        assert run[name].status in ("undefined", "failed")
+        assert "tuple" in run[name].reason
+
+
+def test_random_numbers_come_from_the_key_that_is_recorded(monkeypatch):
+    from nlbench.execution import measure_subject
+
+    drawn = []
+
+    class Noted(measure_subject.Stream):
+        def __init__(self, name, device=None):
+            drawn.append(name)
+            super().__init__(name, device)
+
+    monkeypatch.setattr(measure_subject, "Stream", Noted)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    first, second = torch.randn(2, 30, 4)
+    for inputs in (first, second, list(first.split(7))):
+        drawn.clear()
+        run = nlbench.evaluate(model, inputs, ["nlc", "density"])
+        assert {record.key for record in run.records} <= set(drawn)
+
+
+def test_a_loader_gives_the_random_numbers_of_its_samples_as_one_tensor():
+    model, inputs = seeded(lambda: (nn.Sequential(nn.Linear(4, 8), nn.Tanh()), torch.randn(40, 4)))
+    loader = DataLoader(TensorDataset(inputs), batch_size=7)
+    whole, parts = (nlbench.evaluate(model, given, ["nlc"]) for given in (inputs, loader))
+    assert scores(whole).equals(scores(parts))
+
+
+def test_threads_are_those_of_a_run_and_are_given_back():
+    from nlbench.execution.numerics import default_threads
+
+    seen = []
+
+    class Noting(nn.Sequential):
+        def forward(self, x):
+            seen.append(torch.get_num_threads())
+            return super().forward(x)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(7)
+    try:
+        expected = default_threads()
+        model = Noting(nn.Linear(4, 8), nn.ReLU())
+        run = nlbench.evaluate(model, torch.randn(8, 4), ["r2"])
+        assert torch.get_num_threads() == 7
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {expected} == {4}
+    assert run.manifest["environment"]["threads"] == 4
+
+
+SHAPES = st.lists(st.lists(st.integers(1, 3), max_size=3).map(tuple), min_size=2, max_size=4)
+INTEGERS = st.sampled_from([torch.int64, torch.int32, torch.uint8, torch.bool])
+
+
+@settings(deadline=None)
+@given(shapes=SHAPES, n=st.integers(1, 4), data=st.data())
+def test_packing_several_arguments_loses_nothing(shapes, n, data):
+    floats = data.draw(st.sampled_from([torch.float32, torch.float64, None]))
+    tensors = tuple(
+        torch.randint(0, 2, (n, *shape)).to(floats or data.draw(INTEGERS)) for shape in shapes
+    )
+    names = [f"k{i}" for i in range(len(tensors))]
+    for batch in (tensors, dict(zip(names, tensors, strict=True))):
+        arguments = Arguments.of(batch)
+        packed = arguments.packed(batch)
+        assert packed.shape == (n, sum(math.prod(shape) for shape in shapes))
+        args, kwargs = arguments.unpacked(packed)
+        for before, after in zip(tensors, (*args, *kwargs.values()), strict=True):
+            assert before.dtype == after.dtype
+            assert torch.equal(before, after)
+
+
+def test_a_reader_says_what_a_scripted_or_unknown_forward_leaves_open():
+    class Any(nn.Module):
+        def forward(self, *args):
+            return args[0]
+
+    with pytest.raises(RequestError, match="labels=True"):
+        BatchReader(Any(), None).read((torch.zeros(2, 2), torch.zeros(2)))
+
+
+def test_an_output_without_logits_stays_as_it_is():
+    for output in ("text", None, (1, 2), {"a": torch.zeros(1), "b": torch.zeros(1)}):
+        assert tensor_of_output(nn.Identity(), (), output) is output
