@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -264,7 +264,10 @@ class Plan:
         return {
             "device": self.device,
             "precision": self.precision,
-            "targets": [asdict(target) for target in targets],
+            "targets": [
+                {**vars(target), "spec": {**vars(target.spec), "options": target.spec.options}}
+                for target in targets
+            ],
             "measures": [asdict(one) for one in wanted],
             "cells": [[c.key, rows[c.target.key], columns[c.wanted.name]] for c in self.cells],
         }
@@ -318,7 +321,7 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         for m, options in bench.measures
     ]
     prints = {name: _fingerprint(name, infos[name].fingerprint, bench.data[name]) for name in names}
-    providers = _Providers()
+    providers, choices = _Providers(), _Choices()
     targets: dict[str, Target] = {}
     remarks: dict[str, None] = {}
     for spec in _specs(request, bench):
@@ -329,7 +332,10 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
             "device": device.partition(":")[0],
             "precision": request.precision,
         }
-        target = _target(spec, facts, prints[spec.data].problem, remarks)
+        weights = choices.of(spec)
+        if weights.remark:
+            remarks.setdefault(weights.remark)
+        target = _target(spec, facts, prints[spec.data].problem, weights)
         targets.setdefault(target.key, target)
     _check_targets(list(targets.values()))
     for remark in remarks:
@@ -405,22 +411,51 @@ def _fingerprint(name: str, of: Callable[..., str] | None, options: Options) -> 
         return _Print("", f"dataset '{name}': {type(error).__name__}: {error}")
 
 
-def _target(
-    spec: SubjectSpec, facts: Mapping[str, Any], problem: str, remarks: dict[str, None]
-) -> Target:
-    label, identity = spec.weights, "absent"
+@dataclass(frozen=True)
+class _Weights:
+    """What the weights of a request come to, for all seeds."""
+
+    label: str
+    identity: str
+    problem: str = ""
+    remark: str = ""
+
+
+class _Choices:
+    """Chooses the weights of each model on each dataset once, however many seeds there are."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], _Weights] = {}
+
+    def of(self, spec: SubjectSpec) -> _Weights:
+        key = spec.model, spec.weights, spec.data, spec.options
+        if key not in self._made:
+            self._made[key] = _chosen(spec)
+        return self._made[key]
+
+
+def _chosen(spec: SubjectSpec) -> _Weights:
+    label = spec.weights
     try:
         choice = choose_weights(spec)
-        label, identity = choice.label, choice.identity
-        if choice.remark:
-            remarks.setdefault(choice.remark)
+        label = choice.label
+        return _Weights(label, choice.identity, "", choice.remark)
     except NlbenchError as error:
-        problem = problem or " ".join(str(error).split())
+        return _Weights(label, "absent", " ".join(str(error).split()))
     except OSError as error:
-        problem = problem or f"weights '{spec.weights}': {error.strerror or error}"
-    subject = {**asdict(spec), "weights": identity, "options": dict(spec.options)}
+        return _Weights(label, "absent", f"weights '{spec.weights}': {error.strerror or error}")
+
+
+def _target(spec: SubjectSpec, facts: Mapping[str, Any], problem: str, weights: _Weights) -> Target:
+    subject = {
+        **{entry.name: getattr(spec, entry.name) for entry in fields(spec)},
+        "weights": weights.identity,
+        "options": dict(spec.options),
+    }
     key = content_key({"subject": subject, **facts})
-    return Target(key, spec, label, problem, "" if problem else identity, facts["files"])
+    problem = problem or weights.problem
+    identity = "" if problem else weights.identity
+    return Target(key, spec, weights.label, problem, identity, facts["files"])
 
 
 def _cell_key(target: Target, wanted: Wanted, providers: list[str]) -> str:
@@ -442,11 +477,14 @@ class _Providers:
 
     def __init__(self) -> None:
         self._groups: dict[str, Mapping[str, registry.Entry]] = {}
+        self._found: dict[tuple[str, str], list[str]] = {}
 
     def of(self, group: str, name: str) -> list[str]:
         if group not in self._groups:
             self._groups[group] = registry.entries(group)
-        return list(self._groups[group][name].providers)
+        if (group, name) not in self._found:
+            self._found[group, name] = list(self._groups[group][name].providers)
+        return self._found[group, name]
 
 
 def check_unchanged(target: Target, planned_at: str) -> None:
@@ -600,26 +638,24 @@ def _stamp(path: str) -> Stamp:
 
 def _files(plan: Plan) -> Iterable[str]:
     """Checkpoints that the plan's weights came from, or would come from if they were there."""
-    for target in plan.targets:
-        spec = target.spec
-        if spec.weights in ("auto", "trained"):
-            trained = model_info(registry.load("models", spec.model)).trained
-            if spec.data in trained:
-                yield str(Path(trained[spec.data]).absolute())
-        elif spec.weights != "init":
-            yield str(Path(spec.weights).absolute())
+    wanted = {(t.spec.model, t.spec.weights, t.spec.data): None for t in plan.targets}
+    for model, weights, data in wanted:
+        if weights in ("auto", "trained"):
+            trained = model_info(registry.load("models", model)).trained
+            if data in trained:
+                yield str(Path(trained[data]).absolute())
+        elif weights != "init":
+            yield str(Path(weights).absolute())
 
 
 def _prints(plan: Plan, names: Container[str]) -> dict[str, Any]:
     """Fingerprints of those of the named datasets that have any; the others aren't imported."""
     prints: dict[str, Any] = {}
-    for target in plan.targets:
-        spec = target.spec
-        if spec.data in names and spec.data not in prints:
-            of = dataset_info(registry.load("datasets", spec.data)).fingerprint
-            if of is not None:
-                try:
-                    prints[spec.data] = str(of(**dict(spec.options)))
-                except (Exception, SystemExit) as error:
-                    prints[spec.data] = f"none: {error}"
+    for data, options in {t.spec.data: t.spec.options for t in plan.targets}.items():
+        of = dataset_info(registry.load("datasets", data)).fingerprint if data in names else None
+        if of is not None:
+            try:
+                prints[data] = str(of(**dict(options)))
+            except (Exception, SystemExit) as error:
+                prints[data] = f"none: {error}"
     return prints

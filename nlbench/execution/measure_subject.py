@@ -28,7 +28,7 @@ from nlbench.probes import ProbeOptions, Resources, Step
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
 from nlbench.store.record import Record, same_subject
-from nlbench.subjects.load import Subject, load_subject
+from nlbench.subjects.load import Subject, SubjectSpec, load_subject
 
 from .numerics import (
     Machine,
@@ -311,6 +311,7 @@ class Host:
             try:
                 monitor.loading()
                 loaded = self._load(target, unit, machine)
+                _say_how_many(target.spec, loaded.subject.facts, monitor)
                 problem = same_subject(loaded.subject.facts, unit.expected)
                 if problem:
                     raise RequestError(problem)
@@ -408,6 +409,16 @@ def _double(subject: Subject) -> Subject:
     return replace(
         subject, model=subject.model.double(), inputs=inputs, images=convert(subject.images)
     )
+
+
+def _say_how_many(spec: SubjectSpec, facts: Mapping[str, Any], monitor: Monitor) -> None:
+    """Say that there are fewer samples than were asked for."""
+    there = facts.get("samples")
+    if spec.samples is not None and isinstance(there, int) and there < spec.samples:
+        monitor.warn(
+            f"{spec.samples} samples of {spec.data} were asked for; its {spec.split} split has "
+            f"{there}, which are all measured"
+        )
 
 
 def _check(target: Target, facts: Mapping[str, Any]) -> None:

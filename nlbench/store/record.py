@@ -236,7 +236,7 @@ def _check_numbers(what: str, content: Mapping[str, object]) -> None:
 def _check_parts(parts: object) -> None:
     _check_kind("parts", parts, (dict,))
     for name, part in parts.items() if isinstance(parts, dict) else ():
-        numbers = dict(enumerate(part)) if isinstance(part, list) else part
+        numbers: Any = dict(enumerate(part)) if isinstance(part, list) else part
         _check_kind(f"parts.{name}", numbers, (dict,))
         _check_numbers(f"parts.{name}", numbers)
 
