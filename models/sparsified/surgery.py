@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from nlbench.errors import RequestError, Undefined
+from nlbench.probes.axes import Layouts
 from nlbench.probes.graph.nodes import channel_axes
 from nlbench.probes.model_state import attributes_kept, evaluation_mode
 from nlbench.probes.ops import activation_kind
-from nlbench.probes.sites.axis_tracking import Layouts
 
 __all__ = [
     "CHILD",

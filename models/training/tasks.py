@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.probes.background import overlap_pays, state_of_chance
+from nlbench.probes.background import overlap_pays, rng_state
 from nlbench.probes.model_state import evaluation_mode
 from nlbench.subjects.data import Dataset, Items, read_items
 
@@ -387,12 +387,12 @@ def ahead(made: Iterator[T], device: torch.device) -> Iterator[T]:
     >>> list(ahead(iter("abc"), torch.device("cpu")))
     ['a', 'b', 'c']
     """
-    before = state_of_chance(device)
+    before = rng_state(device)
     end = object()
     first = next(made, end)
     if first is end:
         return
-    if not overlap_pays(device) or state_of_chance(device) != before:
+    if not overlap_pays(device) or rng_state(device) != before:
         yield first  # type: ignore[misc]
         yield from made
         return

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psutil
 import torch
@@ -25,6 +26,7 @@ from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, check_unchanged, checked_measure, load_probe
 from nlbench.probes import ProbeOptions, Resources, Step
+from nlbench.probes.budget import Found
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
 from nlbench.store.record import Record, same_subject
@@ -125,13 +127,14 @@ class _Feed:
 
 
 def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
-    """Add what the probe knows: how many samples or segments, and remarks on places."""
+    """Add what the probe knows: how many samples or segments, and its remarks."""
     n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
     values = tuple(
         replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
         for value in result.values
     )
-    return replace(result, values=values, n=result.n or n)
+    said = [result.reason, shown.get("remark", "")]
+    return replace(result, values=values, n=result.n or n, reason="; ".join(filter(None, said)))
 
 
 def failure_of(error: BaseException) -> tuple[Result, str]:
@@ -287,7 +290,7 @@ class Host:
         self._measures, self._threads = dict(measures or {}), threads
         self._loaded: _Loaded | None = None
         self._machines: dict[tuple[str, str], Machine] = {}
-        self._found: dict[str, dict[str, int]] = {}
+        self._found: Found = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
 
     def measure(self, unit: Unit, monitor: Monitor) -> Iterator[Record | Missed]:
@@ -329,9 +332,7 @@ class Host:
             machine,
             monitor,
             lambda measure: keys[measure.name],
-            resources=Resources(
-                machine.device, unit.memory, self._found.setdefault(unit.device, {})
-            ),
+            resources=Resources(machine.device, unit.memory, self._found),
             load_seconds=loaded.seconds,
             conditions=lambda: self._as_asked(unit),
         )

@@ -7,8 +7,9 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -81,13 +82,16 @@ class Resources:
     device : torch.device
     memory : int or None
         Bytes that may be used beside the model; None: a sensible share of what is free.
-    found : dict of str to int
-        Sizes that were found to fit, by what they are of; kept for the next passes of the run.
+    found : mutable mapping
+        Sizes that were found to fit, by model and by what they are of; kept for the next passes
+        of the run, as long as the model is.
     """
 
     device: torch.device
     memory: int | None = None
-    found: dict[str, int] = field(default_factory=dict)
+    found: MutableMapping[nn.Module, MutableMapping[Hashable, int]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
 
 class Probe(ABC):
@@ -177,7 +181,8 @@ class Probe(ABC):
             Called as often as `steps` says.
         facts : dict
             Takes what was looked at, for the record: ``samples`` or ``segments``, their number;
-            ``remarks``, by place; whatever a reader of the number has to know.
+            ``remarks``, by place, and ``remark``, on the whole, which stand beside the numbers;
+            whatever a reader of the number has to know.
 
         Raises
         ------

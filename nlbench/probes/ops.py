@@ -379,12 +379,13 @@ def _make_visible(function: type[Any]) -> None:
         context, given = (args[:1], args[1:]) if has_context else ((), args)
 
         def call(*given: Any, **kwargs: Any) -> Any:
+            # Asked again by each mode that watches: the next one is to see it as well.
+            if has_torch_function(given):
+                return handle_torch_function(call, given, *given, **kwargs)
             return original(*context, *given, **kwargs)
 
         call.__name__ = function.__name__
         call.nlbench_op = name  # type: ignore[attr-defined]
-        if has_torch_function(given):
-            return handle_torch_function(call, given, *given, **kwargs)
         return call(*given, **kwargs)
 
     forward.nlbench_op = name  # type: ignore[attr-defined]

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite
-from nlbench.probes.budget import load_of, share_out
+from nlbench.probes.budget import share_out
 from nlbench.probes.lines.ops.kinks import pushed
 from nlbench.probes.lines.ops.rule import Margin, peak
 
-from .program import Program
+from .program import Program, load_of
 from .trace import SegmentTrace
 
 __all__ = ["trace_adaptively", "trace_by_sampling"]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite
-from nlbench.probes.budget import Load, load_of, share_out
+from nlbench.probes.budget import Load, share_out
 from nlbench.probes.lines.ops.rule import peak
 
-from .program import Program
+from .program import Program, load_of
 from .threads import work_off
 from .trace import SegmentTrace
 

@@ -25,11 +25,12 @@ from nlbench.probes.model_state import tensors_of, typed_copy
 
 from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
+from .check import check_trace
 from .estimate import SegmentEstimate
 from .exact import trace_exactly
 from .paths import closed_paths, noise_paths, open_paths, pair_paths, translations
 from .plot_data import Sketch
-from .program import check_trace, record, refusal
+from .program import record, refusal
 from .quadrature import integrate_along
 from .refined import BUDGET, EVALUATIONS, TOLERANCE, check_ends, estimate_all, on_device
 from .threads import by_itself

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,21 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.ops.rule import Call, Input, NotAffine, Rule, peak
-from nlbench.probes.lines.ops.table import has_rule, ignores_values, reads_values, rule_for
-from nlbench.probes.ops import NAMED_MODULES
+from nlbench.probes.modules import SiteName, SiteNames
+from nlbench.probes.ops import known, load_errors
+
+from .ops import kinks as kinked_ops
+from .ops.rule import Call, Input, NotAffine, Rule, peak
 
 __all__ = ["Recorder", "Step"]
-
-
-POOLING_MODULES: tuple[type[nn.Module], ...] = (
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-)
 
 
 @dataclass(frozen=True)
@@ -89,10 +80,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self._dtype = example.dtype
-        self._names = {module: name for name, module in network.named_modules()}
-        self._stack: list[nn.Module] = []
+        self._names = SiteNames(network)
+        self._names.begin(example)
+        self._sites: list[SiteName | None] = []
         self._composites: list[str] = []
-        self._calls: Counter[str] = Counter()
         # Tensors by identity: the number of their value and when they got it. `_alive`
         # keeps them, so that neither identities nor storages are used again.
         self._values: dict[int, int] = {}
@@ -112,18 +103,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Follow which module is running; a user's own hooks count as outside of it."""
-        hooks = [m.register_forward_pre_hook(self._enter) for m in self._names]
-        hooks += [
-            m.register_forward_hook(self._leave, prepend=True, always_call=True)
-            for m in self._names
-        ]
-        try:
+    def recording(self) -> Iterator[None]:
+        """Follow which module is running and what it calls, and record what is dispatched."""
+        with self._names.hooked(), self._names, self:
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+    @property
+    def program(self) -> list[Step]:
+        """The steps, with the names of their sites, once the network has run."""
+        named = zip(self.steps, self._sites, strict=True)
+        return [replace(step, site=name.text if name else "") for step, name in named]
 
     def output_value(self, output: Tensor) -> int:
         """Give the number of the network's output, a constant one included."""
@@ -136,12 +125,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
             self._add_step("constant", [0], rule, output)
         return self._values[id(output)]
-
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._stack.append(module)
-
-    def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        self._stack.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -159,13 +142,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if any(_storage(a) in self._constants for a in written):
                 raise self._refusal(name, "it changes a constant that was read before")
             return func(*args, **kwargs)
-        if reads_values(name):
+        if name in _READS_VALUES:
             raise self._refusal(name, "the values of the input decide what is computed")
         numbers = {id(a): Input(i) for i, a in enumerate(traced)}
         spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
-        if ignores_values(name, spec, spec_kwargs):
+        if _ignores_values(name, spec):
             return func(*args, **kwargs)
-        if not has_rule(name):
+        operation = known(name)
+        if operation is None or not operation.traced:
             return self._decompose(func, name, args, kwargs)
         if written:
             if len(written) != 1 or written[0] is not args[0]:
@@ -190,9 +174,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
-            raise self._refusal(name, "not piecewise affine")
+            raise self._refusal(name, self._why_not(name))
         self._composites.pop()
         return result
+
+    def _why_not(self, name: str) -> str:
+        """Say why an operation can't be traced: it is known not to be affine, or not known."""
+        for called in (name, *reversed(self._composites)):
+            operation = known(called)
+            if operation is not None and (operation.refused or operation.kind):
+                return operation.refused or "not piecewise affine"
+        if known(name) is not None or known(self._composites[0]) is not None:
+            return "not piecewise affine"
+        missing = "".join(f" ({error})" for error in load_errors())
+        return f"it is not known; register it with nlbench.register_op{missing}"
 
     def _add(self, call: Call, traced: list[Tensor], result: Any, written: list[Tensor]) -> None:
         inputs = [self._values[id(a)] for a in traced]
@@ -210,7 +205,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(result, Tensor):
                 made = replace(made, function=_part(call.function, part))
             try:
-                rule = rule_for(made)
+                rule = _rule_of(made)
             except NotAffine as error:
                 raise self._refusal(call.name, str(error)) from None
             if written:
@@ -219,10 +214,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add_step(call.name, inputs, rule, tensor)
 
     def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
-        site = self._site(name) if rule.bend else ""
         value, shape = len(self.steps) + 1, tuple(output.shape[1:])
-        step = Step(name, self._place(), tuple(inputs), value, rule, shape, site)
-        self.steps.append(step)
+        self.steps.append(Step(name, self._names.place, tuple(inputs), value, rule, shape))
+        self._sites.append(self._site(name) if rule.bend else None)
         self._bind(output, value)
 
     def _bind(self, tensor: Tensor, value: int) -> None:
@@ -236,27 +230,38 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if changed > self._bound_at.get(id(tensor), 0):
                 raise self._refusal(name, "it reads a tensor whose memory was changed in place")
 
-    def _place(self) -> str:
-        return (self._names.get(self._stack[-1], "") if self._stack else "") or "the network"
-
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
-        return UnsupportedOperation((self._composites or [name])[0], self._place(), why)
+        return UnsupportedOperation((self._composites or [name])[0], self._names.place, why)
 
-    def _site(self, name: str) -> str:
-        """Name an activation call: the module's path, or path and function."""
-        # Outside of all modules there are the hooks that a user put on the network.
-        module = self._stack[-1] if self._stack else None
-        path = self._names.get(module, "") if module is not None else ""
-        function = (self._composites or [name])[0]
-        if not path:
-            site = function
-        elif isinstance(module, NAMED_MODULES + POOLING_MODULES):
-            site = path
-        else:
-            site = f"{path}/{function}"
-        calls = self._calls[site]
-        self._calls[site] += 1
-        return f"{site}:{calls}" if calls else site
+    def _site(self, name: str) -> SiteName:
+        """Name a call that bends: an activation as it is called, another by its operation."""
+        return self._names.current or self._names.name((self._composites or [name])[0])
+
+
+# The last two precede a copy to NumPy or to a list.
+_READS_VALUES = frozenset(
+    "_local_scalar_dense item is_nonzero equal allclose nonzero resolve_conj resolve_neg".split()  # noqa: SIM905
+)
+_MAKES_CONSTANTS = frozenset(
+    [f"{value}_like" for value in ("zeros", "ones", "full", "empty")]
+    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
+)
+_FOLLOWS_SHAPE = frozenset(("expand_as", "view_as", "reshape_as", "type_as"))
+
+
+def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
+    """Tell whether a call takes nothing but shape and kind from its traced tensors."""
+    return name in _MAKES_CONSTANTS or (name in _FOLLOWS_SHAPE and not isinstance(spec[0], Input))
+
+
+def _rule_of(call: Call) -> Rule:
+    operation = known(call.name)
+    if operation is None or not operation.traced:
+        raise NotAffine("not piecewise affine")
+    if operation.line is None:
+        return kinked_ops.rule_of_kinks(operation, call)
+    rule: Rule = operation.line(call)
+    return rule
 
 
 def _operation_name(func: Any, in_place: bool) -> str:

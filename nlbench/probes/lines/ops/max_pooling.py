@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .rule import Front, Margin
+from nlbench.probes.ops import line_rule
+
+from .kinks import changed
+from .rule import Call, Crossings, Front, Margin, Rule, noise_of
 
 __all__ = [
+    "max_pool",
     "overtakes",
     "pooling_windows",
     "window_front",
@@ -20,6 +25,54 @@ __all__ = [
     "window_overtakes",
     "window_tops",
 ]
+
+
+@line_rule(
+    "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
+)  # fmt: skip
+def max_pool(call: Call) -> Rule:
+    axes = int(call.name.partition("pool")[2][0])
+    windows = pooling_windows(
+        call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
+    )
+
+    def positions(x: Tensor, bound: Tensor) -> Tensor:
+        """Bounds with the spatial axes flattened: one of each channel, or of each position."""
+        if any(size > 1 for size in bound.shape[-axes:]):
+            bound = bound.expand(*bound.shape[:-axes], *x.shape[-axes:])
+        return bound.flatten(-axes)
+
+    def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
+
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        return window_overtakes(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
+
+    def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        top, _ = window_leaders(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
+        return changed(lambda a, b: ~(a & b).any(-1), top)
+
+    def advance(
+        inputs: Sequence[Tensor],
+        rates: Sequence[Tensor],
+        bounds: Sequence[Tensor],
+        rate_bounds: Sequence[Tensor],
+    ) -> Front:
+        x, rate = inputs[0].flatten(-axes), rates[0].flatten(-axes)
+        front = window_front(x, rate, windows, noise(inputs, bounds))
+        shape = (len(x), *call.shape[1:])
+        return replace(front, value=front.value.reshape(shape), rate=front.rate.reshape(shape))
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        given = positions(inputs[0], bounds[0])
+        if given.shape[-1] == 1:
+            return bounds[0]
+        return window_tops(inputs[0].flatten(-axes), windows, given).reshape(output.shape)
+
+    # Members, who is largest, and which change places.
+    workspace = 4 * windows.numel() * (call.shape[1] if len(call.shape) > axes + 1 else 1)
+    return Rule(call.apply, bound, bend, advance=advance, differ=differ, workspace=workspace)
 
 
 def pooling_windows(

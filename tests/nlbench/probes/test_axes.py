@@ -5,7 +5,7 @@ import torchvision
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.sites.axis_tracking import Layouts
+from nlbench.probes.axes import Layouts
 from nlbench.probes.sites.reduce import reduce_site
 from nlbench.probes.sites.sites import list_sites, observe_sites
 
