@@ -95,7 +95,7 @@ def names(monkeypatch):
         "measures": {m.name: m for m in (good, crashing, exiting, Wrong, Counting)},
         "models": {"tiny": tiny, "nan": nan_model, "smooth": smooth, "broken": broken},
     }
-    load, entries = registry.load, registry.entries
+    load, entries, find = registry.load, registry.entries, registry.find
 
     def both(group):
         found = dict(entries(group))
@@ -105,7 +105,11 @@ def names(monkeypatch):
     def local_first(group, name):
         return local.get(group, {}).get(name) or load(group, name)
 
+    def found(group, name):
+        return both(group)[name] if name in local.get(group, {}) else find(group, name)
+
     monkeypatch.setattr(registry, "entries", both)
+    monkeypatch.setattr(registry, "find", found)
     monkeypatch.setattr(registry, "load", local_first)
     return local
 
@@ -281,7 +285,7 @@ def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_pa
         ({"data": ("digit",)}, "did you mean 'digits'"),
         ({"models": "vg8"}, "did you mean 'vgg8'"),
         ({"measures": "afinity"}, "did you mean 'affinity'"),
-        ({"split": "validation"}, "expected test or train"),
+        ({"split": "validation"}, "split: unknown 'validation'"),
         ({"samples": -1}, "samples: -1 is out of bounds"),
         ({"device": "cuda:99"}, "device 'cuda:99' is absent"),
         ({"device": "gpu"}, "unknown device 'gpu'"),

@@ -59,7 +59,7 @@ def begin(folder, seeds, executor):
     os._exit(0)
 
 
-def attempt(folder, seeds, executor, delay=None):
+def attempt(folder, seeds, executor, delay=None, *, counted_from_a_new_cell=False):
     """Run a grid, killed after a while if that is said.
 
     Returns
@@ -69,15 +69,18 @@ def attempt(folder, seeds, executor, delay=None):
     float
         Seconds until its last worker was gone.
     """
+    before = set(folder.glob("cells/*.json"))
     child = begin(folder, seeds, executor)
     workers = []
     if delay is not None:
-        ready = None
-        deadline = time.monotonic() + delay
-        while time.monotonic() < deadline and not ready:
-            time.sleep(min(0.01, max(0.0, deadline - time.monotonic())))
-            ready = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if not ready:
+        clock = None if counted_from_a_new_cell else time.monotonic()
+        while not (has_ended := os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            if clock is None and set(folder.glob("cells/*.json")) - before:
+                clock = time.monotonic()
+            if clock is not None and time.monotonic() > clock + delay:
+                break
+            time.sleep(0.005)
+        if not has_ended:
             workers = psutil.Process(child).children(recursive=True)
             os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -107,7 +110,15 @@ def kill_and_resume(place, kills, seeds, rng, executor, expected):
         rounds += 1
         finished = {}
         while killed < kills:
-            status, seconds = attempt(folder, seeds, executor, rng.random() * length)
+            # Much of a run with workers is their start: every other kill falls among cells.
+            among_cells = killed % 2 == 0
+            status, seconds = attempt(
+                folder,
+                seeds,
+                executor,
+                rng.random() * (0.5 if among_cells else length),
+                counted_from_a_new_cell=among_cells,
+            )
             if status == 0:
                 break
             killed += 1
