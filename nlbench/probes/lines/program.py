@@ -143,7 +143,7 @@ def record(network: nn.Module, example: Tensor) -> Program:
 def _recorded(network: nn.Module, one: Tensor) -> Program:
     recorder = Recorder(network, one)
     with recorder.hooked():
-        output = _one_output(network, one, recorder)
+        output = _one_output(network, one, recorder.watching())
     return _program(recorder.steps, recorder.output_value(output), tuple(one.shape[1:]))
 
 

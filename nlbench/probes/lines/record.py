@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.ops import known, load_errors, named_modules
+from nlbench.probes.ops import known, load_errors, named_modules, qualified_name
 
 from .ops import kinks as kinked_ops
 from .ops.rule import Call, Input, NotAffine, Rule, peak
@@ -126,6 +127,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for hook in hooks:
                 hook.remove()
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Write down what is called."""
+        with _Registered(self), self:
+            yield
+
     def output_value(self, output: Tensor) -> int:
         """Give the number of the network's output, a constant one included."""
         self._refuse_stale([output], "forward")
@@ -147,10 +154,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tuple(args), kwargs or {}
-        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
+        args, kwargs = _by_position(func, tuple(args), kwargs or {})
         written = _written(func, args, kwargs)
         name = _operation_name(func, bool(written))
+        return self._record(func, name, args, kwargs, written)
+
+    def whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of a registered autograd function, and not what it is made of."""
+        name = qualified_name(func)
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            return self._record(func, name, args, kwargs, [])
+
+    def _record(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], written: Any
+    ) -> Any:
+        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
         self._refuse_stale(tensors, name)
         traced = list({id(a): a for a in tensors if id(a) in self._values}.values())
         constants = {_storage(a) for a in tensors if id(a) not in self._values}
@@ -169,19 +187,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = known(name)
         if operation is None or not operation.traced:
             return self._decompose(func, name, args, kwargs)
+        function = func
         if written:
             if len(written) != 1 or written[0] is not args[0]:
                 raise self._refusal(name, "it writes into a given tensor")
             # The result overwrites the first argument: keep what it was.
             spec = (_kept_constant(spec[0]), *spec[1:])
-            func_out = getattr(getattr(torch.ops.aten, name), func._overloadname)
-        else:
-            func_out = func
+            function = getattr(getattr(torch.ops.aten, name), func._overloadname)
         shapes = tuple(tuple(a.shape) for a in traced)
         result = func(*args, **kwargs)
         self._constants |= constants
-        call = Call(name, func_out, spec, spec_kwargs, shapes, ())
-        self._add(call, traced, result, written)
+        self._add(Call(name, function, spec, spec_kwargs, shapes, ()), traced, result, written)
         return result
 
     def _decompose(
@@ -296,6 +312,35 @@ def _rule_of(call: Call) -> Rule:
         return kinked_ops.rule_of_kinks(operation, call)
     rule: Rule = operation.line(call)
     return rule
+
+
+class _Registered(TorchFunctionMode):
+    """Tells a recorder of calls that are made of several operations, but known as one."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if hasattr(func, "nlbench_op"):
+            operation = known(qualified_name(func))
+            if operation is not None and operation.traced:
+                return self._recorder.whole(func, tuple(args), kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _by_position(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move arguments that were passed by name to their places, as far as there is no gap."""
+    rest = dict(kwargs)
+    for argument in func._schema.arguments[len(args) :]:
+        if argument.kwarg_only or argument.name not in rest:
+            break
+        args = (*args, rest.pop(argument.name))
+    return args, rest
 
 
 def _operation_name(func: Any, in_place: bool) -> str:

@@ -259,3 +259,10 @@ def test_a_program_is_compared_with_its_network_beside_a_large_constant():
 def test_outputs_that_are_nothing_but_rounding_are_accepted():
     assert_reproduces(Net(lambda m, x: F.relu((x + 1000) - 1000 - x)), 4)
     assert_reproduces(Net(lambda m, x: m.a(x) * 3 - m.a(x * 3), a=nn.Linear(4, 4, bias=False)), 4)
+
+
+def test_arguments_may_be_passed_by_name():
+    slope = torch.tensor([0.25]).double()
+    net = Net(lambda m, x: F.prelu(input=F.linear(input=x, weight=m.w), weight=slope))
+    net.w = nn.Parameter(torch.randn(3, 3))
+    assert assert_reproduces(net, 3).sites == ("prelu",)
