@@ -339,7 +339,7 @@ def _by_storage(module, x):
 def test_values_read_unnoticed_are_caught_inside_the_segment(net):
     # The program is recorded and checked at 0, 1/2 and 1, where the factor is 1.
     start, end = torch.zeros(3), torch.tensor([1.0, 0.5, -1.0])
-    with pytest.raises(UnsupportedOperation, match="traced values do not reproduce"):
+    with pytest.raises(UnsupportedOperation, match=r"do not reproduce|decide what is"):
         trace_segment(net, start, end)
 
 
