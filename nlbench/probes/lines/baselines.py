@@ -21,7 +21,7 @@ from nlbench.probes.lines.ops.kinks import pushed
 from nlbench.probes.lines.ops.rule import Margin, peak
 
 from .program import Program, walk_measured
-from .trace import SegmentTrace
+from .trace import SegmentTrace, distance
 
 __all__ = ["trace_adaptively", "trace_by_sampling"]
 
@@ -246,7 +246,7 @@ def _trace(walk: _Walk, program: Program, sensitivity: float) -> SegmentTrace:
     return SegmentTrace(
         torch.tensor(walk.met, dtype=torch.float64, device=device),
         torch.stack(walk.values).to(device),
-        float(torch.linalg.vector_norm((walk.end - walk.start).double())),
+        distance(walk.start, walk.end),
         torch.tensor(walk.origins, device=device),
         program.sites,
         "adaptive",
@@ -299,7 +299,7 @@ def trace_by_sampling(
     points = 0
     for start, end in segments:
         if not points:
-            load = load_of(program, torch.stack([start, end]), carried=COPIES + 1)
+            load = load_of(program, torch.stack([start, end]))
             _, points = share_out(load, start.device, memory, POINTS_SAMPLING, needed=3)
         yield _trace_sampling(program, start, end, resolution, points)
 
@@ -329,7 +329,7 @@ def _trace_sampling(
     return SegmentTrace(
         t,
         torch.cat(values).double(),
-        float(torch.linalg.vector_norm((end - start).double())),
+        distance(start, end),
         torch.cat([none, *sites, none]),
         program.sites,
         "sampling",
@@ -349,7 +349,7 @@ def _measured_errors(
     errors: dict[int, list[Tensor]] = {}
     places = torch.linspace(0, 1, MEASURED_AT, dtype=torch.float64, device=start.device)
     with torch.no_grad():
-        for part in places.split(points):
+        for part in places.split(max(1, points // (COPIES + 1))):
             for seen in walk_measured(program, _between(start, end, part), COPIES):
                 if seen.step.rule.differ is not None:
                     own = [2 * bound[:1] for bound in seen.bounds]

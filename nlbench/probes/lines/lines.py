@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined, UnsupportedOperation, nearest
+from nlbench.probes.budget import load_of, share_out
 from nlbench.probes.model_state import tensors_of, typed_copy
 from nlbench.probes.passes import Listener, ProbeSettings, Resources, Step
 from nlbench.subjects.load import Subject, tensor_hash
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 
+CHECKED_TOGETHER = 16
+"""Most points of a trace to be compared with the network at once."""
 METHODS = ("exact", "adaptive", "sampling")
 """How breakpoints are found, best first."""
 
@@ -203,9 +206,11 @@ def trace_segments(
         traces = trace_adaptively(program, segments, sensitivity=sensitivity, memory=memory)
     else:
         traces = trace_by_sampling(program, segments, resolution=resolution, memory=memory)
+    _, together = share_out(load_of(program, first), device, memory, CHECKED_TOGETHER)
     for trace, start, end in zip(traces, starts, ends, strict=True):
+        points = torch.stack([start, end]).to(device, dtype)
         with by_itself():
-            check_trace(program, network, torch.stack([start, end]).to(device, dtype), trace)
+            check_trace(program, network, points, trace, together=together)
         yield trace
 
 
