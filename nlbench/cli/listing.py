@@ -26,6 +26,7 @@ class Listing(StrEnum):
     studies = "studies"
     recipes = "recipes"
     sites = "sites"
+    ops = "ops"
 
 
 def list_(
@@ -42,7 +43,7 @@ def list_(
         bool, typer.Option("--traceable", help="Say which models can be traced exactly.")
     ] = False,
 ) -> None:
-    """List what can be named: measures, models, datasets, … or the sites of a model."""
+    """List what can be named: measures, models, … the sites of a model, or known operations."""
     if what not in (Listing.sites, Listing.models) and model is not None:
         raise RequestError(f"list {what.value}: takes no --model; list sites --model {model} does")
     if what is not Listing.models and (everything or traceable):
@@ -50,6 +51,9 @@ def list_(
         raise RequestError(f"list {what.value}: takes no {flag}; list models {flag} does")
     if what is Listing.sites:
         print_table(_sites(model, data), as_json)
+        return
+    if what is Listing.ops:
+        _list_operations(as_json)
         return
     known = registry.entries(what.value)
     families = registry.families(what.value)
@@ -71,6 +75,14 @@ def list_(
         note(conflict)
     if conflicts:
         raise typer.Exit(2)
+
+
+def _list_operations(as_json: bool) -> None:
+    from nlbench.probes.ops import load_errors, supported
+
+    print_table(supported(), as_json)
+    for error in load_errors():
+        note(error)
 
 
 def _chosen(model: str | None, known: registry.Entries) -> list[str]:
