@@ -2,7 +2,7 @@
 
 A measure turns what one probe shows into numbers. There are two ways to write
 one: decorate a function of a site's input and output with `site_measure`, or derive
-a class with ``reset``, ``update`` and ``compute`` from `Measure`.
+a class with ``start``, ``update`` and ``finish`` from `Measure`.
 """
 
 from __future__ import annotations
@@ -156,6 +156,11 @@ class Result:
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", _plain(self.summary))
 
+    def _repr_html_(self) -> str:
+        from nlbench import registry
+
+        return str(registry.load("reports", "notebook")(self))
+
     @classmethod
     def missing(
         cls, status: Status, reason: str, values: tuple[Value, ...] = (), n: int = 0
@@ -222,7 +227,7 @@ class Measure(ABC):
     """One way of turning what a probe shows into numbers.
 
     A subclass states what it is in class attributes and has three methods. One
-    instance measures one subject: ``reset`` once, ``update`` with each observation, ``compute``
+    instance measures one subject: ``start`` once, ``update`` with each look, ``finish``
     once.
 
     Attributes
@@ -251,8 +256,7 @@ class Measure(ABC):
     ...     '''Mean change that an activation makes.'''
     ...     probe, bounds, more_means = "sites", (0.0, float("inf")), "more nonlinear"
     ...     def reset(self): self.shifts = {}
-    ...     def update(self, batch):
-    ...         self.shifts[batch.place] = (batch.y - batch.x).abs().mean().item()
+    ...     def update(self, observation): self.shifts[observation.place] = (observation.y - observation.x).abs().mean().item()
     ...     def compute(self): return Result.of(self.shifts)
     >>> MeanShift.name
     'meanshift'

@@ -14,6 +14,8 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
+from nlbench.commands.cite import cite
+from nlbench.commands.compare import compare
 from nlbench.errors import NlbenchError
 from nlbench.models.training.linearize_command import linearize
 from nlbench.models.training.train_command import train
@@ -44,6 +46,8 @@ app.command()(run)
 app.command("list")(list_)
 app.command()(show)
 app.command()(report)
+app.command()(compare)
+app.command()(cite)
 app.command()(merge)
 app.command()(doctor)
 app.command()(train)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -248,6 +248,59 @@ class Run:
         page: Path = registry.load("reports", "html")([self], Path(output))
         return page
 
+    def leaderboard(
+        self, measures: Sequence[str] | None = None, *, seeds: str = "together"
+    ) -> pd.DataFrame:
+        """Set the subjects side by side, with ranks and how sure they are.
+
+        Parameters
+        ----------
+        measures : sequence of str, optional
+            Which; by default all. The first that has a direction orders the rows.
+        seeds : {"together", "apart"}
+            Whether the seeds of a network make one row.
+
+        Returns
+        -------
+        DataFrame
+            One row a subject; columns ``(measure, field)`` with the fields ``value, std, low,
+            high, rank, tied, best, worst, quantile, n, over, status, reason``.
+        """
+        frame: pd.DataFrame = _report("leaderboard", self, measures, seeds=seeds)
+        return frame
+
+    def agreement(self) -> pd.DataFrame:
+        """Correlate the measures, pair by pair: over networks, and over sites within them."""
+        frame: pd.DataFrame = _report("agreement", self)
+        return frame
+
+    def signature(self, subject: str | None = None, measure: str | None = None) -> Any:
+        """Give the `nlbench.Signature` of a subject, named by its label, by a measure."""
+        return _report("signature", self, subject, measure)
+
+    def fingerprint(self, measure: str | None = None) -> Any:
+        """Draw each network as a strip over its depth, coloured by score: a matplotlib figure."""
+        return _report("fingerprint", self, measure)
+
+    def plot(self, measure: str) -> Any:
+        """Draw what a measure says of each place, a series a subject: a matplotlib figure."""
+        return _report("plot", self, measure)
+
+    def to_latex(self, *, ranks: bool = True) -> str:
+        """Write the leaderboard as a LaTeX table with booktabs' rules."""
+        return str(_report("latex", self, ranks=ranks))
+
+    def to_markdown(self, *, ranks: bool = True) -> str:
+        """Write the leaderboard as a Markdown table."""
+        return str(_report("markdown", self, ranks=ranks))
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write the tidy table as Parquet, which needs the package pyarrow; give its path."""
+        return Path(_report("parquet", self, path))
+
+    def _repr_html_(self) -> str:
+        return str(_report("notebook", self))
+
     def write_record(self, record: Record) -> None:
         """Write one cell's file."""
         assert self.path is not None
@@ -267,6 +320,11 @@ class Run:
         write_atomically(
             self.path / "manifest.json", json.dumps(manifest, indent=1, default=_plain) + "\n"
         )
+
+
+def _report(name: str, *given: Any, **options: Any) -> Any:
+    """Call a report by its registered name: this module knows none."""
+    return registry.load("reports", name)(*given, **options)
 
 
 def _rows(record: Record) -> Iterable[tuple[object, ...]]:

@@ -1,7 +1,7 @@
 """Probe ``sites``: the input and output of every activation call.
 
 What the probe keeps of an activation is its reduction to (n, d), taken before the call, so
-that an in-place call can't overwrite it; `nlbench.probes.sites.intercept` catches the calls.
+that an in-place call can't overwrite it; see `nlbench.probes.sites.intercept` for how calls are caught.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def observe_sites(
     --------
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
     >>> seen = []
-    >>> observe_sites(model, [torch.randn(8, 3)], lambda batch: seen.append(batch.place))
+    >>> observe_sites(model, [torch.randn(8, 3)], lambda look: seen.append(observation.place))
     8
     >>> seen
     ['1', '3']
@@ -373,6 +373,7 @@ def show(
             on_unseen=unseen.setdefault,
         )
     shown["sites"] = len(sites)
+    shown["kinds"] = {name: site.kind for name, site in sites.items()}
     if unseen:
         shown["unseen"] = list(unseen)
     remarks = {name: remark_on_channels([site]) for name, site in sites.items() if site.assumed}
