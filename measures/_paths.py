@@ -25,7 +25,7 @@ _SETTINGS = ("sensitivity", "resolution", "tolerance")
 
 @dataclass(frozen=True)
 class Method:
-    """How the segments of a reading were looked at.
+    """How the segments of a result were observed.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Method:
         return Method(names, notes, self.is_single or is_single)
 
     def on(self, result: Result) -> Result:
-        """Note the method on a reading; one that is not exact is remarked on in the board."""
+        """Note the method on a result; one that is not exact is remarked on in the board."""
         said = ", ".join(self.names)
         if not self.names:
             return result

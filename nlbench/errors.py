@@ -40,7 +40,7 @@ class Undefined(NlbenchError, ValueError):
     """There is nothing to measure here; the message is the reason.
 
     A measure raises it for a place or for a whole subject. It is an answer, not
-    a failure: the reading's status becomes ``undefined``.
+    a failure: the result's status becomes ``undefined``.
     """
 
 

@@ -1,7 +1,8 @@
 """Names to objects, through entry points, without importing what is not asked for.
 
 The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``nlbench.datasets``,
-``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports`` and ``nlbench.transforms``.
+``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports``, ``nlbench.transforms``,
+``nlbench.commands`` and ``nlbench.ops``.
 What ships with nlbench comes through the same door as anybody's plugin.
 
 An entry point whose name ends in ``/*`` is a family: one object that knows many names,

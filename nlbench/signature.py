@@ -71,7 +71,7 @@ class Signature:
     def of(
         cls, result: Result, *, kinds: Mapping[str, str] | None = None, name: str = ""
     ) -> Signature:
-        """Take the signature out of a site measure's reading, such as ``run["affinity"]``.
+        """Take the signature out of a site measure's result, such as ``run["affinity"]``.
 
         Parameters
         ----------
@@ -84,11 +84,11 @@ class Signature:
         Raises
         ------
         nlbench.Undefined
-            If the reading lists no places.
+            If the result lists no places.
         """
         if not result.values:
             why = f": {result.reason}" if result.reason else ""
-            raise Undefined(f"the reading lists no sites{why}")
+            raise Undefined(f"the result lists no sites{why}")
         return cls(
             tuple(value.place for value in result.values),
             tuple((kinds or {}).get(value.place, "") for value in result.values),

@@ -1,4 +1,4 @@
-"""A look at one path: logits along it with their chords, and where each site bends the network."""
+"""One path drawn: logits along it with their chords, and where each site bends the network."""
 
 from __future__ import annotations
 

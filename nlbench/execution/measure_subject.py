@@ -1,4 +1,4 @@
-"""Measure the cells of one subject, here and now: load it once, look at it, read."""
+"""Measure the cells of one subject, here and now: load it, observe it, take the results."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
 
 
 def failure_of(error: BaseException) -> tuple[Result, str]:
-    """Turn an exception into the reading that says so, with its traceback if it is a failure."""
+    """Turn an exception into the result that says so, with its traceback if it is a failure."""
     text = " ".join(str(error).split())
     if isinstance(error, Undefined):
         return Result.missing("undefined", text), ""
@@ -156,7 +156,7 @@ def observe(
     streams: Sequence[str] = (),
     monitor: Monitor | None = None,
 ) -> list[Outcome]:
-    """Run one probe's pass over a subject and collect the readings of its measures.
+    """Run one probe's pass over a subject and collect the results of its measures.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def observe(
     list of Outcome
         One a measure, in their order. A measure that raises is ``failed``, or
         ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
-        itself can't look.
+        itself fails.
     """
     monitor = monitor or Monitor()
     feeds = [
@@ -452,7 +452,7 @@ def records_of(
     load_seconds: float = 0.0,
     conditions: Callable[[], AbstractContextManager[None]] = exact_arithmetic,
 ) -> Iterator[Record]:
-    """Look at a subject through each probe that the measures need; yield a record a measure.
+    """Observe a subject by each probe that the measures need; yield a record a measure.
 
     Parameters
     ----------

@@ -306,7 +306,7 @@ class Stream:
     def _exchange(self, states: tuple[Any, ...]) -> tuple[Any, ...]:
         before = (
             [generator.get_state() for generator in self._torch],
-            # A pointer changes hands: copying NumPy's state at every look of every measure
+            # A pointer changes hands: copying NumPy's state at each update of each measure
             # would take longer than many a measure.
             np.random.get_bit_generator(),  # type: ignore[attr-defined]
             random.getstate(),

@@ -125,7 +125,7 @@ class Probe(ABC):
     options: ClassVar[Mapping[str, Option]] = {}
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
-        """Say how many steps looking with that many samples will count."""
+        """Say how many steps an observation of that many samples will count."""
         return 1
 
     def check(self, samples: int | None, options: ProbeOptions) -> None:  # noqa: B027
@@ -144,7 +144,7 @@ class Probe(ABC):
         """
 
     def held(self, options: ProbeOptions) -> int:
-        """Say how many samples of a stream have to be held; more are not looked at.
+        """Say how many samples of a stream have to be held; more are not used.
 
         One that goes through `Samples.batches` needs no more than one of them held.
         """
@@ -166,7 +166,7 @@ class Probe(ABC):
         step: Step,
         facts: dict[str, Any],
     ) -> None:
-        """Look once, and tell every listener each observation.
+        """Observe once, and tell every listener each observation.
 
         Parameters
         ----------
@@ -187,5 +187,5 @@ class Probe(ABC):
         Raises
         ------
         nlbench.Undefined
-            If there is nothing to look at; the reason is every measure's.
+            If there is nothing to observe; the reason is every measure's.
         """

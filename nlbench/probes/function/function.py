@@ -105,10 +105,10 @@ def observe_function(
 
     Examples
     --------
-    >>> looks = []
-    >>> observe_function(nn.Flatten(), [torch.zeros(5, 2, 3)], looks.append)
+    >>> seen = []
+    >>> observe_function(nn.Flatten(), [torch.zeros(5, 2, 3)], seen.append)
     5
-    >>> looks[0].function(looks[0].inputs).shape
+    >>> seen[0].function(seen[0].inputs).shape
     torch.Size([5, 6])
     """
     samples = 0

@@ -152,7 +152,7 @@ class Lines(Probe):
 
 
 LINES = Lines()
-"""The network restricted to straight segments of input space, exactly."""
+"""The network restricted to straight segments of input space."""
 
 
 def is_channels_last(images: Tensor) -> bool:

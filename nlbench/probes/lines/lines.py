@@ -1,11 +1,11 @@
-"""Probe `lines`: a piecewise-affine network on straight segments of input space, exactly.
+"""Probe `lines`: a network on straight segments of input space.
 
-On a segment x(t) = x0 + t (x1 - x0) such a network is affine between finitely many
-breakpoints. They are found layer by layer (Sotoudeh and Thakur, "Computing Linear
-Restrictions of Neural Networks", NeurIPS 2019): the network's values are carried at all
-breakpoints found so far; where a unit passes through zero between two of them, a
-breakpoint is put in, every value that is still needed is interpolated there, and the
-next layer goes on from the longer list.
+On a segment x(t) = x0 + t (x1 - x0) a piecewise-affine network is affine between finitely many
+breakpoints. Where they are few they are found layer by layer (Sotoudeh and Thakur, "Computing
+Linear Restrictions of Neural Networks", NeurIPS 2019): the network's values are carried at all
+breakpoints found so far; where a unit passes through zero between two of them, a breakpoint is
+put in, every value that is still needed is interpolated there, and the next layer goes on from
+the longer list. Where they are many, or there are none, see `refined` and `quadrature`.
 """
 
 from __future__ import annotations

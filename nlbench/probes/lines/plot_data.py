@@ -28,7 +28,7 @@ _DIGITS = 5
 
 
 class Sketch:
-    """Gathers the looks of one path, of which a drawing is made.
+    """Gathers the observations of one path, of which a drawing is made.
 
     Parameters
     ----------

@@ -96,7 +96,7 @@ class SiteBatch:
         unit x is the half that is gated.
     unreduced : mapping of str to pair of tensors of shape (n,)
         What the functions that a measure declares as ``unreduced`` make of the whole input
-        and the whole output. Result the result of a function that raised raises its error.
+        and the whole output. To get the result of a function that raised raises its error.
     """
 
     site: Site
@@ -440,7 +440,7 @@ def remark_on_channels(sites: Iterable[Site]) -> str:
     return f"channel axis not known, assumed: {', '.join(assumed)}" if assumed else ""
 
 
-# Bytes of looks that may wait for the measures.
+# Bytes of observations that may wait for the measures.
 WAITING = 2**28
 
 
@@ -455,10 +455,10 @@ def observe(
 ) -> None:
     """Show every activation call of a subject, batch by batch.
 
-    The measures work in a thread of their own, on one look while the network goes on to the
-    next; they get the same looks in the same order whether they do so beside or in turn. In the
-    first batch they take turns: if the network, or what yields the samples, draws from the
-    global random generators, as measures may, they do so to the end.
+    The measures work on the CPU, in a thread of their own, on one observation while the network
+    goes on to the next; they get the same ones in the same order whether they do so beside or in
+    turn. In the first batch they take turns: if the network, or what yields the samples, draws
+    from the global random generators, as measures may, they do so to the end.
     """
     sites: dict[str, Site] = {}
     unseen: dict[str, None] = {}
@@ -532,7 +532,7 @@ def _functions(
 
 
 def _with(observation: SiteBatch, names: Mapping[str, str]) -> SiteBatch:
-    """Give a look with what a listener declared, by its own names."""
+    """Give an observation with what a listener declared, by its own names."""
     if not isinstance(observation.unreduced, Unreduced):
         return observation
     return replace(observation, unreduced=observation.unreduced.renamed(names))
