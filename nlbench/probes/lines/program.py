@@ -83,7 +83,7 @@ class Program:
 
 
 def refusal(model: nn.Module, example: Tensor) -> str:
-    """Say why a model can't be recorded; see `nlbench.probes.lines.traceable`."""
+    """Say why a model can't be recorded; see `nlbench.probes.lines.lines.traceable`."""
     network = shape_copy(model)
     try:
         _recorded(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
