@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nlbench.errors import UnsupportedOperation
+from nlbench.probes.ops import known
 
 from .ops.rule import Call, Input, Rule
 from .program import Program, _one_output, _program
@@ -173,7 +174,11 @@ _PIECES: dict[str, _Maker] = {
 def pieces_of(call: Call) -> Pieces | None:
     """Say how the pieces of a call's units are told apart; None if that isn't known."""
     maker = _PIECES.get(call.name)
-    return maker(call) if maker else None
+    if maker:
+        return maker(call)
+    # An operation that somebody registered with its kinks.
+    found = known(call.name)
+    return None if found is None or found.kinks is None else _bends(found.kinks)
 
 
 @dataclass(frozen=True)
