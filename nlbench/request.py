@@ -322,7 +322,8 @@ class Request:
         group="datasets",
     )
     weights: tuple[str, ...] = flag(
-        "trained, init, or checkpoints' paths or globs, with commas; auto: trained where it ships.",
+        "trained, init, calibrated (init, with batch norm's statistics of the samples), or "
+        "checkpoints' paths or globs, with commas; auto: trained where it ships.",
         "paths",
         ("auto",),
     )

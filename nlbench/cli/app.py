@@ -11,6 +11,8 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
 from importlib.metadata import version as distribution_version
 from typing import Annotated
 
@@ -20,16 +22,18 @@ from typer.exceptions import TyperException
 from nlbench.errors import NlbenchError, RequestError, shown
 from nlbench.registry import entry_points
 
+from .check_measure import check_measure
 from .common import Interrupted, note
 from .doctor import doctor
 from .listing import list_
 from .merge import merge
+from .new_measure import new_measure
 from .plane import plane
 from .report import report
 from .run import run
 from .show import show
 
-__all__ = ["app", "main"]
+__all__ = ["add_commands", "app", "main"]
 
 
 INTERRUPTED = 130
@@ -68,13 +72,22 @@ app.command()(report)
 app.command()(merge)
 app.command()(plane)
 app.command()(doctor)
+app.command("new-measure")(new_measure)
+app.command("check-measure")(check_measure)
 
 
-def _add_commands() -> None:
-    """Add the commands of the entry-point group ``nlbench.commands``; a broken one is named."""
-    known = {command.name or "" for command in app.registered_commands}
-    known |= {"run", "show", "report", "merge", "doctor"}
-    for point in entry_points("nlbench.commands"):
+def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
+    """Add commands of plugins; one that is broken or takes another's name is left out, and named.
+
+    Parameters
+    ----------
+    app : typer.Typer
+    points : iterable of EntryPoint
+        Of the group ``nlbench.commands``: from a command's name to its function.
+    """
+    commands = app.registered_commands
+    known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
+    for point in points:
         who = point.dist.name if point.dist else point.value
         if point.name in known:
             note(f"command '{point.name}' of {who} is left out: there is one of that name")
@@ -90,7 +103,7 @@ def _add_commands() -> None:
         app.command(point.name)(function)
 
 
-_add_commands()
+add_commands(app, entry_points("nlbench.commands"))
 
 
 def main() -> None:

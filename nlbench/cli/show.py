@@ -30,10 +30,10 @@ def show(
 ) -> None:
     """Show what is known of a measure, model, dataset or recipe, or a run's manifest."""
     if _is_run(name):
-        from nlbench.store.record import load_run
+        from nlbench.store.run_folder import load_run
 
         manifest = load_run(name).manifest
-        print(json.dumps(manifest, indent=1) if as_json else manifest_text(manifest))
+        print(json.dumps(dict(manifest), indent=1) if as_json else manifest_text(manifest))
         return
     try:
         group = group_of(name)

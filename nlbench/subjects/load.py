@@ -17,7 +17,7 @@ from nlbench.options import OptionValue, resolve_options
 
 from .data import Data, Dataset, dataset_info
 from .model import ModelInfo, model_info
-from .weights import load_weights
+from .weights import calibrate, load_weights, statistics_of
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +104,13 @@ def transformed(
     return made
 
 
+FRESH = ("init", "calibrated")
+"""Weights that are drawn anew; ``calibrated``: batch norm's statistics are of the samples."""
+
+CALIBRATION = 128
+"""Samples of a batch by which those statistics are set."""
+
+
 @dataclass(frozen=True)
 class SubjectSpec:
     """What names a subject.
@@ -113,7 +120,7 @@ class SubjectSpec:
     model, data : str
         Registered names.
     weights : str
-        ``auto``, ``trained``, ``init`` or the path of a checkpoint.
+        ``auto``, ``trained``, ``init``, ``calibrated`` or the path of a checkpoint.
     seed : int
         Decides the initialisation and which samples are drawn.
     samples : int or None
@@ -152,8 +159,8 @@ class WeightsChoice:
 
     @property
     def identity(self) -> str:
-        """Hash of the file, or ``init``: what decides the weights, beside the seed."""
-        return file_hash(self.file) if self.file else "init"
+        """Hash of the file, or what is drawn: what decides the weights, beside the seed."""
+        return file_hash(self.file) if self.file else self.label
 
 
 @dataclass(frozen=True)
@@ -323,8 +330,8 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     """
     # Whatever its weights: a model that isn't there is said before a folder is made for it.
     info = model_info(registry.load("models", spec.model))
-    if spec.weights == "init":
-        return WeightsChoice("init", None)
+    if spec.weights in FRESH:
+        return WeightsChoice(spec.weights, None)
     if spec.weights in ("auto", "trained"):
         trained = info.trained
         file = Path(trained[spec.data]) if spec.data in trained else None
@@ -349,8 +356,8 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     file = Path(spec.weights)
     if not os.path.exists(file):  # noqa: PTH110 (whatever the name is, this is an answer)
         raise RequestError(
-            f"weights '{shown(spec.weights)}': no such file; expected trained, init or a "
-            "checkpoint's path"
+            f"weights '{shown(spec.weights)}': no such file; expected trained, init, calibrated "
+            "or a checkpoint's path"
         )
     return WeightsChoice(file.name, file)
 
@@ -415,7 +422,9 @@ def model_source(spec: SubjectSpec) -> ModelSource:
 
 
 def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
-    """Build the model, load its weights, draw its samples; the model isn't run.
+    """Build the model, load its weights, draw its samples.
+
+    The model isn't run, but where batch norm's statistics are ``calibrated`` on the samples.
 
     Parameters
     ----------
@@ -442,7 +451,6 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         "data": spec.data,
         "data_options": dict(spec.options),
         "seed": spec.seed,
-        "weights_hash": state_hash(model),
         "weights_metadata": metadata,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "preprocessing": dataset.preprocessing,
@@ -452,7 +460,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     }
     sample = drawn.sample
     images = sample.images if len(dataset.shape) == 3 else None
-    return StreamedSubject(
+    subject = StreamedSubject(
         model,
         sample.inputs,
         sample.labels,
@@ -461,6 +469,16 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         dataset.normalize,
         stream=drawn.stream,
     )
+    if source.choice.label in FRESH and statistics_of(model):
+        facts["batch_norm"] = "statistics as drawn: mean 0, variance 1"
+        if source.choice.label == "calibrated":
+            calibrate(model, (batch.to(device) for batch in subject.batches(CALIBRATION)))
+            facts["batch_norm"] = (
+                f"statistics calibrated on the {drawn.samples} samples, in batches of up to "
+                f"{CALIBRATION}"
+            )
+    facts["weights_hash"] = state_hash(model)
+    return subject
 
 
 def adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:
