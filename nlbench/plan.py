@@ -24,7 +24,7 @@ from nlbench.measure import Measure
 from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source
-from nlbench.request import PRECISIONS, Request, Settings
+from nlbench.request import Request, Settings
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.load import SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
@@ -306,7 +306,6 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     nlbench.RequestError, nlbench.PluginError
         If a name, a number or a file in it can't be used.
     """
-    _check(request)
     names = registry.expand("datasets", request.data)
     infos = {name: dataset_info(registry.load("datasets", name)) for name in names}
     bench = make_bench(
@@ -350,20 +349,6 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         device,
         request.precision,
     )
-
-
-def _check(request: Request) -> None:
-    if request.split not in ("test", "train"):
-        raise RequestError(f"unknown split '{request.split}'; expected test or train")
-    if not 0 <= request.samples < 2**63:
-        raise RequestError(f"samples: {request.samples} is out of bounds, expected 0 (all) or more")
-    if request.precision not in PRECISIONS:
-        raise RequestError(
-            f"unknown precision '{request.precision}'{nearest(request.precision, PRECISIONS)}"
-        )
-    for seed in request.seeds:
-        if not 0 <= seed < 2**63:
-            raise RequestError(f"seeds: {seed} is out of bounds, expected 0 or more")
 
 
 def _check_targets(targets: Sequence[Target]) -> None:
