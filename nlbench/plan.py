@@ -26,7 +26,7 @@ from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import Request, Settings
 from nlbench.subjects.data import dataset_info
-from nlbench.subjects.load import SubjectSpec, choose_weights
+from nlbench.subjects.load import FRESH, SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
 
 __all__ = [
@@ -629,7 +629,7 @@ def _files(plan: Plan) -> Iterable[str]:
             trained = model_info(registry.load("models", model)).trained
             if data in trained:
                 yield str(Path(trained[data]).absolute())
-        elif weights != "init":
+        elif weights not in FRESH:
             yield str(Path(weights).absolute())
 
 
