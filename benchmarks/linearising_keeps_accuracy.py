@@ -24,7 +24,7 @@ import torch
 
 from nlbench.models.training.linearise import LinearisingRequest, linearise
 from nlbench.models.training.train import suited_recipe
-from nlbench.store.record import Run
+from nlbench.store.run_folder import Run
 
 FEWEST_LINEAR, MOST_LOST = 0.3, 0.02
 

@@ -191,7 +191,7 @@ class Flag:
     def _seeds(self, value: object, label: str) -> tuple[int, ...]:
         if isinstance(value, str):
             return parse_seeds([value], label)
-        entries = value if isinstance(value, list | tuple | range) else [value]
+        entries: Sequence[Any] = value if isinstance(value, list | tuple | range) else [value]
         for entry in entries:
             if not isinstance(entry, int) or isinstance(entry, bool):
                 raise RequestError(f"{label}: expected {_WORDS['seeds']}, got {_got(entry)}")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import RequestError
+from nlbench.files import check_is_file
 from nlbench.subjects.data import Preprocessing
 
 __all__ = [
@@ -32,6 +34,9 @@ __all__ = [
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Files = list[tuple[str, int]]
+
+LARGEST = 2**30
+"""Bytes that an image file may have."""
 
 
 class Held(TorchDataset[tuple[Tensor, int]]):
@@ -155,6 +160,8 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     nlbench.RequestError
         If it can't be read, or its numbers have no largest value that would be white.
     """
+    # A pipe would be waited for, and a device read, for ever.
+    check_is_file(Path(path), LARGEST)
     try:
         with Image.open(path) as file:
             image = _coloured(file)

@@ -19,7 +19,7 @@ from nlbench.options import OptionValue
 from nlbench.progress import Monitor, Progress
 from nlbench.request import Request
 from nlbench.runner import preview
-from nlbench.store.record import Run
+from nlbench.store.run_folder import Run
 from nlbench.subjects.load import SubjectSpec, choose_weights
 
 from .train import Trained, TrainingRequest, check_training, recipe_of, run_training

@@ -19,13 +19,16 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError
+from nlbench.errors import NlbenchError, RequestError, shown
 from nlbench.registry import entry_points
 
+from .check_measure import check_measure
 from .common import Interrupted, note
 from .doctor import doctor
 from .listing import list_
 from .merge import merge
+from .new_measure import new_measure
+from .plane import plane
 from .report import report
 from .run import run
 from .show import show
@@ -67,7 +70,10 @@ app.command("list")(list_)
 app.command()(show)
 app.command()(report)
 app.command()(merge)
+app.command()(plane)
 app.command()(doctor)
+app.command("new-measure")(new_measure)
+app.command("check-measure")(check_measure)
 
 
 def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
@@ -104,6 +110,7 @@ def main() -> None:
     """Run a command; every error that a user can cause is one line and exit status 2."""
     _tame_output()
     try:
+        _check_lengths(sys.argv[1:])
         status = app(standalone_mode=False)
         sys.stdout.flush()
         if status == INTERRUPTED:
@@ -125,6 +132,13 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
         status = INTERRUPTED
+    except OSError as error:
+        # What the system says against a file; where nobody foresaw it, it is still no defect.
+        if os.environ.get("NLBENCH_TRACEBACK"):
+            raise
+        where = f"{shown(error.filename)}: " if error.filename else ""
+        note(f"{where}{error.strerror or error}")
+        status = 2
     except Exception as error:
         # A defect of nlbench or of a plugin, or nowhere to print to. The traceback is for
         # whoever mends it.
@@ -134,6 +148,21 @@ def main() -> None:
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
+
+def _check_lengths(arguments: list[str]) -> None:
+    """Refuse names of commands and flags that are longer than any.
+
+    The parser looks for the nearest name, which takes minutes for a page of text.
+    """
+    for number, argument in enumerate(arguments):
+        name = argument.partition("=")[0]
+        if len(name) > LONGEST and (number == 0 or name.startswith("-")):
+            what = "option" if name.startswith("-") else "command"
+            raise RequestError(f"there is no {what} '{shown(name)}' (see nlbench --help)")
+
+
+LONGEST = 200
+"""Letters that the name of a command or a flag may have."""
 
 _WORDING = (
     (r"Invalid value for '?(.+?)'?: ", r"\1: "),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
+from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined, shown
 from nlbench.hashing import file_hash, state_hash
 from nlbench.options import OptionValue, resolve_options
 
@@ -84,16 +85,16 @@ def transformed(
         options = json.loads(text)
     except (ValueError, RecursionError):
         options = None
-    shown = repr(text if len(text) <= 80 else f"{text[:80]}…")
+    given = f"'{shown(text)}'"
     if not isinstance(options, dict):
-        raise RequestError(f"transform_options is {shown}, expected a JSON object")
+        raise RequestError(f"transform_options is {given}, expected a JSON object")
     transform = registry.load("transforms", name)
     try:
         made = transform(model, example=example(), **options)
     except NlbenchError as error:
         raise RequestError(f"transform '{name}': {error}") from error
     except TypeError as error:
-        raise RequestError(f"transform '{name}' with options {shown}: {error}") from error
+        raise RequestError(f"transform '{name}' with options {given}: {error}") from error
     import torch
 
     if not isinstance(made, torch.nn.Module):
@@ -327,10 +328,11 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
     nlbench.RequestError
         If ``trained`` is asked for where no checkpoint ships, or a file doesn't exist.
     """
+    # Whatever its weights: a model that isn't there is said before a folder is made for it.
+    info = model_info(registry.load("models", spec.model))
     if spec.weights in FRESH:
         return WeightsChoice(spec.weights, None)
     if spec.weights in ("auto", "trained"):
-        info = model_info(registry.load("models", spec.model))
         trained = info.trained
         file = Path(trained[spec.data]) if spec.data in trained else None
         if file is not None and file.is_file():
@@ -352,10 +354,10 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
             "give --weights init or a checkpoint's path"
         )
     file = Path(spec.weights)
-    if not file.exists():
+    if not os.path.exists(file):  # noqa: PTH110 (whatever the name is, this is an answer)
         raise RequestError(
-            f"weights '{spec.weights}': no such file; expected trained, init, calibrated or a "
-            "checkpoint's path"
+            f"weights '{shown(spec.weights)}': no such file; expected trained, init, calibrated "
+            "or a checkpoint's path"
         )
     return WeightsChoice(file.name, file)
 

@@ -6,12 +6,13 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite
-from nlbench.probes.budget import Load, share_out
+from nlbench.probes.budget import Load, halving, share_out
 from nlbench.probes.lines.ops.rule import peak
 
 from .program import Program, load_of
@@ -202,6 +203,8 @@ def trace_exactly(
     """
     segments = iter(segments)
     load: Load | None = None
+    # Fewer points than were thought to fit, once memory has run out.
+    most = 0
     while group := list(itertools.islice(segments, together or 1)):
         device = group[0][0].device
         if load is None:
@@ -210,7 +213,13 @@ def trace_exactly(
                 together = TOGETHER_GPU
                 group += itertools.islice(segments, together - 1)
         threads, points = _room(load, device, memory)
-        yield from _trace_group(program, group, limit or points, threads)
+        most = min(most or limit or points, limit or points)
+
+        def attempt(points: int, group: Sequence[Segment] = group, threads: int = threads) -> Any:
+            return list(_trace_group(program, group, points, threads))
+
+        traces, most = halving(attempt, most, device, least=2)
+        yield from traces
 
 
 def trace_program(
