@@ -73,8 +73,10 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     return coefficient
 
 
-def regularized_covariance(data: Tensor, *, dim: int, shrinkage: str, ridge: float) -> Covariance:
-    """Covariance of centred samples, shrunk, with a ridge relative to its mean variance.
+def regularized_covariance(
+    data: Tensor, *, dim: int, shrinkage: str, ridge: float, added: float = 0.0
+) -> Covariance:
+    """Covariance of centred samples, shrunk, with a ridge.
 
     Parameters
     ----------
@@ -86,6 +88,8 @@ def regularized_covariance(data: Tensor, *, dim: int, shrinkage: str, ridge: flo
         Ledoit–Wolf's estimator, or the unbiased sample covariance.
     ridge : float
         Share of the mean variance tr Σ / d that is added to the diagonal.
+    added : float
+        What is added to the diagonal beside it, in units of the variance.
     """
     n = len(data)
     shrunk = shrinkage == "ledoit-wolf"
@@ -98,8 +102,8 @@ def regularized_covariance(data: Tensor, *, dim: int, shrinkage: str, ridge: flo
         level, kept = level + coefficient, kept - coefficient
     trace = scatter.trace() / size
     matrix = kept / size * scatter
-    matrix.diagonal().add_(level * trace / dim)
-    return Covariance(matrix, (1 + ridge) * trace)
+    matrix.diagonal().add_(level * trace / dim + added)
+    return Covariance(matrix, (1 + ridge) * trace + dim * added)
 
 
 def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

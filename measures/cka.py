@@ -248,7 +248,7 @@ class CKA(PooledMeasure):
     name: ClassVar[str] = "cka"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken"),
         "kernel": Option("linear", "of features, or Gaussian", choices=("linear", "rbf")),
@@ -256,6 +256,7 @@ class CKA(PooledMeasure):
             BANDWIDTH, "width of kernel=rbf in median distances", minimum=1e-3, maximum=1e3
         ),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")
     source: ClassVar[Source] = Source(
         "S. Kornblith, M. Norouzi, H. Lee and G. Hinton, Similarity of Neural Network "
         "Representations Revisited, ICML 2019; debiased: L. Song et al., Feature Selection via "

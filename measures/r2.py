@@ -22,6 +22,10 @@ __all__ = ["R2", "r2_score"]
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
 
+# Of a stream, each fold has moments of its own and is fitted by those of all others: the
+# memory grows with the number of folds, the time with its square.
+MOST_FOLDS = 100
+
 
 @torch.no_grad()
 def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = 5) -> Tensor:
@@ -170,8 +174,9 @@ class R2(PooledMeasure):
             "plain R², adjusted for the number of inputs, or of samples that the fit has not seen",
             choices=KINDS,
         ),
-        "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=1e6),
+        "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
     source: ClassVar[Source] = Source(
         "N. R. Draper and H. Smith, Applied Regression Analysis, third edition, Wiley 1998",
         "coefficient of determination, and its adjusted form",

@@ -18,6 +18,7 @@ from typing import Any, get_args
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, PluginError, nearest
 from nlbench.measure import (
+    INVARIANCES,
     FunctionMeasure,
     Measure,
     MoreMeans,
@@ -242,6 +243,10 @@ _DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "version": (lambda given: isinstance(given, str), 'a text: `version = "1"`'),
     "options": (_are_options, "a mapping of names to nlbench.Option"),
     "source": (lambda given: isinstance(given, Source), "an nlbench.Source or a text"),
+    "invariant_to": (
+        lambda given: isinstance(given, tuple) and set(given) <= set(INVARIANCES),
+        "a tuple of some of " + ", ".join(f"'{word}'" for word in INVARIANCES),
+    ),
     "unreduced": (_are_functions, "a mapping of names to functions of a tensor"),
 }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENOUGH_PLACES",
+    "INVARIANCES",
     "Accumulator",
     "FunctionMeasure",
     "Measure",
@@ -44,6 +45,15 @@ __all__ = [
 
 Status = Literal["ok", "undefined", "skipped", "failed"]
 MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
+
+INVARIANCES: Mapping[str, str] = {
+    "batches": "how samples are cut into batches",
+    "order": "the order of the samples within a batch",
+    "units": "one factor for input and output",
+    "offsets": "a constant added to each channel of input and output",
+    "rotations": "one rotation of the channels of input and output",
+}
+"""What the value of a measure may claim not to depend on, but for rounding."""
 
 
 # The share of places that must have a value for a summary to speak for all of them: with
@@ -297,6 +307,10 @@ class Measure(ABC):
         Options with their defaults; ``self.settings`` has the values in force.
     source : Source
         Or the citation alone, as text.
+    invariant_to : tuple of str
+        What the value doesn't depend on with default options, among ``batches``, ``order``,
+        ``units``, ``offsets``, ``rotations`` (see `INVARIANCES`); ``nlbench check-measure``
+        tests it.
     unreduced : mapping of str to callable
         For measures of the probe ``sites`` that need more than the reduced samples:
         functions of an activation's whole tensor (n, ...), batch first, to one number a
@@ -323,6 +337,7 @@ class Measure(ABC):
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {}
     source: ClassVar[Source] = Source("")
+    invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -430,6 +445,7 @@ def site_measure(
     version: str = "1",
     options: Mapping[str, Option] | None = None,
     source: Source | str = "",
+    invariant_to: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
     """Make a site measure of a function.
 
@@ -444,6 +460,8 @@ def site_measure(
         Keyword arguments of the function that a user may set.
     source : Source or str
         Where the definition comes from.
+    invariant_to : tuple of str
+        What the value doesn't depend on; see `Measure`.
 
     Returns
     -------
@@ -474,6 +492,7 @@ def site_measure(
             "version": version,
             "options": dict(options or {}),
             "source": source,
+            "invariant_to": invariant_to,
             "function": staticmethod(function),
         }
         return type(function.__name__, (FunctionMeasure,), attributes)

@@ -28,7 +28,14 @@ from .baselines import trace_adaptively, trace_by_sampling
 from .check import check_trace
 from .estimate import SegmentEstimate
 from .exact import trace_exactly
-from .paths import closed_paths, noise_paths, open_paths, pair_paths, translations
+from .paths import (
+    closed_paths,
+    direction_paths,
+    noise_paths,
+    open_paths,
+    pair_paths,
+    translations,
+)
 from .plot_data import Sketch
 from .program import record, refusal
 from .quadrature import integrate_along
@@ -372,7 +379,7 @@ def observe(
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")
         raise Undefined(f"the inputs are {kind}: there are no lines between them")
-    paths = _paths(samples, options)
+    paths = _paths(model, samples, options)
     segments = paths.shape[1] - 1
     facts["segments"] = paths.shape[0] * segments
     facts["paths_hash"] = tensor_hash(paths)
@@ -443,7 +450,7 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     )
 
 
-def _paths(samples: Samples, options: ProbeOptions) -> Tensor:
+def _paths(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tensor:
     number, kind = int(options["number"]), str(options["paths"])
     anchors, radius = int(options["anchors"]), float(options["radius"])
     seed = int(options["seed"])
@@ -451,6 +458,15 @@ def _paths(samples: Samples, options: ProbeOptions) -> Tensor:
     _check_size(samples.inputs, options)
     if kind == "pairs":
         return pair_paths(samples.inputs[: 2 * number])
+    if kind == "directions":
+        return direction_paths(
+            samples.inputs[:number],
+            anchors,
+            radius,
+            kind=str(options["direction"]),
+            seed=seed,
+            model=model,
+        )
     if kind == "random":
         return noise_paths(samples.inputs, number, anchors, seed)
     images = samples.inputs if samples.images is None else samples.images
