@@ -76,9 +76,8 @@ class Unseen:
         made = outputs[0]
         same = is_elementwise and len(roots) == 1 and isinstance(output, Tensor)
         same = same and all(t.shape == made.shape for t in operands)
-        root = next(iter(roots.values())) if same else object()
         for tensor in outputs:
-            self._roots[tensor] = root
+            self._roots[tensor] = next(iter(roots.values())) if same else object()
         # A product of two tensors bends if both are made of one; a maximum of any two does.
         is_bent = bends(func, len(operands)) if same else acts == "bends"
         is_whole = isinstance(output, Tensor) and made.shape == operands[0].shape
