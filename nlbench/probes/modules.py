@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -190,6 +190,7 @@ class SiteNames(TorchFunctionMode):
         self.model = model
         self._paths = {module: path for path, module in model.named_modules()}
         self._verdicts: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        self._written: WeakSet[nn.Module] = WeakSet()
         self._named = named_modules()
         self._thread = threading.get_ident()
         self.on_name: Callable[[SiteName], None] = lambda name: None
@@ -376,8 +377,11 @@ class SiteNames(TorchFunctionMode):
         if writing is None:
             return
         is_activation = writing.is_activation(output)
-        if writing.is_decided(output):
-            self._verdicts[module] = is_activation
+        if is_activation:
+            self._written.add(module)
+        elif writing.is_decided(output) and module not in self._written:
+            # Not tried again; one that was an activation once is, so that batches are alike.
+            self._verdicts[module] = False
         name = self._settle(writing, output) if is_activation else None
         self.writing_ends(writing, output, name)
 
