@@ -29,7 +29,7 @@ from nlbench.probes.lines.paths import closed_paths
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib import pyplot as plt
 
 SHAPE = (3, 16, 16)
 
