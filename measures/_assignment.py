@@ -8,11 +8,13 @@ always optimal; a bound from dual potentials proves it far faster than a solver 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from ._blas import is_differentiated
 from ._certificate import certified_in_single_precision, identity_is_optimal
 
 __all__ = ["optimal_matching", "squared_distances"]
@@ -44,7 +46,31 @@ def optimal_matching(a: Tensor, b: Tensor, *, precision: float) -> Tensor:
     -------
     tensor of shape (n,), int64
     """
-    a, b = a.detach(), b.detach()
+    match = _Matching.apply if is_differentiated(a, b) else _Matching.forward
+    matching: Tensor = match(a.detach(), b.detach(), precision)
+    return matching
+
+
+class _Matching(torch.autograd.Function):
+    """The matching, as an operation of its own: transforms of functions don't look inside."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, precision: float) -> Tensor:
+        """Match."""
+        return _matched(a, b, precision)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Indices have no derivative."""
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[None, None, None]:
+        """None."""
+        return None, None, None
+
+
+def _matched(a: Tensor, b: Tensor, precision: float) -> Tensor:
     if a.shape[1] == 1:
         # On a line the optimal transport matches ranks.
         matching = torch.empty(len(a), dtype=torch.int64, device=a.device)

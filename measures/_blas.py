@@ -16,9 +16,16 @@ import torch
 from scipy.linalg import blas
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-__all__ = ["gram", "has_single_products", "on_one_core", "one_thread", "outer_products", "product"]
+__all__ = [
+    "gram",
+    "has_single_products",
+    "is_differentiated",
+    "on_one_core",
+    "one_thread",
+    "outer_products",
+    "product",
+]
 
 # Up to here a second core gains nothing: features, and numbers in all.
 FEW_FEATURES, FEW_NUMBERS = 512, 2**21
@@ -75,18 +82,26 @@ def _is_torchs(path: str) -> bool:
     )
 
 
+def is_differentiated(*values: Tensor) -> bool:
+    """Whether derivatives are taken, so that an operation has to be one of PyTorch's."""
+    if torch.is_grad_enabled() and any(one.requires_grad for one in values):
+        return True
+    # Within torch.func.grad no tensor has storage, not even one without a derivative.
+    is_transformed = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return is_transformed is not None and bool(is_transformed())
+
+
 def gram(data: Tensor) -> Tensor:
     """Inner products (r, r) of the columns of data (n, r), float64."""
-    if on_one_core(data):
-        products: Tensor = _Gram.apply(data)
-        return products
-    return data.T @ data
+    if not on_one_core(data):
+        return data.T @ data
+    products: Tensor = _Gram.apply(data) if is_differentiated(data) else _Gram.forward(data)
+    return products
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product of a and b, both float64."""
-    differentiated = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if differentiated or not on_one_core(a):
+    if is_differentiated(a, b) or not on_one_core(a):
         return a @ b
     with one_thread():
         return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
@@ -132,14 +147,17 @@ class _Gram(torch.autograd.Function):
     """XᵀX by a symmetric product, which does half the work of a general one."""
 
     @staticmethod
-    def forward(ctx: Any, data: Tensor) -> Tensor:
+    def forward(data: Tensor) -> Tensor:
         """Multiply."""
-        ctx.save_for_backward(data)
         with one_thread():
             return torch.from_numpy(_gram_of_array(data.detach().numpy()))
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Keep X."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """X (G + Gᵀ)."""
         (data,) = ctx.saved_tensors

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._blas import gram
+from ._blas import gram, is_differentiated
 
 __all__ = [
     "Covariance",
@@ -64,7 +65,7 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     n = len(data)
     norm = (torch.linalg.vector_norm(scatter) / n).square()
     distance = norm - (scatter.trace() / n) ** 2 / dim
-    noise = (torch.linalg.vector_norm(data, dim=1).pow(4).sum() / n - norm) / n
+    noise = (data.square().sum(1).square().sum() / n - norm) / n
     if dim == 1 or distance <= 0:
         return torch.zeros_like(norm)
     # The lower limit is for rounding, the upper one is the estimator's own.
@@ -72,8 +73,10 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     return coefficient
 
 
-def regularized_covariance(data: Tensor, *, dim: int, shrinkage: str, ridge: float) -> Covariance:
-    """Covariance of centred samples, shrunk, with a ridge relative to its mean variance.
+def regularized_covariance(
+    data: Tensor, *, dim: int, shrinkage: str, ridge: float, added: float = 0.0
+) -> Covariance:
+    """Covariance of centred samples, shrunk, with a ridge.
 
     Parameters
     ----------
@@ -85,6 +88,8 @@ def regularized_covariance(data: Tensor, *, dim: int, shrinkage: str, ridge: flo
         Ledoit–Wolf's estimator, or the unbiased sample covariance.
     ridge : float
         Share of the mean variance tr Σ / d that is added to the diagonal.
+    added : float
+        What is added to the diagonal beside it, in units of the variance.
     """
     n = len(data)
     shrunk = shrinkage == "ledoit-wolf"
@@ -97,25 +102,110 @@ def regularized_covariance(data: Tensor, *, dim: int, shrinkage: str, ridge: flo
         level, kept = level + coefficient, kept - coefficient
     trace = scatter.trace() / size
     matrix = kept / size * scatter
-    matrix.diagonal().add_(level * trace / dim)
-    return Covariance(matrix, (1 + ridge) * trace)
+    matrix.diagonal().add_(level * trace / dim + added)
+    return Covariance(matrix, (1 + ridge) * trace + dim * added)
 
 
 def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Coordinates of x and y, both (n, d) with 2 n < d, in a basis that holds all their rows.
 
-    The basis is orthonormal. A score that rotations leave alone depends on the rows' inner
-    products only, which a step out of their span changes at second order: the basis needs
-    no gradient.
+    The basis is orthonormal. What is made of them may depend on the rows' inner products
+    only, as a score that rotations leave alone does: that is what gradients are right for.
 
     Returns
     -------
     x, y : tensor of shape (n, 2 n)
     """
     rows = torch.cat([x, y])
-    if not (torch.is_grad_enabled() and rows.requires_grad):
+    if not is_differentiated(rows):
         # What the factor R of the rows, as columns, holds: the basis itself is not needed.
         coordinates = torch.linalg.qr(rows.T, mode="r").R.T
     else:
-        coordinates = rows @ torch.linalg.qr(rows.detach().T).Q
+        coordinates = _Coordinates.apply(rows)[0]
     return coordinates[: len(x)], coordinates[len(x) :]
+
+
+class _Coordinates(torch.autograd.Function):
+    """Coordinates C (m, r) of rows (m, d) in an orthonormal basis Q (d, r) of theirs, and Q.
+
+    To first order a step of the rows out of their span changes no inner product of theirs,
+    and the basis may stay as it is. To second order it does; see `_Gradient`.
+    """
+
+    @staticmethod
+    def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Find a basis."""
+        basis = torch.linalg.qr(rows.detach().T).Q
+        return rows @ basis, basis
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the basis, and both sides for further derivatives."""
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+        """Turn back to the rows' own coordinates."""
+        rows, coordinates, basis = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            of_rows: Tensor = _Gradient.apply(gradient, rows, coordinates, basis)
+            return of_rows
+        of_rows = gradient @ basis.T
+        return of_rows
+
+
+class _Gradient(torch.autograd.Function):
+    """Gradient G Qᵀ of `_Coordinates`, as a function of G and of the rows.
+
+    A function of inner products has the gradient 2 F C with its derivative F by them, a
+    symmetric (m, m) matrix. A change D of the rows out of their span changes it by 2 F D, of
+    which a fixed basis knows nothing: 2 F = G C⁺.
+    """
+
+    @staticmethod
+    def forward(gradient: Tensor, rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
+        """Turn back to the rows' own coordinates."""
+        return gradient @ basis.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep what 2 F is made of."""
+        gradient, _, coordinates, basis = inputs
+        ctx.save_for_backward(gradient, coordinates, basis)
+
+    @staticmethod
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
+        """Change by the gradient, and by the rows where they leave their span."""
+        gradient, coordinates, basis = ctx.saved_tensors
+        coordinates = coordinates.detach()
+        rank = int(torch.linalg.matrix_rank(coordinates))
+        # Both halves are centred, so that two combinations of the rows vanish and stay so.
+        if rank < len(coordinates) - 2:
+            raise RuntimeError(
+                "the score has no second derivative here: samples of x and y depend on each "
+                f"other (rank {rank} of {len(coordinates) - 2}) and are fewer than half the columns"
+            )
+        curvature = gradient.detach() @ torch.linalg.pinv(coordinates)
+        outside = change - change @ basis @ basis.T
+        return _Last.apply(change @ basis), _Last.apply(curvature.T @ outside), None, None
+
+
+class _Last(torch.autograd.Function):
+    """Derivatives that can't be differentiated further."""
+
+    @staticmethod
+    def forward(values: Tensor) -> Tensor:
+        """Give them."""
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Refuse."""
+        raise RuntimeError(
+            "a score has no third derivative where samples are fewer than half the columns"
+        )

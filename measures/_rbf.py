@@ -32,7 +32,7 @@ def rbf_cka(
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K_ij = exp(-‖x_i - x_j‖² / (2 σ²))
     and L the same of y. σ is a fraction of the median distance between two different
     samples, of x and of y each, so that units don't matter. A small fraction sees close
-    neighbours only, a large one comes near the linear kernel.
+    neighbours only, a large one comes near the linear kernel. Gradients hold σ fixed.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class RBFAccumulator(Accumulator):
         apart = torch.ones_like(squares, dtype=torch.bool).triu(1)
         # Equal samples differ by the rounding of their squares at most.
         found = squares[apart & (squares > ROUNDING * squares.max())]
-        return unit, self._bandwidth * float(found.sqrt().median())
+        return unit, self._bandwidth * _median(found.sqrt())
 
     def statistics(self) -> dict[str, float]:
         """CKA of the sums."""
@@ -165,6 +165,12 @@ class RBFAccumulator(Accumulator):
         """Say how many batches were too small."""
         few = f"batches of fewer than {self._fewest} samples left out: {self._left_out}"
         return few if self._left_out else ""
+
+
+def _median(values: Tensor) -> float:
+    """The middle of values (m,), or the mean of both that are; PyTorch's is the lower one."""
+    below, above = (len(values) + 1) // 2, len(values) // 2 + 1
+    return float((values.kthvalue(below).values + values.kthvalue(above).values) / 2)
 
 
 def _squared_distances(values: Tensor, unit: float) -> Tensor:

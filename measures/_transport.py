@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from scipy.linalg import blas, lapack
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nlbench.errors import Undefined
 
-from ._blas import gram, on_one_core, one_thread
+from ._blas import gram, is_differentiated, on_one_core, one_thread
 from ._eigen import eigenpairs
 from ._samples import EPSILON
 
@@ -46,12 +45,13 @@ def optimal_map(source: Tensor, target: Tensor) -> Tensor:
     nlbench.Undefined
         If Σx is singular.
     """
-    matrix: Tensor = _OptimalMap.apply(source, target)
+    mapping = _OptimalMap.apply if is_differentiated(source, target) else _OptimalMap.forward
+    matrix: Tensor = mapping(source, target)[0]
     return matrix
 
 
 class _OptimalMap(torch.autograd.Function):
-    """A as a function of Σx and Σy.
+    """A as a function of Σx and Σy, and the parts that it is composed of.
 
     A change solves dA Σx A + A Σx dA = dΣy - A dΣx A. With dA = W Z Wᵀ that is
     Z R + R Z = W⁻¹ (dΣy - A dΣx A) W⁻ᵀ, solved entry by entry. Unlike the derivative of a
@@ -60,24 +60,66 @@ class _OptimalMap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, source: Tensor, target: Tensor) -> Tensor:
+    def forward(source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
         """Compose the map of its parts."""
         parts = _diagonalized(source.detach(), target.detach())
-        ctx.save_for_backward(parts.lower, parts.vectors, parts.roots, parts.outward)
-        return gram((parts.outward * parts.roots.sqrt()).T)
+        matrix = gram((parts.outward * parts.roots.sqrt()).T)
+        return matrix, parts.lower, parts.vectors, parts.roots, parts.outward
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        """Keep the parts, and both ends for further derivatives."""
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(inputs[0], *output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         """Solve for the gradients with respect to Σx and Σy."""
-        lower, vectors, roots, outward = ctx.saved_tensors
-        sums = roots[:, None] + roots
-        positive = sums > len(roots) * EPSILON * roots.max()
-        inside = outward.T @ ((gradient + gradient.T) / 2) @ outward
-        solved = torch.where(positive, inside / torch.where(positive, sums, 1.0), 0.0)
+        source, matrix, lower, vectors, roots, outward = ctx.saved_tensors
+        gradient = (gradient + gradient.T) / 2
         inward = lower @ vectors
+        if torch.is_grad_enabled():
+            solved = _Lyapunov.apply(gradient, source @ matrix, roots, outward, inward)
+            return -matrix @ solved @ matrix, solved
+        solved = _divided(outward.T @ gradient @ outward, roots)
         of_source = -outward @ (roots[:, None] * solved * roots) @ outward.T
         return of_source, inward @ solved @ inward.T
+
+
+class _Lyapunov(torch.autograd.Function):
+    """S with M S + S Mᵀ = G for a symmetric G, as a function of G and M = U R Wᵀ, Uᵀ W = 1.
+
+    Its own derivative is one more such equation, with the transpose of M, so that it can be
+    differentiated as often as one likes.
+    """
+
+    @staticmethod
+    def forward(
+        right: Tensor, matrix: Tensor, roots: Tensor, outward: Tensor, inward: Tensor
+    ) -> Tensor:
+        """Solve in the coordinates in which M is diagonal."""
+        return inward @ _divided(outward.T @ right @ outward, roots) @ inward.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Keep what M is made of, and the solution."""
+        _, matrix, *parts = inputs
+        ctx.save_for_backward(matrix, *parts, output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Solve the adjoint equation Mᵀ Z + Z M = gradient."""
+        matrix, roots, outward, inward, solution = ctx.saved_tensors
+        gradient = (gradient + gradient.T) / 2
+        adjoint = _Lyapunov.apply(gradient, matrix.T, roots, inward, outward)
+        return adjoint, -2 * adjoint @ solution, None, None, None
+
+
+def _divided(values: Tensor, roots: Tensor) -> Tensor:
+    """X with X R + R X = values; zero where both roots are."""
+    sums = roots[:, None] + roots
+    positive = sums > len(roots) * EPSILON * roots.max()
+    return torch.where(positive, values / torch.where(positive, sums, 1.0), 0.0)
 
 
 @dataclass(frozen=True)

@@ -9,37 +9,53 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.errors import NotFinite, RequestError, Undefined, nearest
 from nlbench.measure import FunctionMeasure, MoreMeans, Source
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 from ._assignment import optimal_matching
 from ._blas import product
 from ._covariance import joint_coordinates, regularized_covariance
-from ._samples import as_samples, centered, check_count, unit_scaled, varying_columns
+from ._samples import (
+    as_samples,
+    centered,
+    check_count,
+    power_of_two,
+    unit_scaled,
+    varying_columns,
+)
 from ._sources import affinity_paper
 from ._transport import optimal_map
 
 __all__ = ["Affinity", "affinity_score"]
 
 SHRINKAGES = ("ledoit-wolf", "none")
+RIDGE_UNITS = ("relative", "absolute")
 
 # How far the score may be above the optimum for the matching to be called optimal.
 PRECISION = 1e-9
 
 
 def affinity_score(
-    x: Tensor, y: Tensor, *, shrinkage: str = "ledoit-wolf", ridge: float = 1e-6
+    x: Tensor,
+    y: Tensor,
+    *,
+    shrinkage: str = "ledoit-wolf",
+    ridge: float = 1e-6,
+    ridge_unit: str = "relative",
 ) -> Tensor:
     """Affinity score ρ = 1 - W2(T x, y) / sqrt(2 tr Σy) of an activation.
 
     T is the optimal transport map between the normal approximations of x and y, which is
     affine with a positive semidefinite matrix; W2 is the exact optimal transport between
     the n points T x_i and the n points y_j. 1 means that the activation is such a map.
-    The score depends neither on the units nor on the offsets of x and y.
+    The score depends neither on the units (unless the ridge is absolute) nor on the offsets
+    of x and y.
 
-    It is differentiable: gradients flow through T and the matched distances, with the
-    optimal matching held fixed.
+    It is differentiable as often as one likes (with fewer than d / 2 samples twice):
+    gradients flow through T and the matched distances, with the optimal matching held fixed.
+    At ρ = 1, a distance of zero, they are zero. `torch.func.grad` works, forward mode and
+    `torch.func.vmap` raise: each pair of samples has an assignment of its own to solve.
 
     Parameters
     ----------
@@ -48,13 +64,17 @@ def affinity_score(
     shrinkage : {"ledoit-wolf", "none"}
         Covariances by Ledoit and Wolf's estimator, or the unbiased sample covariances.
     ridge : float
-        Share of the mean variance tr Σ / d that is added to the diagonal of Σ.
+        What is added to the diagonal of Σ.
+    ridge_unit : {"relative", "absolute"}
+        The ridge is a share of the mean variance tr Σ / d, or a variance itself, as in the
+        published code.
 
     Returns
     -------
     tensor, scalar, float64
-        At most 1; without shrinkage at least 0. Shrinkage may in principle bring it below 0,
-        as T then meets Σy only up to what was shrunk; nothing is clipped.
+        At most 1; without shrinkage at least 0. With it T meets Σy only up to what was shrunk,
+        and a score may lie below 0 (−0.15 is the lowest that was found, for six samples of four
+        dimensions); nothing is clipped.
 
     Raises
     ------
@@ -64,7 +84,7 @@ def affinity_score(
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
-        For shapes that differ, or options out of range.
+        For shapes that differ, options out of range, or under `torch.func.vmap`.
 
     References
     ----------
@@ -78,7 +98,12 @@ def affinity_score(
     >>> round(affinity_score(x, x**3, shrinkage="none").item(), 2)
     0.71
     """
-    _check_options(shrinkage, ridge)
+    _check_options(shrinkage, ridge, ridge_unit)
+    if any(map(_is_mapped, (x, y))):
+        raise RequestError(
+            "affinity_score can't be mapped by vmap: each pair of samples has an assignment of its "
+            "own to solve; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"
+        )
     x, y = as_samples(x, "x"), as_samples(y, "y")
     if x.shape != y.shape:
         raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
@@ -87,13 +112,20 @@ def affinity_score(
         raise Undefined("constant output")
     if not varying_columns(x).any():
         raise Undefined("constant input: no map leads from it to an output that varies")
-    x, y = unit_scaled(centered(x)), unit_scaled(centered(y))
+    x, y = centered(x), centered(y)
+    added = [0.0, 0.0]
+    if ridge_unit == "absolute":
+        # In the units that both are measured in from here on.
+        added, ridge = [_in_units(ridge, power_of_two(values)) for values in (x, y)], 0.0
+    x, y = unit_scaled(x), unit_scaled(y)
     dim = x.shape[1]
     if 2 * n < dim:
         # Outside the span both covariances are isotropic and no sample has a component.
         x, y = joint_coordinates(x, y)
-    source = regularized_covariance(x, dim=dim, shrinkage=shrinkage, ridge=ridge)
-    target = regularized_covariance(y, dim=dim, shrinkage=shrinkage, ridge=ridge)
+    source, target = (
+        regularized_covariance(values, dim=dim, shrinkage=shrinkage, ridge=ridge, added=one)
+        for values, one in zip((x, y), added, strict=True)
+    )
     mapped = product(x, optimal_map(source.matrix, target.matrix))
     worst = (2 * target.trace).sqrt()
     matching = optimal_matching(mapped, y, precision=PRECISION * worst.item())
@@ -103,7 +135,22 @@ def affinity_score(
     return score
 
 
-def _check_options(shrinkage: str, ridge: float) -> None:
+def _is_mapped(values: object) -> bool:
+    # PyTorch tells by no public function whether vmap is at work.
+    is_mapped = getattr(getattr(torch._C, "_functorch", None), "is_batchedtensor", None)
+    return isinstance(values, Tensor) and is_mapped is not None and bool(is_mapped(values))
+
+
+def _in_units(ridge: float, unit: float) -> float:
+    scaled = ridge / unit / unit
+    if not math.isfinite(scaled):
+        raise NotFinite(f"a ridge of {ridge:g} is beyond float64 in units of the data")
+    return scaled
+
+
+def _check_options(shrinkage: str, ridge: float, ridge_unit: str) -> None:
+    if ridge_unit not in RIDGE_UNITS:
+        raise RequestError(f"unknown ridge_unit '{ridge_unit}'{nearest(ridge_unit, RIDGE_UNITS)}")
     if shrinkage not in SHRINKAGES:
         raise RequestError(f"unknown shrinkage '{shrinkage}'{nearest(shrinkage, SHRINKAGES)}")
     if not (0 <= ridge < math.inf):
@@ -114,12 +161,14 @@ class Affinity(FunctionMeasure):
     """Affinity score: 1 where an activation acts as an affine optimal transport map.
 
     Per batch; the value of a site is the mean over batches, ``std`` the population
-    standard deviation. The summary has the statistics of the non-linearity signature.
+    standard deviation. The summary has the statistics of the non-linearity signature. At
+    most 1, and without shrinkage at least 0; with it a few samples in as many dimensions may
+    score below 0.
     """
 
     name: ClassVar[str] = "affinity"
     probe: ClassVar[str] = "sites"
-    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
@@ -128,9 +177,18 @@ class Affinity(FunctionMeasure):
             "covariance estimator: Ledoit-Wolf's, or the sample covariance",
             choices=SHRINKAGES,
         ),
-        "ridge": Option(
-            1e-6, "share of the mean variance added to the diagonal", minimum=0, maximum=1e6
+        "ridge": Option(1e-6, "what is added to the diagonal", minimum=0, maximum=1e6),
+        "ridge_unit": Option(
+            "relative",
+            "the ridge is a share of the mean variance, or a variance, as in the published code",
+            choices=RIDGE_UNITS,
         ),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("order", "units", "offsets", "rotations")
     source: ClassVar[Source] = affinity_paper("equations (4) and (5)")
     function = staticmethod(affinity_score)
+
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Give the bounds: shrinkage alone brings a score below 0."""
+        return (0.0, 1.0) if options["shrinkage"] == "none" else cls.bounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +12,7 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import Undefined
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 from ._moments import SamplePairs
 from ._rbf import BANDWIDTH, RBFAccumulator, rbf_cka
@@ -236,8 +237,8 @@ class CKA(PooledMeasure):
 
     By default the biased value of all samples of the run as one, whatever the batches. With
     ``debiased=true`` the three unbiased HSIC terms are summed over batches and their ratio
-    is taken last; batches of fewer than four samples are left out. That value may be
-    slightly negative, below the bounds stated for the biased one.
+    is taken last; batches of fewer than four samples are left out. That value has no bounds:
+    it may be slightly negative, or above 1.
 
     The kernel is linear. ``kernel=rbf`` is Gaussian, with a width of ``bandwidth`` times the
     median distance between the samples of the first batch. Its HSIC terms, biased or not,
@@ -247,7 +248,7 @@ class CKA(PooledMeasure):
     name: ClassVar[str] = "cka"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken"),
         "kernel": Option("linear", "of features, or Gaussian", choices=("linear", "rbf")),
@@ -255,6 +256,7 @@ class CKA(PooledMeasure):
             BANDWIDTH, "width of kernel=rbf in median distances", minimum=1e-3, maximum=1e3
         ),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")
     source: ClassVar[Source] = Source(
         "S. Kornblith, M. Norouzi, H. Lee and G. Hinton, Similarity of Neural Network "
         "Representations Revisited, ICML 2019; debiased: L. Song et al., Feature Selection via "
@@ -284,6 +286,11 @@ class CKA(PooledMeasure):
     year      = {2021}
 }""",
     )
+
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Give the bounds, which the debiased value doesn't have."""
+        return (-math.inf, math.inf) if options["debiased"] else cls.bounds
 
     def accumulator(self) -> Accumulator:
         """Make what takes in the batches of one site."""

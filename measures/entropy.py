@@ -88,6 +88,7 @@ class Entropy(PooledMeasure):
     name: ClassVar[str] = "entropy"
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "1"
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units")
     source: ClassVar[Source] = affinity_paper("appendix E")
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["NonlinearityCoefficient", "nonlinearity_coefficient"]
 
+# In units of the last place of the outputs: where their standard deviation is less, rounding
+# makes more than a thousandth of the spread's square.
+_FLOOR = 8
+
 # A sample and the two whose difference is the direction.
 FEWEST = 3
 
@@ -86,8 +90,12 @@ def _offsets(n: int, directions: int) -> Iterator[tuple[int, int]]:
 
 def _terms(
     function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int, most: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """‖J(x) v‖² and ‖f(x') - f(x'')‖² / 2, each (n,), averaged over the directions."""
+) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
+    """‖J(x) v‖² and ‖f(x') - f(x'')‖² / 2, averaged over the directions, and the latter's floor.
+
+    Each is (n,). Of what is spread less than the floor a good part is the rounding of the type
+    that the outputs were computed in, which is given as well.
+    """
     n = len(inputs)
     if n < FEWEST:
         raise Undefined(f"n = {n}: at least {FEWEST} samples a batch are needed")
@@ -100,11 +108,13 @@ def _terms(
     for first, second in _offsets(n, directions):
         direction = (inputs.roll(-first, 0) - inputs.roll(-second, 0)) / math.sqrt(2)
         outputs, derivatives = directional_derivative(function, inputs, direction, most=most)
+        dtype = outputs.dtype
         outputs, derivatives = _flat(outputs), _flat(derivatives)
         step = outputs.roll(-first, 0) - outputs.roll(-second, 0)
         bends.append(derivatives.square().sum(1))
         spreads.append(step.square().sum(1) / 2)
-    return torch.stack(bends).mean(0), torch.stack(spreads).mean(0)
+    floors = (_FLOOR * torch.finfo(dtype).eps * outputs).square().sum(1)
+    return torch.stack(bends).mean(0), torch.stack(spreads).mean(0), floors, dtype
 
 
 def _flat(values: Tensor) -> Tensor:
@@ -117,10 +127,14 @@ def _flat(values: Tensor) -> Tensor:
     return values
 
 
-def _coefficient(bends: Tensor, spreads: Tensor) -> Tensor:
+def _coefficient(bends: Tensor, spreads: Tensor, floors: Tensor, dtype: torch.dtype) -> Tensor:
     bend, spread = bends.sum(), spreads.sum()
     if not (torch.isfinite(bend) and torch.isfinite(spread)):
         raise NotFinite("the squares of outputs or derivatives are beyond float64")
+    if bend > 0 and spread < floors.sum():
+        own = str(dtype).removeprefix("torch.")
+        wider = "" if dtype == torch.float64 else ": try --precision float64"
+        raise Undefined(f"constant output: its spread is below {own}'s rounding{wider}")
     if spread == 0:
         raise Undefined("constant output")
     if bend == 0:
@@ -172,6 +186,7 @@ class NonlinearityCoefficient(Measure):
         """Forget all batches."""
         self._bends: list[Tensor] = []
         self._spreads: list[Tensor] = []
+        self._floors: list[Tensor] = []
         self._left_out = 0
 
     def update(self, observation: FunctionBatch) -> None:
@@ -180,11 +195,12 @@ class NonlinearityCoefficient(Measure):
             self._left_out += len(observation.inputs)
             return
         directions = int(self.settings["directions"])
-        bends, spreads = _terms(
+        bends, spreads, floors, self._dtype = _terms(
             observation.function, observation.inputs, directions, observation.most
         )
         self._bends.append(bends.cpu())
         self._spreads.append(spreads.cpu())
+        self._floors.append(floors.cpu())
 
     def compute(self) -> Result:
         """One number for the network, with its standard error."""
@@ -192,7 +208,7 @@ class NonlinearityCoefficient(Measure):
             raise Undefined(f"no batch of at least {FEWEST} samples")
         bends, spreads = torch.cat(self._bends), torch.cat(self._spreads)
         summary = {
-            "value": _coefficient(bends, spreads).item(),
+            "value": _coefficient(bends, spreads, torch.cat(self._floors), self._dtype).item(),
             "error": _standard_error(bends, spreads),
         }
         notes = {"samples left out": self._left_out} if self._left_out else {}

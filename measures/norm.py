@@ -127,6 +127,7 @@ class Norm(PooledMeasure):
             "relative", "the value: relative to the input's norm, or absolute", choices=KINDS
         )
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
     source: ClassVar[Source] = affinity_paper("appendix E")
 
     def accumulator(self) -> _NormAccumulator:

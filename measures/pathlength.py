@@ -15,7 +15,25 @@ from nlbench.probes.graph.graph import channel_graph
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["PathLength", "average_path_length"]
+__all__ = ["NONLINEAR_ADVANTAGE", "PathLength", "average_path_length"]
+
+
+NONLINEAR_ADVANTAGE = Source(
+    citation=(
+        "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
+        "Might Not Be As Complex as You Think. ICML, 2023."
+    ),
+    equation="average path length",
+    bibtex=(
+        "@inproceedings{mehmetigopel2023nonlinear,\n"
+        "  title={Nonlinear Advantage: Trained Networks Might Not Be As Complex as You "
+        "Think},\n"
+        '  author={Mehmeti-G{\\"o}pel, Christian H. X. Ali and Disselhoff, Jan},\n'
+        "  booktitle={International Conference on Machine Learning},\n"
+        "  year={2023}\n"
+        "}"
+    ),
+)
 
 
 def average_path_length(
@@ -87,22 +105,7 @@ class PathLength(Measure):
         ),
         "empirical": Option(False, "a unit counts where it changes its input on the samples"),
     }
-    source = Source(
-        citation=(
-            "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
-            "Might Not Be As Complex as You Think. ICML, 2023."
-        ),
-        equation="average path length",
-        bibtex=(
-            "@inproceedings{mehmetigopel2023nonlinear,\n"
-            "  title={Nonlinear Advantage: Trained Networks Might Not Be As Complex as You "
-            "Think},\n"
-            '  author={Mehmeti-G{\\"o}pel, Christian H. X. Ali and Disselhoff, Jan},\n'
-            "  booktitle={International Conference on Machine Learning},\n"
-            "  year={2023}\n"
-            "}"
-        ),
-    )
+    source = NONLINEAR_ADVANTAGE
 
     def reset(self) -> None:
         """Forget the last graph."""

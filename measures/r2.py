@@ -12,7 +12,7 @@ from torch import Tensor
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
-from nlbench.options import Option
+from nlbench.options import Option, OptionValue
 
 from ._crossvalidation import FoldAccumulator, crossvalidated_r2
 from ._moments import Moments, SamplePairs
@@ -21,6 +21,10 @@ from ._samples import EPSILON, as_samples, centered, check_count, varying_column
 __all__ = ["R2", "r2_score"]
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
+
+# Of a stream, each fold has moments of its own and is fitted by those of all others: the
+# memory grows with the number of folds, the time with its square.
+MOST_FOLDS = 100
 
 
 @torch.no_grad()
@@ -157,11 +161,11 @@ class R2(PooledMeasure):
     One fit for all samples of the run, from second moments that are accumulated in
     float64. A site with at most d + 1 samples for its d inputs is undefined: the fit would
     be exact whatever the activation. The cross-validated value exists there too. The
-    ordinary value is in [0, 1]; the others may be negative, hence the bounds.
+    ordinary value is in [0, 1]; the others may be negative.
     """
 
     name: ClassVar[str] = "r2"
-    bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
@@ -170,8 +174,9 @@ class R2(PooledMeasure):
             "plain R², adjusted for the number of inputs, or of samples that the fit has not seen",
             choices=KINDS,
         ),
-        "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=1e6),
+        "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
     }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
     source: ClassVar[Source] = Source(
         "N. R. Draper and H. Smith, Applied Regression Analysis, third edition, Wiley 1998",
         "coefficient of determination, and its adjusted form",
@@ -183,6 +188,11 @@ class R2(PooledMeasure):
     year      = {1998}
 }""",
     )
+
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Give the bounds: only the ordinary value is never negative."""
+        return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
 
     def accumulator(self) -> Accumulator:
         """Make what takes in the batches of one site."""

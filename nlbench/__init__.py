@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from nlbench.plan import Request
     from nlbench.probes.ops import register_op
     from nlbench.runner import run
-    from nlbench.signature import Signature
-    from nlbench.store.record import Run, load_run
+    from nlbench.signature import Signature, module_of
+    from nlbench.store.run_folder import Run, load_run
     from nlbench.subjects.data import Dataset
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "Value",
     "evaluate",
     "load_run",
+    "module_of",
     "register_op",
     "run",
     "site_measure",
@@ -71,14 +72,15 @@ _HOMES = {
     "Result": "measure",
     "Request": "request",
     "RequestError": "errors",
-    "Run": "store.record",
+    "Run": "store.run_folder",
     "Signature": "signature",
     "Source": "citation",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",
     "evaluate": "evaluation",
-    "load_run": "store.record",
+    "load_run": "store.run_folder",
+    "module_of": "signature",
     "register_op": "probes.ops",
     "run": "runner",
     "site_measure": "measure",

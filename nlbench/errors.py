@@ -8,6 +8,7 @@ the nearest valid name.
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "Undefined",
     "UnsupportedOperation",
     "nearest",
+    "one_line",
+    "shown",
 ]
 
 
@@ -64,6 +67,42 @@ class UnsupportedOperation(Undefined):
 
 class NotFinite(NlbenchError, ValueError):
     """NaN or an infinity where a finite number was expected."""
+
+
+def one_line(text: str, most: int = 2000) -> str:
+    r"""Give text from outside as one line: no control characters, and no more than so many.
+
+    Escape sequences would be obeyed by a terminal, and marks of direction turn what follows.
+
+    Examples
+    --------
+    >>> one_line("two\nlines \x1b[31mred")
+    'two lines [31mred'
+    """
+    words = " ".join(text[: 4 * most].split())
+    # Of the kinds of control only the joiners of scripts and emoji are kept.
+    plain = "".join(c for c in words if c in _JOINERS or unicodedata.category(c)[0] != "C")
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+
+
+_JOINERS = "\u200c\u200d"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Give a wrong value as a message shows it: in one line, cut.
+
+    Examples
+    --------
+    >>> shown("x" * 100, 10), shown(10**5000)
+    ('xxxxxxxxx…', 'an int')
+    """
+    try:
+        text = str(value)
+    except (ValueError, RecursionError):
+        # Numbers of thousands of digits, and lists of thousands of lists.
+        kind = type(value).__name__
+        return f"an {kind}" if kind[:1] in "aeiou" else f"a {kind}"
+    return one_line(text, most)
 
 
 def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:

@@ -19,9 +19,9 @@ from nlbench.hashing import content_key, state_hash
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_measures, load_probe, make_bench
-from nlbench.runner import Progress, Silent
-from nlbench.store.manifest import contents, make_manifest, measure_facts
-from nlbench.store.record import Run
+from nlbench.progress import Monitor, Progress
+from nlbench.store.manifest import make_manifest, measure_facts
+from nlbench.store.run_folder import Run
 from nlbench.subjects.inputs import Arguments, BatchReader, is_batch, model_called, refused
 from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
 
@@ -91,9 +91,9 @@ def evaluate(
     >>> [result.result.status for result in run.records]
     ['ok', 'ok']
     """
-    progress = progress or Silent()
+    monitor = Monitor(progress)
     _check_model(model)
-    chosen = _chosen(measures, progress)
+    chosen = _chosen(measures, monitor)
     samples = _samples(model, inputs, labels, _held(chosen, settings or {}))
     given, stream = samples.given, samples.stream
     bench = make_bench(chosen, {**_defaults(chosen, given), **(settings or {})})
@@ -125,10 +125,10 @@ def evaluate(
     began = time.perf_counter()
     length = len(given) if stream is None else stream.known_length or len(given)
     steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
-    progress.begin(sum(steps))
+    monitor.begin(sum(steps))
     with exact_arithmetic(), some_threads(default_threads()), samples.called(model):
         machine = Machine.at(device)
-        records = list(records_of(subject, bench, machine, progress, key_of))
+        records = list(records_of(subject, bench, machine, monitor, key_of))
     if stream is not None and stream.error is not None:
         raise stream.error
     if stream is not None:
@@ -137,10 +137,9 @@ def evaluate(
         keys = {measure.name: key_of(measure) for measure, _ in bench.measures}
         records = [replace(record, key=keys[record.measure["name"]]) for record in records]
     request = {"measures": [m.name for m in chosen], "settings": dict(settings or {})}
-    manifest = make_manifest(request, machine)
     seconds = round(time.perf_counter() - began, 3)
-    manifest = {**manifest, "seconds": seconds, **contents(records)}
-    return Run(manifest, records)
+    manifest = replace(make_manifest(request, machine), seconds=seconds)
+    return Run(manifest.of_records(records), records)
 
 
 def _check_model(model: object) -> None:
@@ -152,7 +151,7 @@ def _check_model(model: object) -> None:
 
 
 def _chosen(
-    measures: str | Sequence[str | type[Measure]], progress: Progress
+    measures: str | Sequence[str | type[Measure]], progress: Monitor
 ) -> list[type[Measure]]:
     """Load measures that are named, and check those that are given."""
     if isinstance(measures, str):
@@ -160,7 +159,7 @@ def _chosen(
     names = [measure for measure in measures if isinstance(measure, str)]
     loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
     for measure in (m for m in measures if not isinstance(m, str)):
-        checked = checked_measure(measure, getattr(measure, "name", repr(measure)))
+        checked = checked_measure(measure)
         if loaded.setdefault(checked.name, checked) is not checked:
             raise RequestError(
                 f"two measures are called '{checked.name}', of {loaded[checked.name].__module__} "

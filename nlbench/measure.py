@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENOUGH_PLACES",
+    "INVARIANCES",
     "Accumulator",
     "FunctionMeasure",
     "Measure",
+    "MetricMeasure",
     "MoreMeans",
     "Parts",
     "PooledMeasure",
@@ -36,12 +38,22 @@ __all__ = [
     "Source",
     "Status",
     "Value",
+    "metric_measure",
     "site_measure",
     "summarize",
 ]
 
 Status = Literal["ok", "undefined", "skipped", "failed"]
 MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
+
+INVARIANCES: Mapping[str, str] = {
+    "batches": "how samples are cut into batches",
+    "order": "the order of the samples within a batch",
+    "units": "one factor for input and output",
+    "offsets": "a constant added to each channel of input and output",
+    "rotations": "one rotation of the channels of input and output",
+}
+"""What the value of a measure may claim not to depend on, but for rounding."""
 
 
 # The share of places that must have a value for a summary to speak for all of them: with
@@ -295,6 +307,10 @@ class Measure(ABC):
         Options with their defaults; ``self.settings`` has the values in force.
     source : Source
         Or the citation alone, as text.
+    invariant_to : tuple of str
+        What the value doesn't depend on with default options, among ``batches``, ``order``,
+        ``units``, ``offsets``, ``rotations`` (see `INVARIANCES`); ``nlbench check-measure``
+        tests it.
     unreduced : mapping of str to callable
         For measures of the probe ``sites`` that need more than the reduced samples:
         functions of an activation's whole tensor (n, ...), batch first, to one number a
@@ -321,6 +337,7 @@ class Measure(ABC):
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {}
     source: ClassVar[Source] = Source("")
+    invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -428,6 +445,7 @@ def site_measure(
     version: str = "1",
     options: Mapping[str, Option] | None = None,
     source: Source | str = "",
+    invariant_to: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
     """Make a site measure of a function.
 
@@ -442,6 +460,8 @@ def site_measure(
         Keyword arguments of the function that a user may set.
     source : Source or str
         Where the definition comes from.
+    invariant_to : tuple of str
+        What the value doesn't depend on; see `Measure`.
 
     Returns
     -------
@@ -472,6 +492,7 @@ def site_measure(
             "version": version,
             "options": dict(options or {}),
             "source": source,
+            "invariant_to": invariant_to,
             "function": staticmethod(function),
         }
         return type(function.__name__, (FunctionMeasure,), attributes)
@@ -578,3 +599,152 @@ class PooledMeasure(Measure):
             return Value.missing(place, "undefined", str(error), n)
         except (NotFinite, RequestError) as error:
             return Value.missing(place, "failed", str(error), n)
+
+
+class MetricMeasure(PooledMeasure):
+    """A site measure that shows a ``torchmetrics.Metric`` the site's input and output.
+
+    See `metric_measure`.
+    """
+
+    metric: ClassVar[Any]
+
+    def accumulator(self) -> Accumulator:
+        """Make a metric of one site."""
+        return _MetricOfSite(self.metric)
+
+
+def metric_measure(metric: Any, name: str | None = None) -> type[MetricMeasure]:
+    """Make a site measure of a ``torchmetrics.Metric`` that takes two tensors.
+
+    Each site has a metric of its own, which is shown every batch as
+    ``metric.update(x, y)``: the input is where torchmetrics says ``preds``, the output is
+    the ``target``. The work is done in float64. A metric for one output (``num_outputs`` of
+    1) that takes no matrix has one number a column, the value is their mean; columns of which
+    it gives NaN, such as constant ones, are left out of it and counted in the remark.
+
+    What torchmetrics states as bounds is where a plot begins and ends, so none are declared;
+    nor is a direction: to be alike is not to be linear.
+
+    Parameters
+    ----------
+    metric : torchmetrics.Metric
+        Copied for each site, itself left alone.
+    name : str, optional
+        By default the class's name in lower case.
+
+    Examples
+    --------
+    >>> import torch, torchmetrics
+    >>> r2 = metric_measure(torchmetrics.R2Score())
+    >>> r2.name, r2.version.partition(",")[0] == f"torchmetrics {torchmetrics.__version__}"
+    ('r2score', True)
+    """
+    kind = type(metric)
+    name = name or kind.__name__.lower()
+    citation = f"torchmetrics, {kind.__name__}"
+    attributes = {
+        "__doc__": f"{kind.__name__} of torchmetrics, between a site's input and output.",
+        "__module__": kind.__module__,
+        "name": name,
+        "version": _metric_version(metric),
+        "source": Source(citation),
+        "metric": metric,
+    }
+    return type(name, (MetricMeasure,), attributes)
+
+
+def _metric_version(metric: Any) -> str:
+    """What decides a metric's numbers: torchmetrics' version, and how the metric is set."""
+    import torchmetrics
+
+    class Bare(torchmetrics.Metric):  # type: ignore[misc]
+        def update(self) -> None: ...
+        def compute(self) -> None: ...
+
+    known = {*vars(Bare()), *metric._defaults}
+    plain = (bool, int, float, str, type(None), tuple)
+    settings = [
+        f", {name}={value!r}"
+        for name, value in sorted(vars(metric).items())
+        if name not in known and isinstance(value, plain)
+    ]
+    return f"torchmetrics {torchmetrics.__version__}{''.join(settings)}"
+
+
+class _MetricOfSite(Accumulator):
+    """A metric of one site: of all columns together, or else one a column."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric, self._metrics = metric, []
+        self._is_whole = True
+        self._measured = self._columns = 0
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Update the metric; what it can't take is the site's failure."""
+        x, y = (_finite_doubles(values, role) for values, role in ((x, "input"), (y, "output")))
+        try:
+            if not self._metrics:
+                self._begin(x, y)
+            if self._is_whole:
+                self._metrics[0].update(x, y)
+            else:
+                for metric, column, target in zip(self._metrics, x.T, y.T, strict=True):
+                    metric.update(column, target)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise RequestError(f"{self._kind}: {_line(error)}") from error
+
+    def _begin(self, x: Tensor, y: Tensor) -> None:
+        try:
+            self._fresh(x).update(x, y)
+        except (ValueError, RuntimeError):
+            if getattr(self._metric, "num_outputs", None) != 1 or x.shape != y.shape:
+                raise
+            self._is_whole = False
+        self._metrics = [self._fresh(x) for _ in range(1 if self._is_whole else x.shape[1])]
+
+    def _fresh(self, like: Tensor) -> Any:
+        metric = self._metric.clone()
+        metric.reset()
+        return metric.set_dtype(like.dtype).to(like.device)
+
+    @property
+    def _kind(self) -> str:
+        return type(self._metric).__name__
+
+    def statistics(self) -> Mapping[str, float]:
+        """Compute the metric; the mean over columns where it gives several numbers."""
+        import torch
+
+        try:
+            found = [metric.compute() for metric in self._metrics]
+        except (ValueError, RuntimeError) as error:
+            raise RequestError(f"{self._kind}: {_line(error)}") from error
+        if not all(isinstance(one, torch.Tensor) for one in found):
+            raise PluginError(f"{self._kind} gives a {type(found[0]).__name__}, expected a tensor")
+        numbers = torch.cat([one.double().flatten() for one in found])
+        defined = numbers[~numbers.isnan()]
+        self._measured, self._columns = len(defined), len(numbers)
+        if not len(defined):
+            raise Undefined(f"{self._kind} gives no number")
+        return {"value": float(defined.mean())}
+
+    def remark(self) -> str:
+        """Say of how many columns the value is, where some have none."""
+        if self._measured == self._columns:
+            return ""
+        return f"of {self._measured} of {self._columns} columns, the others have no number"
+
+
+def _finite_doubles(values: Tensor, role: str) -> Tensor:
+    import torch
+
+    values = values.detach()
+    values = (values.cpu() if values.device.type == "mps" else values).to(torch.float64)
+    if not torch.isfinite(values).all():
+        raise NotFinite(f"the {role} has entries that are not finite")
+    return values
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shown
 
-__all__ = ["Option", "OptionValue", "resolve_options"]
+__all__ = ["Option", "OptionValue", "parse_number", "resolve_options"]
 
 OptionValue = bool | int | float | str
 
@@ -51,18 +51,21 @@ class Option:
         value = self._convert(given, label)
         if self.choices and value not in self.choices:
             raise RequestError(
-                f"{label}: unknown value '{value}'{nearest(str(value), self.choices)}"
+                f"{label}: unknown value '{shown(value)}'{nearest(str(value), self.choices)}"
             )
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if is_number and not self.minimum <= float(value) <= self.maximum:
             bounds = f"{self.minimum:g} to {self.maximum:g}"
-            raise RequestError(f"{label}: {value} is out of bounds, expected {bounds}")
+            raise RequestError(f"{label}: {shown(value)} is out of bounds, expected {bounds}")
         return value
 
     def _convert(self, given: OptionValue | str, label: str) -> OptionValue:
         kind = type(self.default)
-        text = str(given).strip()
-        problem = RequestError(f"{label}: expected {_KINDS[kind]}, got '{given}'")
+        problem = RequestError(f"{label}: expected {_KINDS[kind]}, got '{shown(given)}'")
+        try:
+            text = str(given).strip()
+        except ValueError:  # a whole number of thousands of digits
+            raise problem from None
         if kind is bool:
             if text.lower() in _TRUE | _FALSE:
                 return text.lower() in _TRUE
@@ -80,6 +83,46 @@ class Option:
         if math.isnan(number):
             raise problem
         return number
+
+
+def parse_number(text: str, whole: bool, label: str) -> int | float:
+    """Read a number that somebody typed.
+
+    Parameters
+    ----------
+    text : str
+    whole : bool
+        Whether it has to be a whole one, in digits alone.
+    label : str
+        What the message calls it.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is none.
+
+    Examples
+    --------
+    >>> parse_number("64", True, "--samples"), parse_number("1e-3", False, "--rate")
+    (64, 0.001)
+    """
+    text = text.strip()
+    problem = RequestError(
+        f"{label}: expected {_KINDS[int if whole else float]}, got '{shown(text)}'"
+    )
+    if whole:
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdecimal()):
+            raise problem
+        # Python reads only so many digits, and no bound is as wide as these.
+        return int(text[:40])
+    try:
+        number = float(text)
+    except ValueError:
+        raise problem from None
+    if math.isnan(number):
+        raise problem
+    return number
 
 
 _KINDS: dict[type, str] = {
@@ -118,7 +161,7 @@ def resolve_options(
     """
     for name in given:
         if name not in options:
-            raise RequestError(f"{owner} has no option '{name}'{nearest(name, options)}")
+            raise RequestError(f"{owner} has no option '{shown(name)}'{nearest(name, options)}")
     return {
         name: option.parse(given[name], f"{owner}.{name}") if name in given else option.default
         for name, option in options.items()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     ProgressColumn,
     SpinnerColumn,
     Task,
@@ -18,11 +18,67 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from nlbench.errors import RequestError, nearest
 
-__all__ = ["Bar", "Plain", "shown_progress"]
+__all__ = ["Bar", "Monitor", "Plain", "Progress", "shown_progress"]
+
+
+class Progress(Protocol):
+    """Told how far a run has come."""
+
+    def begin(self, steps: int) -> None:
+        """Get ready for that many steps."""
+
+    def step(self, what: str) -> None:
+        """Count one step of something."""
+
+    def warn(self, message: str) -> None:
+        """Say something that the user should know, in one line."""
+
+
+class Monitor:
+    """Told what goes on while subjects are measured; passes progress on, and else does nothing.
+
+    Parameters
+    ----------
+    progress : Progress, optional
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._passed_on = progress
+        self._said: set[str] = set()
+
+    def begin(self, steps: int) -> None:
+        """Get ready for that many steps."""
+        if self._passed_on:
+            self._passed_on.begin(steps)
+
+    def step(self, what: str) -> None:
+        """Count one step of something."""
+        if self._passed_on:
+            self._passed_on.step(what)
+
+    def warn(self, message: str) -> None:
+        """Say something that the user should know, in one line, and once."""
+        if self._passed_on and message not in self._said:
+            self._said.add(message)
+            self._passed_on.warn(message)
+
+    def loading(self) -> None:
+        """A subject is being loaded."""
+
+    def observing(self, probe: str) -> None:
+        """A probe's observation begins."""
+
+    def enter(self, measure: str) -> None:
+        """A measure begins to compute."""
+
+    def leave(self) -> None:
+        """It has stopped; raises if it took too long."""
+
 
 STYLES = ("auto", "rich", "plain", "none")
 
@@ -65,7 +121,7 @@ class Bar:
 
     def __init__(self, visible: bool | None = None) -> None:
         self._visible = sys.stderr.isatty() if visible is None else visible
-        self._progress = Progress(
+        self._progress = RichProgress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),

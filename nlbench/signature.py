@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlbench.errors import RequestError, Undefined
-from nlbench.files import write_atomically
+from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.files import spreadsheet_safe, write_atomically
 from nlbench.measure import Result, summarize
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from torch import nn
 
-__all__ = ["Signature"]
+__all__ = ["Signature", "module_of"]
 
 
 @dataclass(frozen=True)
@@ -158,16 +159,17 @@ class Signature:
         Parameters
         ----------
         ax : matplotlib axes, optional
-            Where to draw; by default a new figure's.
+            Where to draw; by default a new figure's, which a notebook shows by itself and a
+            script with ``matplotlib.pyplot.show()``.
 
         Returns
         -------
         matplotlib axes
         """
         if ax is None:
-            from matplotlib.figure import Figure
+            from matplotlib import pyplot
 
-            ax = Figure(figsize=(max(4.0, min(12.0, 0.3 * len(self))), 3.0)).add_subplot()
+            _, ax = pyplot.subplots(figsize=(max(4.0, min(12.0, 0.3 * len(self))), 3.0))
         ax.plot(range(len(self)), self.values, marker="o", markersize=3, label=self.name or None)
         ax.set_xlabel("site, in order of call")
         ax.set_xlim(-0.5, len(self) - 0.5)
@@ -192,6 +194,51 @@ class Signature:
         return pd.DataFrame({**self.to_dict(), "value": list(self.values)})
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the table to a file, and give its path; no value is an empty field."""
-        write_atomically(Path(path), self.to_frame().to_csv(index=False))
+        """Write the table to a file, and give its path; no value is an empty field.
+
+        Names that a spreadsheet would run are marked as text; see
+        `nlbench.files.spreadsheet_text`.
+        """
+        table = self.to_frame()
+        table["site"] = [spreadsheet_safe(site) for site in self.sites]
+        write_atomically(Path(path), table.to_csv(index=False))
         return Path(path)
+
+    def __repr__(self) -> str:
+        """Say what it is of in one line."""
+        values = self.defined
+        spread = f"{min(values):.4g} to {max(values):.4g}" if values else "no value"
+        name = f"{self.name}, " if self.name else ""
+        return f"<Signature: {name}{len(self)} sites, {spread}>"
+
+
+def module_of(model: nn.Module, site: str) -> nn.Module:
+    """Find the module that a site is called in: the activation's own, or the one that calls it.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    site : str
+        Such as ``layer1.0.relu``, its second call ``layer1.0.relu:1``, or the functional call
+        ``Mixed_5b.branch1x1/relu``, which the module ``Mixed_5b.branch1x1`` makes.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the model has no such module.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> module_of(model, "1:3")
+    ReLU()
+    """
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+    path, slash, _ = site.partition("/")
+    name = path.partition(":")[0]
+    if name in modules:
+        return modules[name]
+    if not slash and "." not in name:
+        return model  # a functional call that the model itself makes
+    raise RequestError(f"the model has no module '{name}'{nearest(name, modules)}")

@@ -18,7 +18,7 @@ from .tables import labelled, subject_columns
 from .text import column_decimals, count, direction, one_line, value_with_std
 
 if TYPE_CHECKING:
-    from nlbench.store.record import Run
+    from nlbench.store.run_folder import Run
 
 __all__ = [
     "MissingCell",
@@ -189,7 +189,7 @@ def print_boards(run: Run, console: Console) -> None:
 
     Parameters
     ----------
-    run : nlbench.store.record.Run
+    run : nlbench.store.run_folder.Run
     console : rich.console.Console
         Where to; its width decides how many measures share a table.
     """

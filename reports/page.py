@@ -23,7 +23,7 @@ from .remarks import differences, gaps, summary_sentence, unfinished
 from .sections import board_remarks, board_table, meanings, sections
 
 if TYPE_CHECKING:
-    from nlbench.store.record import Run
+    from nlbench.store.run_folder import Run
 
 __all__ = ["render_page", "write_page"]
 
@@ -37,7 +37,7 @@ def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
 
     Parameters
     ----------
-    runs : nlbench.store.record.Run or sequence of them
+    runs : nlbench.store.run_folder.Run or sequence of them
         The rows of several runs are labelled with the run's name.
     output : path
         Where to; missing folders are made, a file that is there is replaced.

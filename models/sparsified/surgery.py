@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from nlbench.errors import RequestError, Undefined
-from nlbench.probes.model_state import evaluation_mode
+from nlbench.probes.axes import Layouts
+from nlbench.probes.graph.nodes import channel_axes
+from nlbench.probes.model_state import attributes_kept, evaluation_mode
 from nlbench.probes.ops import activation_kind
-from nlbench.probes.sites.axis_tracking import Layouts
 
 __all__ = [
     "CHILD",
@@ -27,7 +31,6 @@ __all__ = [
     "SparsePReLU",
     "find_calls",
     "first_line",
-    "follow_calls",
     "in_words",
     "inputs_of",
     "other_activations",
@@ -114,11 +117,11 @@ class PReLUPerCall(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the PReLU of this call."""
-        running = _PASS.get()
+        calls = _CALLS.get()
         number = 0
-        if running is not None:
-            number = running.calls[self]
-            running.calls[self] += 1
+        if calls is not None:
+            number = calls[self]
+            calls[self] += 1
         if str(number) not in self._modules:
             raise RequestError(
                 f"a ReLU is called {number + 1} times in one pass, but was called "
@@ -128,26 +131,55 @@ class PReLUPerCall(nn.Module):
         return output
 
 
-@dataclass
-class _Pass:
-    """One forward pass: which modules are running, and what was called so far."""
-
-    running: list[nn.Module] = field(default_factory=list)
-    modes: list[_Substitution] = field(default_factory=list)
-    calls: Counter[nn.Module] = field(default_factory=Counter)
+# How often each module was called in the pass that is running. Beside the modules, not in them,
+# so that a copy of a network, or the same network on another thread, has passes of its own.
+_CALLS: ContextVar[Counter[nn.Module] | None] = ContextVar("calls", default=None)
 
 
-# Kept beside the modules, not in them, so that a copy of a network, or the same network on
-# another thread, has passes of its own.
-_PASS: ContextVar[_Pass | None] = ContextVar("pass", default=None)
+class _Followed(nn.Module):
+    """What a module becomes that calls ReLU as a function, or holds what does.
+
+    Everything that a pass needs is put up and taken down around the call, so that nothing
+    outlives a pass, however it ends; hooks would be skipped by an interrupt.
+    """
+
+    original: type[nn.Module]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token = _CALLS.set(Counter()) if _CALLS.get() is None else None
+        try:
+            if CHILD not in vars(self):
+                return super().__call__(*args, **kwargs)
+            with _Substitution(self):
+                return super().__call__(*args, **kwargs)
+        finally:
+            if token is not None:
+                _CALLS.reset(token)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _remade, (self.original,), self.__getstate__()  # type: ignore[no-untyped-call]
+
+
+@cache
+def _followed(original: type[nn.Module]) -> type[nn.Module]:
+    """Make the class of a followed module, which passes for the original one."""
+    names = ("__module__", "__qualname__", "__doc__")
+    about = {name: getattr(original, name) for name in names} | {"original": original}
+    return type(original.__name__, (_Followed, original), about)
+
+
+def _remade(original: type[nn.Module]) -> nn.Module:
+    """Begin a copy of a followed module, for `copy` and `pickle`."""
+    kind = _followed(original)  # type: ignore[arg-type]
+    return kind.__new__(kind)
 
 
 class _Substitution(TorchFunctionMode):
     """Calls a module's PReLU where the module's own forward calls ReLU as a function."""
 
-    def __init__(self, module: nn.Module, running: list[nn.Module]) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._module, self._running = module, running
+        self._module, self._own = module, set(module.modules())
 
     def __torch_function__(
         self,
@@ -158,44 +190,21 @@ class _Substitution(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # A child's calls are the child's, also where the example didn't reach them.
-        if getattr(func, "__name__", "") in RELUS and self._running[-1] is self._module:
+        if getattr(func, "__name__", "") in RELUS and _running(self._own) is self._module:
             given = args[0] if args else kwargs["input"]
             return getattr(self._module, vars(self._module)[CHILD])(given)
         return func(*args, **kwargs)
 
 
-def _enter(module: nn.Module, args: object) -> None:
-    running = _PASS.get()
-    if running is None:
-        running = _Pass()
-        _PASS.set(running)
-    running.running.append(module)
-    if CHILD in vars(module):
-        mode = _Substitution(module, running.running)
-        mode.__enter__()  # type: ignore[no-untyped-call]
-        running.modes.append(mode)
-
-
-def _leave(module: nn.Module, args: object, output: object) -> None:
-    running = _PASS.get()
-    if running is None or not running.running:
-        return  # Another hook failed before the module began.
-    running.running.pop()
-    if CHILD in vars(module):
-        running.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-    if not running.running:
-        _PASS.set(None)
-
-
-def follow_calls(model: nn.Module) -> None:
-    """Let a model know which of its modules is running, in every later pass.
-
-    The hooks are plain functions, so that the model can still be copied and pickled.
-    """
-    for module in model.modules():
-        if not isinstance(module, SparsePReLU):
-            module.register_forward_pre_hook(_enter)
-            module.register_forward_hook(_leave, prepend=True, always_call=True)
+def _running(own: Container[nn.Module]) -> nn.Module | None:
+    """Give the innermost of a network's own modules that is being called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] in own:
+            module: nn.Module = frame.f_locals["self"]
+            return module
+        frame = frame.f_back
+    return None
 
 
 @dataclass(frozen=True)
@@ -240,14 +249,14 @@ class Calls:
 
 
 class _Finder(TorchFunctionMode):
-    def __init__(self, stack: list[nn.Module], inputs: tuple[Tensor, ...]) -> None:
+    def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], axes: Sequence[int]) -> None:
         super().__init__()
+        self._own = set(model.modules())
         self.calls: list[ReLUCall] = []
         self.others: Counter[str] = Counter()
-        self._stack = stack
         self._layouts = Layouts(len(inputs[0]))
-        for given in inputs:
-            self._layouts.begin(given)
+        for given, axis in zip(inputs, axes, strict=True):
+            self._layouts.begin(given, channel=axis)
 
     def __torch_function__(
         self,
@@ -260,24 +269,34 @@ class _Finder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in RELUS:
             given = args[0] if args else kwargs["input"]
-            try:
-                _, axis, _ = self._layouts.of(given)
-            except Undefined as error:
-                raise RequestError(f"a ReLU can't be given a slope a channel: {error}") from error
-            units = given.shape[axis]
-            self.calls.append(ReLUCall(self._stack[-1], axis, units, given.dtype, given.device))
+            axis = self._channel_axis(given)
+            owner = _running(self._own)
+            assert owner is not None
+            self.calls.append(ReLUCall(owner, axis, given.shape[axis], given.dtype, given.device))
         elif (
             (kind := activation_kind(name))
             and kind != "softmax"
-            and not isinstance(self._stack[-1], SparsePReLU)
+            and not isinstance(owner := _running(self._own), SparsePReLU)
         ):
             # PyTorch computes its ReLU6 as a hardtanh.
-            self.others["relu6" if isinstance(self._stack[-1], nn.ReLU6) else kind] += 1
+            self.others["relu6" if isinstance(owner, nn.ReLU6) else kind] += 1
         output = func(*args, **kwargs)
         if name == "__get__":
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         self._layouts.follow(name, args, kwargs, output)
         return output
+
+    def _channel_axis(self, given: Tensor) -> int:
+        try:
+            _, axis, is_assumed = self._layouts.of(given)
+        except Undefined as error:
+            raise RequestError(f"a ReLU can't be given a slope a channel: {error}") from error
+        if is_assumed:
+            raise RequestError(
+                "a ReLU can't be given a slope a channel: which axis of its input of shape "
+                f"{tuple(given.shape)} holds the channels is not known"
+            )
+        return axis
 
 
 def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
@@ -297,22 +316,11 @@ def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
     >>> [(call.axis, call.units) for call in calls.relus], dict(calls.others)
     ([(1, 3)], {'silu': 1})
     """
-    stack: list[nn.Module] = []
-    handles = []
+    with attributes_kept(model):
+        axes = channel_axes(lambda given: model(*given), tuple(given.clone() for given in inputs))
     copies = tuple(given.clone() for given in inputs)
-    try:
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(lambda m, args: stack.append(m)))
-            handles.append(
-                module.register_forward_hook(
-                    lambda m, args, output: (stack.pop(), None)[1], prepend=True, always_call=True
-                )
-            )
-        with torch.no_grad(), _Finder(stack, copies) as finder:
-            output = model(*copies)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), _Finder(model, copies, axes) as finder:
+        output = model(*copies)
     return Calls(finder.calls, finder.others, output)
 
 
@@ -356,10 +364,8 @@ def replace_calls(model: nn.Module, calls: list[ReLUCall], layerwise: bool) -> N
         layer = SparsePReLU(call.units, layerwise=layerwise, axis=call.axis)
         layer.to(call.device, call.dtype).train(model.training)
         by_owner.setdefault(call.owner, []).append(layer)
-    follow = False
     for owner, layers in by_owner.items():
         made = layers[0] if len(layers) == 1 else PReLUPerCall(layers).train(model.training)
-        follow |= made is not layers[0] or type(owner) is not nn.ReLU
         if type(owner) is nn.ReLU and owner is not model:
             for parent in list(model.modules()):
                 for name, child in parent._modules.items():
@@ -369,9 +375,9 @@ def replace_calls(model: nn.Module, calls: list[ReLUCall], layerwise: bool) -> N
             name = _free_name(owner)
             owner.add_module(name, made)
             setattr(owner, CHILD, name)
-    if follow or type(model) is nn.ReLU:
-        follow_calls(model)
-    for module in model.modules():
+    for module in list(model.modules()):
+        if any(CHILD in vars(m) or isinstance(m, PReLUPerCall) for m in module.modules()):
+            module.__class__ = _followed(type(module))  # type: ignore[arg-type]
         # What PyTorch's fused kernel for such a layer goes by: it would apply a ReLU.
         if isinstance(module, nn.TransformerEncoderLayer) and module.activation_relu_or_gelu == 1:
             module.activation_relu_or_gelu = 0

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,28 +16,13 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.files import write_atomically
 from nlbench.hashing import state_hash
 
-from .classification import LARGEST_SEED, accuracy, corrupt_labels
-from .recipe import Recipe
-from .recipes import vanilla
-from .tasks import Task, task_of
+from .recipes import Prior, Recipe, vanilla
+from .tasks import LARGEST_SEED, Task, task_of
 
 if TYPE_CHECKING:
-    from nlbench.subjects.data import Dataset
+    from nlbench.subjects.data import Data
 
-__all__ = [
-    "Epoch",
-    "Keep",
-    "NoPrior",
-    "Prior",
-    "Recipe",
-    "TrainingResult",
-    "accuracy",
-    "corrupt_labels",
-    "read_state",
-    "train",
-    "vanilla",
-    "write_state",
-]
+__all__ = ["Epoch", "Keep", "TrainingResult", "example_of", "read_state", "train", "write_state"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +43,7 @@ class Epoch:
         Share of what the network predicts right at the epoch's end, in [0, 1]: images, or
         tokens of a translation; in training by the labels trained on, corrupted ones
         included. In training it takes a pass of its own, which is made where training may
-        end (`nlbench.models.training.recipe.Recipe.wants_train_accuracy`); None after other epochs.
+        end (`Recipe.wants_train_accuracy`); None after other epochs.
     scores : mapping of str to float
         What a prior counts, such as ``linear_share``.
     running_accuracy : float or None
@@ -176,65 +161,9 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-class Prior(Protocol):
-    """A penalty on a network's parameters and the care that they need.
-
-    What it remembers of a network has to be in the network's state, since a training that is
-    taken up again starts with a prior of its own.
-    """
-
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser, each with its ``weight_decay``.
-
-        ``rate_factor`` of a group multiplies the recipe's learning rate.
-        """
-
-    def penalty(self, model: nn.Module) -> Tensor | None:
-        """What is added to the loss of a step, a scalar; None: nothing."""
-
-    def settle(self, model: nn.Module) -> None:
-        """Put parameters in order after a step."""
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        """What the log of an epoch says."""
-
-    def facts(self) -> dict[str, Any]:
-        """What decides its effect, as plain values."""
-
-    def metadata(self) -> dict[str, str]:
-        """What a checkpoint has to carry."""
-
-
-class NoPrior:
-    """No penalty."""
-
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """All parameters alike."""
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
-
-    def penalty(self, model: nn.Module) -> Tensor | None:
-        """Nothing."""
-        return None
-
-    def settle(self, model: nn.Module) -> None:
-        """Do nothing."""
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        """Nothing to say."""
-        return {}
-
-    def facts(self) -> dict[str, Any]:
-        """Nothing decides it."""
-        return {}
-
-    def metadata(self) -> dict[str, str]:
-        """Nothing to carry."""
-        return {}
-
-
 def train(
     build: Callable[[], nn.Module],
-    dataset: Dataset,
+    dataset: Data,
     recipe: Recipe = vanilla,
     *,
     seed: int = 0,
@@ -243,9 +172,8 @@ def train(
     progress: Callable[[Epoch], object] | None = None,
     state: Path | None = None,
     keep: Keep | None = None,
-    prior: Prior | None = None,
 ) -> TrainingResult:
-    """Build a network and train it.
+    """Build a network and train it as a recipe says.
 
     The seed decides the initial weights, the order of the samples, the augmentation and
     which labels are corrupted. On a CPU, the same seed and number of threads give the same
@@ -274,8 +202,6 @@ def train(
     keep : callable, optional
         Called with each `Epoch` as it ends, the network, in evaluation mode, and the
         metadata that a checkpoint of it has to carry.
-    prior : Prior, optional
-        A penalty on the weights, such as a sparsity prior.
 
     Returns
     -------
@@ -305,8 +231,8 @@ def train(
     task = task_of(dataset, recipe, noise, seed)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        model = build().to(device)
-        training = _Training(model, task, recipe, prior or NoPrior(), seed, device)
+        model = recipe.prepared(build(), lambda: example_of(dataset), seed).to(device)
+        training = _Training(model, task, recipe, recipe.prior(), seed, device)
         identity = {
             "seed": seed,
             "label_noise": noise,
@@ -330,7 +256,7 @@ def train(
                 write_state(state, identity, training.content())
             if progress is not None:
                 progress(epoch)
-        scores = task.final_scores(model.eval(), device)
+        scores = task.final_scores(model.eval(), device) | training.prior.scores(model)
     return TrainingResult(
         model,
         tuple(training.history),
@@ -338,6 +264,11 @@ def train(
         scores=scores,
         metadata=training.metadata,
     )
+
+
+def example_of(dataset: Data) -> Tensor:
+    """Give two samples of the training split, for a recipe that has to see some."""
+    return dataset.sample(2, split="train", seed=0).inputs
 
 
 class _Training:

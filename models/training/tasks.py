@@ -1,64 +1,136 @@
-"""What a network is trained for: batches, the loss, and how good it is."""
+"""What a network is trained for: batches, the loss, and how good it is; images and their labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.errors import RequestError
-
-from .batches import batches
-from .classification import augment, check_logits, count_right, len_of, relabelled, share_right
+from nlbench.errors import NotFinite, RequestError
+from nlbench.probes.background import overlap_pays, rng_state
+from nlbench.probes.model_state import evaluation_mode
+from nlbench.subjects.data import Dataset, Items, read_items
 
 if TYPE_CHECKING:
-    from nlbench.subjects.data import Dataset
+    from .recipes import Recipe
 
-    from .recipe import Recipe
+__all__ = [
+    "LARGEST_SEED",
+    "Classification",
+    "Task",
+    "ahead",
+    "augment",
+    "batches",
+    "corrupt_labels",
+    "relabelled",
+    "task_of",
+]
 
-__all__ = ["Classification", "Task", "task_of"]
+
+LARGEST_SEED = 2**32 - 1
+T = TypeVar("T")
 
 
-class Task(Protocol):
-    """What a network is trained for.
+NOTHING = -100
+"""Target where nothing is to be predicted, as PyTorch's losses have it."""
+
+
+class Task(ABC):
+    """What a network is trained for: one of `classes` for each target, by the cross entropy.
 
     A dataset that isn't labelled images has a method ``task(recipe, label_noise, seed)`` that
     returns one.
+
+    Attributes
+    ----------
+    classes : int
     """
 
+    classes: int
+
     @property
+    @abstractmethod
     def size(self) -> int:
         """How many training samples there are."""
 
+    @abstractmethod
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of the training samples in that order.
+        """Inputs and targets of the training samples in that order, on the device.
 
         What is random in them, such as augmentation, is drawn from the generator.
         """
 
+    @abstractmethod
+    def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of the split ``train`` or ``test``, as they are, in batches."""
+
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over a batch, a scalar."""
+        """Mean cross entropy of logits of shape (n, ..., classes), a scalar.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the network doesn't give one logit a class for each target.
+        """
+        self._check(output, targets)
+        return functional.cross_entropy(
+            output.flatten(0, -2), targets.flatten(), ignore_index=NOTHING
+        )
 
     def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """How much of a batch is predicted right, and of how much."""
+        """How many targets have the largest logit, and how many there are."""
+        asked = targets != NOTHING
+        return int((output.argmax(-1) == targets)[asked].sum()), int(asked.sum())
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Share of the split ``train`` or ``test`` that is predicted right."""
+        """Share of a split's targets predicted right; in training of those trained on.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the network doesn't give one logit a class for each target.
+        nlbench.NotFinite
+            If a logit is NaN or infinite.
+        """
+        right = asked = 0
+        with evaluation_mode(model):
+            for inputs, targets in self.evaluated(split, device):
+                logits = model(inputs)
+                self._check(logits, targets)
+                if not bool(torch.isfinite(logits[targets != NOTHING]).all()):
+                    raise NotFinite("the network's logits are not finite, so it has no accuracy")
+                counts = self.right(logits, targets)
+                right, asked = right + counts[0], asked + counts[1]
+        return right / asked
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """What is measured once, at the end of training, beside the accuracies."""
+        return {}
 
     def metadata(self) -> dict[str, str]:
         """What a checkpoint has to carry for its outputs to be read."""
+        return {}
+
+    def _check(self, output: Tensor, targets: Tensor) -> None:
+        expected = (*targets.shape, self.classes)
+        if output.shape != expected:
+            raise RequestError(
+                f"the network's output has shape {tuple(output.shape)}, expected {expected}: one "
+                "logit a class"
+            )
 
 
-class Classification:
-    """Images, one class each; the cross entropy.
+class Classification(Task):
+    """Images, one class each.
 
     Parameters
     ----------
@@ -73,22 +145,24 @@ class Classification:
     Raises
     ------
     nlbench.RequestError
-        If the images have no labels.
+        If the images have no labels, or can't be read.
     """
 
     def __init__(self, dataset: Dataset, recipe: Recipe, label_noise: float, seed: int) -> None:
         if not getattr(dataset, "labelled", True):
             raise RequestError(f"{dataset.name} has no labels, so there is nothing to learn")
-        self.dataset = dataset
-        self.recipe = recipe
+        self.dataset, self.recipe, self.classes = dataset, recipe, dataset.classes
         self.items = dataset.train
+        # A damaged file is told before the first epoch, not after it.
+        for items in (dataset.train, dataset.test):
+            items[0]
         if label_noise:
             self.items = relabelled(self.items, label_noise, dataset.classes, seed)
 
     @property
     def size(self) -> int:
         """How many training images there are."""
-        return len_of(self.items)
+        return _len(self.items)
 
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
@@ -99,27 +173,11 @@ class Classification:
                 images = augment(images, self.recipe.shift, self.recipe.flip, generator)
             yield self.dataset.normalize(images.to(device)), labels.to(device)
 
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits of shape (b, classes)."""
-        check_logits(output, len(targets), self.dataset.classes)
-        return functional.cross_entropy(output, targets)
-
-    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """How many of a batch are classified right, and how many there are."""
-        return count_right(output, targets), len(targets)
-
-    def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Share classified right; in training by the labels trained on."""
-        items = self.items if split == "train" else self.dataset.test
-        return share_right(model, items, self.dataset, device)
-
-    def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Nothing more than the accuracies."""
-        return {}
-
-    def metadata(self) -> dict[str, str]:
-        """Nothing: the class's number is all there is to a label."""
-        return {}
+    def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised images and labels; in training those trained on."""
+        items = self.items if split == "train" else self.dataset.split(split)
+        for images, labels in batches(items, torch.arange(_len(items)), 512, device):
+            yield self.dataset.normalize(images.to(device)), labels.to(device)
 
 
 def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
@@ -129,3 +187,198 @@ def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task
         task: Task = own(recipe, label_noise, seed)
         return task
     return Classification(dataset, recipe, label_noise, seed)
+
+
+def _len(items: Items) -> int:
+    return len(items)  # type: ignore[arg-type]  # torch's Dataset declares no __len__
+
+
+def relabelled(items: Items, fraction: float, classes: int, seed: int) -> Items:
+    """The same images, a share of them under another label; see `corrupt_labels`."""
+    read_labels = getattr(items, "read_labels", None)
+    known = read_labels() if read_labels else [items[i][1] for i in range(_len(items))]
+    labels = torch.tensor([int(label) for label in known])
+    return _Relabelled(items, corrupt_labels(labels, fraction, classes, seed))
+
+
+class _Relabelled(TorchDataset[tuple[Tensor, int]]):
+    def __init__(self, items: Items, labels: Tensor) -> None:
+        self.items = items
+        self.labels = labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.items[index][0], self.labels[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        pairs = read_items(self.items, indices)
+        return [(image, self.labels[i]) for i, (image, _) in zip(indices, pairs, strict=True)]
+
+
+def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
+    """Replace a share of labels, each by another class drawn uniformly.
+
+    Parameters
+    ----------
+    labels : integer tensor of shape (n,)
+        In 0 … classes - 1.
+    fraction : float
+        In [0, 1]; exactly ``round(fraction * n)`` labels change.
+    classes : int
+        At least 2 if a label is to change.
+    seed : int
+        From 0 to 2³² - 1; decides which labels change and into what.
+
+    Returns
+    -------
+    tensor of shape (n,)
+        A copy.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If an argument is out of bounds.
+
+    References
+    ----------
+    M. Gamba et al. Are All Linear Regions Created Equal? AISTATS, 2022, appendix A.
+
+    Examples
+    --------
+    >>> labels = torch.zeros(10, dtype=torch.long)
+    >>> int((corrupt_labels(labels, 0.3, classes=10, seed=0) != labels).sum())
+    3
+    """
+    if not 0 <= fraction <= 1:
+        raise RequestError(f"label noise is {fraction}, expected a share from 0 to 1")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RequestError(f"the seed is {seed}, expected 0 to {LARGEST_SEED}")
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise RequestError(f"labels reach outside 0 to {classes - 1}, the {classes} classes stated")
+    count = round(fraction * len(labels))
+    if count and classes < 2:
+        raise RequestError("label noise needs a second class to change a label to")
+    # NumPy's legacy generator, since its stream is frozen. A list seeds another stream
+    # than a bare seed does, so that noise and order of images are unrelated.
+    random = np.random.RandomState([seed, classes])
+    chosen = torch.from_numpy(random.permutation(len(labels))[:count]).to(labels.device)
+    steps = torch.from_numpy(random.randint(1, max(classes, 2), count)).to(labels)
+    corrupted = labels.clone()
+    corrupted[chosen] = (labels[chosen] + steps) % classes
+    return corrupted
+
+
+def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) -> Tensor:
+    """Move and mirror each image on its own.
+
+    Parameters
+    ----------
+    images : tensor of shape (n, channels, height, width)
+        Before normalisation; what moves in from outside is 0, black.
+    shift : int
+        Most pixels along either axis; each whole number of -shift … shift is equally likely.
+    flip : bool
+        Mirror left to right with probability one half.
+    generator : torch.Generator
+        Of the CPU; decides everything.
+
+    Returns
+    -------
+    tensor of the same shape
+        A copy.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If these are not images.
+
+    References
+    ----------
+    M. Gamba et al. Are All Linear Regions Created Equal? AISTATS, 2022, appendix A.
+
+    Examples
+    --------
+    >>> image = torch.zeros(1, 1, 5, 5)
+    >>> image[0, 0, 2, 2] = 1
+    >>> moved = augment(image, 2, True, torch.Generator().manual_seed(0))
+    >>> moved.shape, moved.sum().item()
+    (torch.Size([1, 1, 5, 5]), 1.0)
+    """
+    if images.ndim != 4:
+        raise RequestError(
+            f"augmentation needs images of shape (n, channels, height, width), "
+            f"got {tuple(images.shape)}"
+        )
+    n, _, height, width = images.shape
+    if shift:
+        moves = torch.randint(0, 2 * shift + 1, (2, n, 1), generator=generator)
+        rows, columns = (moves + torch.arange(size) for size in (height, width))
+        padded = functional.pad(images, (shift,) * 4)
+        which = torch.arange(n)[:, None, None]
+        images = padded[which, :, rows[0, :, :, None], columns[1, :, None, :]].permute(0, 3, 1, 2)
+    if flip:
+        mirrored = torch.rand(n, generator=generator) < 0.5
+        images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+    return images.contiguous()
+
+
+def batches(
+    items: Items, order: Tensor, batch_size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images of shape (b, *shape) and labels of shape (b,), in that order, on the CPU.
+
+    Each batch is read while `device` is busy with the one before.
+
+    Examples
+    --------
+    >>> from nlbench.models.datasets.digits import digits
+    >>> cpu = torch.device("cpu")
+    >>> [len(labels) for _, labels in batches(digits().test, torch.arange(300), 128, cpu)]
+    [128, 128, 44]
+    """
+    starts = range(0, len(order), batch_size)
+    chosen = (order[start : start + batch_size].tolist() for start in starts)
+    return ahead((_stacked(items, indices) for indices in chosen), device)
+
+
+def _stacked(items: Items, indices: list[int]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*read_items(items, indices), strict=True)
+    return torch.stack(images), torch.tensor([int(label) for label in labels])
+
+
+def ahead(made: Iterator[T], device: torch.device) -> Iterator[T]:
+    """Give what an iterator gives, in its order; make each while the caller uses the one before.
+
+    One that draws from a global random generator for the first, as a dataset with augmentation
+    of its own does, is left to the caller's thread: beside a network with dropout, which draws
+    from it too, the numbers would otherwise depend on timing.
+
+    Examples
+    --------
+    >>> list(ahead(iter("abc"), torch.device("cpu")))
+    ['a', 'b', 'c']
+    """
+    before = rng_state(device)
+    end = object()
+    first = next(made, end)
+    if first is end:
+        return
+    if not overlap_pays(device) or rng_state(device) != before:
+        yield first  # type: ignore[misc]
+        yield from made
+        return
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
+            # Two sets of PyTorch's threads would wait for each other.
+            reader.submit(torch.set_num_threads, 1).result()
+            found: T | object = first
+            while found is not end:
+                following = reader.submit(next, made, end)
+                yield found  # type: ignore[misc]
+                found = following.result()
+    finally:
+        # What the reader set is also the default of threads to come.
+        torch.set_num_threads(threads)

@@ -5,45 +5,44 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, RequestError, nearest
+from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
 from nlbench.execution.numerics import Machine, exact_arithmetic, resolve_device
-from nlbench.files import make_folder, remove_parts, write_atomically
+from nlbench.files import locked, make_folder, remove_parts, write_atomically
 from nlbench.hashing import file_hash
 from nlbench.options import OptionValue
 from nlbench.store.manifest import make_manifest, now
-from nlbench.subjects.load import (
-    SubjectSpec,
-    adapted,
-    build_model,
-    choose_weights,
-    header_of,
-    load_dataset,
-    transformed,
-)
+from nlbench.subjects.load import SubjectSpec, model_source
 from nlbench.subjects.model import model_info
-from nlbench.subjects.weights import load_weights, save_weights
+from nlbench.subjects.weights import save_weights
+
+from .loop import Epoch, TrainingResult, example_of, train
+from .recipes import Recipe
+from .tasks import LARGEST_SEED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from nlbench.subjects.data import Data
 
 __all__ = [
-    "EpochLike",
     "Trained",
     "TrainingLog",
     "TrainingRequest",
+    "check_training",
     "recipe_of",
     "run_training",
-    "starting_point",
     "suited_recipe",
 ]
 
@@ -75,21 +74,6 @@ class Trained:
     epochs: int
 
 
-class EpochLike(Protocol):
-    """What a recipe's ``train`` tells of an epoch.
-
-    ``train_accuracy`` is None where it wasn't measured. Another attribute, ``running_accuracy``,
-    is optional.
-    """
-
-    number: int
-    learning_rate: float
-    loss: float
-    train_accuracy: float | None
-    test_accuracy: float
-    scores: Mapping[str, float]
-
-
 class TrainingLog:
     """What a training leaves on disk.
 
@@ -97,15 +81,13 @@ class TrainingLog:
     ----------
     out : Path
         The checkpoint.
-    request : dataclass
-        What was asked for, with at least ``model``, ``data``, ``recipe`` and ``seed``.
-    recipe : dataclass
-        What it was made of.
+    request : TrainingRequest
+    recipe : Recipe
     command : str
         The command line, for the manifest.
     """
 
-    def __init__(self, out: Path, request: Any, recipe: Any, command: str) -> None:
+    def __init__(self, out: Path, request: TrainingRequest, recipe: Recipe, command: str) -> None:
         self.out = out
         self.folder = out.with_suffix(".training")
         self.state = self.folder / "state"
@@ -113,7 +95,8 @@ class TrainingLog:
         self.recipe = recipe
         self.manifest: dict[str, Any] = {}
         self.command = command
-        self.rows: list[EpochLike] = []
+        self.rows: list[Epoch] = []
+        self.began = time.perf_counter()
         self.kept: dict[str, str] = {}
 
     def finished(self) -> Trained | None:
@@ -128,8 +111,10 @@ class TrainingLog:
         result = old.get("result")
         if result is None or not self.out.is_file():
             return None
-        if not self._is_same(old) or old.get("recipe") != _plain(asdict(self.recipe)):
-            raise RequestError(f"{self.out} was trained in another way; choose another --out")
+        if what := self._difference(old):
+            raise RequestError(
+                f"{self.out} was trained in another way ({what}); choose another --out"
+            )
         if file_hash(self.out) != result["file_hash"]:
             raise RequestError(f"{self.out} is not what its training wrote; choose another --out")
         self.state.unlink(missing_ok=True)
@@ -159,15 +144,33 @@ class TrainingLog:
         old = self._read()
         if self.out.exists() and not (resume and old):
             raise RequestError(f"{self.out} exists; remove it or choose another --out")
-        if self.state.exists() and old and not self._is_same(old):
+        if self.state.exists() and old and (what := self._difference(old)):
             raise RequestError(
-                f"{self.folder} holds an interrupted training of another kind; choose another "
-                f"--out, or remove {self.state}"
+                f"{self.folder} holds an interrupted training of another kind ({what}); choose "
+                f"another --out, or remove {self.state}"
             )
 
-    def open(self, device: torch.device) -> None:
-        """Make the folder, or take up an old one."""
+    @contextmanager
+    def opened(self, device: torch.device) -> Iterator[None]:
+        """Make the folder, or take up an old one, and keep other writers out meanwhile.
+
+        A training that is refused before its first epoch leaves no folder.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it can't be written, or is being written by another process.
+        """
         make_folder(self.folder)
+        with locked(self.folder):
+            self._open(device)
+            try:
+                yield
+            except NlbenchError:
+                self._abandon()
+                raise
+
+    def _open(self, device: torch.device) -> None:
         remove_parts(self.folder)
         old = self._read() if self.state.exists() else {}
         calls = [*old.get("calls", []), {"started": now(), "command": self.command}]
@@ -186,39 +189,39 @@ class TrainingLog:
         self.kept = dict(old.get("checkpoints", {}))
         self._write()
 
-    def abandon(self) -> None:
-        """Remove the folder of a training that was refused before its first epoch."""
+    def _abandon(self) -> None:
         manifest = self.folder / "manifest.json"
         if [entry.name for entry in self.folder.iterdir()] == [manifest.name]:
             manifest.unlink()
             self.folder.rmdir()
 
-    def keep(self, epoch: EpochLike, model: nn.Module, metadata: Mapping[str, str]) -> None:
+    def keep(self, epoch: Epoch, model: nn.Module, metadata: Mapping[str, str]) -> None:
         """Keep a checkpoint of an epoch."""
         file = self.folder / f"epoch{epoch.number:04d}.safetensors"
         save_weights(file, model, {**self._header(epoch), **metadata})
         self.kept[file.name] = file_hash(file)
         self._write()
 
-    def note(self, epoch: EpochLike) -> None:
+    def note(self, epoch: Epoch) -> None:
         """Write a line of the log."""
         self.rows.append(epoch)
         write_atomically(self.folder / "epochs.csv", _table(self.rows))
+        self._write()
 
-    def close(self, result: Any) -> Trained:
+    def close(self, result: TrainingResult) -> Trained:
         """Write the checkpoint, the manifest that says it is finished, and forget the state.
 
         In this order a process that is killed in between leaves what can be resumed.
         """
         last = result.history[-1]
-        header = {**self._header(last), **dict(getattr(result, "metadata", {}))}
-        save_weights(self.out, result.model, header)
+        scores = {name: f"{value:.6g}" for name, value in result.scores.items()}
+        save_weights(self.out, result.model, {**self._header(last), **scores, **result.metadata})
         trained = Trained(
             self.out,
             result.train_accuracy,
             result.test_accuracy,
-            dict(getattr(result, "scores", {})),
-            bool(getattr(result, "is_reached", True)),
+            dict(result.scores),
+            result.is_reached,
             last.number,
         )
         self.manifest["result"] = {
@@ -230,10 +233,9 @@ class TrainingLog:
         self.state.unlink(missing_ok=True)
         return trained
 
-    def _header(self, epoch: EpochLike) -> dict[str, str]:
-        noise = getattr(self.recipe, "label_noise", 0.0)
+    def _header(self, epoch: Epoch) -> dict[str, str]:
         names = ("train_accuracy", "test_accuracy", "running_accuracy")
-        shares = {name: getattr(epoch, name, None) for name in names}
+        shares = {name: getattr(epoch, name) for name in names}
         return {
             "nlbench": self.manifest["nlbench"],
             "model": self.request.model,
@@ -241,15 +243,19 @@ class TrainingLog:
             "recipe": self.request.recipe,
             "epochs": str(epoch.number),
             "seed": str(self.request.seed),
-            "label_noise": str(float(noise)),
+            "label_noise": str(float(self.recipe.label_noise)),
             **{name: f"{share:.4f}" for name, share in shares.items() if share is not None},
             "command": self.command,
         }
 
-    def _is_same(self, old: Mapping[str, Any]) -> bool:
-        """Whether an earlier call asked for the same, on whatever device."""
-        mine, theirs = ({**_plain(r)} for r in (asdict(self.request), old.get("request", {})))
-        return {**mine, "device": ""} == {**theirs, "device": ""}
+    def _difference(self, old: Mapping[str, Any]) -> str:
+        """What an earlier call asked for otherwise, on whatever device; empty if nothing."""
+        mine, theirs = _plain(asdict(self.request)), dict(old.get("request", {}))
+        changed = [name for name in mine if name != "device" and theirs.get(name) != mine[name]]
+        said = [f"{name} was {theirs.get(name)} and is {mine[name]}" for name in changed[:3]]
+        if not said and old.get("recipe") != _plain(asdict(self.recipe)):
+            said = [f"recipe {self.recipe.name} has changed since"]
+        return ", ".join(said)
 
     def _read(self) -> dict[str, Any]:
         file = self.folder / "manifest.json"
@@ -262,6 +268,9 @@ class TrainingLog:
         return content if isinstance(content, dict) else {}
 
     def _write(self) -> None:
+        calls = self.manifest["calls"]
+        calls[-1]["seconds"] = round(time.perf_counter() - self.began, 3)
+        self.manifest["seconds"] = round(sum(call.get("seconds", 0.0) for call in calls), 3)
         content = {"format": FORMAT, **self.manifest, "checkpoints": self.kept}
         text = json.dumps(_plain(content), indent=1)
         write_atomically(self.folder / "manifest.json", text + "\n")
@@ -272,19 +281,16 @@ def _plain(content: Any) -> Any:
     return json.loads(json.dumps(content, default=str))
 
 
-def _table(epochs: Sequence[EpochLike]) -> str:
+def _table(epochs: Sequence[Epoch]) -> str:
     columns = ("learning_rate", "loss", "running_accuracy", "train_accuracy", "test_accuracy")
     extra = list(dict.fromkeys(name for epoch in epochs for name in epoch.scores))
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["epoch", *columns, *extra])
     for epoch in epochs:
-        numbers = [getattr(epoch, name, None) for name in columns]
+        numbers = [getattr(epoch, name) for name in columns]
         writer.writerow([epoch.number, *numbers, *(epoch.scores.get(name, "") for name in extra)])
     return buffer.getvalue()
-
-
-LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -340,15 +346,22 @@ def suited_recipe(model: str, recipe: str = "auto") -> str:
     return model_info(registry.load("models", model)).recipe if recipe == "auto" else recipe
 
 
-def recipe_of(request: TrainingRequest) -> Any:
+def recipe_of(request: TrainingRequest) -> Recipe:
     """Load the recipe, with what is to be otherwise.
 
     Raises
     ------
     nlbench.RequestError
         If there is no such recipe, or it has no such setting.
+    nlbench.PluginError
+        If what is registered is none.
     """
     recipe = registry.load("recipes", request.recipe)
+    if not isinstance(recipe, Recipe):
+        raise PluginError(
+            f"recipe '{request.recipe}' is a {type(recipe).__name__}, expected "
+            "nlbench.models.training.recipes.Recipe or a subclass"
+        )
     changes = dict(request.changes)
     if request.label_noise is not None:
         changes["label_noise"] = request.label_noise
@@ -370,7 +383,7 @@ def run_training(
     resume: bool = False,
     keep_epochs: Collection[int] = (),
     keep_every: int = 0,
-    progress: Callable[[EpochLike], object] | None = None,
+    progress: Callable[[Epoch], object] | None = None,
     command: str = "",
 ) -> Trained:
     """Train a network and write its checkpoint, log and manifest.
@@ -405,56 +418,61 @@ def run_training(
     if resume and (done := log.finished()) is not None:
         return done
     log.check(resume=resume)
-    dataset, build = starting_point(request)
+    dataset, build = _starting_point(request)
+    if request.weights == "calibrated":
+        raise RequestError(
+            "--weights calibrated: training sets the statistics; give --weights init"
+        )
     if getattr(recipe, "starts_trained", False) and request.weights == "init":
         raise RequestError(
             f"recipe '{request.recipe}' starts from trained weights; give --weights trained or a "
             "checkpoint's path"
         )
-    log.open(device)
 
-    def keep(epoch: EpochLike, model: nn.Module, metadata: Mapping[str, str]) -> None:
+    def keep(epoch: Epoch, model: nn.Module, metadata: Mapping[str, str]) -> None:
         if epoch.number in keep_epochs or (keep_every and epoch.number % keep_every == 0):
             log.keep(epoch, model, metadata)
 
-    def note(epoch: EpochLike) -> None:
+    def note(epoch: Epoch) -> None:
         log.note(epoch)
         if progress is not None:
             progress(epoch)
 
-    try:
-        with exact_arithmetic():
-            result = recipe.train(
-                build,
-                dataset,
-                seed=request.seed,
-                device=device,
-                progress=note,
-                state=log.state,
-                keep=keep,
-            )
-    except NlbenchError:
-        log.abandon()
-        raise
-    return log.close(result)
+    with log.opened(device), exact_arithmetic():
+        result = train(
+            build,
+            dataset,
+            recipe,
+            seed=request.seed,
+            device=device,
+            progress=note,
+            state=log.state,
+            keep=keep,
+        )
+        return log.close(result)
 
 
-def starting_point(request: TrainingRequest) -> tuple[Data, Callable[[], nn.Module]]:
+def check_training(request: TrainingRequest) -> str:
+    """Refuse a network that a recipe isn't for before it is trained; give a remark if it is.
+
+    Raises
+    ------
+    nlbench.RequestError
+    """
+    dataset, build = _starting_point(replace(request, weights="init"))
+    return recipe_of(request).check(build(), example_of(dataset))
+
+
+def _starting_point(request: TrainingRequest) -> tuple[Data, Callable[[], nn.Module]]:
     """Give the dataset, and what builds the network that training starts from."""
-    spec = SubjectSpec(
-        request.model, request.weights, request.data, request.seed, options=request.options
+    source = model_source(
+        SubjectSpec(
+            request.model,
+            request.weights,
+            request.data,
+            request.seed,
+            split="train",
+            options=request.options,
+        )
     )
-    choice = choose_weights(spec)
-    info = model_info(registry.load("models", request.model))
-    dataset = adapted(load_dataset(request.data, dict(request.options)), info, choice)
-
-    def build() -> nn.Module:
-        model = build_model(request.model, dataset, request.seed)
-        if choice.file is None:
-            return model
-        example = dataset.sample(2, split="train", seed=0)
-        model = transformed(model, header_of(choice.file), lambda: example.inputs)
-        load_weights(model, choice.file, rename=info.rename)
-        return model
-
-    return dataset, build
+    return source.dataset, lambda: source.build()[0]

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nlbench import registry
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line, shown
+from nlbench.request import Request, flags_of, parse_seeds
 
-__all__ = ["Interrupted", "note", "print_table", "split_names", "split_seeds", "split_settings"]
+__all__ = [
+    "Interrupted",
+    "completed",
+    "note",
+    "print_table",
+    "split_names",
+    "split_seeds",
+    "split_settings",
+]
 
 
 def split_names(texts: list[str], option: str, group: str | None = None) -> tuple[str, ...]:
@@ -18,45 +27,53 @@ def split_names(texts: list[str], option: str, group: str | None = None) -> tupl
     parts = (part.strip() for text in texts for part in text.split(","))
     names = tuple(dict.fromkeys(part for part in parts if part))
     if not names:
-        raise RequestError(f"{option}: expected at least one name, got '{','.join(texts)}'")
+        raise RequestError(f"{option}: expected at least one name, got '{shown(','.join(texts))}'")
     if group:
         registry.expand(group, names)
     return names
 
 
 def split_seeds(texts: list[str]) -> tuple[int, ...]:
-    """Read seeds, with commas."""
-    return tuple(_seed(text) for text in split_names(texts, "--seeds"))
-
-
-def _seed(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) >= 2**63:
-        raise RequestError(f"--seeds: expected whole numbers of 0 or more, got '{text}'")
-    return int(text)
+    """Read seeds, with commas and ranges."""
+    return parse_seeds(texts, "--seeds")
 
 
 def split_settings(given: Iterable[str]) -> dict[str, str]:
     """Read ``OWNER.OPTION=VALUE``."""
-    settings: dict[str, str] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise RequestError(f"--set: expected OWNER.OPTION=VALUE, got '{text}'")
-        settings[key.strip()] = value.strip()
+    settings: dict[str, str] = flags_of(Request)["settings"].of_text(list(given), "--set")
     return settings
 
 
-def print_table(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows of equal keys as columns, or as JSON."""
+def completed(group: str) -> Callable[[str], list[str]]:
+    """Give what completes a name of a group, also the last of several with commas.
+
+    Examples
+    --------
+    >>> completed("measures")("affinity,aff")
+    ['affinity,affinity']
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{n}" for n in registry.entries(group) if n.startswith(last)]
+
+    return complete
+
+
+def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = False) -> None:
+    """Print rows of equal keys as columns, under their names if they don't speak for themselves."""
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     if not rows:
         print("(none)")
         return
-    widths = {key: max(len(str(row[key])) for row in rows) for key in rows[0]}
-    for row in rows:
-        print("  ".join(str(value).ljust(widths[key]) for key, value in row.items()).rstrip())
+    if has_head:
+        rows = [{key: key for key in rows[0]}, *rows]
+    lines = [{key: one_line(str(value)) for key, value in row.items()} for row in rows]
+    widths = {key: max(len(row[key]) for row in lines) for key in lines[0]}
+    for row in lines:
+        print("  ".join(value.ljust(widths[key]) for key, value in row.items()).rstrip())
 
 
 class Interrupted(Exception):
@@ -65,4 +82,4 @@ class Interrupted(Exception):
 
 def note(message: str) -> None:
     """Say one line on standard error."""
-    print(f"nlbench: {' '.join(message.split())}", file=sys.stderr)
+    print(f"nlbench: {one_line(message)}", file=sys.stderr)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from nlbench import registry
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shown
 from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import dataset_info
@@ -39,14 +39,14 @@ def group_of(name: str) -> str:
     known = {entry: group for group in reversed(SHOWN) for entry in registry.entries(group)}
     if name not in known:
         raise RequestError(
-            f"there is no measure, model, dataset or recipe '{name}'{nearest(name, known)}"
+            f"there is no measure, model, dataset or recipe '{shown(name)}'{nearest(name, known)}"
         )
     return known[name]
 
 
 def source_of(group: str, name: str) -> Source:
     """Where something registered comes from; of a dataset that has to be there."""
-    found = registry.load(group, name)
+    found = _loaded(group, name)
     if group == "models":
         return model_info(found).source
     if group == "datasets":
@@ -55,6 +55,15 @@ def source_of(group: str, name: str) -> Source:
         return load_dataset(name).source
     source: Source = getattr(found, "source", Source(""))
     return source
+
+
+def _loaded(group: str, name: str) -> Any:
+    found = registry.load(group, name)
+    if group != "measures":
+        return found
+    from nlbench.plan import checked_measure
+
+    return checked_measure(found, name)
 
 
 def details(group: str, name: str) -> str:
@@ -71,7 +80,7 @@ def details(group: str, name: str) -> str:
     recipe    adam, where train and linearize are given none
     <BLANKLINE>
     """
-    found = registry.load(group, name)
+    found = _loaded(group, name)
     title = f"{name} ({registry.GROUPS[group]})"
     text = inspect.cleandoc(getattr(found, "__doc__", "") or "(no description)")
     if group == "measures":

@@ -19,7 +19,7 @@ import psutil
 import typer
 
 from nlbench import registry
-from nlbench.errors import NlbenchError
+from nlbench.errors import NlbenchError, PluginError
 from nlbench.subjects.data import dataset_info
 
 __all__ = ["Finding", "diagnose", "doctor"]
@@ -28,7 +28,7 @@ __all__ = ["Finding", "diagnose", "doctor"]
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Say what this machine can run and what is missing; status 1 if something is broken."""
+    """Say what this machine can run and what could be added; status 1 if something is broken."""
     findings = []
     for finding in diagnose():
         findings.append(finding)
@@ -40,7 +40,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-State = Literal["ok", "missing", "broken"]
+State = Literal["ok", "optional", "broken"]
 
 EXTRAS = {
     "dask": ("dask", "distributed"),
@@ -58,8 +58,9 @@ class Finding:
     Parameters
     ----------
     what : str
-    state : {"ok", "missing", "broken"}
-        ``missing`` limits what can be run; ``broken`` is in need of repair.
+    state : {"ok", "optional", "broken"}
+        ``optional`` isn't here, and is needed only by who wants it;
+        ``broken`` is in need of repair.
     detail : str
         What there is, or what to do.
     """
@@ -96,7 +97,7 @@ def _packages() -> Iterator[Finding]:
         absent = [name for name in modules if importlib.util.find_spec(name) is None]
         if absent:
             hint = f"no {', '.join(absent)}: pip install 'nlbench[{extra}]'"
-            yield Finding(f"extra {extra}", "missing", hint)
+            yield Finding(f"extra {extra}", "optional", hint)
         else:
             yield Finding(f"extra {extra}", "ok", ", ".join(modules))
 
@@ -121,7 +122,8 @@ def _devices() -> Iterator[Finding]:
     else:
         built = torch.version.cuda
         why = "no device is visible" if built else "this PyTorch is built without CUDA"
-        yield Finding("cuda", "missing", why)
+        why += ": networks run on the CPU"
+        yield Finding("cuda", "optional", why)
     if torch.backends.mps.is_available():
         yield Finding("mps", "ok", "no double precision: most measures need the CPU")
 
@@ -139,29 +141,40 @@ def _machine() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
+    for problem in registry.unreadable():
+        yield Finding("entry points", "broken", problem)
     for group, kind in registry.GROUPS.items():
         entries = registry.entries(group)
-        conflicts = [entry for entry in entries.values() if entry.conflict]
+        families = registry.families(group)
+        conflicts = [e for e in (*entries.values(), *families.values()) if e.conflict]
         for entry in conflicts:
             yield Finding(f"{kind} {entry.name}", "broken", entry.conflict)
+        for prefix, entry in families.items():
+            if entry.family is None and not entry.conflict:
+                try:
+                    registry.load(group, f"{prefix}/*")
+                except NlbenchError as error:
+                    yield Finding(f"{kind} {entry.name}", "broken", str(error))
         detail = f"{len(entries)} registered"
         if group == "measures":
+            from nlbench.plan import checked_measure
+
             works = 0
             for name in entries:
                 try:
-                    registry.load(group, name)
+                    checked_measure(registry.load(group, name), name)
                     works += 1
                 except NlbenchError as error:
                     if not entries[name].conflict:
                         yield Finding(f"{kind} {name}", "broken", str(error))
-            detail += f", {works} can be imported"
+            detail += f", {works} can be used"
         yield Finding(group, "ok", detail)
 
 
 def _data() -> Iterator[Finding]:
     root = os.environ.get("NLBENCH_DATA", "")
     if not root:
-        yield Finding("NLBENCH_DATA", "missing", "not set: the folder of downloaded data sets")
+        yield Finding("NLBENCH_DATA", "optional", "not set: the folder of downloaded data sets")
     elif not Path(root).is_dir():
         yield Finding("NLBENCH_DATA", "broken", f"{root} is no folder")
     else:
@@ -172,8 +185,10 @@ def _data() -> Iterator[Finding]:
             if info.fingerprint is not None:
                 info.fingerprint(**{key: option.default for key, option in info.options.items()})
             yield Finding(f"dataset {name}", "ok", "there")
+        except PluginError as error:
+            yield Finding(f"dataset {name}", "broken", str(error))
         except NlbenchError as error:
-            yield Finding(f"dataset {name}", "missing", " ".join(str(error).split()))
+            yield Finding(f"dataset {name}", "optional", " ".join(str(error).split()))
         except Exception as error:
             # Whatever a plugin raises is its own affair.
             yield Finding(f"dataset {name}", "broken", f"{type(error).__name__}: {error}")

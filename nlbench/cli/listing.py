@@ -8,11 +8,12 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from nlbench import registry
 from nlbench.errors import RequestError
 
-from .common import note, print_table, split_names
+from .common import completed, note, print_table, split_names
 
 __all__ = ["list_"]
 
@@ -21,20 +22,36 @@ class Listing(StrEnum):
     """What ``nlbench list`` lists."""
 
     measures = "measures"
+    probes = "probes"
     models = "models"
     datasets = "datasets"
-    studies = "studies"
     recipes = "recipes"
+    reports = "reports"
+    studies = "studies"
     sites = "sites"
+    ops = "ops"
+    commands = "commands"
 
 
 def list_(
+    context: typer.Context,
     what: Annotated[Listing, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     model: Annotated[
-        str | None, typer.Option(help="Names or globs of models; for sites, whose to list.")
+        str | None,
+        typer.Option(
+            "--model",
+            "--models",
+            help="Names or globs of models; for sites, whose to list.",
+            autocompletion=completed("models"),
+        ),
     ] = None,
-    data: Annotated[str, typer.Option(help="Dataset that decides the input's shape.")] = "digits",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Dataset that decides the input's shape.", autocompletion=completed("datasets")
+        ),
+    ] = "digits",
     everything: Annotated[
         bool, typer.Option("--all", help="Name every member of a family of models.")
     ] = False,
@@ -42,7 +59,7 @@ def list_(
         bool, typer.Option("--traceable", help="Say which models can be traced exactly.")
     ] = False,
 ) -> None:
-    """List what can be named: measures, models, datasets, … or the sites of a model."""
+    """List what can be named: measures, models, … the sites of a model, or known operations."""
     if what not in (Listing.sites, Listing.models) and model is not None:
         raise RequestError(f"list {what.value}: takes no --model; list sites --model {model} does")
     if what is not Listing.models and (everything or traceable):
@@ -50,6 +67,12 @@ def list_(
         raise RequestError(f"list {what.value}: takes no {flag}; list models {flag} does")
     if what is Listing.sites:
         print_table(_sites(model, data), as_json)
+        return
+    if what is Listing.ops:
+        print_table(_operations(), as_json, has_head=True)
+        return
+    if what is Listing.commands:
+        print_table(_commands(context), as_json)
         return
     known = registry.entries(what.value)
     families = registry.families(what.value)
@@ -67,6 +90,7 @@ def list_(
         rows += [_family_row(prefix, entry) for prefix, entry in families.items()]
     print_table(rows, as_json)
     conflicts = [e.conflict for e in (*known.values(), *families.values()) if e.conflict]
+    conflicts += registry.unreadable()
     for conflict in conflicts:
         note(conflict)
     if conflicts:
@@ -130,24 +154,33 @@ def _traceable(names: list[str], data: str) -> list[dict[str, Any]]:
         return traceability(names, load_dataset(data), bar.step)
 
 
+def _operations() -> list[dict[str, str]]:
+    """What is known of each operation, and of plugins whose operations can't be had."""
+    from nlbench.probes.ops import load_errors, supported
+
+    rows = supported()
+    for error in load_errors():
+        note(error)
+    return rows
+
+
+def _commands(context: typer.Context) -> list[dict[str, str]]:
+    """The commands, with what each does in one line."""
+    group = context.find_root().command
+    found = {} if not isinstance(group, TyperGroup) else group.commands
+    return [
+        {"name": name, "description": (command.help or "").partition("\n")[0]}
+        for name, command in found.items()
+    ]
+
+
 def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
     if model is None:
         raise RequestError("list sites: name a model with --model")
     from nlbench.probes.sites.sites import list_sites
-    from nlbench.subjects.load import (
-        SubjectSpec,
-        adapted,
-        build_model,
-        choose_weights,
-        load_dataset,
-    )
-    from nlbench.subjects.model import model_info
+    from nlbench.subjects.load import SubjectSpec, model_source
 
-    choice = choose_weights(SubjectSpec(model, "auto", data))
-    info = model_info(registry.load("models", model))
-    dataset = adapted(load_dataset(data), info, choice)
-    network = build_model(model, dataset, seed=0)
-    example = dataset.sample(2).inputs
+    source = model_source(SubjectSpec(model, "auto", data))
     return [
         {
             "site": site.name,
@@ -156,5 +189,5 @@ def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
             "shape": "×".join(map(str, site.shape)),
             "channels": f"axis {site.channel_axis}" + (" (assumed)" if site.assumed else ""),
         }
-        for site in list_sites(network, example)
+        for site in list_sites(source.fresh(), source.example(2))
     ]

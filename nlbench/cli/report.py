@@ -17,7 +17,7 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained page for one or several runs."""
-    from nlbench.store.record import load_run
+    from nlbench.store.run_folder import load_run
 
     page = registry.load("reports", "html")([load_run(path) for path in runs], output)
     print(page)

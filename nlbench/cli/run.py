@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,138 +14,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.errors import RequestError
-from nlbench.request import parse_size, read_config
+from nlbench.request import ExecutionOptions, Flag, Request, RunOptions, flags_of, read_config
 
-from .common import Interrupted, split_names, split_seeds, split_settings
+from .common import Interrupted, completed
 
 if TYPE_CHECKING:
-    from nlbench.request import Request
     from nlbench.runner import Preview
-    from nlbench.store.record import Run
+    from nlbench.store.run_folder import Run
 
 __all__ = ["run"]
 
 
-Names = list[str] | None
-DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "measures": ("affinity", "absdev"),
-    "models": ("vgg8",),
-    "data": ("digits",),
-    "weights": ("auto",),
-    "seeds": (0,),
-}
-_GROUPS = {"measures": "measures", "models": "models", "data": "datasets"}
-_CONDUCT = ("rerun", "timeout", "executor", "workers", "address", "threads")
+ASKED = (Request, RunOptions, ExecutionOptions)
+_FLAGS: dict[str, Flag] = {name: one for kind in ASKED for name, one in flags_of(kind).items()}
 
 
-def run(
-    measures: Annotated[
-        Names, typer.Option(help="Names or globs, with commas. [affinity,absdev]")
-    ] = None,
-    model: Annotated[Names, typer.Option(help="Names or globs, with commas. [vgg8]")] = None,
-    weights: Annotated[
-        Names,
-        typer.Option(
-            help="trained, init, or a checkpoint's path, repeatable; auto: trained where it ships."
-        ),
-    ] = None,
-    data: Annotated[Names, typer.Option(help="Datasets, with commas. [digits]")] = None,
-    seeds: Annotated[
-        Names, typer.Option(help="Seeds of the initialisation and the sample, with commas. [0]")
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="Samples to look at; 0: the whole split. [512]")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="test or train. [test]")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps. [auto]")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(help="native, tf32, float64; bfloat16 or float16 by autocast. [native]"),
-    ] = None,
-    setting: Annotated[
-        Names,
-        typer.Option(
-            "--set",
-            metavar="OWNER.OPTION=VALUE",
-            help="Option of a measure, probe or dataset, repeatable: affinity.shrinkage=none.",
-        ),
-    ] = None,
-    sites: Annotated[
-        str | None, typer.Option(help="Which sites to look at; short for --set sites.select=…")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="A TOML file with any of these; flags go before it.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run's folder; by default runs/MODEL-TIME.")
-    ] = None,
-    report: Annotated[
-        bool | None,
-        typer.Option("--report/--no-report", help="Write report.html into the run's folder."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
-    ] = False,
-    rerun: Annotated[
-        str | None, typer.Option(help="Recorded cells to repeat: never, failed or all. [failed]")
-    ] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds that a cell may take.")] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="What a pass may use, such as 4GB. [a share of what is free]")
-    ] = None,
-    executor: Annotated[
-        str | None, typer.Option(help="serial, processes or dask. [serial]")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="How many measure at a time.")] = None,
-    address: Annotated[str | None, typer.Option(help="Of a Dask scheduler.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="PyTorch's threads of each worker. [up to 4]")
-    ] = None,
-    progress: Annotated[
-        str | None,
-        typer.Option(help="auto, rich, plain or none. [auto: rich on a terminal, else none]"),
-    ] = None,
-) -> None:
+def run(*, config: Path | None, dry_run: bool, **given: Any) -> None:
     """Measure models and write a run: board, records, tidy table, report."""
     from nlbench.progress import shown_progress
 
-    flags: dict[str, Any] = {
-        # Misspelt names are found before anything slow is imported.
-        "measures": split_names(measures, "--measures", "measures") if measures else None,
-        "models": split_names(model, "--model", "models") if model else None,
-        "data": split_names(data, "--data", "datasets") if data else None,
-        "seeds": split_seeds(seeds) if seeds else None,
-        "weights": tuple(dict.fromkeys(weights)) if weights else None,
-        "samples": samples,
-        "split": split,
-        "device": device,
-        "precision": precision,
-        "sites": sites,
-        "out": out,
-        "report": report,
-        "rerun": rerun,
-        "timeout": timeout,
-        "memory": memory,
-        "executor": executor,
-        "workers": workers,
-        "address": address,
-        "threads": threads,
-        "progress": progress,
-    }
-    asked = read_config(config) if config else {}
-    asked |= {name: value for name, value in flags.items() if value is not None}
-    settings = {**asked.pop("settings", {}), **split_settings(setting or [])}
-    if asked.get("sites"):
-        settings["sites.select"] = asked["sites"]
-    request, execution = _request(asked, settings), _conduct(asked)
-    if asked.get("out") in ("", Path()):
-        raise RequestError("--out: expected a folder's name, got ''")
-    folder = Path(asked["out"]) if "out" in asked else _default_folder(request.models)
+    asked = _asked(config, given)
+    request, options, execution = (_part(kind, asked) for kind in ASKED)
+    for name, one in flags_of(Request).items():
+        if one.group:
+            # Misspelt names are found before anything slow is imported.
+            registry.expand(one.group, getattr(request, name))
+    if options.sites:
+        settings = {**request.settings, "sites.select": options.sites}
+        request = replace(request, settings=settings)
+    # The folder that one is in has a name, too.
+    folder = Path(options.out) if options.out else _default_folder(request.models)
+    folder = folder if folder.name not in ("", "..") else folder.resolve()
     command = shlex.join(["nlbench", *sys.argv[1:]])
-    with shown_progress(asked.get("progress", "auto")) as bar:
+    with shown_progress(options.progress) as bar:
         bar.say("planning")
         from nlbench import runner
 
@@ -158,31 +62,84 @@ def run(
             kept = f"what was finished is in {folder}" if is_begun else "nothing was measured yet"
             raise Interrupted(
                 f"interrupted; {kept}",
-                f"go on with: {_resume_command(command, folder, 'out' in asked)}",
+                f"go on with: {_resume_command(command, folder, bool(options.out))}",
             ) from None
-    _show(result, asked.get("report", True))
+    _show(result, options.report)
 
 
-def _request(asked: dict[str, Any], settings: dict[str, Any]) -> Request:
-    from nlbench.request import Request
+def _signature() -> inspect.Signature:
+    """The command's parameters, for typer, from the fields that can be asked for."""
+    parameters = [_parameter(name, one) for name, one in _FLAGS.items()]
+    extra = {
+        "config": Annotated[
+            Path | None, typer.Option(help="A TOML file with any of these; flags go before it.")
+        ],
+        "dry_run": Annotated[
+            bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
+        ],
+    }
+    defaults = {"config": None, "dry_run": False}
+    only = inspect.Parameter.KEYWORD_ONLY
+    parameters += [
+        inspect.Parameter(name, only, default=defaults[name], annotation=annotation)
+        for name, annotation in extra.items()
+    ]
+    return inspect.Signature(parameters)
 
-    names = {name: asked.get(name, default) for name, default in DEFAULTS.items()}
-    for name, group in _GROUPS.items():
-        registry.expand(group, names[name])
-    if "" in names["weights"]:
-        raise RequestError("--weights: expected trained, init, auto or a checkpoint's path, got ''")
-    single = ("samples", "split", "device", "precision")
-    rest = {name: asked[name] for name in single if name in asked}
-    return Request(**names, **rest, settings=settings)
+
+_METAVARS: Mapping[str, str | None] = {
+    "names": "NAMES",
+    "seeds": "SEEDS",
+    "paths": "PATHS",
+    "text": "TEXT",
+    "choice": "NAME",
+    "whole": "N",
+    "number": "X",
+    "size": "SIZE",
+    "yes": None,
+    "settings": "OWNER.OPTION=VALUE",
+}
 
 
-def _conduct(asked: dict[str, Any]) -> Any:
-    from nlbench.request import ExecutionOptions
+def _parameter(name: str, one: Flag) -> inspect.Parameter:
+    spellings = [f"--{spelling}" for spelling in one.names]
+    if one.kind == "yes":
+        spellings = [f"{spellings[0]}/--no-{one.names[0]}"]
+    option = typer.Option(
+        *spellings,
+        help=one.help,
+        show_default=one.default or False,
+        metavar=_METAVARS[one.kind],
+        autocompletion=completed(one.group) if one.group else None,
+    )
+    # Text, for `Flag` reads it and says what is wrong with it.
+    kind: Any = list[str] if one.is_repeatable else bool if one.kind == "yes" else str
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
 
-    given = {name: asked[name] for name in _CONDUCT if name in asked}
-    if "memory" in asked:
-        given["memory"] = parse_size(asked["memory"])
-    return ExecutionOptions(**given)
+
+run.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _asked(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What the flags and the file ask for, by field; flags go before the file."""
+    asked = read_config(config) if config else {}
+    for name, one in _FLAGS.items():
+        text = given[name]
+        if text is None or text == []:
+            continue
+        label = f"--{one.names[0]}"
+        value = text if one.kind == "yes" else one.of_text(text, label)
+        asked[name] = {**asked.get(name, {}), **value} if one.kind == "settings" else value
+    return asked
+
+
+def _part(kind: type[Any], asked: dict[str, Any]) -> Any:
+    return kind(**{name: asked[name] for name in flags_of(kind) if name in asked})
 
 
 def _print_outlook(foreseen: Preview, folder: Path) -> None:

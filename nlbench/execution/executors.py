@@ -1,40 +1,33 @@
 """Where units are measured: here, in processes of this machine, or on a Dask cluster.
 
-Processes and clusters are joblib's. Their workers are light supervisors; each has a
-process of its own for what is heavy or may crash.
+Whoever asks for the results is the only one who writes them down.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
+import json
 import logging
-import os
-import tempfile
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import queue
+import signal
+import threading
+import uuid
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from multiprocessing import resource_tracker
+from typing import Any
 
 from nlbench.errors import RequestError
-from nlbench.files import write_atomically
+from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions
 from nlbench.store.record import Record
 
-from .supervisor import Stepped, deaf_processes, end_workers, quiet_ending, quiet_loop, supervised
+from .supervisor import Supervisor, Told, Unwanted
 from .work_units import Missed, Unit
 
-if TYPE_CHECKING:
-    from nlbench.runner import Progress
-
 __all__ = ["WorkerPool", "executed"]
-
-
-ROUNDS = 4
-"""How often what dying supervisors left undone is given to others."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class WorkerPool:
     threads : int
         PyTorch's threads of each.
     devices : tuple of str
-        GPUs to share out, where there are several; else empty.
+        GPUs to share out, where there are several; else empty. Each worker keeps to one.
     """
 
     execution: ExecutionOptions
@@ -57,23 +50,13 @@ class WorkerPool:
     threads: int
     devices: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True)
-class _Task:
-    """What is sent to a supervisor."""
-
-    unit: Unit
-    timeout: float | None
-    threads: int
-    folder: str
-    token: str
-    slots: str
-    devices: tuple[str, ...]
-    seats: int
+    def placed(self, unit: Unit, worker: int) -> Unit:
+        """Give a unit the device of a worker."""
+        return unit.on(self.devices[worker % len(self.devices)]) if self.devices else unit
 
 
 def executed(
-    units: Sequence[Unit], pool: WorkerPool, folder: Path, progress: Progress
+    units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | Missed]:
     """Measure units and yield what comes of their cells, as it comes.
 
@@ -83,145 +66,207 @@ def executed(
     ----------
     units : sequence of Unit
     pool : WorkerPool
-    folder : Path
-        The run's; processes on this machine, and workers that reach it, write their records
-        there themselves.
     progress : Progress
+        Told of each step when it is taken.
 
     Raises
     ------
     nlbench.RequestError
-        If there is no cluster.
+        If there is no cluster, or no process can be started.
     """
+    if pool.execution.executor == "dask":
+        return _on_cluster(units, pool, progress)
     if pool.execution.executor == "serial" and pool.execution.timeout is None:
-        yield from _here(units, pool, progress)
-    elif pool.execution.executor == "serial":
-        yield from _beside(units, pool, progress)
-    else:
-        yield from _elsewhere(units, pool, folder, progress)
+        return _here(units, pool, progress)
+    return _in_processes(units, pool, progress)
 
 
-def _here(units: Sequence[Unit], pool: WorkerPool, progress: Progress) -> Iterator[Record | Missed]:
+def _here(
+    units: Sequence[Unit], pool: WorkerPool, progress: Progress
+) -> Generator[Record | Missed]:
     # Imported where it is needed: a finished run is taken up without PyTorch.
     from .measure_subject import Host
-    from .numerics import some_threads
 
-    host = Host()
-    with some_threads(pool.threads):
-        for unit in units:
-            yield from host.measure(unit, progress)
+    host, monitor = Host(threads=pool.threads), Monitor(progress)
+    for unit in units:
+        yield from host.measure(unit, monitor)
 
 
-def _beside(
+def _in_processes(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
-) -> Iterator[Record | Missed]:
+) -> Generator[Record | Missed]:
+    """Have threads supervise one process each."""
+    todo: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+    for unit in units:
+        todo.put(unit)
+    answers: queue.SimpleQueue[Record | Missed | Told | Exception | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def attend(number: int) -> None:
+        supervisor = Supervisor(pool.threads, pool.execution.timeout)
+        try:
+            while True:
+                unit = pool.placed(todo.get_nowait(), number)
+                for result in supervisor.measure(unit, lambda: not stopped.is_set()):
+                    answers.put(result)
+        except (queue.Empty, Unwanted):
+            pass
+        except Exception as error:
+            answers.put(error)
+        finally:
+            supervisor.end()
+            answers.put(None)
+
+    threads = [
+        threading.Thread(target=attend, args=(number,), name=f"nlbench-{number}", daemon=True)
+        for number in range(min(pool.workers, len(units)))
+    ]
     try:
-        for unit in units:
-            for result in supervised(unit, timeout=pool.execution.timeout, threads=pool.threads):
-                if isinstance(result, Stepped):
-                    progress.step(result)
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            while (answer := answers.get()) is not None:
+                if isinstance(answer, Exception):
+                    raise _refused(answer)
+                if isinstance(answer, Told):
+                    answer.to(progress)
                 else:
-                    yield result
+                    yield answer
     finally:
-        end_workers()
+        stopped.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
 
 
-def _elsewhere(
-    units: Sequence[Unit], pool: WorkerPool, folder: Path, progress: Progress
+def _refused(error: Exception) -> Exception:
+    """What is said of processes that can't be had."""
+    if isinstance(error, OSError):
+        return RequestError(f"--workers: no process can be started ({error.strerror or error})")
+    return error
+
+
+def _on_cluster(
+    units: Sequence[Unit], pool: WorkerPool, progress: Progress
+) -> Generator[Record | Missed]:
+    """Have Dask's workers supervise a process each; what they say comes as events."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    topic = f"nlbench-{uuid.uuid4().hex}"
+    with _cluster(pool) as client:
+        client.subscribe_topic(topic, lambda event: answers.put(json.loads(event[1])))
+        left = {f"{topic}-{number}": unit for number, unit in enumerate(units)}
+        missing = {cell.key: cell for unit in units for cell in unit.cells}
+        futures = [
+            client.submit(_supervise, json.dumps(unit.to_dict()), topic, pool, key=key)
+            for key, unit in left.items()
+        ]
+        try:
+            for future in futures:
+                future.add_done_callback(answers.put)
+            while left:
+                answer = answers.get()
+                if isinstance(answer, dict):
+                    yield from _told(answer, missing, progress)
+                    continue
+                # Its events came before, but for those that were lost with a connection.
+                unit = left.pop(answer.key)
+                problem = _problem(answer)
+                for event in [] if problem else answer.result():
+                    yield from _told(json.loads(event), missing, progress)
+                gone = tuple(c for c in unit.cells if missing.pop(c.key, None) is not None)
+                if gone:
+                    yield Missed(gone, problem or "the worker said nothing of this cell")
+        finally:
+            with contextlib.suppress(Exception):  # of a cluster that is gone
+                client.cancel(futures)
+                client.run(_end_idle)
+
+
+def _told(
+    answer: dict[str, Any], missing: dict[str, Any], progress: Progress
 ) -> Iterator[Record | Missed]:
-    left = {unit.cells[0].key: unit for unit in units}
-    begin = time.time()
-    with ExitStack() as stack:
-        joblib = stack.enter_context(_backend(pool))
-        slots = stack.enter_context(tempfile.TemporaryDirectory(prefix="nlbench-slots-"))
-        for _ in range(ROUNDS):
-            tasks = [_task(unit, pool, folder, slots) for unit in left.values()]
-            try:
-                with closing(joblib(tasks)) as answers:
-                    for name, results, steps in answers:
-                        del left[name]
-                        for what in steps:
-                            progress.step(what)
-                        yield from results
-            except _deaths() as error:
-                progress.warn(f"a worker was lost ({type(error).__name__}); its cells go to others")
-            if not left:
-                return
-            for unit in list(left.values()):
-                rest = yield from _already_written(unit, folder, begin)
-                del left[unit.cells[0].key]
-                if rest.cells:
-                    left[rest.cells[0].key] = rest
-    reason = f"the workers that were to measure this were lost {ROUNDS} times"
-    for unit in left.values():
-        yield Missed(unit.cells, reason)
-
-
-def _already_written(unit: Unit, folder: Path, begin: float) -> Generator[Record, None, Unit]:
-    """Yield what a lost supervisor wrote of a unit; give back the unit of the rest."""
-    rest = []
-    for cell in unit.cells:
-        file = folder / "cells" / f"{cell.key}.json"
-        record = None
-        with contextlib.suppress(OSError):
-            if file.stat().st_mtime < begin:
-                rest.append(cell)  # of an earlier run
-                continue
-            record = Record.from_json(file.read_text(encoding="utf-8"), str(file))
-        if record is not None and record.is_done:
+    """Read what a worker says; nothing is yielded twice."""
+    if "record" in answer:
+        record = Record.from_json(answer["record"], "what a worker measured")
+        if missing.pop(record.key, None) is not None:
             yield record
-        else:
-            rest.append(cell)
-    return unit.only(rest)
+    elif "missed" in answer:
+        cells = (missing.pop(key, None) for key in answer.pop("missed"))
+        gone = tuple(cell for cell in cells if cell is not None)
+        if gone:
+            yield Missed(gone, **answer)
+    else:
+        Told(**answer).to(progress)
 
 
-def _deaths() -> tuple[type[Exception], ...]:
-    """Errors that say that a supervisor is gone, not that it failed."""
-    from joblib.externals.loky.process_executor import BrokenProcessPool
+def _problem(future: Any) -> str:
+    """Why a task came to nothing; else nothing."""
+    if future.status == "finished":
+        return ""
+    if future.status == "cancelled":
+        return "the cluster called the work off"
+    error = future.exception()
+    if type(error).__name__ == "KilledWorker":
+        return "the workers that were to measure this were lost"
+    return f"a worker could not measure this: {type(error).__name__}: {error}"
 
+
+_idle: list[Supervisor] = []
+"""Those of a Dask worker that wait for the next unit; `list` is safe among threads."""
+
+
+def _end_idle() -> None:
+    while _idle:
+        _idle.pop().end()
+
+
+def _supervise(unit: str, topic: str, pool: WorkerPool) -> list[str]:
+    """Supervise a unit in a Dask worker, and say at once what comes of it."""
+    distributed: Any = importlib.import_module("distributed")
+    worker = distributed.get_worker()
+    task = worker.get_current_task()
+
+    def wanted() -> bool:
+        # A task whose client is gone, or has called it off, is cancelled or forgotten.
+        state = worker.state.tasks.get(task)
+        return state is not None and state.state != "cancelled"
+
+    said = []
     try:
-        from distributed import KilledWorker
-        from distributed.comm.core import CommClosedError
-    except ImportError:
-        return (BrokenProcessPool,)
-    return BrokenProcessPool, KilledWorker, CommClosedError
+        supervisor = _idle.pop()
+    except IndexError:
+        supervisor = Supervisor(pool.threads, pool.execution.timeout)
+    supervisor.threads, supervisor.timeout = pool.threads, pool.execution.timeout
+    given = Unit.from_dict(json.loads(unit))
+    name = worker.name if isinstance(worker.name, int) else 0
+    try:
+        for result in supervisor.measure(pool.placed(given, name), wanted):
+            event = json.dumps(_plain(result))
+            worker.log_event(topic, event)
+            if not isinstance(result, Told):
+                said.append(event)
+    except BaseException:
+        supervisor.end()
+        raise
+    _idle.append(supervisor)
+    return said
 
 
-Answer = tuple[str, list[Record | Missed], list[str]]
-Send = Callable[[Sequence[_Task]], Generator[Answer]]
-
-
-@contextmanager
-def _backend(pool: WorkerPool) -> Iterator[Send]:
-    """Give the function that has tasks done, by loky's processes or by a cluster's workers."""
-    import joblib
-
-    with ExitStack() as stack:
-        stack.enter_context(quiet_ending())
-        settings: dict[str, Any] = {"n_jobs": pool.workers}
-        if pool.execution.executor == "dask":
-            stack.enter_context(_cluster(pool))
-            stack.enter_context(joblib.parallel_config(backend="dask"))
-            settings = {"n_jobs": -1}
-        else:
-            stack.enter_context(joblib.parallel_config(backend="loky"))
-
-        def send(tasks: Sequence[_Task]) -> Generator[Answer]:
-            parallel = joblib.Parallel(
-                **settings, batch_size=1, return_as="generator_unordered", pre_dispatch="all"
-            )
-            with ExitStack() as ending:
-                # Joblib starts its processes and hands out all tasks before it returns.
-                with deaf_processes():
-                    results = parallel(joblib.delayed(_work)(task) for task in tasks)
-                    ending.enter_context(closing(results))
-                yield from results
-
-        yield send
+def _plain(result: Record | Missed | Told) -> dict[str, Any]:
+    if isinstance(result, Record):
+        return {"record": result.to_json()}
+    if isinstance(result, Told):
+        return {"kind": result.kind, "text": result.text}
+    return {
+        "missed": [cell.key for cell in result.cells],
+        "reason": result.reason,
+        "traceback": result.traceback,
+        "loading": result.loading,
+    }
 
 
 @contextmanager
-def _cluster(pool: WorkerPool) -> Iterator[None]:
+def _cluster(pool: WorkerPool) -> Iterator[Any]:
     """Connect to a Dask cluster, or make one on this machine."""
     try:
         distributed: Any = importlib.import_module("distributed")
@@ -229,84 +274,41 @@ def _cluster(pool: WorkerPool) -> Iterator[None]:
         raise RequestError("--executor dask needs Dask: pip install 'nlbench[dask]'") from error
     address = pool.execution.address
     with ExitStack() as stack:
-        stack.enter_context(quiet_loop())
         try:
             if not address:
-                with deaf_processes():
+                with _deaf_processes():
                     cluster = distributed.LocalCluster(
                         n_workers=pool.workers,
                         threads_per_worker=1,
-                        dashboard_address=None,
+                        # Any port that is free, for this machine only.
+                        dashboard_address="127.0.0.1:0",
                         # Its errors are of tasks that are called off; others are raised here.
                         silence_logs=logging.CRITICAL,
                     )
-                    stack.enter_context(cluster)
+                stack.enter_context(cluster)
                 address = cluster.scheduler_address
-            stack.enter_context(distributed.Client(address, timeout=10, set_as_default=True))
-        except (OSError, ValueError, TimeoutError) as error:
-            raise RequestError(f"--address: no Dask scheduler at {address} ({error})") from error
-        yield
-
-
-def _task(unit: Unit, pool: WorkerPool, folder: Path, slots: str) -> _Task:
-    plan = folder / "plan.json"
-    return _Task(
-        unit,
-        pool.execution.timeout,
-        pool.threads,
-        str(folder.absolute()),
-        _token(plan),
-        slots if pool.devices else "",
-        pool.devices,
-        pool.workers,
-    )
-
-
-def _token(plan: Path) -> str:
-    """By which a worker knows that it sees the same folder as whoever sent it."""
-    try:
-        return hashlib.sha256(plan.read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _work(task: _Task) -> Answer:
-    """Supervise a unit; the cells' records are on the disk before the last one is done."""
-    folder = Path(task.folder)
-    reachable = bool(task.token) and _token(folder / "plan.json") == task.token
-    results: list[Record | Missed] = []
-    steps: list[str] = []
-    with _seat(task) as device:
-        unit = task.unit.on(device)
-        for result in supervised(unit, timeout=task.timeout, threads=task.threads):
-            if isinstance(result, Stepped):
-                steps.append(str(result))
-                continue
-            results.append(result)
-            if isinstance(result, Record) and reachable:
-                write_atomically(folder / "cells" / f"{result.key}.json", result.to_json())
-    return task.unit.cells[0].key, results, steps
+            client = distributed.Client(address, timeout=10, set_as_default=False)
+            stack.enter_context(client)
+        except (OSError, ValueError, TimeoutError, RuntimeError) as error:
+            what = f"--address: no Dask scheduler at {address}" if address else "no Dask cluster"
+            raise RequestError(f"{what} ({' '.join(str(error).split())})") from error
+        yield client
 
 
 @contextmanager
-def _seat(task: _Task) -> Iterator[str]:
-    """Take one of the GPUs that nobody else has, of those that are shared out."""
-    if not task.slots:
-        yield task.unit.device
-        return
-    import fcntl
+def _deaf_processes() -> Iterator[None]:
+    """Have the processes that are started meanwhile not hear Ctrl-C: this one ends them.
 
-    while True:
-        for seat in range(task.seats):
-            handle = os.open(Path(task.slots, str(seat)), os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(handle)
-                continue
-            try:
-                yield task.devices[seat % len(task.devices)]
-            finally:
-                os.close(handle)
-            return
-        time.sleep(0.05)
+    A blocked signal stays so in whatever is started, from its first instruction on; here it
+    waits until afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # no such thing on Windows
+        yield
+        return
+    # Started with the first of those processes, it would unblock the signal.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,70 +4,53 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import psutil
 import torch
 from torch import Tensor, nn
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, Undefined, nearest
+from nlbench.contract import sound_result
+from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
 from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
-from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe
+from nlbench.plan import Bench, Cell, Target, Wanted, check_unchanged, checked_measure, load_probe
 from nlbench.probes import ProbeOptions, Resources, Step
+from nlbench.probes.budget import Found
+from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
-from nlbench.store.record import Record
-from nlbench.store.run_folder import check_unchanged, difference
-from nlbench.subjects.load import Subject, load_subject
+from nlbench.store.record import Record, same_subject
+from nlbench.subjects.load import Subject, SubjectSpec, load_subject
 
-from .numerics import Machine, Stream, exact_arithmetic, untouched, without_autocast
+from .numerics import (
+    Machine,
+    Stream,
+    exact_arithmetic,
+    some_threads,
+    untouched,
+    without_autocast,
+)
 from .work_units import Missed, Unit
-
-if TYPE_CHECKING:
-    from nlbench.runner import Progress
 
 __all__ = [
     "Host",
     "Meter",
     "Outcome",
-    "UnitWatch",
-    "Unwatched",
-    "Unwatching",
-    "Watch",
     "failure_of",
     "missing_record",
     "observe",
     "records_of",
 ]
-
-
-class Watch(Protocol):
-    """Told which measure is at work."""
-
-    def enter(self, measure: str) -> None:
-        """A measure begins to compute."""
-
-    def leave(self) -> None:
-        """It has stopped; raises if it took too long."""
-
-
-class Unwatched:
-    """A watch that nobody looks at."""
-
-    def enter(self, measure: str) -> None:
-        """Do nothing."""
-
-    def leave(self) -> None:
-        """Do nothing."""
 
 
 @dataclass
@@ -99,10 +82,10 @@ class _Feed:
         measure: type[Measure],
         options: Mapping[str, OptionValue],
         stream: Stream,
-        watch: Watch,
+        monitor: Monitor,
     ) -> None:
         self.seconds = 0.0
-        self._name, self._stream, self._watch = measure.name, stream, watch
+        self._name, self._stream, self._monitor = measure.name, stream, monitor
         self.failure: Result | None = None
         self.traceback = ""
         self.unreduced = measure.unreduced
@@ -110,28 +93,31 @@ class _Feed:
         self._guard(lambda: self._begin(measure, options))
 
     def update(self, observation: object) -> None:
-        """Give the measure one look, unless it has failed."""
+        """Give the measure one observation, unless it has failed."""
         if self.failure is None:
             self._guard(lambda: self._measure.update(observation))
 
     def compute(self) -> Result:
-        """Take the measure's reading, or say why there is none."""
-        result = self.failure or self._guard(lambda: _sound(self._measure.compute()))
+        """Take the measure's result, or say why there is none."""
+        result = self.failure or self._guard(
+            lambda: sound_result(self._measure.compute(), self._bounds)
+        )
         return self.failure or result
 
     def _begin(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
+        self._bounds = measure.bounds_of(options)
         self._measure = measure(**options)
         self._measure.reset()
 
     def _guard(self, call: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
-        self._watch.enter(self._name)
+        self._monitor.enter(self._name)
         try:
             try:
                 with self._stream.drawn(), without_autocast():
                     return call()
             finally:
-                self._watch.leave()
+                self._monitor.leave()
         except (Exception, SystemExit) as error:
             # A plugin may raise anything. It is recorded, and concerns no other measure.
             self.failure, self.traceback = failure_of(error)
@@ -140,41 +126,15 @@ class _Feed:
             self.seconds += time.perf_counter() - begin
 
 
-def _sound(result: object) -> Result:
-    """Give back what a measure's ``finish`` gave if it can be recorded.
-
-    Raises
-    ------
-    TypeError, ValueError, nlbench.NotFinite
-        If it can't.
-    """
-    if not isinstance(result, Result):
-        raise PluginError(f"finish gave a {type(result).__name__}, expected nlbench.Result")
-    if not all(math.isfinite(number) for number in result.summary.values()):
-        raise NotFinite("the summary is not finite")
-    answers = [(result.status, result.reason), *((v.status, v.reason) for v in result.values)]
-    for status, reason in answers:
-        if status not in get_args(Status):
-            raise PluginError(f"unknown status '{status}'{nearest(str(status), get_args(Status))}")
-        if status != "ok" and not reason:
-            raise PluginError(f"status '{status}' without a reason")
-    if result.status == "ok" and "value" not in result.summary:
-        raise PluginError("the summary has no 'value'")
-    places = [value.place for value in result.values]
-    if "" in places or len(set(places)) < len(places):
-        raise PluginError("places must have names, each its own")
-    json.dumps(asdict(result), allow_nan=False)
-    return result
-
-
 def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
-    """Add what the probe knows: how many samples or segments, and remarks on places."""
+    """Add what the probe knows: how many samples or segments, and its remarks."""
     n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
     values = tuple(
         replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
         for value in result.values
     )
-    return replace(result, values=values, n=result.n or n)
+    said = [result.reason, shown.get("remark", "")]
+    return replace(result, values=values, n=result.n or n, reason="; ".join(filter(None, said)))
 
 
 def failure_of(error: BaseException) -> tuple[Result, str]:
@@ -194,7 +154,7 @@ def observe(
     resources: Resources,
     step: Step = lambda: None,
     streams: Sequence[str] = (),
-    watch: Watch | None = None,
+    monitor: Monitor | None = None,
 ) -> list[Outcome]:
     """Run one probe's pass over a subject and collect the readings of its measures.
 
@@ -212,7 +172,7 @@ def observe(
     streams : sequence of str
         Name of each measure's random stream; by default the global generators are left as
         they are.
-    watch : Watch, optional
+    monitor : Monitor, optional
 
     Returns
     -------
@@ -221,9 +181,9 @@ def observe(
         ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
         itself can't look.
     """
-    watch = watch or Unwatched()
+    monitor = monitor or Monitor()
     feeds = [
-        _Feed(measure, options, Stream(stream, resources.device), watch)
+        _Feed(measure, options, Stream(stream, resources.device), monitor)
         for (measure, options), stream in zip(
             measures, streams or [""] * len(measures), strict=True
         )
@@ -302,26 +262,6 @@ def _peak() -> int:
     return int(getattr(memory, "peak_wset", memory.rss))
 
 
-class UnitWatch(Watch, Protocol):
-    """Told what a unit is at, beside which measure is at work."""
-
-    def loading(self) -> None:
-        """The subject is being loaded."""
-
-    def passing(self, probe: str) -> None:
-        """The pass of a probe begins."""
-
-
-class Unwatching(Unwatched):
-    """A watch that nobody looks at."""
-
-    def loading(self) -> None:
-        """Do nothing."""
-
-    def passing(self, probe: str) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True)
 class _Loaded:
     key: tuple[str, ...]
@@ -338,21 +278,26 @@ class Host:
     ----------
     measures : mapping of str to Measure class, optional
         Those already at hand; others are loaded by name.
+    threads : int, optional
+        PyTorch's; by default those that it has.
     """
 
-    def __init__(self, measures: Mapping[str, type[Measure]] | None = None) -> None:
-        self._measures = dict(measures or {})
+    def __init__(
+        self,
+        measures: Mapping[str, type[Measure]] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._measures, self._threads = dict(measures or {}), threads
         self._loaded: _Loaded | None = None
         self._machines: dict[tuple[str, str], Machine] = {}
-        self._found: dict[str, dict[str, int]] = {}
+        self._found: Found = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
 
-    def measure(
-        self, unit: Unit, progress: Progress, watch: UnitWatch | None = None
-    ) -> Iterator[Record | Missed]:
-        """Yield the record of each cell, or why there is none."""
-        watch = watch or Unwatching()
-        machine = self._machine(unit)
+    def measure(self, unit: Unit, monitor: Monitor) -> Iterator[Record | Missed]:
+        """Yield the record of each cell, or why there is none.
+
+        Nothing of this process is left changed while the caller has the word.
+        """
         target = unit.cells[0].target
         cells = []
         for cell in unit.cells:
@@ -364,29 +309,42 @@ class Host:
         if not cells:
             return
         self._import_plugins(target)
-        with exact_arithmetic(unit.precision, machine.device.type):
-            watch.loading()
+        with self._as_asked(unit):
+            machine = self._machine(unit)
             try:
+                monitor.loading()
                 loaded = self._load(target, unit, machine)
-                problem = difference(loaded.subject.facts, unit.expected)
+                _say_how_many(target.spec, loaded.subject.facts, monitor)
+                problem = same_subject(loaded.subject.facts, unit.expected)
                 if problem:
                     raise RequestError(problem)
             except (Exception, SystemExit) as error:
                 # Whatever a model's or dataset's plugin raises concerns this subject only.
-                yield Missed(tuple(cells), _why(error, target), traceback.format_exc(), True)
-                return
-            keys = {cell.wanted.name: cell.key for cell in cells}
-            found = self._found.setdefault(unit.device, {})
-            yield from records_of(
-                loaded.subject,
-                self._bench(cells),
-                machine,
-                progress,
-                lambda measure: keys[measure.name],
-                resources=Resources(machine.device, unit.memory, found),
-                watch=watch,
-                load_seconds=loaded.seconds,
-            )
+                why, trace = _why(error, target), traceback.format_exc()
+                loaded = None
+        if loaded is None:
+            yield Missed(tuple(cells), why, trace, loading=True)
+            return
+        keys = {cell.wanted.name: cell.key for cell in cells}
+        records = records_of(
+            loaded.subject,
+            self._bench(cells),
+            machine,
+            monitor,
+            lambda measure: keys[measure.name],
+            resources=Resources(machine.device, unit.memory, self._found),
+            load_seconds=loaded.seconds,
+            conditions=lambda: self._as_asked(unit),
+        )
+        yield from records
+
+    @contextlib.contextmanager
+    def _as_asked(self, unit: Unit) -> Iterator[None]:
+        """Have a run's precision and threads, for one load or one observation."""
+        device = torch.device(unit.device)
+        threads = some_threads(self._threads) if self._threads else contextlib.nullcontext()
+        with threads, exact_arithmetic(unit.precision, device.type):
+            yield
 
     def _machine(self, unit: Unit) -> Machine:
         key = unit.device, unit.precision
@@ -454,6 +412,16 @@ def _double(subject: Subject) -> Subject:
     )
 
 
+def _say_how_many(spec: SubjectSpec, facts: Mapping[str, Any], monitor: Monitor) -> None:
+    """Say that there are fewer samples than were asked for."""
+    there = facts.get("samples")
+    if spec.samples is not None and isinstance(there, int) and there < spec.samples:
+        monitor.warn(
+            f"{spec.samples} samples of {spec.data} were asked for; its {spec.split} split has "
+            f"{there}, which are all measured"
+        )
+
+
 def _check(target: Target, facts: Mapping[str, Any]) -> None:
     """Refuse a subject of which no record can be written."""
     try:
@@ -477,12 +445,12 @@ def records_of(
     subject: Subject,
     bench: Bench,
     machine: Machine,
-    progress: Progress,
+    monitor: Monitor,
     key_of: Callable[[type[Measure]], str],
     *,
     resources: Resources | None = None,
-    watch: UnitWatch | None = None,
     load_seconds: float = 0.0,
+    conditions: Callable[[], AbstractContextManager[None]] = exact_arithmetic,
 ) -> Iterator[Record]:
     """Look at a subject through each probe that the measures need; yield a record a measure.
 
@@ -491,33 +459,33 @@ def records_of(
     subject : Subject
     bench : Bench
     machine : Machine
-    progress : Progress
+    monitor : Monitor
     key_of : callable
         From a measure to its cell's key.
     resources : Resources, optional
-    watch : UnitWatch, optional
     load_seconds : float
         What loading the subject took.
+    conditions : callable
+        Gives what each observation is made in, such as a precision.
     """
     facts = subject.facts
     resources = resources or Resources(machine.device)
-    watch = watch or Unwatching()
     for probe, entries in bench.by_probe().items():
         settings = bench.probes[probe]
         what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
         keys = [key_of(measure) for measure, _ in entries]
-        watch.passing(probe)
+        monitor.observing(probe)
         meter = Meter(machine.device)
         stream = Stream(f"pass {facts.get('key', '')} {probe}", machine.device)
-        with untouched(), stream.drawn():
+        with conditions(), untouched(), stream.drawn():
             outcomes = observe(
                 subject,
                 entries,
                 settings,
                 resources=resources,
-                step=partial(progress.step, what),
+                step=partial(monitor.step, what),
                 streams=keys,
-                watch=watch,
+                monitor=monitor,
             )
         costs = {**meter.read(), "load_seconds": load_seconds}
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
@@ -526,7 +494,11 @@ def records_of(
                 subject=facts,
                 measure=measure_facts(measure, options),
                 probe={"name": probe, "options": dict(settings), **outcome.shown},
-                machine=_machine_facts(machine, _dtype(subject.model)),
+                machine={
+                    "device": str(machine.device),
+                    "dtype": _dtype(subject.model),
+                    "environment": dict(machine.environment),
+                },
                 result=outcome.result,
                 seconds=round(outcome.seconds, 6),
                 finished=now(),
@@ -535,8 +507,15 @@ def records_of(
             )
 
 
-def missing_record(cell: Cell, machine: Machine, reason: str, trace: str = "") -> Record:
-    """Record of a cell that could not be measured."""
+def missing_record(
+    cell: Cell,
+    device: str,
+    environment: Mapping[str, Any],
+    reason: str,
+    trace: str = "",
+    status: Status = "failed",
+) -> Record:
+    """Record of a cell that was not measured."""
     spec, wanted = cell.target.spec, cell.wanted
     try:
         measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
@@ -559,20 +538,11 @@ def missing_record(cell: Cell, machine: Machine, reason: str, trace: str = "") -
         },
         measure=facts,
         probe={"name": wanted.probe, "options": dict(wanted.settings)},
-        machine=_machine_facts(machine, ""),
-        result=Result.missing("failed", reason),
+        machine={"device": device, "dtype": "", "environment": dict(environment)},
+        result=Result.missing(status, reason),
         finished=now(),
         traceback=trace,
     )
-
-
-def _machine_facts(machine: Machine, dtype: str) -> dict[str, Any]:
-    """What a record says of where it was made."""
-    return {
-        "device": str(machine.device),
-        "dtype": dtype,
-        "environment": dict(machine.environment),
-    }
 
 
 def _dtype(model: nn.Module) -> str:

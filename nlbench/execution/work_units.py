@@ -1,9 +1,9 @@
-"""Units of work: cells of one subject that are measured together."""
+"""Units of work: cells of one subject that are measured together, and what is told of them."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,15 +44,15 @@ class Unit:
         return replace(self, device=device)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain content; `of` reads it."""
+        """Plain content; `from_dict` reads it."""
         plan = Plan(self.cells, self.device, self.precision)
         rest = {"memory": self.memory, "expected": dict(self.expected)}
         return {**plan.to_dict(), **rest, "planned_at": self.planned_at}
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Unit:
+    def from_dict(cls, content: Mapping[str, Any]) -> Unit:
         """Make a unit of what `to_dict` gave."""
-        plan = Plan.of(content)
+        plan = Plan.from_dict(content)
         rest = (content[name] for name in ("memory", "expected", "planned_at"))
         return cls(plan.cells, plan.device, plan.precision, *rest)
 
@@ -95,12 +95,9 @@ def units_of(
     expected : mapping of subject key to facts
     workers : int
     """
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(cell.target.key, []).append(cell)
-    parts = list(groups.values())
+    parts = _grouped(cells, lambda cell: cell.target.key)
     if len(parts) < workers:
-        parts = [part for group in parts for part in _by_probe(group)]
+        parts = [part for group in parts for part in _grouped(group, lambda c: c.wanted.probe)]
     return [
         Unit(
             tuple(part),
@@ -113,8 +110,8 @@ def units_of(
     ]
 
 
-def _by_probe(cells: Sequence[Cell]) -> list[list[Cell]]:
+def _grouped(cells: Iterable[Cell], key: Callable[[Cell], str]) -> list[list[Cell]]:
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(cell.wanted.probe, []).append(cell)
+        groups.setdefault(key(cell), []).append(cell)
     return list(groups.values())

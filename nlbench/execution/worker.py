@@ -1,48 +1,53 @@
-"""The process that measures units for a supervisor; started by `nlbench.execution.supervisor`.
+"""The process that measures units for a supervisor, which `nlbench.execution.supervisor` starts.
 
-It reads one unit a line from standard input and writes one message a line to what was its
-standard output. What plugins print goes to standard error.
+It shares one socket with its supervisor: units come in, and what is going on goes out,
+message by message. It ends with its supervisor, whatever it is at.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
-from io import FileIO
-from typing import Any
-
-import torch
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 from nlbench.errors import NlbenchError
+from nlbench.progress import Monitor
 
-from .heartbeat import IDLE, LOADING, MEASURING, PASSING, Pulse
-from .measure_subject import Host
 from .work_units import Missed, Unit
 
-__all__ = ["main"]
+__all__ = ["IDLE_SECONDS", "Messenger", "Overrun", "main"]
 
 
-IDLE_SECONDS = 600.0
-"""After so long without work a worker ends: nobody may be left who could give it any."""
-
-
-ENDED = 87
-"""Exit status of a process that has no more to do; a plugin's would be any other."""
+IDLE_SECONDS = 60.0
+"""After so long without work a worker ends, and with it what it holds of memory and GPU."""
 
 
 class Overrun(NlbenchError):
     """A measure took longer than a cell may."""
 
 
-class _Watch:
-    """Keeps the pulse, and the time of each cell."""
+class Messenger(Monitor):
+    """Tells the supervisor what goes on, and keeps the time of each cell.
 
-    def __init__(self, pulse: Pulse, unit: Unit, timeout: float | None) -> None:
-        self._pulse, self._timeout = pulse, timeout
+    Parameters
+    ----------
+    connection : Connection
+    unit : Unit
+    timeout : float or None
+        Seconds for a cell. Only where there is one must the supervisor know which measure is
+        at work.
+    """
+
+    def __init__(self, connection: Connection, unit: Unit, timeout: float | None) -> None:
+        self._connection, self._timeout = connection, timeout
         self._cells = {cell.wanted.name: number for number, cell in enumerate(unit.cells)}
         self._probes = {
             cell.wanted.probe: number for number, cell in reversed(list(enumerate(unit.cells)))
@@ -52,132 +57,120 @@ class _Watch:
         self._load = self._shared = 0.0
         self._probe, self._measure = 0, ""
 
-    def loading(self) -> None:
-        self._since = time.monotonic()
-        self._pulse.write(LOADING, 0, 0.0)
+    def send(self, **message: Any) -> None:
+        """Send a message; without a supervisor this process ends."""
+        try:
+            self._connection.send_bytes(json.dumps(message).encode())
+        except OSError:
+            _end()
 
-    def passing(self, probe: str) -> None:
+    def step(self, what: str) -> None:
+        """Count one step of something."""
+        self.send(step=what)
+
+    def warn(self, message: str) -> None:
+        """Say something that the user should know, in one line."""
+        self.send(warn=message)
+
+    def loading(self) -> None:
+        """A subject is being loaded."""
+        self._since = time.monotonic()
+        self._phase("loading", 0, 0.0)
+
+    def observing(self, probe: str) -> None:
+        """A probe's observation begins."""
         now = time.monotonic()
         if not self._load:
             self._load = now - self._since
         self._shared, self._since, self._probe = self._load, now, self._probes[probe]
-        self._pulse.write(PASSING, self._probe, self._shared)
+        self._phase("observing", self._probe, self._shared)
 
     def enter(self, measure: str) -> None:
+        """A measure begins to compute."""
         now = time.monotonic()
         self._shared += now - self._since
         self._since, self._measure = now, measure
-        self._pulse.write(MEASURING, self._cells[measure], self._shared + self._own[measure])
+        if self._timeout is not None:
+            self._phase("measuring", self._cells[measure], self._shared + self._own[measure])
 
     def leave(self) -> None:
+        """It has stopped; raises if it took too long."""
         now = time.monotonic()
         self._own[self._measure] += now - self._since
         self._since = now
-        self._pulse.write(PASSING, self._probe, self._shared)
-        taken = self._shared + self._own[self._measure]
-        if self._timeout is not None and taken > self._timeout:
+        if self._timeout is None:
+            return
+        self._phase("observing", self._probe, self._shared)
+        if self._shared + self._own[self._measure] > self._timeout:
             raise Overrun(f"took longer than {self._timeout:g} s")
 
-
-class _Steps:
-    """Progress, told to the supervisor."""
-
-    def __init__(self, out: FileIO) -> None:
-        self._out = out
-
-    def begin(self, steps: int) -> None:
-        """Do nothing: the supervisor knows."""
-
-    def step(self, what: str) -> None:
-        """Count one step."""
-        _send(self._out, {"step": what})
-
-    def warn(self, message: str) -> None:
-        """Say something that the user should know."""
-        _send(self._out, {"warn": message})
+    def _phase(self, name: str, cell: int, spent: float) -> None:
+        """Say what begins, and how many seconds its cell has taken before."""
+        self.send(phase=name, cell=cell, spent=spent)
 
 
 def main(handle: int, threads: int) -> None:
-    """Have units measured until there are no more; the handle is the pulse's file.
+    """Measure units until there are no more.
 
-    On Linux each death costs a fork only: this process, which imports what is heavy and
-    computes nothing, is copied for the units, and again when the copy dies.
+    Parameters
+    ----------
+    handle : int
+        Of the socket.
+    threads : int
+        PyTorch's.
     """
-    out = FileIO(os.dup(1), "wb")
-    given = FileIO(os.dup(0), "rb")
-    os.dup2(2, 1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    pulse = Pulse(handle)
-    os.close(handle)
-    if sys.platform != "linux":
-        _serve(given, out, pulse, threads)
-        return
-    while True:
-        child = os.fork()
-        if child == 0:
-            # A group of its own: what a plugin starts is ended with it.
-            os.setpgid(0, 0)
-            _serve(given, out, pulse, threads)
-            os._exit(ENDED)
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code == ENDED:
-            return
-        beat = pulse.read()
-        # Nothing of the dead one may be taken for the next one's.
-        pulse.introduce(0)
-        _send(out, {"gone": code, "phase": beat.phase if beat else PASSING})
+    # Whoever ends the supervisor with its group leaves it to the supervisor to end this one.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    _end_with_the_parent()
+    connection = Connection(handle)
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    # From here on it ends when its supervisor does, so that importing may take its time.
+    from .measure_subject import Host
 
-
-def _serve(given: FileIO, out: FileIO, pulse: Pulse, threads: int) -> None:
-    """Measure units until there are no more."""
-    lines: queue.Queue[bytes] = queue.Queue()
-    threading.Thread(target=_listen, args=(given, lines), daemon=True).start()
-    torch.set_num_threads(threads)
-    pulse.introduce(os.getpid())
-    host = Host()
+    host = Host(threads=threads)
     while True:
         try:
-            order = json.loads(lines.get(timeout=IDLE_SECONDS))
+            order = json.loads(orders.get(timeout=IDLE_SECONDS))
         except queue.Empty:
-            return
-        unit = Unit.of(order["unit"])
-        watch = _Watch(pulse, unit, order["timeout"])
-        for result in host.measure(unit, _Steps(out), watch):
+            _end()
+        unit = Unit.from_dict(order["unit"])
+        messenger = Messenger(connection, unit, order["timeout"])
+        for result in host.measure(unit, messenger):
             if isinstance(result, Missed):
-                missed = {
-                    "missed": [cell.key for cell in result.cells],
-                    "reason": result.reason,
-                    "traceback": result.traceback,
-                    "loading": result.loading,
-                }
-                _send(out, missed)
+                messenger.send(
+                    missed=[cell.key for cell in result.cells],
+                    reason=result.reason,
+                    traceback=result.traceback,
+                    loading=result.loading,
+                )
             else:
-                _send(out, {"record": result.to_json()})
-        pulse.write(IDLE, 0, 0.0)
-        _send(out, {"done": True})
+                messenger.send(record=result.to_json())
+        messenger.send(done=True)
 
 
-def _listen(given: FileIO, lines: queue.Queue[bytes]) -> None:
-    text = b""
-    while part := given.read(1 << 16):
-        text += part
-        while b"\n" in text:
-            line, _, text = text.partition(b"\n")
-            lines.put(line)
+def _listen(connection: Connection, orders: queue.SimpleQueue[bytes]) -> None:
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            orders.put(connection.recv_bytes())
     # Nobody is left to measure for.
-    os._exit(ENDED)
+    _end()
 
 
-def _send(out: FileIO, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode() + b"\n"
-    try:
-        while data:
-            data = data[out.write(data) or 0 :]
-    except BrokenPipeError:
-        os._exit(ENDED)
+def _end_with_the_parent() -> None:
+    """Have the system kill this process when its supervisor is gone, where the system can.
+
+    `_listen` finds out too, but not while compiled code holds Python's lock.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+def _end() -> NoReturn:
+    """End this process, and whatever a plugin started in it."""
+    with contextlib.suppress(OSError):
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(0)

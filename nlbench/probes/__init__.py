@@ -7,8 +7,9 @@ Importing this package does not import torch.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -59,6 +60,15 @@ class Samples(Protocol):
     def batches(self, most: int) -> Iterable[Tensor]:
         """Give all samples in their order, in batches of nearly equal size."""
 
+    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Give all samples in their order with their labels.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If they have none.
+        """
+
     def shuffled(self, most: int) -> Iterable[Tensor]:
         """Give them in a random order, the same at each call."""
 
@@ -72,13 +82,16 @@ class Resources:
     device : torch.device
     memory : int or None
         Bytes that may be used beside the model; None: a sensible share of what is free.
-    found : dict of str to int
-        Sizes that were found to fit, by what they are of; kept for the next passes of the run.
+    found : mutable mapping
+        Sizes that were found to fit, by model and by what they are of; kept for the next passes
+        of the run, as long as the model is.
     """
 
     device: torch.device
     memory: int | None = None
-    found: dict[str, int] = field(default_factory=dict)
+    found: MutableMapping[nn.Module, MutableMapping[Hashable, int]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
 
 class Probe(ABC):
@@ -168,7 +181,8 @@ class Probe(ABC):
             Called as often as `steps` says.
         facts : dict
             Takes what was looked at, for the record: ``samples`` or ``segments``, their number;
-            ``remarks``, by place; whatever a reader of the number has to know.
+            ``remarks``, by place, and ``remark``, on the whole, which stand beside the numbers;
+            whatever a reader of the number has to know.
 
         Raises
         ------

@@ -7,14 +7,15 @@ import pickle
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
-__all__ = ["Background", "overlap_pays", "state_of_chance"]
+__all__ = ["Background", "overlap_pays", "rng_restored", "rng_state"]
 
 
 Item = TypeVar("Item")
@@ -36,18 +37,18 @@ def overlap_pays(device: torch.device) -> bool:
     return (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1) > 1
 
 
-def state_of_chance(device: torch.device) -> bytes:
+def rng_state(device: torch.device) -> bytes:
     """State of all global random generators; the same as long as nobody draws from them.
 
     Examples
     --------
     >>> cpu = torch.device("cpu")
-    >>> before = state_of_chance(cpu)
+    >>> before = rng_state(cpu)
     >>> _ = torch.zeros(3)
-    >>> state_of_chance(cpu) == before
+    >>> rng_state(cpu) == before
     True
     >>> _ = torch.rand(3)
-    >>> state_of_chance(cpu) == before
+    >>> rng_state(cpu) == before
     False
     """
     states: list[Any] = [random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002
@@ -55,6 +56,19 @@ def state_of_chance(device: torch.device) -> bytes:
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device).numpy())
     return pickle.dumps(states)
+
+
+@contextmanager
+def rng_restored(device: torch.device) -> Iterator[None]:
+    """Put the global random generators back to where they were."""
+    own, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(own)
+            np.random.set_state(arrays)  # noqa: NPY002
 
 
 class Background(Generic[Item]):

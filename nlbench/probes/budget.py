@@ -1,25 +1,38 @@
-"""How much memory a point of a program needs, and how many points fit."""
+"""How many samples or points fit into memory, and fewer of them when it runs out."""
 
 from __future__ import annotations
 
 import math
+import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nlbench.errors import RequestError
-from nlbench.probes.lines.ops.rule import peak
-from nlbench.probes.lines.program import Program
-from nlbench.probes.sites.axis_tracking import tensors_in
+from nlbench.errors import RequestError, Undefined
 
-__all__ = ["Load", "available_memory", "bytes_a_sample", "load_of", "share_out"]
+from .axes import tensors_in
+from .background import rng_restored, rng_state
+from .model_state import attributes_kept
+
+__all__ = [
+    "Found",
+    "Load",
+    "available_memory",
+    "bytes_a_sample",
+    "fitting",
+    "halving",
+    "is_out_of_memory",
+    "part_sizes",
+    "refuse_mixing",
+    "share_out",
+]
 
 
 SHARE = 0.5
@@ -49,53 +62,6 @@ class Load:
     step: int
     waiting: int
     reserve: int
-
-
-def load_of(program: Program, inputs: Tensor, *, carried: int = 1) -> Load:
-    """Measure what a point takes on its way through a program.
-
-    Parameters
-    ----------
-    program : Program
-    inputs : tensor of shape (m, *input)
-    carried : int
-        How many tensors are carried for each one of the program's.
-
-    Examples
-    --------
-    >>> from nlbench.probes.lines.program import record
-    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.ReLU()).double()
-    >>> inputs = torch.zeros(2, 4, dtype=torch.float64)
-    >>> load_of(record(network, inputs), inputs).width
-    320
-    """
-    size = inputs.element_size()
-    with torch.inference_mode():
-        values, bounds = {0: inputs}, {0: peak(inputs)}
-        width = step_bytes = _bytes(values) + _bytes(bounds)
-        waiting = reserve = 0
-        for step in program.steps:
-            x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
-            before = _bytes(values) + _bytes(bounds)
-            output = step.rule.apply(x)
-            values[step.output], bounds[step.output] = output, step.rule.bound(x, b, output)
-            after = _bytes(values) + _bytes(bounds)
-            own = len(inputs) * size * step.rule.workspace
-            reserve = max(reserve, size * step.rule.reserve)
-            if step.rule.bend is not None:
-                waiting += before
-                # Signs, and copies of what bends.
-                own += 2 * _bytes({0: output})
-            width, step_bytes = max(width, after), max(step_bytes, before + after + own)
-            for value in step.ends:
-                del values[value], bounds[value]
-    points = len(inputs)
-    width, step_bytes, waiting = (-(-size // points) for size in (width, step_bytes, waiting))
-    return Load(carried * width, carried * step_bytes, carried * waiting, carried * reserve)
-
-
-def _bytes(tensors: dict[int, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def share_out(
@@ -196,6 +162,24 @@ def _readable(size: float) -> str:
     return f"{size:.4g} {unit}"
 
 
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|can'?t allocate memory|not enough memory|failed to allocate", re.IGNORECASE
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory has run out, of a GPU or of the machine.
+
+    Examples
+    --------
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    True
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
+
+
 # Kernels need room of their own, and a batch's tensors are not freed at once.
 _MARGIN = 1.5
 
@@ -236,7 +220,7 @@ def bytes_a_sample(model: nn.Module, samples: Tensor) -> int:
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation mode.
+        In evaluation mode. What the run sets on its modules, and what it draws, is undone.
     samples : tensor of shape (n, ...)
         The model is run on them; two are enough, and safer than one, whose axis a network may
         drop by ``squeeze``.
@@ -253,6 +237,240 @@ def bytes_a_sample(model: nn.Module, samples: Tensor) -> int:
     12024
     """
     tally = _Tally()
-    with tally:
+    with rng_restored(samples.device), attributes_kept(model), tally:
         model(samples.clone())
     return max(1, int(_MARGIN * tally.peak / len(samples)))
+
+
+Found = MutableMapping[nn.Module, MutableMapping[Hashable, int]]
+"""Sizes that were found to fit, by model and by what they are of."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How many samples of a batch fit into memory at once, as far as is known.
+
+    Parameters
+    ----------
+    sizes : mutable mapping
+        Of the model; what is learned here is remembered there.
+    key : hashable
+    """
+
+    sizes: MutableMapping[Hashable, int]
+    key: Hashable
+
+    def of(self, samples: int) -> int:
+        """So many of that many samples."""
+        return min(self.sizes.get(self.key, samples), samples)
+
+    @property
+    def most(self) -> int | None:
+        """So many; None where nothing is known."""
+        return self.sizes.get(self.key)
+
+    def remember(self, most: int) -> None:
+        """Try that many first from now on."""
+        self.sizes[self.key] = most
+
+
+def fitting(
+    found: Found,
+    model: nn.Module,
+    what: str,
+    batch: Tensor,
+    memory: int | None,
+    *,
+    times: int = 1,
+) -> Fitting:
+    """Tell how many samples of a batch fit into a memory, by running two of them.
+
+    What was found for another model, shape, type or memory says nothing about it.
+
+    Parameters
+    ----------
+    found : mutable mapping
+        Of earlier passes.
+    model : torch.nn.Module
+    what : str
+        What is done with the samples.
+    batch : tensor of shape (n, ...)
+    memory : int or None
+        Bytes; None: as many as there are.
+    times : int
+        How many times as much it takes as a forward pass.
+
+    Examples
+    --------
+    >>> model, batch = nn.Linear(4, 1000), torch.zeros(64, 4)
+    >>> fitting({}, model, "a forward pass", batch, 120_240).of(64)
+    20
+    """
+    sizes = found.setdefault(model, {})
+    key = (what, tuple(batch.shape[1:]), batch.dtype, batch.device, memory)
+    if memory is not None and key not in sizes and len(batch):
+        # Two have just been run; of one a network might drop the axis.
+        sizes[key] = max(2, memory // (times * bytes_a_sample(model, batch[:2])))
+    return Fitting(sizes, key)
+
+
+T = TypeVar("T")
+
+
+def halving(
+    attempt: Callable[[int], T], size: int, device: torch.device, *, least: int = 1
+) -> tuple[T, int]:
+    """Do something with so many at a time, half as many each time that memory runs out.
+
+    Parameters
+    ----------
+    attempt : callable
+        Given how many.
+    size : int
+        How many at first.
+    device : torch.device
+    least : int
+        With so many an error is passed on.
+
+    Returns
+    -------
+    result
+        Of the attempt that succeeded.
+    size : int
+        How many that was with.
+
+    Examples
+    --------
+    >>> def attempt(size):
+    ...     if size > 10:
+    ...         raise MemoryError
+    ...     return "done"
+    >>> halving(attempt, 64, torch.device("cpu"))
+    ('done', 8)
+    """
+    while True:
+        try:
+            return attempt(size), size
+        except (MemoryError, RuntimeError) as error:
+            if size <= least or not is_out_of_memory(error):
+                raise
+        # Only here is the error gone, and with it the tensors that its traceback held.
+        size = max(least, -(-size // 2))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def part_sizes(samples: int, most: int) -> list[int]:
+    """Split a number of samples into parts of at most `most`, nearly but not all of one size.
+
+    Two sizes tell an axis that holds the samples from one that happens to be as long.
+
+    Examples
+    --------
+    >>> part_sizes(8, 8), part_sizes(8, 3), part_sizes(8, 4), part_sizes(12, 6)
+    ([8], [3, 3, 2], [3, 3, 2], [5, 4, 3])
+    """
+    parts = -(-samples // most)
+    if parts == 1 or most == 1:
+        return [samples // parts] * parts
+    # Where all would be full, one more leaves them room to differ.
+    parts += samples == parts * most
+    sizes = [samples // parts + (part < samples % parts) for part in range(parts)]
+    if samples % parts == 0:
+        sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] - 1
+    return sizes
+
+
+# Two runs on as many samples give a sample the same numbers but for what the machine adds up
+# in another order; what samples have of each other is more.
+_SAME = 2**10
+
+
+def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor) -> None:
+    """Refuse to run a batch in parts if what becomes of a sample depends on the others.
+
+    A sample is run beside one sample and beside another, first and last of a pair: what is
+    computed of it may not differ. So it does not matter which operation mixes the samples. What
+    shows in neither of two such pairs, as of a network that routes the rarest of many samples
+    elsewhere, is not found.
+
+    Parameters
+    ----------
+    rows : callable
+        From a pair of samples (2, ...) to what is computed of them, by name: rows of shape
+        (2 k, d), the k rows of a sample next to each other or alternating.
+    batch : tensor of shape (n, ...)
+
+    Raises
+    ------
+    nlbench.Undefined
+        Naming what differs.
+
+    Examples
+    --------
+    >>> refuse_mixing(lambda pair: {"square": pair**2}, torch.randn(8, 3))
+    """
+    one = batch[:1]
+    before = rng_state(batch.device)
+    pairs = [torch.cat(pair) for other in _others(batch) for pair in ((one, other), (other, one))]
+    try:
+        found = [dict(rows(pair)) for pair in pairs]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        found = []
+    if not found:
+        rows(one)  # Or not even that fits.
+        raise Undefined(
+            "only one sample at a time fits into memory, so that it can't be seen whether the "
+            "samples of a batch are computed apart"
+        )
+    if rng_state(batch.device) != before:
+        raise Undefined(
+            "the network draws random numbers, which would be others in parts, and the batch "
+            "does not fit into memory as a whole"
+        )
+    for place in (0, 1):
+        first, second = found[place], found[place + 2]
+        if list(first) != list(second):
+            raise Undefined(
+                "what the network computes of a sample depends on the other samples of its batch, "
+                "and the batch does not fit into memory as a whole"
+            )
+        for name, values in first.items():
+            if not _are_same(values, second[name], place):
+                raise Undefined(
+                    f"{name}: a sample's numbers depend on the other samples of its batch, or "
+                    "which axis holds the samples is not known, and the batch does not fit into "
+                    "memory as a whole"
+                )
+
+
+def _others(batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Give two samples that differ from each other, to stand beside the first one."""
+    one = batch[:1]
+    for index in range(1, len(batch)):
+        if not torch.equal(batch[index : index + 1], one):
+            return batch[index : index + 1], one
+    return one, one
+
+
+def _are_same(first: Tensor, second: Tensor, place: int) -> bool:
+    """Whether the rows of the sample at a place of a pair are the same in both."""
+    if first.shape != second.shape:
+        return False
+    if len(first) == 1:
+        return True  # A table that does not come from the input.
+    if len(first) % 2:
+        return False
+    half = len(first) // 2
+    own = slice(place * half, (place + 1) * half)
+    every = slice(place, None, 2)
+    return any(_close(first[rows], second[rows]) for rows in (own, every))
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    same = (first == second) | (first.isnan() & second.isnan())
+    apart = torch.where(same, 0.0, (first - second).abs().double())
+    scale = torch.where(first.isfinite(), first.abs(), 0.0).amax(-1, keepdim=True).double()
+    return bool((apart <= _SAME * torch.finfo(first.dtype).eps * scale).all())

@@ -3,45 +3,102 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from nlbench.errors import RequestError
 
 __all__ = [
     "attributes_kept",
+    "autocast_now",
     "double_copy",
     "evaluation_mode",
     "refuse_unobservable",
     "shape_copy",
     "tensors_of",
     "typed_copy",
+    "with_plain_attention",
     "without_fast_path",
 ]
+
+
+@dataclass
+class _Lent:
+    """A module as it was when the first of several passes began to use it."""
+
+    module: weakref.ref[nn.Module]
+    users: int
+    training: bool
+    buffers: list[tuple[str, Tensor, Tensor]]
+    attributes: dict[str, tuple[Any, Any]]
+    registered: list[str]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Lent:
+        buffers = [
+            (name, buffer, buffer.clone())
+            for name, buffer in module._buffers.items()
+            if buffer is not None and not is_lazy(buffer)
+        ]
+        return cls(
+            weakref.ref(module),
+            0,
+            module.training,
+            buffers,
+            _attributes(module),
+            _registered(module),
+        )
+
+    def give_back(self) -> None:
+        module = self.module()
+        if module is None:
+            return
+        # A module that makes its layers when it is first run has become another for good.
+        if _registered(module) == self.registered:
+            _restore_attributes(module, self.attributes)
+        module.training = self.training
+        for name, buffer, before in self.buffers:
+            _put_back(module, name, buffer, before)
+
+
+def _registered(module: nn.Module) -> list[str]:
+    """Names of what a module is made of, those that are still to be made apart."""
+    tensors = (*module._parameters.items(), *module._buffers.items())
+    made = [name for name, tensor in tensors if tensor is not None and not is_lazy(tensor)]
+    return [type(module).__name__, *made, *module._modules]
+
+
+_LENT: weakref.WeakKeyDictionary[nn.Module, _Lent] = weakref.WeakKeyDictionary()
+_LOCK = threading.RLock()
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients; put every module back after.
 
-    Buffers that the forward pass changes, such as a counter of calls, get their values back.
-    One that it replaces by another shape is a cache that has grown, and stays.
+    Buffers that the forward pass changes, such as a counter of calls, get their values back, and
+    so do plain attributes that it sets. A buffer that it replaces by another shape is a cache
+    that has grown, and stays, as does what it puts into a list or dictionary. Passes that overlap,
+    in several threads, may share modules: the last one to end puts them back.
     """
-    was_training = {module: module.training for module in model.modules()}
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not is_lazy(buffer)
-    ]
+    with _LOCK:
+        lent = [_lend(module) for module in model.modules()]
+        for one in lent:
+            one.users += 1
     try:
         try:
-            model.eval()
+            with _LOCK:
+                model.eval()
         except NotImplementedError as error:
             # What `torch.export` gives was fixed in the mode that it was exported in.
             raise RequestError(
@@ -51,11 +108,20 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             yield
     finally:
-        for module, flag in was_training.items():
-            module.training = flag
-        with torch.no_grad():
-            for module, name, buffer, before in buffers:
-                _put_back(module, name, buffer, before)
+        with _LOCK, torch.no_grad():
+            for one in lent:
+                one.users -= 1
+                if one.users == 0:
+                    one.give_back()
+                    module = one.module()
+                    if module is not None:
+                        _LENT.pop(module, None)
+
+
+def _lend(module: nn.Module) -> _Lent:
+    if module not in _LENT:
+        _LENT[module] = _Lent.of(module)
+    return _LENT[module]
 
 
 def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
@@ -69,19 +135,90 @@ def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> N
         module._buffers[name] = buffer
 
 
-@contextmanager
-def without_fast_path() -> Iterator[None]:
-    """Have transformer layers call their activations one by one.
+class _Shared:
+    """A setting of the whole process that several passes want at the same time.
 
-    In evaluation PyTorch replaces a whole `torch.nn.TransformerEncoderLayer` by one kernel,
-    whose activations nobody can see and whose output differs by rounding.
+    Set when the first of them begins, put back when the last one ends: each putting back what it
+    found would switch it under another's feet, and leave it so.
     """
+
+    def __init__(self, change: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._change = change
+        self._lock = threading.Lock()
+        self._users = 0
+        self._changed: AbstractContextManager[Any] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._users == 0:
+                self._changed = self._change()
+                self._changed.__enter__()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and self._changed is not None:
+                    self._changed.__exit__(None, None, None)
+
+
+@contextmanager
+def _fast_path_off() -> Iterator[None]:
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+_FAST_PATH = _Shared(_fast_path_off)
+_ATTENTION = _Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+
+
+def without_fast_path() -> AbstractContextManager[None]:
+    """Have transformer layers call their activations one by one.
+
+    In evaluation PyTorch replaces a whole `torch.nn.TransformerEncoderLayer` by one kernel,
+    whose activations nobody can see and whose output differs by rounding.
+    """
+    return _FAST_PATH()
+
+
+def with_plain_attention() -> AbstractContextManager[None]:
+    """Have attention computed step by step: its fused forms have no second derivatives."""
+    return _ATTENTION()
+
+
+def autocast_now() -> Callable[[], AbstractContextManager[None]]:
+    """Remember whether autocast is on, to have a model run so again later.
+
+    A measure computes without it, also while it runs the model.
+
+    Examples
+    --------
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+    ...     as_now = autocast_now()
+    >>> with as_now():
+    ...     torch.is_autocast_enabled("cpu")
+    True
+    """
+    kinds = ("cpu", "cuda")
+    states = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
+    ]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with ExitStack() as stack:
+            for kind, enabled, dtype in states:
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            yield
+
+    return again
 
 
 def refuse_unobservable(model: nn.Module) -> None:
@@ -207,8 +344,9 @@ def _shape_of(tensor: Tensor) -> Tensor:
 def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Undo what a pass sets on modules, such as a mask that is made once and kept.
 
-    A network run without numbers would keep a mask without numbers. Values that an attribute's
-    tensor holds are not looked after.
+    A network run without numbers would keep a mask without numbers. What lies deeper than in a
+    list, dictionary, set or queue that is an attribute, and the numbers of a tensor that is one,
+    are not looked after.
 
     Examples
     --------
@@ -218,24 +356,42 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     >>> hasattr(model, "mask")
     False
     """
-    before = [(module, _copied_attributes(vars(module))) for module in model.modules()]
+    before = [(m, type(m), _attributes(m, whole=True)) for m in model.modules()]
     try:
         yield
     finally:
-        for module, attributes in before:
-            vars(module).clear()
-            for name, (value, content) in attributes.items():
-                # The same containers again: others, as handles of hooks, refer to them.
-                if isinstance(value, dict):
-                    value.clear()
-                    value.update(content)
-                elif isinstance(value, list):
-                    value[:] = content
-                vars(module)[name] = value
+        for module, kind, attributes in before:
+            # A lazy module has become another for good.
+            if type(module) is kind:
+                _restore_attributes(module, attributes, whole=True)
 
 
-def _copied_attributes(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+# A module's own tables: parameters, buffers, children and hooks.
+_TABLES = frozenset(vars(nn.Module()))
+_HOLDERS = (dict, list, set, deque)
+
+
+def _attributes(module: nn.Module, *, whole: bool = False) -> dict[str, tuple[Any, Any]]:
+    """Attributes of a module; whole: its tables too, with copies of what holds others."""
     return {
-        name: (value, copy.copy(value) if isinstance(value, dict | list) else None)
-        for name, value in attributes.items()
+        name: (value, copy.copy(value) if whole and isinstance(value, _HOLDERS) else None)
+        for name, value in vars(module).items()
+        if whole or name not in _TABLES
     }
+
+
+def _restore_attributes(
+    module: nn.Module, attributes: Mapping[str, tuple[Any, Any]], *, whole: bool = False
+) -> None:
+    own = vars(module)
+    for name in [n for n in own if n not in attributes and (whole or n not in _TABLES)]:
+        del own[name]
+    for name, (value, content) in attributes.items():
+        # The same containers again: others, as handles of hooks, refer to them.
+        if whole and isinstance(value, dict | set):
+            value.clear()
+            value.update(content)
+        elif whole and isinstance(value, list | deque):
+            value.clear()
+            value.extend(content)
+        own[name] = value

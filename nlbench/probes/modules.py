@@ -1,119 +1,478 @@
-"""Know where in a network a function is called, and how the call is named."""
+"""The modules of a network that are running, and how its activation calls are named.
+
+One stack and one namer for all probes, so that a site bears the same name in each of them. A
+module may be one activation written out in several operations: it has no children, and at
+most parameters of one number a channel, calls nothing but operations on its input's numbers one
+by one, at least one of them not affine, and its output has its input's shape.
+``x * torch.sigmoid(1.702 * x)`` in a module of its own is one activation, named after the module.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
+import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
-from .ops import NAMED_MODULES
+from .axes import Layouts, tensors_in
+from .ops import activation_kind, named_modules, operation, operation_name, qualified_name
 
-__all__ = ["Naming", "Places", "following"]
+__all__ = ["SiteName", "SiteNames", "Writing", "bends", "input_of"]
 
 
-class Places:
-    """The modules that are running, and how often each activation was called in this pass.
+# Modules that do nothing but pool: where a trace bends in one it bears the module's name.
+_POOLING: tuple[type[nn.Module], ...] = (
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)
+
+
+@dataclass(eq=False)
+class SiteName:
+    """The name of one call.
+
+    It is settled when the module that makes the call is left: only then is it known whether
+    the module is one activation, which bears the module's name.
+
+    Parameters
+    ----------
+    text : str
+        ``layer1.0.relu``, its second call ``layer1.0.relu:1``, a functional call
+        ``Mixed_5b.branch1x1/relu``.
+    base : str
+        The name without the number of the call.
+    kind : str
+        Of the activation, or of another operation its name.
+    origin : hashable
+        Where in the model's code the call is made.
+    """
+
+    text: str
+    base: str
+    kind: str
+    origin: Hashable = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass
+class Writing:
+    """One call of a module that may be a handwritten activation, while it runs.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    given : tensor
+        Its input.
+    names : list of SiteName
+        Of the activation functions that it has called.
+    possible : bool
+        False as soon as it is known to be none.
+    """
+
+    module: nn.Module
+    given: Tensor
+    names: list[SiteName] = field(default_factory=list)
+    possible: bool = True
+    begun: bool = False
+
+    def __post_init__(self) -> None:
+        self._shape = self.given.shape
+        # The input and what was made of it.
+        self._own = [weakref.ref(self.given)]
+        # What it has called: operations that are not affine, and how many that are.
+        self._bent: list[str] = []
+        self._affine = 0
+
+    def before(self, func: Any, sources: Sequence[Tensor], layouts: Layouts) -> bool:
+        """Look at an operation; say whether it works on data that came in."""
+        sampled = [source for source in sources if layouts.is_sampled(source)]
+        if not self.possible or not sampled or operation_name(func) in _QUESTIONS:
+            return False
+        # Data that came in another way, such as an attribute, is a second input.
+        is_function_of_input = all(map(self._is_own, sampled))
+        if not _acts(func) or not is_function_of_input:
+            self.possible = False
+        return True
+
+    def after(self, func: Any, sampled: int, output: object) -> None:
+        """Note an operation on `sampled` tensors that came in."""
+        outputs = list(tensors_in((output,)))
+        if not outputs:
+            return
+        if not isinstance(output, Tensor) or output.shape != self._shape:
+            self.possible = False
+        self._own += [weakref.ref(tensor) for tensor in outputs]
+        if bends(func, sampled):
+            self._bent.append(qualified_name(func))
+        else:
+            self._affine += 1
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        return any(reference() is tensor for reference in self._own)
+
+    @property
+    def kind(self) -> str:
+        """The one activation function that the module calls, else its class, in lower case."""
+        function = activation_kind(self._bent[0]) if len(self._bent) == 1 else None
+        return function or type(self.module).__name__.lower()
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether the module does nothing but call one activation function."""
+        return (len(self._bent), self._affine, len(self.names)) == (1, 0, 1)
+
+    def is_activation(self, output: object) -> bool:
+        """Whether the module, which has given `output`, is one activation."""
+        same = isinstance(output, Tensor) and output.shape == self._shape
+        return self.possible and same and bool(self._bent) and self.begun
+
+    def is_decided(self, output: object) -> bool:
+        """Whether that holds for other calls too.
+
+        Not where the call ended in an error, without an output, nor where the module did
+        nothing to data that came in, as far as was seen.
+        """
+        return not self.possible or (self.begun and output is not None)
+
+
+class SiteNames(TorchFunctionMode):
+    """Knows which module of a model is running, and names each activation call.
+
+    While it is active, and the innermost mode, `current` is the name of the call that the
+    model makes.
 
     Parameters
     ----------
     model : torch.nn.Module
-    """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
-        self._stack: list[nn.Module] = []
-        self._calls: Counter[str] = Counter()
-
-    @property
-    def place(self) -> str:
-        """Dotted name of the module whose forward is running."""
-        return (self._names.get(self._stack[-1], "") if self._stack else "") or "the network"
-
-    def site(self, kind: str) -> str:
-        """Name the next activation call, as the probe `sites` does."""
-        module = self._stack[-1] if self._stack else None
-        path = self._names.get(module, "") if module is not None else ""
-        own = bool(path) and isinstance(module, NAMED_MODULES)
-        label = path if own else f"{path}/{kind}" if path else kind
-        count = self._calls[label]
-        self._calls[label] += 1
-        return f"{label}:{count}" if count else label
-
-    def restart(self) -> None:
-        """Forget the calls of the last pass."""
-        self._calls.clear()
-
-    def _enter(self, module: nn.Module, args: object) -> None:
-        self._stack.append(module)
-
-    def _leave(self, module: nn.Module, args: object, output: object) -> None:
-        self._stack.pop()
-
-
-@contextmanager
-def following(model: nn.Module) -> Iterator[Places]:
-    """Follow which module of a model is running."""
-    places = Places(model)
-    handles = []
-    try:
-        for module in model.modules():
-            # The last hook before and the first after forward, so that a user's own hooks
-            # count as called from outside.
-            handles.append(module.register_forward_pre_hook(places._enter))
-            handles.append(
-                module.register_forward_hook(places._leave, prepend=True, always_call=True)
-            )
-        yield places
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class Naming:
-    """Names the activation calls of one forward pass, each its own.
-
-    Parameters
+    Attributes
     ----------
-    paths : mapping of Module to str
-        Where each module is in the model.
+    current : SiteName or None
+        Of the activation function that is being called; None in any other call.
+    layouts : nlbench.probes.axes.Layouts
+        What is known of the axes of every tensor of this pass.
 
     Examples
     --------
-    >>> relu = nn.ReLU()
-    >>> naming = Naming({relu: "layer.relu"})
-    >>> base = naming.base(relu, "relu")
-    >>> naming.number(base), naming.number(base)
-    ('layer.relu', 'layer.relu:1')
+    >>> model = nn.Sequential(nn.ReLU(), nn.Tanh())
+    >>> names = SiteNames(model)
+    >>> names.on_name = lambda name: print(name)
+    >>> x = torch.zeros(2, 3)
+    >>> with names.hooked():
+    ...     names.begin(x)
+    ...     with names:
+    ...         _ = model(x)
+    0
+    1
     """
 
-    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
-        self._paths = paths
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._verdicts: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        self._named = named_modules()
+        self._thread = threading.get_ident()
+        self.on_name: Callable[[SiteName], None] = lambda name: None
+        self.begin()
+
+    def begin(
+        self,
+        *inputs: Tensor,
+        constants: Iterable[Tensor] = (),
+        channels: Sequence[int | None] = (),
+    ) -> None:
+        """Begin a pass, and forget the calls of the last one.
+
+        Parameters
+        ----------
+        *inputs : tensor
+            Of the model, the batch first.
+        constants : iterable of tensor
+            The model's parameters and buffers.
+        channels : sequence of int or None
+            Of each input the axis of its channels, where that is known.
+        """
+        # A model may run in another thread meanwhile, and calls these hooks there.
+        self._thread = threading.get_ident()
+        self._stack: list[tuple[nn.Module, Writing | None]] = []
         self._counts: Counter[str] = Counter()
+        self.current: SiteName | None = None
+        self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
+        constants = list(constants)
+        for given, channel in itertools.zip_longest(inputs, channels):
+            self.layouts.begin(given, constants, channel)
 
-    def path(self, module: nn.Module | None) -> str:
-        """Where a module is; empty for the model itself, and outside all modules."""
-        return self._paths.get(module, "") if module is not None else ""
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Know, for as long as this lasts, which module is running."""
+        handles: list[RemovableHandle] = []
+        try:
+            for module in self._paths:
+                # The last hook before and the first after forward, so that a user's own hooks
+                # count as called from outside.
+                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                handles.append(
+                    module.register_forward_hook(self._leave, prepend=True, always_call=True)
+                )
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
-    def base(self, module: nn.Module | None, kind: str) -> str:
-        """Name a call in a running module, without the call's number."""
-        path = self.path(module)
-        if path and type(module) in NAMED_MODULES:
-            return path
-        return f"{path}/{kind}" if path else kind
+    @property
+    def running(self) -> nn.Module | None:
+        """The module whose forward is running; None outside of all."""
+        return self._stack[-1][0] if self._stack else None
+
+    @property
+    def path(self) -> str:
+        """Dotted name of the running module; empty for the model itself and outside of it."""
+        return self._paths.get(self.running, "") if self.running is not None else ""
+
+    @property
+    def place(self) -> str:
+        """The same, as it is said to people."""
+        return self.path or "the network"
+
+    @property
+    def writing(self) -> Writing | None:
+        """The call of a module at hand, if it may be a handwritten activation."""
+        return self._stack[-1][1] if self._stack else None
+
+    def name(self, kind: str) -> SiteName:
+        """Name a call in the running module, and count it."""
+        path, module = self.path, self.running
+        own = type(module) in self._named or isinstance(module, _POOLING)
+        base = path if path and own else f"{path}/{kind}" if path else kind
+        made = SiteName(self._number(base), base, kind, _origin())
+        if self.writing is not None:
+            self.writing.names.append(made)
+        self.on_name(made)
+        return made
 
     def next(self, base: str) -> str:
         """Name the next call of a base, without counting it."""
         count = self._counts[base]
         return f"{base}:{count}" if count else base
 
-    def number(self, base: str) -> str:
-        """Name a call of a base, and count it."""
-        name = self.next(base)
+    def _number(self, base: str) -> str:
+        text = self.next(base)
         self._counts[base] += 1
+        return text
+
+    def kind_of(self, func: Any, given: object) -> str | None:
+        """Kind of activation that a call of a function is; None if it is none.
+
+        A softmax is one only where a probe takes it for one.
+        """
+        kind = activation_kind(qualified_name(func))
+        if kind is None or not isinstance(given, Tensor):
+            return None
+        # PyTorch's module calls the function of the class that it derives from.
+        if kind == "hardtanh" and type(self.running) is nn.ReLU6:
+            return "relu6"
+        # A sine of positions is no activation.
+        return kind if kind != "sin" or self.layouts.is_sampled(given) else None
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        writing = self.writing
+        if writing is None or not writing.possible:
+            return self.called(func, args, kwargs)
+        sources = list(tensors_in((*args, *kwargs.values())))
+        is_of_input = writing.before(func, sources, self.layouts)
+        if is_of_input and writing.possible and not writing.begun:
+            writing.begun = True
+            self.writing_begins(writing)
+        sampled = sum(map(self.layouts.is_sampled, sources))
+        output = self.called(func, args, kwargs)
+        if is_of_input:
+            writing.after(func, sampled, output)
+        return output
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of PyTorch's; `current` is its name meanwhile."""
+        kind = self.kind_of(func, input_of(args, kwargs))
+        before = self.current
+        self.current = self.name(kind) if kind and kind != "softmax" else None
+        try:
+            output = self.call(func, args, kwargs)
+        finally:
+            self.current = before
+        self.follow(func, args, kwargs, output)
+        return output
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of PyTorch's while its name, if it is an activation, is `current`."""
+        return func(*args, **kwargs)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The names that `current` may come to bear; none where there is none."""
+        if self.current is None:
+            return ()
+        if self.writing is None:
+            return (self.current.text,)
+        site = self.next(self._paths[self.writing.module])
+        pieces = [name for name in self.writing.names if name.kind == self.current.kind]
+        number = pieces.index(self.current)
+        piece = f"{site}/{self.current.kind}" + (f":{number}" if number else "")
+        return site, piece, self.current.text
+
+    def follow(self, func: Any, args: Any, kwargs: Any, output: object) -> None:
+        """Note what became of the axes."""
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "") or name
+        self.layouts.follow(name, args, kwargs, output)
+
+    def writing_begins(self, writing: Writing) -> None:
+        """A module that may be a handwritten activation is about to work on its input."""
+
+    def writing_ends(self, writing: Writing, output: Any, name: SiteName | None) -> None:
+        """It is left; with its name if it is one activation."""
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if self._stack and (outer := self._stack[-1][1]) is not None:
+            outer.possible = False
+        given = self._written_input(module, args, kwargs)
+        self._stack.append((module, None if given is None else Writing(module, given)))
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if not self._stack or self._stack[-1][0] is not module:
+            # A hook of somebody else's raised before ours came to its turn.
+            return
+        writing = self._stack.pop()[1]
+        if writing is None:
+            return
+        is_activation = writing.is_activation(output)
+        if writing.is_decided(output):
+            self._verdicts[module] = is_activation
+        name = self._settle(writing, output) if is_activation else None
+        self.writing_ends(writing, output, name)
+
+    def _settle(self, writing: Writing, output: Any) -> SiteName:
+        """Name a handwritten activation, and what it calls after it."""
+        for inner in writing.names:
+            self._counts[inner.base] -= 1
+        self.layouts.adopt(output, writing.given)
+        base = self._paths[writing.module]
+        name = SiteName(self._number(base), base, writing.kind, _origin())
+        if len(writing.names) == 1:
+            writing.names[0].text, writing.names[0].base = name.text, base
+        else:
+            # To a probe that sees the pieces each is one of its own.
+            pieces: Counter[str] = Counter()
+            for inner in writing.names:
+                inner.base = f"{name.text}/{inner.kind}"
+                number = pieces[inner.kind]
+                inner.text = f"{inner.base}:{number}" if number else inner.base
+                pieces[inner.kind] += 1
         return name
 
-    def give_back(self, base: str) -> None:
-        """Forget the last call of a base."""
-        self._counts[base] -= 1
+    def _written_input(
+        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor | None:
+        """Give the input of a call that may be a handwritten activation's, else None."""
+        if module not in self._verdicts:
+            # The model itself has no name that a site could bear.
+            self._verdicts[module] = module is not self.model and self._may_be_written(module)
+        given = list(itertools.chain(args, kwargs.values()))
+        if not self._verdicts[module] or len(given) != 1 or not isinstance(given[0], Tensor):
+            return None
+        return given[0]
+
+    def _may_be_written(self, module: nn.Module) -> bool:
+        if any(True for _ in module.children()) or isinstance(module, nn.Dropout | nn.Identity):
+            return False
+        # PyTorch's own activation modules are known, and the rest of its modules are none.
+        if type(module) in self._named or type(module).__module__.startswith("torch.nn."):
+            return False
+        return all(_is_per_channel(parameter) for parameter in module.parameters())
+
+
+_NOT_THE_MODELS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
+
+
+def _origin() -> Hashable:
+    """Where the code that is neither PyTorch's nor a probe's makes the call at hand."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_MODELS):
+            return code.co_filename, code.co_firstlineno, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def _is_per_channel(parameter: Tensor) -> bool:
+    return parameter.numel() == max(parameter.shape, default=1)
+
+
+def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Give what an activation function was called on, by place or by name."""
+    if args:
+        return args[0]
+    return kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()), None)
+
+
+def _acts(func: Any) -> str:
+    """How a function acts on numbers one by one; see `nlbench.probes.ops.Operation`."""
+    found = operation(func)
+    return found.acts if found else ""
+
+
+def bends(func: Any, sampled: int) -> bool:
+    """Whether a function that works element by element is not affine in its operands.
+
+    Parameters
+    ----------
+    func : callable
+    sampled : int
+        How many of its operands are data.
+
+    Examples
+    --------
+    >>> bends(torch.mul, 1), bends(torch.mul, 2), bends(torch.add, 2), bends(torch.exp, 1)
+    (False, True, False, True)
+    """
+    acts = _acts(func)
+    return acts == "bends" or (acts in ("keeps", "affine") and sampled > 1)
+
+
+# What only asks how a tensor is made.
+_QUESTIONS = {
+    "device", "dim", "dtype", "element_size", "get_device", "is_complex", "is_contiguous",
+    "is_cpu", "is_cuda", "is_floating_point", "is_meta", "is_mps", "layout", "len",
+    "nelement", "ndim", "ndimension", "numel", "shape", "size", "stride",
+}  # fmt: skip

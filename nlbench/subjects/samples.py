@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, Undefined
 from nlbench.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
@@ -164,6 +164,20 @@ class StreamedSubject(Subject):
             return super().batches(most)
         return rebatched(self.stream, most, self.stream.known_length)
 
+    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Give all samples in their order with their labels.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If they have none, or a loader gave them that is gone through once.
+        """
+        if self.stream is None or self.labels is None:
+            return super().labelled(most)
+        if not isinstance(self.stream, DrawnBatches):
+            raise Undefined("the labels of a loader are not kept; give samples with labels=")
+        return self.stream.labelled(most)
+
     def shuffled(self, most: int) -> Iterable[Tensor]:
         """Give them in a random order; of a loader that is gone through once, the first."""
         if isinstance(self.stream, DrawnBatches):
@@ -285,12 +299,22 @@ class DrawnBatches(Batches):
         """Number of samples."""
         return self.samples
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
+        return next(floats, torch.float32)
+
     def __iter__(self) -> Iterator[Tensor]:
         """Give all batches."""
-        floats = (p.dtype for p in self._model.parameters() if p.is_floating_point())
-        dtype = next(floats, torch.float32)
         for part in self.parts():
-            yield part.inputs.to(dtype)
+            yield part.inputs.to(self._dtype)
+
+    def labelled(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give all batches with their labels, at most so many samples each."""
+        for part in self.parts():
+            assert part.labels is not None
+            inputs = part.inputs.to(self._dtype)
+            yield from zip(torch.split(inputs, most), torch.split(part.labels, most), strict=True)
 
     def parts(self) -> Iterator[Sample]:
         """Give all samples with their images and labels."""

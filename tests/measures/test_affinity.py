@@ -280,3 +280,18 @@ def test_dead_and_duplicate_channels_agree_with_sixty_digits_less_rounding(shrin
     plain = affinity_score(x, y, shrinkage=shrinkage).item()
     turned = affinity_score(x @ turn, y @ turn, shrinkage=shrinkage).item()
     assert turned == pytest.approx(plain, abs=1e-9)
+
+
+def test_with_shrinkage_a_score_may_lie_below_zero_without_it_never():
+    x = [
+        [0, 1, 2, 4],
+        [-2, -1, 0, 0],
+        [-1, 0, -1, 0],
+        [0, -1, -1, 0],
+        [-1, 1, -1, 0],
+        [-1, 1, 0, -1],
+    ]
+    up, down = [0, 0, 1, 1], [-1, -1, -2, -4]
+    x, y = torch.tensor(x).double(), torch.tensor([up, up, down, up, down, up]).double()
+    assert affinity_score(x, y).item() == pytest.approx(-0.107, abs=1e-3)
+    assert affinity_score(x, y, shrinkage="none") > 0

@@ -1,9 +1,13 @@
-"""Gradients of the affinity score against finite differences, and where they could be NaN."""
+"""Derivatives of the affinity score against finite differences, and where they could be NaN."""
+
+from functools import partial
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import grad, gradcheck, gradgradcheck
 
+from nlbench.errors import RequestError
+from nlbench.measures import _blas, _transport
 from nlbench.measures.affinity import affinity_score
 
 
@@ -85,3 +89,71 @@ def test_ascending_the_gradient_makes_an_activation_more_affine():
     (gradient,) = torch.autograd.grad(first, x)
     moved = (x + 0.5 * gradient / gradient.abs().max()).detach()
     assert affinity_score(moved, torch.relu(moved)) > first + 0.01
+
+
+@pytest.fixture(params=[True, False], ids=["one core", "several"])
+def library(request, monkeypatch):
+    for module in (_blas, _transport):
+        monkeypatch.setattr(module, "on_one_core", lambda values: request.param)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("shrinkage", ["ledoit-wolf", "none"])
+@pytest.mark.parametrize(
+    ("n", "d"), [(9, 3), (12, 1), (6, 6), (4, 10)], ids=["tall", "line", "square", "in a basis"]
+)
+def test_second_derivatives_are_those_of_finite_differences(n, d, shrinkage):
+    ridge = 1e-6 if n > d else 1e-1
+    score = partial(affinity_score, shrinkage=shrinkage, ridge=ridge)
+    assert gradgradcheck(score, (leaf(n, n, d), leaf(n + 100, n, d)))
+
+
+def test_second_derivatives_through_a_relu_are_those_of_finite_differences():
+    assert gradgradcheck(lambda x: affinity_score(x, torch.relu(x)), (leaf(0, 12, 3),))
+
+
+def test_a_sample_at_the_mean_has_second_derivatives():
+    half = leaf(8, 4, 3).detach()
+    x = torch.cat([half, -half, torch.zeros(1, 3)]).requires_grad_()
+    assert gradgradcheck(lambda x: affinity_score(x, torch.tanh(3 * x)), (x,))
+
+
+def test_third_derivatives_are_those_of_finite_differences():
+    x, y = leaf(0, 7, 2), leaf(1, 7, 2).detach()
+
+    def slope(x):
+        (gradient,) = grad(affinity_score(x, y, ridge=0.1), x, create_graph=True)
+        return gradient
+
+    assert gradgradcheck(slope, (x,))
+
+
+def test_what_cannot_be_differentiated_further_is_refused():
+    # Fewer samples than half the columns: a basis of theirs is only right to second order.
+    x, y = leaf(0, 4, 10), leaf(1, 4, 10).detach()
+    (first,) = grad(affinity_score(x, y, ridge=0.1), x, create_graph=True)
+    (second,) = grad(first.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no third derivative"):
+        second.square().sum().backward()
+    alike = leaf(0, 4, 10)
+    (first,) = grad(affinity_score(alike, 3 * alike, ridge=0.1), alike, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative here"):
+        first.square().sum().backward()
+
+
+@pytest.mark.parametrize(("n", "d"), [(9, 3), (4, 10)])
+def test_functional_gradients_are_those_of_backward(n, d):
+    x, y = leaf(0, n, d), leaf(1, n, d).detach()
+
+    (first,) = grad(affinity_score(x, y), x, create_graph=True)
+    (second,) = grad(first.square().sum(), x)
+    functional = torch.func.grad(affinity_score)
+    torch.testing.assert_close(functional(x.detach(), y), first.detach(), rtol=0, atol=1e-14)
+    twice = torch.func.grad(lambda x: functional(x, y).square().sum())(x.detach())
+    torch.testing.assert_close(twice, second, rtol=1e-9, atol=1e-14)
+
+
+def test_a_map_over_pairs_is_refused_with_what_to_write():
+    pairs = torch.zeros(3, 9, 2)
+    with pytest.raises(RequestError, match="assignment of its own to solve; use"):
+        torch.func.vmap(affinity_score)(pairs, pairs)

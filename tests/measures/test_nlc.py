@@ -155,6 +155,17 @@ def test_where_there_is_nothing_to_measure_the_reason_is_given(function, x, word
         nonlinearity_coefficient(function, x)
 
 
+@pytest.mark.parametrize("offset", [1e7, 1e9])
+def test_a_spread_below_the_rounding_of_single_precision_is_said(offset):
+    x = normal(0, 200, 3)
+    message = "its spread is below float32's rounding: try --precision float64"
+    with pytest.raises(Undefined, match=message):
+        nonlinearity_coefficient(lambda x: torch.tanh(x.float()) + offset, x)
+    found = nonlinearity_coefficient(lambda x: torch.tanh(x) + offset, x)
+    expected = nonlinearity_coefficient(torch.tanh, x)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_outputs_that_are_not_finite_are_refused(bad):
     x = normal(0, 9, 2)

@@ -215,3 +215,11 @@ def test_a_batch_that_is_overwritten_later_was_copied():
         a.zero_()
         b.zero_()
     assert measure.compute().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+
+
+@pytest.mark.parametrize("folds", [1, 101, 10**6])
+def test_a_number_of_folds_that_cannot_be_carried_out_is_refused_in_one_line(folds):
+    with pytest.raises(
+        RequestError, match=f"r2.folds: {folds} is out of bounds, expected 2 to 100"
+    ):
+        R2(kind="crossvalidated", folds=folds)

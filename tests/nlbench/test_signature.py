@@ -1,5 +1,6 @@
 """Signatures: taken from a reading, summed up, compared, drawn and written."""
 
+import io
 import json
 import math
 import sys
@@ -120,3 +121,87 @@ def test_a_reading_without_sites_has_no_signature():
 def test_columns_of_different_lengths_are_refused():
     with pytest.raises(RequestError, match="2 sites, 1 kinds"):
         Signature(("a", "b"), ("",), (1.0, 2.0), ("ok", "ok"))
+
+
+def test_that_of_a_run_knows_the_kinds_of_its_sites_also_once_it_is_saved(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU())
+    run = nlbench.evaluate(model, torch.randn(32, 4), "affinity,r2", name="net")
+    run.save(tmp_path / "run")
+    for one in (run, nlbench.load_run(tmp_path / "run")):
+        signature = one.signature("r2")
+        assert (signature.sites, signature.kinds) == (("1", "3"), ("relu", "gelu"))
+        assert signature.name == "net"
+        assert signature.statistics["mean"] == one["r2"].summary["value"]
+    with pytest.raises(KeyError, match="0 readings of 'cka'"):
+        run.signature("cka")
+
+
+def test_a_plot_of_its_own_is_one_that_a_notebook_shows(gappy):
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    axes = gappy.plot()
+    try:
+        assert axes.figure.number not in before
+        assert pyplot.figure(axes.figure.number) is axes.figure
+    finally:
+        pyplot.close(axes.figure)
+
+
+class Calls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        self.act, self.inner = nn.Tanh(), Inner()
+
+    def forward(self, x):
+        x = self.act(self.act(self.body(x)))
+        return torch.relu(self.inner(x))
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return nn.functional.gelu(nn.functional.gelu(self.linear(x)))
+
+
+def test_every_site_leads_to_its_module():
+    model = Calls()
+    run = nlbench.evaluate(model, torch.randn(32, 3), "r2")
+    expected = {
+        "body.1": model.body[1], "act": model.act, "act:1": model.act,
+        "inner/gelu": model.inner, "inner/gelu:1": model.inner, "relu": model,
+    }  # fmt: skip
+    assert {site: nlbench.module_of(model, site) for site in run.signature("r2").sites} == expected
+    with pytest.raises(RequestError, match=r"no module 'body\.7'; did you mean 'body"):
+        nlbench.module_of(model, "body.7")
+
+
+def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    run = nlbench.evaluate(model, torch.randn(32, 4), "affinity,absdev,cka", name="<b>net</b>")
+    assert repr(run) == "<Run: <b>net</b> by affinity, cka, absdev: 3 ok>"
+    assert repr(run.signature("cka")).startswith("<Signature: <b>net</b>, 1 sites, 0.")
+    shown = run._repr_html_()
+    assert "<b>net</b>" not in shown
+    assert "&lt;b&gt;net" in shown
+    (table,) = pd.read_html(io.StringIO(shown))
+    assert {"model", "affinity", "absdev", "cka"} <= set(table.columns)
+    assert float(table["cka"][0]) == pytest.approx(run["cka"].summary["value"], rel=1e-3)
+    empty = nlbench.evaluate(nn.Linear(4, 2), torch.randn(8, 4), "r2")
+    assert "undefined" in empty._repr_html_()
+    assert repr(nlbench.Run({}, [])) == "<Run: no cells>"
+    assert nlbench.Run({}, [])._repr_html_() == "<p>&lt;Run: no cells&gt;</p>"
+
+
+def test_a_site_whose_name_is_a_formula_is_text_in_a_spreadsheet(tmp_path):
+    from nlbench.files import spreadsheet_text
+
+    sites = ("=1+1", "@SUM(A1)", "'quoted", "plain")
+    signature = Signature(sites, ("",) * 4, (0.5,) * 4, ("ok",) * 4)
+    table = pd.read_csv(signature.to_csv(tmp_path / "s.csv"))
+    assert [site[0] for site in table["site"]] == ["'", "'", "'", "p"]
+    assert tuple(map(spreadsheet_text, table["site"])) == sites

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nlbench.store.record import COLUMNS
+from nlbench.store.run_folder import COLUMNS
 
 DETAILS: dict[str, dict[str, Any]] = {
     "affinity": {

@@ -14,7 +14,7 @@ from rich.console import Console
 from nlbench.errors import RequestError
 from nlbench.reports.board import board, cell_texts, missing_cells, print_boards
 from nlbench.reports.tables import labelled, per_place
-from nlbench.store.record import COLUMNS
+from nlbench.store.run_folder import COLUMNS
 
 SUBJECT = ("net", "init", "digits", 0)
 

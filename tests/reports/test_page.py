@@ -11,8 +11,9 @@ from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports.board import board, cell_texts
 from nlbench.reports.page import render_page, write_page
-from nlbench.store.manifest import contents
-from nlbench.store.record import Record, Run, load_run
+from nlbench.store.manifest import Manifest
+from nlbench.store.record import Record
+from nlbench.store.run_folder import Run, load_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -290,7 +291,7 @@ def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
         machine={"device": "cpu", "dtype": "float32", "environment": {}},
         result=result,
     )
-    folder = Run({**contents([record]), "device": "cpu"}, [record]).save(tmp_path / "saved")
+    folder = Run(Manifest(device="cpu").of_records([record]), [record]).save(tmp_path / "saved")
     page = Page(render_page(load_run(folder)))
     assert "How nonlinear: saved" in page.text
     assert "0.3889 ± 0.2654" in page.texts  # mean and half the difference of the two

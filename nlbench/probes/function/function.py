@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nlbench.errors import Undefined
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
-from nlbench.probes.budget import bytes_a_sample
-from nlbench.probes.lines.ops.kinks import dual
-from nlbench.probes.model_state import evaluation_mode, without_fast_path
-from nlbench.probes.sites.microbatches import is_out_of_memory
+from nlbench.probes.budget import (
+    Found,
+    fitting,
+    halving,
+    is_out_of_memory,
+    part_sizes,
+    refuse_mixing,
+)
+from nlbench.probes.jvp import dual
+from nlbench.probes.model_state import (
+    attributes_kept,
+    autocast_now,
+    evaluation_mode,
+    with_plain_attention,
+    without_fast_path,
+)
 
 __all__ = ["FunctionBatch", "directional_derivative", "observe", "observe_function"]
 
@@ -38,7 +50,8 @@ class FunctionBatch:
     ----------
     function : callable
         From inputs (n, ...) to outputs (n, k): the model in evaluation mode, whatever comes
-        after the batch flattened. It leaves its input as it is.
+        after the batch flattened. It leaves its input as it is, and computes in the precision
+        that the probe was called in.
     inputs : tensor of shape (n, ...)
         Floating, on the model's device.
     batch : int
@@ -60,7 +73,7 @@ def observe_function(
     on_observation: Callable[[FunctionBatch], None],
     *,
     memory: int | None = None,
-    found: MutableMapping[str, int] | None = None,
+    found: Found | None = None,
 ) -> int:
     """Show a model, as a function, to a listener with each batch of inputs.
 
@@ -75,9 +88,9 @@ def observe_function(
     on_observation : callable
         Called with a `FunctionBatch` for each batch.
     memory : int, optional
-        Bytes that a derivative may take. One sample is run beforehand to see how many fit.
+        Bytes that a derivative may take. Two samples are run beforehand to see how many fit.
     found : mutable mapping, optional
-        Remembers how many samples fit, for the next time.
+        Remembers how many samples of a model fit, for the next time.
 
     Returns
     -------
@@ -87,7 +100,8 @@ def observe_function(
     Raises
     ------
     nlbench.Undefined
-        For inputs that are not floating: a network has no derivative with respect to them.
+        For inputs that are not floating: a network has no derivative with respect to them; for
+        a batch that does not fit into memory whose samples depend on each other.
 
     Examples
     --------
@@ -99,29 +113,37 @@ def observe_function(
     """
     samples = 0
     found = {} if found is None else found
-    with evaluation_mode(model), without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+    as_now = autocast_now()
+    is_apart = False
+    with evaluation_mode(model), without_fast_path(), with_plain_attention():
         for number, batch in enumerate(batches):
             if not batch.is_floating_point():
                 raise Undefined(
                     f"the inputs are {str(batch.dtype).removeprefix('torch.')}: a network has no "
                     "derivative with respect to them"
                 )
-            if memory is not None and FOUND not in found and len(batch):
-                each = DERIVATIVE * bytes_a_sample(model, batch[:1])
-                found[FOUND] = max(1, memory // each)
-            most = found.get(FOUND)
-            on_observation(FunctionBatch(_function(model, most), batch, number, most))
+            most = fitting(found, model, FOUND, batch, memory, times=DERIVATIVE).most
+            if most is not None and most < len(batch) and not is_apart:
+                with attributes_kept(model):
+                    refuse_mixing(lambda pair: {"the output": _outputs(model, pair)}, batch)
+                is_apart = True
+            function = _function(model, most, as_now)
+            on_observation(FunctionBatch(function, batch, number, most))
             samples += len(batch)
     return samples
 
 
-def _function(model: nn.Module, most: int | None) -> Callable[[Tensor], Tensor]:
+def _function(
+    model: nn.Module, most: int | None, precision: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Tensor], Tensor]:
     """A model as a function, of at most so many samples at a time."""
 
     def function(inputs: Tensor) -> Tensor:
-        if most is None or len(inputs) <= most:
-            return _outputs(model, inputs)
-        return torch.cat([_outputs(model, part) for part in torch.split(inputs, most)])
+        with precision():
+            if most is None or len(inputs) <= most:
+                return _outputs(model, inputs)
+            parts = torch.split(inputs, part_sizes(len(inputs), most))
+            return torch.cat([_outputs(model, part) for part in parts])
 
     return function
 
@@ -179,27 +201,26 @@ def directional_derivative(
     >>> directional_derivative(torch.square, x, torch.tensor([[1.0, -1.0]]))[1]
     tensor([[ 2., -4.]])
     """
-    size = min(most or len(inputs), len(inputs))
-    while size > 1:
-        try:
-            return _in_parts(function, inputs, directions, size)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # Only here is the error gone, and with it the tensors that its traceback held.
-        size = -(-size // 2)
-        if inputs.device.type == "cuda":
-            torch.cuda.empty_cache()
-    return _in_parts(function, inputs, directions, 1)
+
+    def attempt(size: int) -> tuple[Tensor, Tensor]:
+        sizes = part_sizes(len(inputs), size)
+        pairs = zip(torch.split(inputs, sizes), torch.split(directions, sizes), strict=True)
+        found = [_differentiated(function, part, along) for part, along in pairs]
+        outputs, derivatives = zip(*found, strict=True)
+        return torch.cat(outputs), torch.cat(derivatives)
+
+    if not len(inputs):
+        return _differentiated(function, inputs, directions)
+    tried = min(most or len(inputs), len(inputs))
+    result, size = halving(attempt, tried, inputs.device)
+    if size < tried == len(inputs):
+        # Whoever says how many fit has seen to it that samples are computed apart.
+        refuse_mixing(lambda pair: {"the output": _rows(function(pair))}, inputs)
+    return result
 
 
-def _in_parts(
-    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor, size: int
-) -> tuple[Tensor, Tensor]:
-    pairs = zip(torch.split(inputs, size), torch.split(directions, size), strict=True)
-    found = [_differentiated(function, part, along) for part, along in pairs]
-    outputs, derivatives = zip(*found, strict=True)
-    return torch.cat(outputs), torch.cat(derivatives)
+def _rows(outputs: Tensor) -> Tensor:
+    return outputs.detach().reshape(len(outputs), -1)
 
 
 def _differentiated(

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nlbench import lazy_exports
 from nlbench.options import Option
 from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["GRAPH", "Graph"]
+    from .channel_graph import ChannelGraph, counted_lengths, walked_length
+
+__all__ = [
+    "GRAPH",
+    "ChannelGraph",
+    "Graph",
+    "counted_lengths",
+    "walked_length",
+]
 
 
 class Graph(Probe):
@@ -44,3 +53,13 @@ class Graph(Probe):
 
 GRAPH = Graph()
 """The channel graph from input to output."""
+
+# Planning a run reads the options above without PyTorch.
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "ChannelGraph": "channel_graph",
+        "counted_lengths": "channel_graph",
+        "walked_length": "channel_graph",
+    },
+)

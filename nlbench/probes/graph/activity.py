@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.probes.model_state import evaluation_mode, without_fast_path
-from nlbench.probes.modules import Places, following
-from nlbench.probes.ops import operation
+from nlbench.probes.modules import SiteNames, input_of
 
 from .channel_graph import ChannelGraph, Units
 
@@ -53,12 +51,13 @@ def unit_activity(
     """
     totals = {unit.site: torch.zeros(unit.size, dtype=torch.float64) for unit in graph.units}
     samples = 0
-    with evaluation_mode(model), without_fast_path(), following(model) as places:
+    observer = _Observer(model, graph)
+    with evaluation_mode(model), without_fast_path(), observer.hooked():
         for batch in batches:
             try:
-                found = [_shares(model, graph, places, batch)]
+                found = [observer.shares(batch)]
             except _Folded:
-                found = [_shares(model, graph, places, sample) for sample in torch.split(batch, 1)]
+                found = [observer.shares(sample) for sample in torch.split(batch, 1)]
             for site, total in totals.items():
                 if any(site not in shares for shares in found):
                     raise Undefined(f"{site}: it is not called on the samples")
@@ -71,44 +70,34 @@ class _Folded(Exception):
     """Samples and channels share an axis, in an order that shapes don't tell."""
 
 
-def _shares(
-    model: nn.Module, graph: ChannelGraph, places: Places, batch: Tensor
-) -> dict[str, Tensor]:
-    places.restart()
-    observer = _Observer(places, graph, len(batch))
-    with observer:
-        model(batch.clone())
-    return observer.shares
+class _Observer(SiteNames):
+    """Compares the input and the output of each activation call of a forward pass."""
 
-
-class _Observer(TorchFunctionMode):
-    """Compares the input and the output of each activation call of one forward pass."""
-
-    def __init__(self, places: Places, graph: ChannelGraph, samples: int) -> None:
-        super().__init__()
-        self.shares: dict[str, Tensor] = {}
-        self._places, self._samples = places, samples
+    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+        super().__init__(model)
         self._units = {unit.site: unit for unit in graph.units}
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        found = operation(func)
-        kind = found.kind if found else ""
-        if not kind or kind == "softmax":
-            return func(*args, **kwargs)
-        unit = self._units.get(self._places.site(kind))
+    def shares(self, batch: Tensor) -> dict[str, Tensor]:
+        """Share of samples and positions at which units do anything, by site."""
+        self._shares: dict[str, Tensor] = {}
+        self._samples = len(batch)
+        given = batch.clone()
+        self.begin(given)
+        with self:
+            self.model(given)
+        return self._shares
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of PyTorch's, and see what it does if it is a unit's."""
+        unit = next((self._units[name] for name in self.candidates if name in self._units), None)
         if unit is None:
             return func(*args, **kwargs)
-        if kind == "glu":
-            self.shares[unit.site] = unit.active  # The sigmoid inside is nowhere the identity.
+        if unit.site in self._shares:
+            raise Undefined(f"{unit.site}: it is called more often on the samples")
+        given = input_of(args, kwargs)
+        if self.current is not None and self.current.kind == "glu":
+            self._shares[unit.site] = unit.active  # The sigmoid inside is nowhere the identity.
             return func(*args, **kwargs)
-        given = args[0] if args else kwargs["input"]
         # A copy where the call may overwrite it.
         overwrites = func.__name__.endswith("_") or any(
             a is True for a in (*args, *kwargs.values())
@@ -117,7 +106,7 @@ class _Observer(TorchFunctionMode):
         output = func(*args, **kwargs)
         if not bool(torch.isfinite(output).all()):
             raise NotFinite(f"{unit.site}: the output is not finite")
-        self.shares[unit.site] = self._share(unit, output != before)
+        self._shares[unit.site] = self._share(unit, output != before)
         return output
 
     def _share(self, unit: Units, differs: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.model_state import (
     attributes_kept,
+    autocast_now,
     evaluation_mode,
     refuse_unobservable,
     without_fast_path,
 )
-from nlbench.probes.modules import following
+from nlbench.probes.modules import SiteNames
 
 from .activity import unit_activity
 from .channel_graph import ChannelGraph
@@ -90,20 +91,23 @@ def _recorded(
 
     with attributes_kept(model):
         axes = channel_axes(run, tuple(tensor.clone() for tensor in inputs))
+    names = SiteNames(model)
     with (
         attributes_kept(model),
-        following(model) as places,
+        names.hooked(),
         Descent(inputs) as descent,
-        ChannelRecorder(places, inputs, axes, real, descent) as recorder,
+        ChannelRecorder(names, inputs, axes, real, descent) as recorder,
     ):
+        names.begin(*inputs)
         try:
-            output = run(inputs)
+            with names:
+                output = run(inputs)
         except NlbenchError:
             raise
         except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
             if "TorchScript interpreter" in str(error):
                 why = "its operations can't be watched"
-                raise UnsupportedOperation("a scripted function", places.place, why) from error
+                raise UnsupportedOperation("a scripted function", names.place, why) from error
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
             raise RequestError(f"the model can't be run on shape {shapes}: {reason}") from error
@@ -145,13 +149,15 @@ def observe(
     graph = channel_graph(model, samples.inputs[:1].to(resources.device))
     facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
     found: list[Mapping[str, Tensor]] = []
+    as_now = autocast_now()
 
     def activity() -> Mapping[str, Tensor]:
         if not found:
             parts = -(-len(samples.inputs) // int(options["batch"]))
             batches = torch.tensor_split(samples.inputs, parts)
             on_device = (batch.to(resources.device) for batch in batches)
-            found.append(unit_activity(model, graph, on_device))
+            with as_now():
+                found.append(unit_activity(model, graph, on_device))
         return found[0]
 
     observation = replace(graph, activity=activity, samples=len(samples.inputs))

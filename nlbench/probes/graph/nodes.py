@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
-from nlbench.probes.sites.axis_rules import at, axis_map
+from nlbench.probes.axes import at, axis_map
 
 from .channel_graph import ChannelGraph, Inputs, Merge, Units
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from nlbench.errors import Undefined, UnsupportedOperation
-from nlbench.probes.modules import Places
+from nlbench.probes.axes import Layouts
+from nlbench.probes.modules import SiteName, SiteNames
 from nlbench.probes.ops import Operation, known, qualified_name
-from nlbench.probes.sites.axis_tracking import Layouts
 
-from .channel_graph import ChannelGraph
+from .channel_graph import ChannelGraph, Units
 from .nodes import Builder
 from .rules import COMPARISONS, CONSTANTS, DECISIONS, MIXING, NUMBERS, Call, Refused, unit
 
@@ -99,8 +100,8 @@ class ChannelRecorder(TorchFunctionMode):
 
     Parameters
     ----------
-    places : Places
-        Of the network.
+    names : SiteNames
+        Of the network; active inside this mode.
     inputs : sequence of tensor
         What it is called with.
     axes : sequence of int
@@ -113,14 +114,16 @@ class ChannelRecorder(TorchFunctionMode):
 
     def __init__(
         self,
-        places: Places,
+        names: SiteNames,
         inputs: Sequence[Tensor],
         axes: Sequence[int],
         real: Mapping[int, Tensor],
         descent: Descent,
     ) -> None:
         super().__init__()
-        self._places, self._real, self._descent = places, real, descent
+        self._names, self._real, self._descent = names, real, descent
+        # Names by what the units of a call bear until they are settled.
+        self._sites: dict[str, SiteName] = {}
         self._builder = Builder()
         self._inputs = {id(tensor): axis for tensor, axis in zip(inputs, axes, strict=True)}
         self._layouts = Layouts(1)
@@ -147,7 +150,19 @@ class ChannelRecorder(TorchFunctionMode):
         graph = self._builder.graph(torch.cat(found) if found else torch.empty(0).long())
         if not len(graph.outputs):
             raise Undefined("the output doesn't depend on the input, so there are no paths")
-        return graph
+        steps = (
+            replace(step, site=self._sites[step.site].text) if isinstance(step, Units) else step
+            for step in graph.steps
+        )
+        return replace(graph, steps=tuple(steps))
+
+    def _site(self, name: SiteName | None) -> str:
+        """Give the call at hand a name of its own, if it is an activation's."""
+        if name is None:
+            return ""
+        site = name.text if name.text not in self._sites else f"{name.text} ({len(self._sites)})"
+        self._sites[site] = name
+        return site
 
     def __torch_function__(
         self,
@@ -164,8 +179,7 @@ class ChannelRecorder(TorchFunctionMode):
         operation = known(name)
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         self._begin(name, given)
-        kind = operation.kind if operation else ""
-        site = self._places.site(kind) if kind and kind != "softmax" else ""
+        site = self._site(self._names.current)
         refusals = self._refusals(given)
         is_constant = not refusals and all(self._nodes_of(tensor) is None for tensor in given)
         if is_constant:
@@ -187,7 +201,7 @@ class ChannelRecorder(TorchFunctionMode):
                 called, "what is computed with the numbers it reads is not followed"
             )
         # Slopes, which have numbers, don't go with inputs that have none.
-        output = args[0].clone() if name == "prelu" else func(*args, **kwargs)
+        output = given[0].clone() if name == "prelu" else func(*args, **kwargs)
         target = args[0] if name in ("setitem", "data") and output is None else output
         made = [t for t in tree_iter(target) if isinstance(t, Tensor)]
         if refusals:
@@ -280,7 +294,7 @@ class ChannelRecorder(TorchFunctionMode):
         self._changed_at[storage_of(tensor)] = self._clock
 
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
-        return UnsupportedOperation(name, self._places.place, why)
+        return UnsupportedOperation(name, self._names.place, why)
 
     def _begin(self, name: str, given: Iterable[Tensor]) -> None:
         """Make the nodes of an input when the first function takes it."""

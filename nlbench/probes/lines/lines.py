@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation, nearest
 from nlbench.hashing import tensor_hash
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes.budget import share_out
 from nlbench.probes.model_state import tensors_of, typed_copy
 
 from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
+from .check import check_trace
 from .estimate import SegmentEstimate
 from .exact import trace_exactly
 from .paths import (
@@ -36,7 +38,7 @@ from .paths import (
     translations,
 )
 from .plot_data import Sketch
-from .program import check_trace, record, refusal
+from .program import load_of, record, refusal
 from .quadrature import integrate_along
 from .refined import BUDGET, EVALUATIONS, TOLERANCE, check_ends, estimate_all, on_device
 from .threads import by_itself
@@ -55,6 +57,8 @@ __all__ = [
 ]
 
 
+CHECKED_TOGETHER = 16
+"""Most points of a trace to be compared with the network at once."""
 METHODS = ("exact", "adaptive", "sampling")
 """How breakpoints are found, best first."""
 TOGETHER = 64
@@ -209,9 +213,11 @@ def trace_segments(
         traces = trace_adaptively(program, segments, sensitivity=sensitivity, memory=memory)
     else:
         traces = trace_by_sampling(program, segments, resolution=resolution, memory=memory)
+    _, together = share_out(load_of(program, first), device, memory, CHECKED_TOGETHER)
     for trace, start, end in zip(traces, starts, ends, strict=True):
+        points = torch.stack([start, end]).to(device, dtype)
         with by_itself():
-            check_trace(program, network, torch.stack([start, end]).to(device, dtype), trace)
+            check_trace(program, network, points, trace, together=together)
         yield trace
 
 

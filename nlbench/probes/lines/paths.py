@@ -71,7 +71,7 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     anchors : int
         At least 2.
     radius : float
-        In pixels, not negative.
+        In pixels: enough that two anchors differ, and less than the images' sides.
 
     Returns
     -------
@@ -93,7 +93,18 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     """
     _check_images(images)
     _check_anchors(anchors, radius)
-    moved = [_translated(images, right, down) for right, down in translations(anchors, radius)]
+    shifts, (height, width) = translations(anchors, radius), images.shape[-2:]
+    if any(abs(right) >= width or abs(down) >= height for right, down in shifts):
+        raise RequestError(
+            f"a radius of {radius:g} for images of {height} × {width}: an anchor would have "
+            "nothing of the image but its edge"
+        )
+    if len(set(shifts)) < 2:
+        raise RequestError(
+            f"a radius of {radius:g}: all {anchors} anchors are the same whole-pixel translation, "
+            "so the paths have no length"
+        )
+    moved = [_translated(images, right, down) for right, down in shifts]
     return torch.stack([*moved, moved[0]], dim=1)
 
 

@@ -273,9 +273,9 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
     """
     one = example.clone()
     recorder = _CallRecorder(network, one)
-    with recorder.hooked():
-        output = _one_output(network, one, recorder)
-    program = _program(recorder.steps, recorder.output_value(output), tuple(example.shape[1:]))
+    output = _one_output(network, one, recorder.recording())
+    value = recorder.output_value(output)
+    program = _program(recorder.program, value, tuple(example.shape[1:]))
     pieces, direct = {}, {}
     is_quick = example.dtype == torch.float32 or example.device.type != "cpu"
     for step in program.steps:

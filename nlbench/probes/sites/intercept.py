@@ -9,30 +9,127 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from nlbench.errors import Undefined
-from nlbench.probes.modules import Naming
-from nlbench.probes.ops import FUSED, activation_kind
+from nlbench.probes.axes import batch_first, softmax_axis, tensors_in
+from nlbench.probes.modules import SiteName, SiteNames, Writing, input_of
+from nlbench.probes.ops import FUSED
 
 from .attention import FUSED_ATTENTION, softmaxes_of
-from .axis_rules import batch_first, softmax_axis
-from .axis_tracking import Layouts, tensors_in
-from .calls import Begun, Call, Kept
-from .gates import GATE_KINDS, Gates
-from .reduce import Side, capture
-from .roles import Handwritten, Writing
+from .reduce import Function, Side, capture
+from .roles import GATE_KINDS, Fate, Gate, Gates, Logits
+from .unseen import Unseen
 
-__all__ = ["Watch"]
+__all__ = ["Begun", "Call", "Kept", "Watch"]
 
 
-class Watch(TorchFunctionMode):
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of an activation call.
+
+    Parameters
+    ----------
+    reduction : {"spatial", "flatten", "published"}
+    functions : mapping of str to callable
+        Of the whole tensor, to one number a sample.
+    attention : bool
+        Whether softmaxes count.
+    wanted : callable
+        From the name and kind of a call to whether it may be kept; a kind of None is one that
+        is not known yet.
+    """
+
+    reduction: str = "spatial"
+    functions: Mapping[str, Function] = field(default_factory=dict)
+    attention: bool = False
+    wanted: Callable[[str, str | None], bool] = lambda name, kind: True
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The input of a call that has not given its output yet.
+
+    Parameters
+    ----------
+    side : Side or None
+        None where nobody wants it.
+    batch : int or None
+        Batch axis of the tensor itself; None where it has none, being made of constants.
+    axis : int
+        Channel axis, with the batch put first.
+    shape : tuple of int
+        Of one sample.
+    assumed : bool
+        Whether the channel axis is a guess.
+    sampled : bool
+        Whether the tensor may come from the model's input.
+    """
+
+    side: Side | None
+    batch: int | None
+    axis: int
+    shape: tuple[int, ...]
+    assumed: bool
+    sampled: bool
+
+
+@dataclass
+class Call:
+    """One call of an activation.
+
+    Parameters
+    ----------
+    site : SiteName
+    begun : Begun
+        Its input.
+    y : Side or None
+        Its output; None where nobody wants it.
+    role : {"activation", "gate", "attention", "softcap"}
+    gate : Gate or None
+        What tells whether it is a gate, where that is not known at once.
+    fate : Fate or None
+        What tells whether it is a part of attention.
+    """
+
+    site: SiteName
+    begun: Begun
+    y: Side | None
+    role: str = "activation"
+    gate: Gate | None = None
+    fate: Fate | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the site."""
+        return self.site.text
+
+    @property
+    def kind(self) -> str:
+        """Of activation."""
+        return self.site.kind
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its role is known."""
+        undecided = (self.gate, self.fate)
+        return all(one is None or one.is_settled for one in undecided)
+
+
+@dataclass
+class _Written:
+    """A handwritten activation that is running: what was found unseen before, its input, calls."""
+
+    unseen: int
+    begun: Begun | None = None
+    calls: list[Call] = field(default_factory=list)
+
+
+class Watch(SiteNames):
     """Sees every PyTorch function while forward passes run.
 
     Parameters
@@ -42,7 +139,7 @@ class Watch(TorchFunctionMode):
     on_call : callable
         Told of each activation call, in their order, as soon as its role is known.
     on_unseen : callable
-        Told the name of each fused function that computes activations, and where.
+        Told, at each pass, what computes activations that can't be seen, and where.
     """
 
     def __init__(
@@ -52,154 +149,107 @@ class Watch(TorchFunctionMode):
         on_call: Callable[[Call], None],
         on_unseen: Callable[[str], None] = lambda what: None,
     ) -> None:
-        super().__init__()
-        self._model, self._kept = model, kept
+        self.kept = kept
         self._on_call, self._on_unseen = on_call, on_unseen
-        self._paths = {module: path for path, module in model.named_modules()}
-        self._handwritten = Handwritten(model)
-        self._reset(1)
+        super().__init__(model)
+        self._reset()
 
-    def _reset(self, samples: int, *, is_part: bool = False) -> None:
-        self._is_part = is_part
-        self._stack: list[tuple[nn.Module, Writing | None]] = []
-        self._naming = Naming(self._paths)
+    def _reset(self, *inputs: Tensor) -> None:
+        constants = itertools.chain(self.model.parameters(), self.model.buffers())
+        self.begin(*inputs, constants=constants if inputs else ())
         self._waiting: deque[Call] = deque()
-        self._layouts, self._gates = Layouts(samples), Gates()
+        # What is known of handwritten activations that are running.
+        self._written: dict[int, _Written] = {}
+        self._gates = Gates()
+        self._logits = Logits()
+        self._unseen = Unseen()
         # Hooks run under the override too; what the probe itself computes is no operation.
         self._paused = False
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Know, for as long as this lasts, which module is running."""
-        handles: list[RemovableHandle] = []
-        try:
-            for module in self._paths:
-                # The last hook before and the first after forward, so that a user's own hooks
-                # count as called from outside.
-                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
-                handles.append(
-                    module.register_forward_hook(self._leave, prepend=True, always_call=True)
-                )
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def run(self, given: Tensor, *, is_part: bool = False) -> None:
-        """Run the model on a batch of inputs, or a part of it, and tell of all calls.
-
-        Raises
-        ------
-        nlbench.Undefined
-            Where what a sample becomes depends on the others, and they are not all there.
-        """
-        self._reset(len(given), is_part=is_part)
-        constants = itertools.chain(self._model.parameters(), self._model.buffers())
-        self._layouts.begin(given, constants)
+    def run(self, given: Tensor) -> None:
+        """Run the model on a batch of inputs, or a part of it, and tell of all calls."""
+        self._reset(given)
         try:
             with self:
-                self._model(given)
+                output = self.model(given)
+            self._unseen.end(output)
+            for what in self._unseen.remarks():
+                self._on_unseen(what)
             while self._waiting:
                 self._tell(self._waiting.popleft())
         finally:
-            self._reset(1)
+            self._reset()
 
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Iterable[type],
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
         if self._paused:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
         if self._waiting:
             self._tell_settled()
-        writing = self._stack[-1][1] if self._stack else None
-        if writing is None or not writing.possible:
-            return self._called(func, args, kwargs)
-        sources = list(tensors_in((*args, *kwargs.values())))
-        is_of_input = writing.before(func, sources, self._layouts)
-        sampled = sum(map(self._layouts.is_sampled, sources))
-        output = self._called(func, args, kwargs)
-        if is_of_input:
-            writing.after(func, sampled, output)
-        return output
+        return super().__torch_function__(func, types, args, kwargs)
 
-    def _called(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of PyTorch's, and keep what is wanted of it if it is an activation."""
         name = getattr(func, "__name__", "")
-        if self._is_part:
-            self._refuse_mixing(name, args, kwargs)
-        kind = self._kind(name)
-        given = args[0] if args else kwargs.get("input")
-        if kind is None or not isinstance(given, Tensor) or not self._counts_as(kind, given):
-            if self._kept.attention and name in FUSED_ATTENTION:
+        given = input_of(args, kwargs)
+        kind = self.kind_of(func, given)
+        if kind is None or (kind == "softmax" and not self.kept.attention):
+            if self.kept.attention and name in FUSED_ATTENTION:
                 output = self._attend(func, args, kwargs)
             else:
                 output = func(*args, **kwargs)
-            self._follow(func, name, args, kwargs, output)
+            self.follow(func, args, kwargs, output)
             if name in FUSED:
-                self._on_unseen(f"{name} of {self._naming.path(self._running) or 'the model'}")
+                self._on_unseen(f"{name} of {self._place}")
             return output
-        base = self._naming.base(self._running, kind)
-        label = self._naming.number(base)
-        axis = softmax_axis(given, args, kwargs) if kind in ("glu", "softmax") else 0
+        assert isinstance(given, Tensor)
+        site = self.name(kind)
+        axis = softmax_axis(kind, given, args, kwargs) if kind in ("glu", "softmax") else 0
         x = given
         if kind == "glu":
             x = given.narrow(axis, 0, given.shape[axis] // 2)
-            self._layouts.adopt(x, given)
-        begun = self._begin(x, label, kind, axis if kind == "softmax" else None)
+            self.layouts.adopt(x, given)
+        begun = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
         output = func(*args, **kwargs)
-        self._follow(func, name, args, kwargs, output)
-        call = Call(label, base, kind, begun, self._end(begun, output))
+        self.follow(func, args, kwargs, output, is_site=True)
+        call = Call(site, begun, self._end(begun, output))
         if kind in GATE_KINDS:
             call.gate = self._gates.begin(given, output)
         elif kind == "glu":
             call.role = "gate"
         elif kind == "softmax" and given.ndim > 2:
             call.role = "attention"
+        if kind not in ("glu", "softmax"):
+            call.fate = self._logits.begin(kind, given, output)
         self._add(call)
         return output
 
     @property
-    def _running(self) -> nn.Module | None:
-        return self._stack[-1][0] if self._stack else None
+    def _place(self) -> str:
+        return self.path or "the model"
 
-    def _kind(self, name: str) -> str | None:
-        kind = activation_kind(name)
-        # PyTorch's module calls the function of the class that it derives from.
-        return "relu6" if kind == "hardtanh" and type(self._running) is nn.ReLU6 else kind
-
-    def _refuse_mixing(self, name: str, args: Any, kwargs: Any) -> None:
-        if self._layouts.is_over_samples(name, args, kwargs):
-            raise Undefined(
-                f"{name} in {self._naming.path(self._running) or 'the model'} computes with all "
-                "samples of a batch, and the batch does not fit into memory as a whole"
-            )
-
-    def _counts_as(self, kind: str, given: Tensor) -> bool:
-        """Whether a function that may be an activation is one here."""
-        if kind == "softmax":
-            return self._kept.attention
-        # A sine of positions is no activation.
-        return kind != "sin" or self._layouts.is_sampled(given)
-
-    def _follow(self, func: Any, name: str, args: Any, kwargs: Any, output: object) -> None:
-        prop = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else ""
-        self._layouts.follow(prop or name, args, kwargs, output)
-        self._gates.follow(func, args, kwargs, output, self._layouts.is_constant)
+    def follow(
+        self, func: Any, args: Any, kwargs: Any, output: object, *, is_site: bool = False
+    ) -> None:
+        """Note what became of the axes, and what the output is made of."""
+        super().follow(func, args, kwargs, output)
+        self._gates.follow(func, args, kwargs, output, self.layouts.is_constant)
+        given = [t for t in tensors_in((*args, *kwargs.values())) if self.layouts.is_sampled(t)]
+        self._logits.follow(func, args, given, output)
+        self._unseen.follow(func, given, output, self._place, is_site=is_site)
 
     def _attend(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function that computes attention, and look at the softmax inside."""
 
         def on_softmax(x: Tensor, y: Tensor, axis: int) -> None:
-            base = self._naming.base(self._running, "softmax")
-            label = self._naming.number(base)
-            begun = self._begin(x, label, "softmax", axis)
-            self._add(Call(label, base, "softmax", begun, self._end(begun, y), "attention"))
+            site = self.name("softmax")
+            begun = self._begin(x, site.text, "softmax", axis)
+            self._add(Call(site, begun, self._end(begun, y), "attention"))
 
         with softmaxes_of(on_softmax):
             return func(*args, **kwargs)
@@ -216,16 +266,16 @@ class Watch(TorchFunctionMode):
             channel,
             tuple(moved.shape[1:]),
             assumed,
-            not self._layouts.is_constant(given),
+            not self.layouts.is_constant(given),
         )
 
     def _axes(self, given: Tensor, label: str) -> tuple[int | None, int, bool]:
         """Batch axis, channel axis, and whether the latter is assumed."""
-        if self._layouts.is_constant(given) and (given.ndim == 0 or len(given) > 1):
+        if self.layouts.is_constant(given) and (given.ndim == 0 or len(given) > 1):
             # The same for all samples, it counts as one.
             return None, given.ndim - 1, False
         try:
-            return self._layouts.of(given)
+            return self.layouts.of(given)
         except Undefined as error:
             raise Undefined(f"{label}: {error}") from None
 
@@ -237,60 +287,46 @@ class Watch(TorchFunctionMode):
     def _capture(self, tensor: Tensor, axis: int) -> Side:
         self._paused, before = True, self._paused
         try:
-            return capture(tensor, axis, self._kept.reduction, self._kept.functions)
+            return capture(tensor, axis, self.kept.reduction, self.kept.functions)
         finally:
             self._paused = before
 
     def _is_wanted(self, label: str, kind: str) -> bool:
-        writing = self._stack[-1][1] if self._stack else None
-        if writing is None or self._kept.wanted(label, kind):
-            return self._kept.wanted(label, kind)
+        writing = self.writing
+        if writing is None or self.kept.wanted(label, kind):
+            return self.kept.wanted(label, kind)
         # Inside a handwritten activation the call may come to bear the module's name, and be of
         # a kind that only all of its operations tell.
-        return self._kept.wanted(self._naming.next(self._paths[writing.module]), None)
+        return self.kept.wanted(self.next(self._paths[writing.module]), None)
 
     def _add(self, call: Call) -> None:
-        writing = self._stack[-1][1] if self._stack else None
-        if writing is not None:
-            writing.calls.append(call)
-        else:
-            self._waiting.append(call)
-
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._stack and (outer := self._stack[-1][1]) is not None:
-            outer.possible = False
-        given = self._handwritten.input_of(module, args, kwargs)
-        writing = None
-        if given is not None:
-            path, kind = self._paths[module], type(module).__name__.lower()
-            writing = Writing(module, given, lambda: self._begin(given, path, kind))
-        self._stack.append((module, writing))
-
-    def _leave(self, module: nn.Module, args: object, output: object) -> None:
-        if not self._stack or self._stack[-1][0] is not module:
-            # A hook of somebody else's raised before ours came to its turn.
-            return
-        writing = self._stack.pop()[1]
+        writing = self.writing
         if writing is None:
-            return
-        is_activation = writing.is_activation(output)
-        if writing.is_decided(output):
-            self._handwritten.remember(module, is_activation)
-        self._waiting += [self._written(writing, output)] if is_activation else writing.calls
+            self._waiting.append(call)
+        else:
+            self._of(writing).calls.append(call)
 
-    def _written(self, writing: Writing, output: Any) -> Call:
+    def _of(self, writing: Writing) -> _Written:
+        return self._written.setdefault(id(writing), _Written(len(self._unseen.found)))
+
+    def writing_begins(self, writing: Writing) -> None:
+        """Keep the input of what may be a handwritten activation: it may be overwritten."""
+        kind = type(writing.module).__name__.lower()
+        self._of(writing).begun = self._begin(writing.given, self._paths[writing.module], kind)
+
+    def writing_ends(self, writing: Writing, output: Any, name: SiteName | None) -> None:
         """Make one call of all that a handwritten activation called."""
-        for inner in writing.calls:
-            self._naming.give_back(inner.base)
-        self._layouts.adopt(output, writing.given)
-        base = self._paths[writing.module]
-        name = self._naming.number(base)
-        if (only := writing.only_call) is not None:
-            only.name, only.base = name, base
-            return only
-        assert writing.begun is not None
-        end = self._end(writing.begun, output)
-        return Call(name, base, writing.kind, writing.begun, end)
+        written = self._of(writing)
+        del self._written[id(writing)]
+        if name is None:
+            self._waiting += written.calls
+            return
+        self._unseen.forget(written.unseen, output)
+        if writing.is_one_call and written.calls:
+            self._waiting.append(written.calls[0])
+        else:
+            assert written.begun is not None
+            self._waiting.append(Call(name, written.begun, self._end(written.begun, output)))
 
     def _tell_settled(self) -> None:
         while self._waiting and self._waiting[0].is_settled:
@@ -299,6 +335,8 @@ class Watch(TorchFunctionMode):
     def _tell(self, call: Call) -> None:
         if call.gate is not None and call.gate.is_gate:
             call.role = "gate"
+        if call.fate is not None and call.fate.role:
+            call.role = call.fate.role
         self._paused, before = True, self._paused
         try:
             self._on_call(call)

@@ -1,165 +1,225 @@
-"""Modules that are one activation written out in several operations.
+"""What a call is there for: which sigmoids are gates, and what belongs to attention.
 
-Such a module has no children, and at most parameters of one number a channel. It calls
-nothing but operations on its input's numbers one by one, at least one of them not affine,
-and its output has its input's shape: ``x * torch.sigmoid(1.702 * x)`` in a module of its own
-is one activation, named after the module.
+A gate's output multiplies another tensor and does nothing else. A call inside attention works on
+products of two tensors that both come from the input, and its output goes on into a softmax or
+another such product. A soft cap is c tanh(x / c), which leaves all but the largest logits as
+they are.
 """
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.probes.ops import (
-    AFFINE,
-    BENT,
-    NAMED_MODULES,
-    PLUMBING,
-    SUMS,
-    activation_kind,
-    operation_name,
-)
+from nlbench.probes.axes import EXPANSIONS, MOVES, RESHAPES, tensors_in
+from nlbench.probes.ops import AFFINE, PLUMBING, operation, operation_name
 
-from .axis_tracking import Layouts, tensors_in
-from .calls import Begun, Call
-
-__all__ = ["Handwritten", "Writing"]
+__all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits"]
 
 
-_ELEMENTWISE = PLUMBING | AFFINE | BENT
-# What only asks how a tensor is made.
-_QUESTIONS = {
-    "device", "dim", "dtype", "element_size", "get_device", "is_complex", "is_contiguous",
-    "is_cpu", "is_cuda", "is_floating_point", "is_meta", "is_mps", "layout", "len",
-    "nelement", "ndim", "ndimension", "numel", "shape", "size", "stride",
+GATE_KINDS = {"sigmoid", "hardsigmoid"}
+
+# Operations that leave what a tensor is used for open: they only arrange, copy or scale it.
+_ARRANGING = {
+    *(operation for operation in MOVES if operation.islower() and operation[0] != "_"),
+    *RESHAPES,
+    *EXPANSIONS,
+    *PLUMBING,
+    "chunk", "getitem", "interpolate", "split", "tensor_split", "T", "mT",
 }  # fmt: skip
+_PRODUCTS = {"mul", "multiply"}
 
 
-class Writing:
-    """One call of a module that may be a handwritten activation, while it runs.
+class Gate:
+    """What became of a sigmoid's output so far.
 
     Parameters
     ----------
-    module : torch.nn.Module
-    given : tensor
-        Its input.
-    begin : callable
-        Takes what is kept of the input, before the first operation can overwrite it.
+    given, output : tensor
+        The sigmoid's.
     """
 
-    def __init__(self, module: nn.Module, given: Tensor, begin: Callable[[], Begun]) -> None:
-        self.module, self.given = module, given
-        self.calls: list[Call] = []
-        self.begun: Begun | None = None
-        self.possible = True
-        self._shape = given.shape
-        self._begin = begin
-        # The input and what was made of it.
-        self._own = [weakref.ref(given)]
-        # What it has called: operations that are not affine, and how many that are.
-        self._bent: list[str] = []
-        self._affine = 0
+    def __init__(self, given: Tensor, output: Tensor) -> None:
+        self._given = weakref.ref(given)
+        self._live = [weakref.ref(output)]
+        self._multiplies = False
+        self._refuted = False
 
-    def before(self, func: Any, sources: Sequence[Tensor], layouts: Layouts) -> bool:
-        """Get ready for an operation; say whether it works on data that came in."""
-        sampled = [source for source in sources if layouts.is_sampled(source)]
-        if not self.possible or not sampled or operation_name(func) in _QUESTIONS:
-            return False
-        # Data that came in another way, such as an attribute, is a second input.
-        is_function_of_input = all(map(self._is_own, sampled))
-        if operation_name(func) not in _ELEMENTWISE or not is_function_of_input:
-            self.possible = False
-        elif self.begun is None:
-            self.begun = self._begin()
-        return True
+    def used(self, name: str, operands: Sequence[Tensor], output: object) -> list[Tensor]:
+        """Note an operation on it; return what stands for the gate from now on."""
+        others = [tensor for tensor in operands if not self._stands_for(tensor)]
+        outputs = list(tensors_in((output,)))
+        if not outputs:
+            return []
+        if name in _ARRANGING or (name in AFFINE and not others and len(operands) == 1):
+            self._live += [weakref.ref(tensor) for tensor in outputs]
+            return outputs
+        if name in _PRODUCTS and others and all(tensor is not self._given() for tensor in others):
+            self._multiplies = True
+            # In place the product has taken the gate's own tensor.
+            self._live = [r for r in self._live if all(r() is not tensor for tensor in outputs)]
+        else:
+            self._refuted = True
+        return []
 
-    def after(self, func: Any, sampled: int, output: object) -> None:
-        """Note an operation on `sampled` tensors that came in."""
+    def _stands_for(self, tensor: Tensor) -> bool:
+        return any(reference() is tensor for reference in self._live)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing that can still happen changes the verdict."""
+        return self._refuted or all(reference() is None for reference in self._live)
+
+    @property
+    def is_gate(self) -> bool:
+        """Whether it multiplied another tensor than its own input, and nothing else."""
+        return self._multiplies and not self._refuted
+
+
+class Gates:
+    """Follows the outputs of sigmoids from one operation to the next."""
+
+    def __init__(self) -> None:
+        self._of: MutableMapping[Tensor, Gate] = WeakTensorKeyDictionary()
+
+    def begin(self, given: Tensor, output: Tensor) -> Gate:
+        """Follow a sigmoid's output from here on."""
+        gate = self._of[output] = Gate(given, output)
+        return gate
+
+    def follow(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: object,
+        is_constant: Callable[[Tensor], bool],
+    ) -> None:
+        """Note an operation, whatever it is on; to multiply by a constant is to scale."""
+        if not self._of:
+            return
+        operands = [t for t in tensors_in((*args, *kwargs.values())) if not is_constant(t)]
+        outputs = list(tensors_in((output,)))
+        for gate in {id(gate): gate for gate in self._among(operands)}.values():
+            standing = gate.used(operation_name(func), operands, output)
+            for tensor in outputs:
+                if any(tensor is other for other in standing):
+                    self._of[tensor] = gate
+                else:
+                    self._of.pop(tensor, None)
+
+    def _among(self, tensors: Sequence[Tensor]) -> Iterator[Gate]:
+        for tensor in tensors:
+            if (gate := self._of.get(tensor)) is not None:
+                yield gate
+
+
+class Fate:
+    """What becomes of the output of a call on logits.
+
+    Parameters
+    ----------
+    output : tensor
+    is_product : bool
+        Whether its input comes from a product of two tensors.
+    divided_by : float or None
+        What its input has been divided by, if it is a tanh.
+    """
+
+    def __init__(self, output: Tensor, is_product: bool, divided_by: float | None) -> None:
+        self._live = [weakref.ref(output)]
+        self._is_product, self._divided_by = is_product, divided_by
+        self.role = ""
+
+    def goes_on(self, outputs: Sequence[Tensor]) -> None:
+        """Follow it into what is made of it."""
+        self._live += [weakref.ref(tensor) for tensor in outputs]
+
+    def multiplied(self, factor: float | None) -> None:
+        """Note that it is multiplied by a number."""
+        cap = self._divided_by
+        if cap is not None and factor is not None and abs(factor - cap) <= 1e-6 * abs(cap):
+            self.role = self.role or "softcap"
+
+    def enters_attention(self) -> None:
+        """Note that it goes into a softmax or a product of two tensors."""
+        if self._is_product:
+            self.role = "attention"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing that can still happen changes its role."""
+        return self.role == "attention" or all(reference() is None for reference in self._live)
+
+
+class Logits:
+    """Follows products of two tensors, and what is computed of them number by number."""
+
+    def __init__(self) -> None:
+        self._products: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+        self._divided: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
+        self._fates: MutableMapping[Tensor, Fate] = WeakTensorKeyDictionary()
+
+    def begin(self, kind: str, given: Tensor, output: Tensor) -> Fate | None:
+        """Follow the output of a call from here on, if it may have a role of this sort."""
+        is_product = given in self._products and given.ndim > 2
+        divided_by = self._divided.get(given) if kind == "tanh" else None
+        if not is_product and divided_by is None:
+            return None
+        fate = self._fates[output] = Fate(output, is_product, divided_by)
+        return fate
+
+    def follow(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        operands: Sequence[Tensor],
+        output: object,
+    ) -> None:
+        """Note an operation on tensors that come from the model's input, among its arguments."""
+        name = operation_name(func)
+        is_followed = self._products or self._divided or self._fates
+        if not operands or not (is_followed or name in _INNER or name in _FACTORS):
+            return
         outputs = list(tensors_in((output,)))
         if not outputs:
             return
-        if not isinstance(output, Tensor) or output.shape != self._shape:
-            self.possible = False
-        self._own += [weakref.ref(tensor) for tensor in outputs]
-        name = operation_name(func)
-        if name in BENT or (name not in SUMS and sampled > 1):
-            self._bent.append(name)
-        else:
-            self._affine += 1
-
-    def _is_own(self, tensor: Tensor) -> bool:
-        return any(reference() is tensor for reference in self._own)
-
-    @property
-    def kind(self) -> str:
-        """The one activation function that the module calls, else its class, in lower case."""
-        function = activation_kind(self._bent[0]) if len(self._bent) == 1 else None
-        return function or type(self.module).__name__.lower()
-
-    @property
-    def only_call(self) -> Call | None:
-        """The one call of an activation function, if the module does nothing else."""
-        return (
-            self.calls[0] if (len(self._bent), self._affine, len(self.calls)) == (1, 0, 1) else None
-        )
-
-    def is_activation(self, output: object) -> bool:
-        """Whether the module, which has given `output`, is one activation."""
-        same = isinstance(output, Tensor) and output.shape == self._shape
-        return self.possible and same and bool(self._bent) and self.begun is not None
-
-    def is_decided(self, output: object) -> bool:
-        """Whether that holds for other calls too.
-
-        Not where the call ended in an error, without an output, nor where the module did
-        nothing to data that came in, as far as was seen.
-        """
-        return not self.possible or (self.begun is not None and output is not None)
+        are_products = any(tensor in self._products for tensor in operands)
+        fates = [fate for t in operands if (fate := self._fates.get(t)) is not None]
+        if name == "softmax" or (name in _INNER and len(operands) > 1):
+            for fate in fates:
+                fate.enters_attention()
+            # What the weights of attention are multiplied with is no logit.
+            if are_products == (name == "softmax"):
+                self._products.update(dict.fromkeys(outputs))
+            return
+        known = operation(func)
+        if name not in _ARRANGING and (known is None or not known.acts):
+            return
+        if are_products:
+            self._products.update(dict.fromkeys(outputs))
+        factor = _factor(name, args)
+        if factor:
+            self._divided[outputs[0]] = 1 / factor
+        for fate in fates:
+            fate.multiplied(factor)
+            fate.goes_on(outputs)
+            self._fates.update(dict.fromkeys(outputs, fate))
 
 
-class Handwritten:
-    """Knows which modules of a model may be one activation, and which turned out not to be.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Itself never one: it has no name that a site could bear.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._verdicts: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-    def input_of(
-        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Tensor | None:
-        """Give the input of a call that may be a handwritten activation's, else None."""
-        if module not in self._verdicts:
-            self._verdicts[module] = module is not self._model and _may_be(module)
-        given = list(itertools.chain(args, kwargs.values()))
-        if not self._verdicts[module] or len(given) != 1 or not isinstance(given[0], Tensor):
-            return None
-        return given[0]
-
-    def remember(self, module: nn.Module, is_activation: bool) -> None:
-        """Note what a call came to; a module that was none is not tried again."""
-        self._verdicts[module] = is_activation
+_FACTORS = {*_PRODUCTS, "div", "divide", "true_divide", "truediv"}
+_INNER = {"matmul", "rmatmul", "bmm", "baddbmm", "einsum"}
 
 
-def _may_be(module: nn.Module) -> bool:
-    if any(True for _ in module.children()) or isinstance(module, nn.Dropout | nn.Identity):
-        return False
-    # PyTorch's own activation modules are known, and the rest of its modules are none.
-    if type(module) in NAMED_MODULES or type(module).__module__.startswith("torch.nn."):
-        return False
-    return all(_is_per_channel(parameter) for parameter in module.parameters())
-
-
-def _is_per_channel(parameter: Tensor) -> bool:
-    return parameter.numel() == max(parameter.shape, default=1)
+def _factor(name: str, args: Sequence[Any]) -> float | None:
+    """What number a tensor is multiplied by; None in any other operation."""
+    if len(args) < 2 or name not in _FACTORS:
+        return None
+    numbers = [float(value) for value in args[:2] if isinstance(value, int | float)]
+    if len(numbers) != 1 or not numbers[0]:
+        return None
+    return numbers[0] if name in _PRODUCTS else 1 / numbers[0]

@@ -13,7 +13,7 @@ from nlbench.errors import RequestError, nearest
 __all__ = ["ROLES", "Named", "Picker", "Selection"]
 
 
-ROLES = ("activation", "gate", "attention")
+ROLES = ("activation", "gate", "attention", "softcap")
 _ATTRIBUTES = ("every", "kind", "role")
 
 

@@ -6,8 +6,10 @@ that an in-place call can't overwrite it; `nlbench.probes.sites.intercept` catch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,26 +17,25 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
-from nlbench.probes.background import Background, overlap_pays, state_of_chance
-from nlbench.probes.budget import bytes_a_sample
-from nlbench.probes.model_state import evaluation_mode, refuse_unobservable, without_fast_path
-from nlbench.probes.ops import ACTIVATION_MODULES
+from nlbench.probes.background import Background, overlap_pays, rng_state
+from nlbench.probes.budget import Fitting, Found, fitting, halving, part_sizes, refuse_mixing
+from nlbench.probes.model_state import (
+    attributes_kept,
+    evaluation_mode,
+    refuse_unobservable,
+    without_fast_path,
+)
 
-from .calls import Call, Kept
-from .intercept import Watch
-from .microbatches import Collector, is_out_of_memory
-from .reduce import Function, Side, Unreduced
+from .intercept import Call, Kept, Watch
+from .reduce import Function, Side, Unreduced, joined
 from .select import Picker, Selection
 
 __all__ = [
-    "ACTIVATION_MODULES",
     "Site",
     "SiteBatch",
-    "evaluation_mode",
     "list_sites",
     "observe",
     "observe_sites",
-    "refuse_unobservable",
     "remark_on_channels",
 ]
 
@@ -63,10 +64,11 @@ class Site:
         Counted from 0 with the batch axis, which is put first where it wasn't.
     assumed : bool
         True where nothing on the way said which axis holds the channels, and the usual
-        one for the shape was taken; see `nlbench.probes.sites.axis_tracking.Layouts.of`.
-    role : {"activation", "gate", "attention"}
+        one for the shape was taken; see `nlbench.probes.axes.Layouts.of`.
+    role : {"activation", "gate", "attention", "softcap"}
         ``gate``: a sigmoid whose output multiplies another tensor and does nothing else, or
-        a gated linear unit. ``attention``: a softmax over more than a row of logits.
+        a gated linear unit. ``attention``: a softmax over more than a row of logits, or a call
+        on the logits that go into one. ``softcap``: c tanh(x / c).
     """
 
     name: str
@@ -119,7 +121,7 @@ def observe_sites(
     attention: bool = False,
     functions: Mapping[str, Function] | None = None,
     memory: int | None = None,
-    found: MutableMapping[str, int] | None = None,
+    found: Found | None = None,
     on_unseen: Callable[[str], None] = lambda what: None,
 ) -> int:
     """Run a model over batches and show every activation call to a listener.
@@ -149,9 +151,10 @@ def observe_sites(
     memory : int, optional
         Bytes that a forward pass may take. Two samples are run beforehand to see how many fit.
     found : mutable mapping, optional
-        Remembers how many samples fit, for the next time.
+        Remembers how many samples of a model fit, for the next time.
     on_unseen : callable, optional
-        Told of each kernel that computes activations which can't be seen, such as an LSTM's.
+        Told of what computes activations that can't be seen: a kernel, such as an LSTM's, or
+        operations that are written out inside a larger module.
 
     Returns
     -------
@@ -164,7 +167,9 @@ def observe_sites(
         For a compiled or scripted model, whose activations can't be observed; for a selection
         that matches no site.
     nlbench.Undefined
-        Where an activation's first axis is not the batch, and it isn't known which is.
+        Where an activation's first axis is not the batch, and it isn't known which is; where
+        other activations are called in one batch than in another; where a batch does not fit
+        into memory whose samples depend on each other.
 
     Examples
     --------
@@ -176,33 +181,34 @@ def observe_sites(
     ['1', '3']
     """
     refuse_unobservable(model)
-    selection = Selection.parse(select)
-    looking = _Looking(selection, on_observation)
-    kept = Kept(reduction, functions or {}, attention, looking.may_want)
-    watch = Watch(model, kept, looking.take, on_unseen)
+    seen = _Pass(Selection.parse(select), on_observation)
+    kept = Kept(reduction, functions or {}, attention, seen.may_want)
+    watch = Watch(model, kept, lambda call: seen.parts.take(call), on_unseen)
     found = {} if found is None else found
     samples = 0
     with evaluation_mode(model), without_fast_path(), watch.hooked():
         for batch in batches:
-            if memory is not None and FOUND not in found:
-                found[FOUND] = max(1, memory // bytes_a_sample(model, batch[:2]))
-            looking.begin()
-            _look_once(watch, batch, looking, found)
-            looking.end()
+            seen.begin()
+            fits = fitting(found, model, FOUND, batch, memory)
+            _observe_batch(watch, batch, seen, fits)
+            seen.end()
             samples += len(batch)
     return samples
 
 
-class _Looking:
-    """Turns the calls of one batch after another into looks at the chosen sites."""
+class _Pass:
+    """Turns the calls of one batch after another into observations of the chosen sites."""
 
     def __init__(self, selection: Selection, on_observation: Callable[[SiteBatch], None]) -> None:
-        self._selection, self._on_look = selection, on_observation
+        self._selection, self._on_observation = selection, on_observation
         self._batch = -1
         # The names chosen in the first batch; before that nobody knows them.
         self._chosen: set[str] | None = None
         self._sites: dict[str, Site] = {}
         self._taken: set[str] = set()
+        self._calls: list[_Identity] = []
+        # Whether samples were found to be computed each by itself.
+        self.is_apart = False
 
     def may_want(self, name: str, kind: str | None) -> bool:
         """Whether a call's tensors are worth reducing."""
@@ -214,17 +220,28 @@ class _Looking:
         """Begin the next batch."""
         self._batch += 1
         self._picker = Picker(self._selection)
-        self.collector = Collector(self._see)
-
-    def take(self, call: Call) -> None:
-        """Take in a call of the forward pass at hand."""
-        self.collector.take(call)
+        self.parts = _Parts(self._see)
 
     def end(self) -> None:
-        """End a batch; after the first it is known which sites there are."""
+        """End a batch; after the first it is known which sites there are.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If it has called other activations than the first: those of one name would be
+            different functions.
+        """
         if self._chosen is None:
             self._selection.check(self._sites.values())
             self._chosen = self._taken if self._selection.choices else None
+        if self._batch == 0:
+            self._calls = self.parts.calls
+        elif self.parts.calls != self._calls:
+            raise Undefined(
+                f"the network calls other activations in batch {self._batch} than in batch 0"
+                f"{_difference(self._calls, self.parts.calls)}, so that what bears one name is not "
+                "one site"
+            )
 
     def _see(self, call: Call, index: int, x: Side | None, y: Side | None) -> None:
         begun = call.begun
@@ -239,27 +256,147 @@ class _Looking:
         if x is None or y is None:
             raise RuntimeError(f"{site.name} is chosen, but nothing was kept of it")
         unreduced = Unreduced(x.numbers, y.numbers)
-        self._on_look(SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced))
+        self._on_observation(SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced))
 
 
-def _look_once(
-    watch: Watch, batch: Tensor, looking: _Looking, found: MutableMapping[str, int]
-) -> None:
-    """Show one batch, in smaller parts each time that memory runs out."""
-    while True:
-        most = min(found.get(FOUND, len(batch)), len(batch))
-        try:
-            for part in looking.collector.passes(batch, most):
-                # A copy: a first layer that works in place would change the caller's data.
-                watch.run(part.clone(), is_part=len(part) < len(batch))
+# Name and kind of a call, and where in the network's code it is made.
+_Identity = tuple[str, str, Hashable]
+
+
+def _difference(first: Sequence[_Identity], second: Sequence[_Identity]) -> str:
+    """Name the first call that differs."""
+    for one, other in itertools.zip_longest(first, second):
+        if one is None or other is None:
+            return f" ({(one or other)[0]} in one of them only)"
+        if one != other:
+            return f" ({other[0]} for {one[0]})" if one[0] != other[0] else f" (another {one[0]})"
+    return ""
+
+
+@dataclass
+class _Piece:
+    """What the parts of a batch have shown of one site so far."""
+
+    call: Call
+    rows: list[int] = field(default_factory=list)
+    x: list[Side] = field(default_factory=list)
+    y: list[Side] = field(default_factory=list)
+
+
+class _Parts:
+    """Puts the parts of one batch together, site by site.
+
+    Parameters
+    ----------
+    on_call : callable
+        Told of each call of the whole batch, with its place in the order of calls, its input
+        and its output. A batch in one part is told as it goes; one in several as its last
+        part goes. After memory has run out what was told is not told again.
+    """
+
+    def __init__(self, on_call: Callable[[Call, int, Side | None, Side | None], None]) -> None:
+        self._on_call = on_call
+        self._told: set[str] = set()
+        self.calls: list[_Identity] = []
+
+    def of(self, batch: Tensor, most: int) -> Iterator[Tensor]:
+        """Give the parts of a batch, one after the other."""
+        self._sizes = part_sizes(len(batch), most)
+        self._sites: dict[str, _Piece] = {}
+        first: list[_Identity] | None = None
+        for number, part in enumerate(torch.split(batch, self._sizes)):
+            self._number, self.calls = number, []
+            yield part
+            first = self.calls if first is None else first
+            if self.calls != first:
+                raise Undefined(
+                    "the network calls other activations for some samples than for others, so a "
+                    "batch that does not fit into memory can't be put together"
+                )
+
+    def take(self, call: Call) -> None:
+        """Take in a call of the part at hand."""
+        index = len(self.calls)
+        self.calls.append((call.name, call.kind, call.site.origin))
+        if len(self._sizes) == 1:
+            self._tell(call, index, call.begun.side, call.y)
             return
-        except (MemoryError, RuntimeError) as error:
-            if most <= 1 or not is_out_of_memory(error):
-                raise
-        # Only here is the error gone, and with it the tensors that its traceback held.
-        found[FOUND] = max(1, most // 2)
-        if batch.device.type == "cuda":
-            torch.cuda.empty_cache()
+        site = self._sites.setdefault(call.name, _Piece(call))
+        if call.begun.side is not None and call.y is not None:
+            site.rows.append(len(call.begun.side.reduced))
+            site.x.append(call.begun.side)
+            site.y.append(call.y)
+        if self._number == len(self._sizes) - 1:
+            self._tell(call, index, *self._whole(site))
+            # Its parts are of no more use.
+            site.x, site.y = [], []
+
+    def _whole(self, site: _Piece) -> tuple[Side | None, Side | None]:
+        call = site.call
+        if not site.x:
+            return None, None
+        if not call.begun.sampled and set(site.rows) == {1}:
+            # A table that does not come from the input is one row, not one a part.
+            return site.x[0], site.y[0]
+        a_sample = {rows / size for rows, size in zip(site.rows, self._sizes, strict=False)}
+        # A single sample's rows may as well be the tokens of a sample that is elsewhere.
+        are_unsure = max(self._sizes) == 1 and a_sample != {1.0}
+        if len(site.rows) != len(self._sizes) or len(a_sample) > 1 or are_unsure:
+            raise Undefined(
+                f"{call.name}: which axis holds the samples is not known, and the batch does not "
+                "fit into memory as a whole"
+            )
+        return joined(site.x), joined(site.y)
+
+    def _tell(self, call: Call, index: int, x: Side | None, y: Side | None) -> None:
+        if call.name not in self._told:
+            self._told.add(call.name)
+            self._on_call(call, index, x, y)
+
+
+def _observe_batch(watch: Watch, batch: Tensor, seen: _Pass, fits: Fitting) -> None:
+    """Show one batch, in smaller parts each time that memory runs out.
+
+    A forward pass in parts gives every sample what it gives in a whole, but for rounding: a
+    convolution or matrix product may be summed in another order for another number of samples.
+    """
+
+    def attempt(most: int) -> None:
+        if most < len(batch) and not seen.is_apart:
+            refuse_mixing(partial(_rows, watch, seen), batch)
+            seen.is_apart = True
+        for part in seen.parts.of(batch, most):
+            # A copy: a first layer that works in place would change the caller's data.
+            watch.run(part.clone())
+
+    tried = fits.of(len(batch))
+    _, size = halving(attempt, tried, batch.device)
+    if size < tried:
+        fits.remember(size)
+
+
+def _rows(watch: Watch, seen: _Pass, pair: Tensor) -> dict[str, Tensor]:
+    """What the activations of a pair of samples are, at the sites that are wanted."""
+    found: dict[str, Tensor] = {}
+
+    def take(call: Call) -> None:
+        for name, side in (("", call.begun.side), (" (output)", call.y)):
+            if side is not None:
+                norm = side.numbers["norm"]
+                both = [side.reduced, norm[:, None]] if isinstance(norm, Tensor) else [side.reduced]
+                found[call.name + name] = torch.cat(both, 1)
+
+    kept = Kept("spatial", {"norm": _norm}, watch.kept.attention, seen.may_want)
+    beside = Watch(watch.model, kept, take)
+    with attributes_kept(watch.model), beside.hooked():
+        beside.run(pair.clone())
+    return found
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """Of each sample's numbers: samples that swap some show in it."""
+    wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
+    return torch.linalg.vector_norm(wide, dim=1)
 
 
 def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) -> list[Site]:
@@ -327,14 +464,16 @@ def observe(
     unseen: dict[str, None] = {}
     functions, names = _functions(listeners)
 
-    def tell(observation: SiteBatch) -> None:
+    def tell(item: tuple[SiteBatch, Callable[[], None]]) -> None:
+        observation, arrived = item
+        arrived()
         for listener, wanted in zip(listeners, names, strict=True):
             listener.update(_with(observation, wanted))
 
-    def batches(given: Iterable[Tensor], background: Background[SiteBatch]) -> Iterator[Tensor]:
-        before = state_of_chance(resources.device)
+    def batches(given: Iterable[Tensor], background: Background[_Item]) -> Iterator[Tensor]:
+        before = rng_state(resources.device)
         for number, batch in enumerate(given):
-            is_quiet = number == 1 and state_of_chance(resources.device) == before
+            is_quiet = number == 1 and rng_state(resources.device) == before
             if is_quiet and overlap_pays(resources.device):
                 background.let_wait(WAITING)
             yield batch.to(resources.device)
@@ -344,7 +483,7 @@ def observe(
 
         def on_observation(observation: SiteBatch) -> None:
             sites.setdefault(observation.place, observation.site)
-            background.put(observation)
+            background.put(_on_host(observation))
 
         facts["samples"] = observe_sites(
             model,
@@ -359,14 +498,22 @@ def observe(
             on_unseen=unseen.setdefault,
         )
     facts["sites"] = len(sites)
+    facts["kinds"] = {name: site.kind for name, site in sites.items()}
     if unseen:
         facts["unseen"] = list(unseen)
+        facts["remark"] = f"activations not seen: {_few(list(unseen))}"
     remarks = {name: remark_on_channels([site]) for name, site in sites.items() if site.assumed}
     if remarks and options["reduction"] == "spatial":
         facts["remarks"] = remarks
     if not sites:
-        inside = f", but for those inside {', '.join(unseen)}" if unseen else ""
+        inside = f", but for those inside {_few(list(unseen))}" if unseen else ""
         raise Undefined(f"the model calls no activation function that is known as one{inside}")
+
+
+def _few(names: Sequence[str], most: int = 6) -> str:
+    """List some of many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _functions(
@@ -391,5 +538,37 @@ def _with(observation: SiteBatch, names: Mapping[str, str]) -> SiteBatch:
     return replace(observation, unreduced=observation.unreduced.renamed(names))
 
 
-def _bytes(observation: SiteBatch) -> int:
-    return observation.x.nbytes + observation.y.nbytes
+def _bytes(item: _Item) -> int:
+    return item[0].x.nbytes + item[0].y.nbytes
+
+
+# A site's batch, and what waits until its numbers have come from the device.
+_Item = tuple[SiteBatch, Callable[[], None]]
+
+
+def _on_host(observation: SiteBatch) -> _Item:
+    """Have what is left of an activation copied to the CPU, where the measures compute.
+
+    It is small, what they do to it is many small steps, and each of these would be a kernel and
+    often a wait of the network's own pass; so a GPU has nothing to do but the network.
+    """
+    device = observation.x.device
+    if device.type == "cpu":
+        return observation, lambda: None
+    # To pinned memory, without waiting. Other devices than CUDA's have no such copies.
+    is_cuda = device.type == "cuda"
+
+    def fetched(tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", non_blocking=is_cuda)
+
+    unreduced = observation.unreduced
+    if isinstance(unreduced, Unreduced):
+        unreduced = unreduced.mapped(fetched)
+    moved = replace(
+        observation, x=fetched(observation.x), y=fetched(observation.y), unreduced=unreduced
+    )
+    if not is_cuda:
+        return moved, lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return moved, event.synchronize

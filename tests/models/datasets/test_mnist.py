@@ -8,7 +8,9 @@ import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from nlbench.errors import RequestError
-from nlbench.models.datasets.torch_arrays import fashion_mnist, mnist
+from nlbench.models.datasets.published import fashion_mnist, mnist
+from nlbench.models.networks.vgg import vgg8
+from nlbench.models.training.loop import train
 
 NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"]
 NAMES += [name.replace("train", "t10k") for name in NAMES]
@@ -135,3 +137,12 @@ def test_files_that_are_not_there_are_downloaded_and_found(tmp_path, monkeypatch
 def test_a_folder_of_an_unknown_user_is_just_not_there():
     with pytest.raises(RequestError, match="its files are not in ~nobody-of-that-name"):
         mnist("~nobody-of-that-name/mnist")
+
+
+def test_a_damaged_test_file_is_told_before_the_first_epoch(tmp_path):
+    folder = write(tmp_path / "data")
+    (folder / "t10k-images-idx3-ubyte").write_bytes(b"damaged")
+    heard = []
+    with pytest.raises(RequestError, match="t10k-images-idx3-ubyte"):
+        train(vgg8, mnist(str(folder), channels="3"), progress=heard.append)
+    assert heard == []

@@ -6,7 +6,7 @@ from PIL import Image
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.models.datasets.image_files import read_image
+from nlbench.models.datasets.items import read_image
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.load import build_model
 from nlbench.subjects.model import model_info
@@ -54,7 +54,7 @@ def test_a_glob_lists_timms_names():
 
 
 def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(RequestError, match="did you mean 'resnet10t'"):
+    with pytest.raises(RequestError, match="did you mean 'timm/resnet10t'"):
         registry.load("models", "timm/resnet10x")
 
 

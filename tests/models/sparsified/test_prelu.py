@@ -2,6 +2,7 @@
 
 import copy
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.overrides import _len_torch_function_stack
 
+import nlbench
 from nlbench.errors import RequestError
+from nlbench.measures.pathlength import average_path_length
 from nlbench.models.networks.vgg import VGG8
 from nlbench.models.sparsified.prelu import (
     linear_share,
@@ -139,6 +143,87 @@ def test_a_pass_that_fails_leaves_the_count_of_calls_right():
     with pytest.raises(RuntimeError):
         model(torch.randn(2, 3))
     torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+class Interrupting(nn.Module):
+    """Passes on what it is given, but for the first time that it is asked to stop."""
+
+    stops = False
+
+    def forward(self, x):
+        if self.stops:
+            self.stops = False
+            raise KeyboardInterrupt
+        return x
+
+
+class Broken(nn.Module):
+    """A ReLU module called twice, and one called as a function, around an interrupt."""
+
+    def __init__(self):
+        super().__init__()
+        self.act, self.inner = nn.ReLU(), nn.Sequential(nn.Linear(4, 4), Interrupting())
+
+    def forward(self, x):
+        return self.act(torch.relu(self.inner(self.act(x))))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_pass_that_is_interrupted_leaves_nothing_behind(alone):
+    made = sparsify(nn.Sequential(nn.Linear(3, 4), Broken()), example=torch.ones(2, 3))
+    x = torch.randn(5, 3)
+    expected = made(x)
+    modes = _len_torch_function_stack()
+    for _ in range(2):
+        made[1].inner[1].stops = True
+        with pytest.raises(KeyboardInterrupt):
+            made(x)
+        assert _len_torch_function_stack() == modes
+        torch.testing.assert_close(made[1](made[0](x)) if alone else made(x), expected)
+
+
+def test_a_path_length_leaves_a_network_with_reused_relus_as_it_was():
+    made = sparsify(torchvision.models.resnet18(weights=None, num_classes=3)).eval()
+    x = torch.randn(2, 3, 32, 32)
+    expected = made(x)
+    assert average_path_length(made, x) == 13.0
+    torch.testing.assert_close(made(x), expected)
+
+
+def test_measures_of_several_probes_take_turns_on_a_network_with_reused_relus():
+    made = sparsify(nn.Sequential(nn.Linear(3, 4), Broken(), nn.Linear(4, 2)))
+    run = nlbench.evaluate(made, torch.randn(32, 3), measures=["pathlength", "affinity", "absdev"])
+    assert {record.result.status for record in run.records} == {"ok"}
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x):
+        return torch.relu(torch.einsum("nhwc,cd->nhwd", x, self.weight))
+
+
+def test_channels_are_not_guessed():
+    model = ChannelsLast(torch.randn(3, 16))
+    with pytest.raises(RequestError, match=r"which axis of its input of shape \(2, 8, 8, 16\)"):
+        sparsify(model, example=torch.randn(2, 8, 8, 3))
+
+
+@pytest.mark.parametrize(("layer", "units"), [(nn.Linear(5, 2), 5), (nn.Conv1d(4, 2, 1), 4)])
+def test_a_relu_of_the_input_has_the_channels_that_the_first_layer_takes(layer, units):
+    made = sparsify(nn.Sequential(nn.ReLU(), layer), example=torch.randn(2, 4, 5))
+    assert nonlinear_units(made)["0"] == (units, units)
+
+
+def test_a_network_that_takes_turns_between_threads_counts_the_calls_of_each():
+    made = sparsify(nn.Sequential(nn.Linear(3, 4), Broken()), example=torch.ones(2, 3))
+    xs = [torch.randn(5, 3) for _ in range(24)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(made, xs))
+    for x, y in zip(xs, found, strict=True):
+        torch.testing.assert_close(y, made(x))
 
 
 def test_a_call_more_than_on_the_example_is_refused():

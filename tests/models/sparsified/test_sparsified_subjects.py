@@ -160,3 +160,11 @@ def test_a_checkpoint_without_transform_leaves_the_model_as_it_is(tmp_path):
     model = Functional()
     assert header_of(path) == {}
     assert transformed(model, header_of(path), pytest.fail) is model
+
+
+def test_a_sparsified_network_is_traced_by_pytorch():
+    made = sparsify(Functional())
+    randomize(made, 0.5, seed=0)
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    torch.testing.assert_close(torch.jit.trace(made, x)(y), made(y))
+    torch.testing.assert_close(torch.export.export(made, (x,)).module()(y), made(y))

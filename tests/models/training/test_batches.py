@@ -12,12 +12,12 @@ from torch.utils.data import Subset
 
 from nlbench.errors import RequestError
 from nlbench.hashing import state_hash
-from nlbench.models.datasets.arrays import ByteImages
 from nlbench.models.datasets.images import images
-from nlbench.models.training import batches as loading
-from nlbench.models.training.batches import ahead, batches
-from nlbench.models.training.classification import relabelled
-from nlbench.models.training.loop import Recipe, train
+from nlbench.models.datasets.items import ByteImages
+from nlbench.models.training import tasks as loading
+from nlbench.models.training.loop import train
+from nlbench.models.training.recipes import Recipe
+from nlbench.models.training.tasks import ahead, batches, relabelled
 from nlbench.subjects.data import Dataset
 
 CPU = torch.device("cpu")

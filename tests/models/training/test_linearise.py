@@ -1,17 +1,20 @@
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from accuracies import accuracy
 from torch import nn
 
 import nlbench
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
+from nlbench.files import locked
 from nlbench.models.networks import vgg
-from nlbench.models.training.linearise import Grid, LinearisingRequest, linearise
-from nlbench.runner import Silent
-from nlbench.store.record import load_run
-from nlbench.subjects.load import SubjectSpec, load_subject
+from nlbench.models.training.linearise import LinearisingRequest, linearise
+from nlbench.progress import Monitor
+from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
 CHANGES = {"epochs": 2, "batch_size": 16, "slope_rate": 300.0}
 OPTIONS = (("size", 48), ("test_size", 16))
@@ -23,7 +26,6 @@ def request(**changes):
         "data": "synthetic",
         "mode": "post-training",
         "base_recipe": "vanilla",
-        "measure": "pathlength",
         "omegas": (0.0, 0.1),
         "changes": CHANGES,
         "options": OPTIONS,
@@ -59,51 +61,67 @@ def values(run, measure, statistic="value"):
     return dict(zip(rows["weights"], rows["value"], strict=True))
 
 
+REFERENCE, NONE, MOST = (
+    f"{name}.safetensors" for name in ("start", "omega0-seed0", "omega0.1-seed0")
+)
+
+
 def test_each_omega_and_its_control_is_a_subject_beside_the_reference(made):
     assert list(values(made, "accuracy")) == [
-        "reference-seed0",
-        "omega0-seed0",
-        "random-omega0-seed0",
-        "omega0.1-seed0",
-        "random-omega0.1-seed0",
+        REFERENCE,
+        NONE,
+        "random-omega0-seed0.safetensors",
+        MOST,
+        "random-omega0.1-seed0.safetensors",
     ]
 
 
+def test_an_ordinary_run_says_how_many_samples_an_accuracy_is_of(made):
+    rows = made.scores[made.scores["measure"] == "accuracy"]
+    assert set(rows["n"]) == {16}
+
+
 def test_the_penalty_makes_units_linear_and_paths_shorter(made):
-    linear, lengths = values(made, "linear_units"), values(made, "pathlength")
-    assert linear["omega0-seed0"] < linear["omega0.1-seed0"]
-    assert lengths["reference-seed0"] == pytest.approx(7)  # VGG8 is a chain of seven ReLUs
-    assert lengths["omega0.1-seed0"] < lengths["omega0-seed0"]
+    linear, lengths = values(made, "linear-units"), values(made, "pathlength")
+    assert linear[REFERENCE] == 0.0
+    assert linear[NONE] < linear[MOST]
+    assert lengths[REFERENCE] == pytest.approx(7)  # VGG8 is a chain of seven ReLUs
+    assert lengths[MOST] < lengths[NONE]
 
 
 def test_the_control_has_as_many_linear_units_elsewhere(made):
-    linear = values(made, "linear_units")
-    assert linear["random-omega0.1-seed0"] == pytest.approx(linear["omega0.1-seed0"])
+    linear = values(made, "linear-units")
+    assert linear[f"random-{MOST}"] == pytest.approx(linear[MOST])
 
 
 def test_units_by_layer_add_up_to_those_of_the_network(made):
     table = made.scores
-    rows = table[(table["measure"] == "linear_units") & (table["weights"] == "omega0.1-seed0")]
+    rows = table[(table["measure"] == "linear-units") & (table["weights"] == MOST)]
     layers = rows[rows["place"] != ""]
     for statistic in ("nonlinear", "units"):
         total = layers[layers["statistic"] == statistic]["value"].sum()
-        assert total == values(made, "linear_units", statistic)["omega0.1-seed0"]
-    assert values(made, "linear_units", "units")["omega0.1-seed0"] == 292
+        assert total == values(made, "linear-units", statistic)[MOST]
+    assert values(made, "linear-units", "units")[MOST] == 292
 
 
-def test_subjects_say_mode_omega_accuracy_and_checkpoint(made):
-    facts = {s["weights"]: s for s in made.manifest["subjects"]}["omega0.1-seed0"]
-    assert (facts["mode"], facts["omega"]) == ("post-training", 0.1)
-    assert facts["accuracy"] == values(made, "accuracy")["omega0.1-seed0"]
-    assert facts["checkpoint"] == "checkpoints/omega0.1-seed0.safetensors"
+def test_subjects_say_recipe_omega_and_seed_of_their_training(made):
+    about = {s["weights"]: s["weights_metadata"] for s in made.manifest["subjects"]}
+    assert {k: about[MOST][k] for k in ("recipe", "omega", "seed")} == {
+        "recipe": "post-training", "omega": "0.1", "seed": "0",
+    }  # fmt: skip
+    assert about[f"random-{MOST}"]["random"] == "true"
+    assert "omega" not in about[REFERENCE]
+    trained = float(about[MOST]["test_accuracy"])
+    assert values(made, "accuracy")[MOST] == pytest.approx(trained, abs=1e-4)
 
 
 def test_given_weights_are_as_accurate_as_on_the_whole_test_split(tmp_path, start):
     options = (("size", 48), ("test_size", 600))
     run = linearise(request(weights=start, omegas=(0.0,), options=options), tmp_path / "lin")
-    spec = SubjectSpec("vgg8", start, "synthetic", samples=600, options=options)
-    whole = load_subject(spec, torch.device("cpu")).facts["accuracy"]
-    assert values(run, "accuracy")["reference-seed0"] == whole
+    spec = SubjectSpec("vgg8", start, "synthetic", options=options)
+    subject = load_subject(spec, torch.device("cpu"))
+    whole = accuracy(subject.model, "test", load_dataset("synthetic", dict(options)))
+    assert values(run, "accuracy")[REFERENCE] == whole
 
 
 def test_a_checkpoint_is_a_subject_of_any_other_measure(made):
@@ -113,7 +131,7 @@ def test_a_checkpoint_is_a_subject_of_any_other_measure(made):
     subject = load_subject(
         SubjectSpec("vgg8", file, "synthetic", options=OPTIONS), torch.device("cpu")
     )
-    run = nlbench.evaluate(subject.model, subject.inputs, ["r2"])
+    run = nlbench.evaluate(subject.model, subject.inputs, ["norm"])
     assert run.records[0].result.status == "ok"
 
 
@@ -144,11 +162,12 @@ def test_an_interrupted_grid_goes_on(tmp_path, start):
     folder = tmp_path / "lin"
     with pytest.raises(KeyboardInterrupt):
         linearise(request(weights=start), folder, progress=Stop(3))
-    assert list(values(load_run(folder), "accuracy")) == ["reference-seed0", "omega0-seed0"]
-    rest = Stop(100)
-    run = linearise(request(weights=start), folder, progress=rest)
-    assert len(values(run, "accuracy")) == 3
-    assert rest.steps == 2
+    kept = folder / "checkpoints" / NONE
+    before = kept.stat().st_mtime_ns
+    assert not (folder / "manifest.json").exists()
+    run = linearise(request(weights=start), folder, progress=Stop(100))
+    assert list(values(run, "accuracy")) == [REFERENCE, NONE, MOST]
+    assert kept.stat().st_mtime_ns == before
 
 
 def test_networks_are_trained_first_where_none_ship(tmp_path, monkeypatch):
@@ -157,7 +176,7 @@ def test_networks_are_trained_first_where_none_ship(tmp_path, monkeypatch):
     quick = nlbench.registry.load("recipes", "vanilla")
     monkeypatch.setattr(recipes, "vanilla", type(quick)("vanilla", 1, batch_size=16))
     run = linearise(request(omegas=(0.0,), changes={**CHANGES, "epochs": 1}), tmp_path / "lin")
-    assert {s["weights"] for s in run.manifest["subjects"]} == {"reference-seed0", "omega0-seed0"}
+    assert list(values(run, "accuracy")) == ["reference-seed0.safetensors", NONE]
     assert (tmp_path / "lin/checkpoints/reference-seed0.safetensors").is_file()
 
 
@@ -169,8 +188,9 @@ def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
 
 
 def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypatch):
-    class Heard(Silent):
+    class Heard(Monitor):
         def __init__(self):
+            super().__init__()
             self.lines = []
 
         def warn(self, message):
@@ -192,35 +212,70 @@ def test_modes_share_a_folder(tmp_path, start):
     folder = tmp_path / "lin"
     linearise(request(weights=start, omegas=(0.1,)), folder)
     run = linearise(request(mode="from-start", omegas=(0.1,)), folder)
-    assert {s["mode"] for s in run.manifest["subjects"]} == {
-        "reference",
-        "post-training",
-        "from-start",
-    }
+    recipes = {s["weights"]: s["weights_metadata"]["recipe"] for s in run.manifest["subjects"]}
+    assert recipes[MOST] == "post-training"
+    assert recipes[f"start-{MOST}"] == "from-start"
 
 
 def test_a_folder_that_holds_the_same_made_otherwise_is_refused(made, start):
-    with pytest.raises(RequestError, match=r"another way \(changes was .*'epochs': 2.* is .*: 3"):
-        linearise(request(weights=start, changes={**CHANGES, "epochs": 3}), made.path)
+    changes = {**CHANGES, "epochs": 3}
+    with pytest.raises(RequestError, match=r"trained in another way \(changes was .*epochs': 2"):
+        linearise(request(weights=start, changes=changes), made.path)
 
 
-def test_a_folder_made_under_another_recipe_names_both(made, start):
-    with pytest.raises(RequestError, match=r"\(base_recipe was vanilla and is adam\)"):
-        linearise(request(weights=start, base_recipe="adam"), made.path)
+def test_a_folder_made_under_another_recipe_names_both(tmp_path, monkeypatch):
+    from nlbench.models.training import recipes
+
+    for name in ("vanilla", "adam"):
+        quick = replace(getattr(recipes, name), epochs=1)
+        monkeypatch.setattr(recipes, name, quick)
+    options = {"omegas": (0.0,), "changes": {**CHANGES, "epochs": 1}}
+    linearise(request(**options), tmp_path / "lin")
+    with pytest.raises(RequestError, match=r"\(recipe was vanilla and is adam\)"):
+        linearise(request(**options, base_recipe="adam"), tmp_path / "lin")
 
 
-def test_two_values_of_omega_never_share_a_checkpoint(tmp_path):
-    grid = Grid(request(omegas=(0.1, 0.1000001)), tmp_path)
-    assert len({grid.file(item) for item in grid}) == 3
+def test_two_values_of_omega_never_share_a_checkpoint(tmp_path, start):
+    changes = {**CHANGES, "epochs": 1}
+    linearise(request(weights=start, omegas=(0.1, 0.1000001), changes=changes), tmp_path / "lin")
+    assert len(list((tmp_path / "lin" / "checkpoints").glob("*.safetensors"))) == 2
+
+
+def test_two_processes_never_train_into_one_folder(tmp_path, start):
+    folder = tmp_path / "lin" / "checkpoints" / "omega0-seed0.training"
+    folder.mkdir(parents=True)
+    with locked(folder), pytest.raises(RequestError, match="another nlbench is writing to"):
+        linearise(request(weights=start), tmp_path / "lin")
+
+
+def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, start):
+    class Heard(Monitor):
+        def __init__(self):
+            super().__init__()
+            self.lines = []
+
+        def warn(self, message):
+            self.lines.append(message)
+
+    heard = Heard()
+    changes = {**CHANGES, "epochs": 1, "learning_rate": 1e30}
+    run = linearise(
+        request(weights=start, omegas=(0.0,), changes=changes), tmp_path / "lin", progress=heard
+    )
+    assert any("omega0-seed0: " in line and "learning rate" in line for line in heard.lines)
+    table = run.scores[run.scores["measure"] == "accuracy"]
+    statuses = {Path(w).name: s for w, s in zip(table["weights"], table["status"], strict=True)}
+    assert statuses.pop(NONE) in ("failed", "skipped")
+    assert statuses == {REFERENCE: "ok"}
 
 
 def test_a_slope_a_layer_makes_whole_layers_linear(tmp_path, start):
     run = linearise(request(weights=start, omegas=(0.1,), layerwise=True), tmp_path / "lin")
     table = run.scores
-    layers = table[(table["weights"] == "omega0.1-seed0") & (table["place"] != "")]
-    shares = layers[(layers["measure"] == "linear_units") & (layers["statistic"] == "value")]
+    layers = table[(table["weights"] == MOST) & (table["place"] != "")]
+    shares = layers[(layers["measure"] == "linear-units") & (layers["statistic"] == "value")]
     assert set(shares["value"]) <= {0.0, 1.0}
-    lengths = values(run, "pathlength")["omega0.1-seed0"]
+    lengths = values(run, "pathlength")[MOST]
     assert lengths == pytest.approx(7 - sum(shares["value"]))  # VGG8 is a chain.
 
 
@@ -268,7 +323,7 @@ def test_a_wrong_command_is_one_line(arguments, message, tmp_path, monkeypatch, 
 def test_the_manifest_is_that_of_a_run(made):
     content = json.loads((made.path / "manifest.json").read_text())
     assert content["calls"][0]["command"] == "nlbench linearize …"
-    assert set(content["measures"]) == {"accuracy", "linear_units", "pathlength"}
+    assert set(content["measures"]) == {"accuracy", "linear-units", "pathlength"}
 
 
 def test_a_translator_is_linearised_with_token_accuracy_and_bleu(tmp_path):
@@ -288,7 +343,6 @@ def test_a_translator_is_linearised_with_token_accuracy_and_bleu(tmp_path):
         "number-words",
         "post-training",
         "translation",
-        "pathlength",
         weights=str(file),
         omegas=(1.0,),
         changes={"epochs": 1},
@@ -298,4 +352,7 @@ def test_a_translator_is_linearised_with_token_accuracy_and_bleu(tmp_path):
     accuracies = values(run, "accuracy")
     assert all(0 <= accuracy <= 1 for accuracy in accuracies.values())
     assert len(accuracies) == 2
-    assert "bleu" in set(run.scores["statistic"])
+    about = run.manifest["subjects"][-1]["weights_metadata"]
+    assert float(about["bleu"]) >= 0
+    trained = float(about["test_accuracy"])
+    assert accuracies["omega1-seed0.safetensors"] == pytest.approx(trained, abs=1e-4)

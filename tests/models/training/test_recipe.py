@@ -5,8 +5,8 @@ import pytest
 from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.models.training.loop import Epoch
-from nlbench.models.training.recipe import Recipe
 from nlbench.models.training.recipes import (
+    Recipe,
     linear_regions_augmented,
     linear_regions_noisy_labels,
     linear_regions_vanilla,

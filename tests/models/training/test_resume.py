@@ -7,9 +7,9 @@ from torch.utils.data import TensorDataset
 
 from nlbench.errors import RequestError
 from nlbench.hashing import state_hash
-from nlbench.models.sparsified.linearise import from_start
+from nlbench.models.sparsified.linearisation import from_start
 from nlbench.models.training.loop import read_state, train, write_state
-from nlbench.models.training.recipe import Recipe
+from nlbench.models.training.recipes import Recipe
 from nlbench.subjects.data import Dataset
 
 
@@ -45,7 +45,7 @@ def interrupted(recipe, state, at_epoch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        recipe.train(network, images(), seed=5, state=state, progress=stop)
+        train(network, images(), recipe, seed=5, state=state, progress=stop)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def interrupted(recipe, state, at_epoch):
 )
 @pytest.mark.parametrize("at_epoch", [1, 4])
 def test_interrupted_and_resumed_training_gives_the_same_weights(recipe, at_epoch, tmp_path):
-    whole = recipe.train(network, images(), seed=5)
+    whole = train(network, images(), recipe, seed=5)
     interrupted(recipe, tmp_path / "state", at_epoch)
-    resumed = recipe.train(network, images(), seed=5, state=tmp_path / "state")
+    resumed = train(network, images(), recipe, seed=5, state=tmp_path / "state")
     assert state_hash(resumed.model) == state_hash(whole.model)
     assert resumed.history == whole.history
     assert resumed.scores == whole.scores
@@ -108,7 +108,7 @@ def test_the_state_of_a_finished_training_gives_its_result_again(tmp_path):
 
 
 def test_a_state_from_before_there_was_running_accuracy_is_taken_up(tmp_path):
-    whole = BASE.train(network, images(), seed=5)
+    whole = train(network, images(), BASE, seed=5)
     state = tmp_path / "state"
     interrupted(BASE, state, 2)
     content = torch.load(state, weights_only=True)
@@ -116,7 +116,7 @@ def test_a_state_from_before_there_was_running_accuracy_is_taken_up(tmp_path):
         del epoch["running_accuracy"]
         epoch["train_accuracy"] = 0.5
     torch.save(content, state)
-    resumed = BASE.train(network, images(), seed=5, state=state)
+    resumed = train(network, images(), BASE, seed=5, state=state)
     assert state_hash(resumed.model) == state_hash(whole.model)
     assert [epoch.running_accuracy is None for epoch in resumed.history] == [True] * 2 + [False] * 4
 
@@ -124,7 +124,7 @@ def test_a_state_from_before_there_was_running_accuracy_is_taken_up(tmp_path):
 def test_resuming_tells_progress_of_the_earlier_epochs_first(tmp_path):
     interrupted(BASE, tmp_path / "state", 3)
     heard = []
-    BASE.train(network, images(), seed=5, state=tmp_path / "state", progress=heard.append)
+    train(network, images(), BASE, seed=5, state=tmp_path / "state", progress=heard.append)
     assert [epoch.number for epoch in heard] == [1, 2, 3, 4, 5, 6]
 
 

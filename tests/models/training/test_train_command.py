@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from nlbench.cli.app import main
+from nlbench.errors import NotFinite
 
 TINY = ["--data", "synthetic", "--set", "synthetic.size=32", "--set", "synthetic.test_size=8"]
 TINY += ["--model", "vgg8", "--epochs", "1", "--device", "cpu"]
@@ -71,7 +72,7 @@ def test_a_threshold_that_is_missed_is_said_and_is_exit_status_1(train, tmp_path
         (["--seeds", "0,4294967296", "--out", "nets"], "the seed is 4294967296, expected 0 to"),
         (["--model", "vgg", "--seeds", "0,1", "--out", "nets"], "did you mean 'vgg8'"),
         (["--checkpoint-epochs", "1,3", "--out", "x.safetensors"], "3 is beyond the last epoch, 1"),
-        (["--label-noise", "1.5", "--out", "x.safetensors"], "less than or equal to 1"),
+        (["--label-noise", "1.5", "--out", "x.safetensors"], "expected at most 1"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_leaves_nothing(train, tmp_path, arguments, message):
@@ -92,7 +93,7 @@ def test_data_without_labels_are_refused(train, tmp_path):
 
 def test_a_rate_at_which_training_diverges_is_told_with_the_epoch(train, tmp_path):
     done = train(*TINY, "--learning-rate", "1e30", "--out", "x.safetensors")
-    assert done.returncode == 2
+    assert done.returncode == 1  # Nothing was wrong with the request.
     assert "after epoch 1" in done.stderr
     assert "a learning rate below 1e+30 may help" in done.stderr
     assert not list(tmp_path.iterdir())
@@ -105,3 +106,60 @@ def test_several_seeds_are_gone_on_with_and_the_finished_ones_kept(train, tmp_pa
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "nets" / "vgg8-seed0.safetensors").stat().st_mtime_ns == before
     assert (tmp_path / "nets" / "vgg8-seed1.safetensors").is_file()
+
+
+def test_a_seed_that_diverges_leaves_the_others_trained(train, tmp_path, monkeypatch):
+    from nlbench.models.training import train as training
+
+    whole = training.train
+
+    def diverging(*arguments, seed, **more):
+        if seed == 0:
+            raise NotFinite("the training loss became nan in epoch 1")
+        return whole(*arguments, seed=seed, **more)
+
+    monkeypatch.setattr(training, "train", diverging)
+    done = train(*TINY, "--seeds", "0,1", "--out", "nets")
+    assert done.returncode == 1
+    assert "vgg8-seed0.safetensors: the training loss became nan" in done.stderr
+    files = [file.name for file in (tmp_path / "nets").glob("*.safetensors")]
+    assert files == ["vgg8-seed1.safetensors"]
+
+
+def test_a_seed_given_twice_is_trained_once(train, tmp_path):
+    done = train(*TINY, "--seeds", "0,00", "--out", "x.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x.safetensors").is_file()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_interrupt_says_what_is_kept_and_the_same_command_goes_on(
+    train, tmp_path, monkeypatch, resumed
+):
+    from nlbench.models.training import loop
+
+    whole = loop._Training.run_epoch
+
+    def stopped(training):
+        if len(training.history) == 2:
+            raise KeyboardInterrupt
+        return whole(training)
+
+    command = [*TINY, "--epochs", "3", "--out", "x.safetensors"]
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Training, "run_epoch", stopped)
+        done = train(*command)
+    assert done.returncode == 130
+    assert "the epochs that were finished are in x.training" in done.stderr
+    assert "--resume" in done.stderr
+    assert (tmp_path / "x.training" / "state").is_file()
+    done = train(*command, *(["--resume"] if resumed else []))
+    assert done.returncode == (0 if resumed else 2)
+    assert (tmp_path / "x.safetensors").is_file() == resumed
+
+
+def test_a_manifest_says_how_long_the_training_took(train, tmp_path):
+    train(*TINY, "--out", "x.safetensors")
+    manifest = json.loads((tmp_path / "x.training/manifest.json").read_text())
+    assert manifest["seconds"] > 0
+    assert manifest["seconds"] == pytest.approx(manifest["calls"][0]["seconds"])

@@ -28,10 +28,13 @@ def test_a_plugin_that_cannot_be_imported_and_a_conflict_are_broken(tmp_path, mo
     assert "is claimed by" in broken["measure r2"]
 
 
-def test_missing_data_folders_are_said_with_what_to_do(monkeypatch):
+def test_data_that_nobody_has_to_have_are_optional_and_said_with_what_to_do(monkeypatch):
     monkeypatch.delenv("NLBENCH_DATA", raising=False)
     found = {finding.what: finding for finding in diagnose()}
-    assert found["NLBENCH_DATA"].state == "missing"
+    assert found["NLBENCH_DATA"].state == "optional"
+    assert found["dataset cifar10"].state == "optional"
+    assert "--set cifar10.folder=PATH" in found["dataset cifar10"].detail
+    assert not [finding for finding in found.values() if finding.state == "broken"]
     assert found["dataset digits"].state == "ok"
     assert found["torch"].state == "ok"
 
@@ -57,3 +60,21 @@ def test_a_manifest_is_shown_in_words_and_as_json(call, tmp_path, monkeypatch):
     assert "precision native" in words
     _, text = call("show", "both", "--json")
     assert json.loads(text)["cells"] == {"ok": 2}
+
+
+def test_what_plugins_do_wrong_is_broken_with_their_names(tmp_path, monkeypatch):
+    for name, text in {
+        "crooked": "[nlbench.measures]\nno equals sign\n",
+        "bent": "[nlbench.measures]\nodd = a b\n[nlbench.models]\nzoo/* = no_such_module:Zoo\n"
+        "[nlbench.datasets]\nlost = no_such_module:lost\n",
+    }.items():
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken = {f.what: f.detail for f in diagnose() if f.state == "broken"}
+    assert "crooked" in broken["entry points"]
+    assert "bent 1.0" in broken["measure odd"]
+    assert "no_such_module" in broken["model zoo/*"]
+    assert "no_such_module" in broken["dataset lost"]

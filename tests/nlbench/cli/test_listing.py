@@ -139,3 +139,43 @@ def test_sites_are_those_of_the_resolution_that_a_run_looks_at(monkeypatch, tmp_
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     first = listed("sites", "--model", "torchvision/inception_v3", "--data", "images")[0]
     assert first["shape"] == "32×149×149"  # of 299 pixels: (299 - 3) // 2 + 1
+
+
+def test_probes_reports_recipes_and_commands_are_listed():
+    assert {row["name"] for row in listed("probes")} >= {"sites", "lines", "graph", "function"}
+    assert {row["name"] for row in listed("reports")} >= {"html", "terminal"}
+    assert {row["name"] for row in listed("recipes")} >= {"adam", "vanilla"}
+    commands = {row["name"]: row["description"] for row in listed("commands")}
+    assert {"run", "list", "show", "report", "merge", "doctor", "train"} <= commands.keys()
+    assert all(commands.values())
+
+
+def test_operations_are_listed_with_what_is_known_of_them():
+    rows = {row["operation"]: row for row in listed("ops")}
+    assert {"relu", "conv2d", "max_pool2d"} <= rows.keys()
+    assert rows["relu"]["kind"] == "relu"
+    table = CliRunner().invoke(app, ["list", "ops"]).stdout.splitlines()
+    assert table[0].split()[0] == "operation"
+
+
+def test_a_malformed_entry_point_is_a_note_beside_the_listing(tmp_path, monkeypatch):
+    info = tmp_path / "crooked-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: crooked\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[nlbench.measures]\nodd = a b\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = CliRunner().invoke(app, ["list", "measures"])
+    assert result.exit_code == 2
+    assert "affinity" in result.stdout
+    assert "measure 'odd' of crooked 1.0 has the malformed entry point 'a b'" in result.stderr
+
+
+def test_names_and_descriptions_of_plugins_are_printed_as_plain_text(capsys):
+    from nlbench.cli.common import note, print_table
+
+    print_table([{"name": "evil\x1b[2J\u202e", "description": "two\nlines"}], as_json=False)
+    note("red \x1b[31m" + "x" * 10000)
+    out, err = capsys.readouterr()
+    assert out == "evil[2J  two lines\n"
+    assert err.startswith("nlbench: red [31mxxx")
+    assert len(err) < 2100

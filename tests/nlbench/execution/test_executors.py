@@ -8,11 +8,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from hostile import write_plugin
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.execution.executors import _seat, _Task
+from nlbench.execution.executors import WorkerPool
+from nlbench.execution.measure_subject import Host
+from nlbench.execution.work_units import Unit
+from nlbench.plan import make_plan
+from nlbench.progress import Monitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
@@ -43,21 +48,6 @@ def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path)
     assert two.manifest["cells"] == {"ok": 8}
     assert table(one) == table(two)
     assert [r.key for r in one.records] == [r.key for r in two.records]
-
-
-def test_in_processes_only_the_guilty_cell_fails(plugin, tmp_path):
-    result = run(
-        request("killed,plain"),
-        tmp_path / "run",
-        execution=ExecutionOptions(executor="processes", workers=2),
-    )
-    found = {(r.subject["model"], r.measure["name"]): r.result.status for r in result.records}
-    assert found == {
-        ("mini", "killed"): "failed",
-        ("mini", "plain"): "ok",
-        ("mini2", "killed"): "failed",
-        ("mini2", "plain"): "ok",
-    }
 
 
 @pytest.mark.slow
@@ -108,37 +98,45 @@ def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes", "dask"])
-def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_same(
-    plugin, tmp_path, executor
-):
-    if executor == "dask":
-        pytest.importorskip("distributed")
+def started(folder, plugin, executor, out="r"):
+    """A grid in a process of its own that has begun to record cells; with all its processes."""
     arguments = [
         NLBENCH, "run", "--measures", "plain,slow,drawing", "--model", "mini,mini2", "--weights",
-        "init", "--samples", "16", "--seeds", "0,1", "--out", "r", "--executor", executor,
-        "--workers", "2", "--no-report",
+        "init", "--samples", "16", "--seeds", "0,1", "--out", out, "--executor", executor,
+        "--no-report",
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])}
     process = subprocess.Popen(
-        arguments,
-        cwd=tmp_path,
-        env=environment,
+        arguments if executor == "serial" else [*arguments, "--workers", "2"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     deadline = time.monotonic() + 100
-    while not list(tmp_path.glob("r/cells/*.json")) and time.monotonic() < deadline:
+    while not list(folder.glob(f"{out}/cells/*.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    started = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
+    return process, psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("executor", "number"),
+    [("processes", signal.SIGINT), ("processes", signal.SIGTERM), ("dask", signal.SIGINT)],
+)
+def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_same(
+    plugin, tmp_path, executor, number
+):
+    if executor == "dask":
+        pytest.importorskip("distributed")
+    process, workers = started(tmp_path, plugin, executor)
+    # A terminal tells the whole group, a cluster whom it likes.
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert len(started) > 2
-    assert not psutil.wait_procs(started, timeout=10)[1]
+    assert len(workers) >= 2
+    assert not psutil.wait_procs(workers, timeout=10)[1]
     assert "Traceback" not in error
     said = error.splitlines()
     assert len(said) == 2, error
@@ -146,22 +144,126 @@ def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_sam
     assert said[1].startswith("nlbench: go on with: nlbench run")
     kept = {p.name: p.read_bytes() for p in tmp_path.glob("r/cells/*.json")}
     assert kept
-    done = subprocess.run(
-        arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    wanted = request("plain,slow,drawing", seeds=(0, 1))
+    taken_up = run(wanted, tmp_path / "r")
     after = {p.name: p.read_bytes() for p in tmp_path.glob("r/cells/*.json")}
     assert len(after) == 12
     assert {name: after[name] for name in kept} == kept
-    wanted = request("plain,slow,drawing", seeds=(0, 1))
     straight = run(wanted, tmp_path / "straight")
-    assert table(straight) == (tmp_path / "r" / "scores.csv").read_bytes()
+    assert table(straight) == table(taken_up)
     assert nlbench.load_run(tmp_path / "r").scores.shape == straight.scores.shape
 
 
-def test_each_gpu_is_taken_by_one_worker_at_a_time(tmp_path):
-    task = _Task(None, None, 1, "", "", str(tmp_path), ("cuda:0", "cuda:1"), 2)
-    with _seat(task) as first, _seat(task) as second:
-        assert {first, second} == {"cuda:0", "cuda:1"}
-    with _seat(task) as again:
-        assert again == "cuda:0"
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "dask"])
+def test_a_run_that_is_killed_leaves_no_worker_at_work_and_no_file(
+    plugin, tmp_path, monkeypatch, executor
+):
+    if executor == "dask":
+        pytest.importorskip("distributed")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    process, workers = started(tmp_path, plugin, executor)
+    process.kill()
+    process.communicate(timeout=60)
+    assert len(workers) >= 2
+    # Two seconds are meant; a busy machine has more.
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    left = [p.name for p in (tmp_path / "tmp").iterdir() if "nlbench" in p.name]
+    assert not left
+
+
+@pytest.mark.slow
+def test_a_cluster_stops_working_for_a_run_that_is_killed(plugin, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    code = (
+        "from nlbench.request import ExecutionOptions, Request; from nlbench.runner import run\n"
+        "run(Request(('sleepy',), ('mini',), ('digits',), weights='init', samples=8), 'r',"
+        " execution=ExecutionOptions(executor='dask', address={!r}))"
+    )
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code.format(cluster.scheduler_address)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])},
+        )
+        (nanny,) = cluster.workers.values()
+        worker = psutil.Process(nanny.pid)
+        deadline = time.monotonic() + 60
+        while not worker.children() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        measuring = worker.children()
+        process.kill()
+        process.wait()
+        assert measuring
+        assert not psutil.wait_procs(measuring, timeout=20)[1]
+        assert worker.is_running()
+
+
+class Stopping(Monitor):
+    """Ends the run in some way at its first step."""
+
+    def __init__(self, stop):
+        super().__init__()
+        self.stop = stop
+
+    def step(self, what):
+        self.stop()
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_a_request_to_end_is_taken_as_an_interruption_and_only_during_the_run(plugin, tmp_path):
+    wanted, before = request("plain", seeds=(0, 1)), signal.getsignal(signal.SIGTERM)
+    stopping = Stopping(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        run(wanted, tmp_path / "run", progress=stopping)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert nlbench.load_run(tmp_path / "run").manifest["unfinished"]
+
+
+def test_progress_is_told_while_a_unit_is_measured(plugin, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            request("plain", "mini", settings={"sites.batch": 4}),
+            tmp_path / "run",
+            progress=Stopping(interrupt),
+            execution=ExecutionOptions(executor="processes", workers=1),
+        )
+    # Told only afterwards, it would have come with the unit's record.
+    assert not nlbench.load_run(tmp_path / "run").records
+    children = psutil.Process().children()
+    assert not [c for c in children if "nlbench.execution.worker" in " ".join(c.cmdline())]
+
+
+def test_nothing_of_the_process_is_changed_while_the_caller_has_the_word(plugin, tmp_path):
+    def state():
+        cudnn = torch.backends.cudnn
+        return (
+            torch.get_num_threads(),
+            torch.is_autocast_enabled("cpu"),
+            cudnn.deterministic,
+            cudnn.benchmark,
+        )
+
+    plan = make_plan(request("plain,nlc", "mini", precision="bfloat16"), "cpu", print)
+    unit = Unit(plan.cells, "cpu", "bfloat16")
+    before = state()
+    results = Host(threads=before[0] + 1).measure(unit, Monitor())
+    seen = [(state(), result.machine["environment"]["threads"]) for result in results]
+    assert seen == [(before, before[0] + 1)] * 2
+
+
+def test_each_worker_keeps_to_one_of_the_gpus():
+    pool = WorkerPool(ExecutionOptions(), 3, 1, ("cuda:0", "cuda:1"))
+    unit = Unit((), "cuda")
+    assert [pool.placed(unit, worker).device for worker in range(3)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+    ]
+    assert WorkerPool(ExecutionOptions(), 1, 1).placed(unit, 0) == unit

@@ -5,7 +5,6 @@ import pytest
 from hostile import write_plugin
 
 import nlbench
-from nlbench.execution.heartbeat import MEASURING, Beat
 from nlbench.execution.supervisor import Worker
 from nlbench.execution.work_units import Unit
 from nlbench.request import ExecutionOptions, Request
@@ -93,15 +92,17 @@ def test_no_worker_is_left_behind(plugin, tmp_path):
 
 def test_a_worker_killed_just_as_it_ended_is_given_no_other_unit(monkeypatch):
     worker = Worker(1)
-    monkeypatch.setattr(worker, "_kill", lambda: worker._messages.put({"done": True}))
-    monkeypatch.setattr(worker._pulse, "read", lambda: Beat(MEASURING, 0, 100.0))
+    messages = [{"phase": "measuring", "cell": 0, "spent": 100.0}, None, {"done": True}]
+    monkeypatch.setattr(worker, "_receive", lambda: messages.pop(0))
     assert list(worker.measure(Unit((), "cpu"), 1.0)) == []
     assert not worker.is_fresh
     worker.end()
 
 
-def test_a_supervisor_that_is_killed_can_leave_no_file_behind(tmp_path, monkeypatch):
+def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     worker = Worker(1)
     assert not list(tmp_path.iterdir())
     worker.end()
+    assert not list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nlbench.probes.background import Background, state_of_chance
+from nlbench.probes.background import Background, rng_state
 
 
 def size(item):
@@ -156,7 +156,7 @@ def test_the_caller_may_go_ahead_from_when_it_is_let():
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
 def test_a_draw_from_any_global_generator_shows(draw):
-    before = state_of_chance(torch.device("cpu"))
-    assert state_of_chance(torch.device("cpu")) == before
+    before = rng_state(torch.device("cpu"))
+    assert rng_state(torch.device("cpu")) == before
     draw()
-    assert state_of_chance(torch.device("cpu")) != before
+    assert rng_state(torch.device("cpu")) != before

@@ -7,10 +7,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.probes.budget import Load, _left_to_the_container, available_memory, load_of, share_out
+from nlbench.probes.budget import (
+    Load,
+    _left_to_the_container,
+    available_memory,
+    bytes_a_sample,
+    is_out_of_memory,
+    part_sizes,
+    share_out,
+)
 from nlbench.probes.lines.baselines import CARRIED
 from nlbench.probes.lines.lines import trace_segment
-from nlbench.probes.lines.program import double_copy, record
+from nlbench.probes.lines.program import double_copy, load_of, record
 
 from segments import mlp, networks, small_residual
 
@@ -110,3 +118,30 @@ def test_a_network_that_does_nothing_is_one_region(method):
     trace = trace_segment(nn.Identity(), torch.zeros(3), torch.ones(3), method=method, **options)
     assert trace.regions == 1
     assert trace.values.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_only_an_error_of_memory_is_taken_for_one():
+    errors = (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    )
+    assert all(is_out_of_memory(error) for error in errors)
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_parts_hold_all_samples_fit_and_differ_in_size(samples, most):
+    sizes = part_sizes(samples, most)
+    assert sum(sizes) == samples
+    assert len(sizes) <= -(-samples // most) + 1
+    assert max(sizes) <= most
+    assert min(sizes) > 0
+    assert len(sizes) == 1 or most == 1 or len(set(sizes)) > 1
+
+
+def test_what_a_sample_takes_grows_with_what_the_layers_make():
+    wide, narrow = (nn.Sequential(nn.Linear(4, n), nn.Tanh()) for n in (4000, 40))
+    ratio = bytes_a_sample(wide, torch.zeros(1, 4)) / bytes_a_sample(narrow, torch.zeros(1, 4))
+    assert 50 < ratio < 110

@@ -1,9 +1,18 @@
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.probes.model_state import refuse_unobservable
+from nlbench.probes.function.function import observe_function
+from nlbench.probes.model_state import (
+    evaluation_mode,
+    refuse_unobservable,
+    with_plain_attention,
+    without_fast_path,
+)
 from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
@@ -70,6 +79,94 @@ def test_buffers_that_the_forward_pass_changes_get_their_values_back():
     assert model.last is last
     assert torch.equal(model.last, torch.zeros(3))
     assert len(model.cache) == 4
+
+
+def test_plain_attributes_that_the_forward_pass_sets_get_their_values_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.last = 0, None
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = self.extra = x.detach()
+            return torch.relu(x)
+
+    model = nn.Sequential(Counting())
+    observe_sites(model, [torch.randn(4, 3)] * 2, lambda observation: None)
+    assert (model[0].calls, model[0].last, hasattr(model[0], "extra")) == (0, None, False)
+    observe_function(model, [torch.randn(4, 3)] * 2, lambda seen: seen.function(seen.inputs))
+    assert (model[0].calls, model[0].last, hasattr(model[0], "extra")) == (0, None, False)
+
+
+def test_a_module_that_makes_its_layers_when_it_is_first_run_keeps_them():
+    class Building(nn.Module):
+        built = False
+
+        def forward(self, x):
+            if not self.built:
+                self.layer, self.built = nn.Linear(x.shape[1], 3), True
+            return torch.relu(self.layer(x))
+
+    found, model = [], Building()
+    for _ in range(2):
+        observe_sites(model, [torch.ones(2, 4)], lambda observation: found.append(observation.x))
+    assert torch.equal(*found)
+
+
+def overlapping(first, second):
+    """Begin the first, begin the second, end the first, end the second; see in between."""
+    with contextlib.ExitStack() as outer:
+        outer.enter_context(first())
+        inner = contextlib.ExitStack()
+        inner.enter_context(second())
+        outer.close()
+        yield
+        inner.close()
+
+
+def test_the_fast_path_stays_off_until_the_last_of_overlapping_passes_ends():
+    for _ in overlapping(without_fast_path, without_fast_path):
+        assert not torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_attention_stays_plain_until_the_last_of_overlapping_passes_ends():
+    for _ in overlapping(with_plain_attention, with_plain_attention):
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_model_stays_in_evaluation_mode_until_the_last_of_overlapping_passes_ends():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).train()
+    before = state_of(model)
+    # In one thread, where the mode of gradients is not each pass's own.
+    with torch.enable_grad():
+        for _ in overlapping(lambda: evaluation_mode(model), lambda: evaluation_mode(model[0])):
+            assert not model[0].training
+            model[0].running_mean += 1
+            model[0].counter = 1
+    assert_same_state(model, before)
+    assert not hasattr(model[0], "counter")
+
+
+def test_passes_over_one_model_in_several_threads_see_what_each_sees_alone():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model, x = nn.TransformerEncoder(layer, 2).train(), torch.randn(5, 4, 8)
+
+    def look(_):
+        found = []
+        observe_sites(model, [x] * 3, lambda o: found.append((o.place, o.batch, o.y.clone())))
+        return found
+
+    expected = look(0)
+    assert [place for place, _, _ in expected[:2]] == ["layers.0/relu", "layers.1/relu"]
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(look, range(16)):
+            assert [a[:2] for a in found] == [b[:2] for b in expected]
+            assert all(torch.equal(a[2], b[2]) for a, b in zip(found, expected, strict=True))
+    assert model.training
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_a_scripted_model_is_refused_in_one_line():

@@ -16,9 +16,10 @@ from nlbench.execution import executors
 from nlbench.execution import measure_subject as measuring
 from nlbench.execution.work_units import Missed, Unit
 from nlbench.plan import kept_plan, make_plan
+from nlbench.progress import Monitor
 from nlbench.request import Request
-from nlbench.runner import Silent, run
-from nlbench.store import run_folder as opening
+from nlbench.runner import run
+from nlbench.store.run_folder import RunFolder
 
 HELPED = """
 from nlbench_helped.parts.width import WIDTH
@@ -130,9 +131,9 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     plan = make_plan(printed, "cpu", print)
     here = Unit(plan.cells, "cpu")
     elsewhere = dataclasses.replace(here, planned_at="another machine")
-    (missed,) = measuring.Host().measure(here, Silent())
+    (missed,) = measuring.Host().measure(here, Monitor())
     assert isinstance(missed, Missed)
-    (found,) = measuring.Host().measure(Unit.of(elsewhere.to_dict()), Silent())
+    (found,) = measuring.Host().measure(Unit.from_dict(elsewhere.to_dict()), Monitor())
     assert found.result.status == "ok"
 
 
@@ -193,5 +194,5 @@ def test_a_subject_of_which_no_record_can_be_written_fails_alone(plugin, tmp_pat
 
 def test_a_folder_in_which_a_worker_left_a_cell_is_not_taken_back(plugin, tmp_path):
     result = run(request(), tmp_path / "run")
-    opening.remove_run(result.path)
+    RunFolder(result.path).remove()
     assert len(nlbench.load_run(result.path).records) == 1

@@ -1,10 +1,9 @@
-"""Rules of the operations that are affine in pieces: one each."""
+"""Functions of one number that bend at kinks: activations, clamping, absolute values."""
 
 from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,15 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .affine import only_first_traced, size_of
-from .max_pooling import (
-    pooling_windows,
-    window_front,
-    window_leaders,
-    window_overtakes,
-    window_tops,
-)
+from nlbench.probes.jvp import dual
+from nlbench.probes.ops import Operation, line_rule
+
 from .rule import (
+    SPARSEST,
     Apply,
     Bound,
     Call,
@@ -32,34 +27,13 @@ from .rule import (
     NotAffine,
     Rule,
     kept,
-    measured,
     noise_of,
-    peak,
+    only_first_traced,
+    scaled,
     sign_changes,
-    single,
 )
 
-__all__ = ["bending", "changed", "dual", "pushed"]
-
-
-def dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """Pair a value with its tangent, inside `torch.autograd.forward_ad.dual_level`."""
-    _load_rules()
-    return _paired(value, tangent)
-
-
-@functools.cache
-def _load_rules() -> None:
-    """Have PyTorch load its rules of differentiation, of which it warns itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
-        _paired(torch.zeros(1), torch.zeros(1))
-
-
-def _paired(value: Tensor, tangent: Tensor) -> Tensor:
-    # PyTorch's own annotations are missing here.
-    made: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
-    return made
+__all__ = ["bending", "changed", "kinked", "pushed", "rule_of_kinks"]
 
 
 Margins = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -124,7 +98,9 @@ def changed(apart: Callable[[Tensor, Tensor], Tensor], state: Tensor) -> Tensor:
     return pairs.flatten(1).any(1)
 
 
-def bending(apply: Apply, bound: Bound, margins: Margins, noises: Noises, shift: Shift) -> Rule:
+def bending(
+    apply: Apply, bound: Bound, margins: Margins, noises: Noises, shift: Shift, shifted: int = 0
+) -> Rule:
     """Make the rule of units each of which bends where a margin of its own is zero.
 
     Parameters
@@ -137,6 +113,8 @@ def bending(apply: Apply, bound: Bound, margins: Margins, noises: Noises, shift:
         From inputs and bounds to what can't be told from zero, one a margin.
     shift : callable
         From inputs, or rates, and a change to inputs whose margins are changed by that.
+    shifted : int
+        Which input it changes.
     """
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
@@ -172,7 +150,10 @@ def bending(apply: Apply, bound: Bound, margins: Margins, noises: Noises, shift:
             # than rounding, and goes nowhere.
             near = value.abs() <= noise
             still = near & (speed.abs() <= noise + rest)
-            heading = torch.where(still, 0.0, speed.sign() * noise)
+            # As little as a number can change: it is no more to the next layers than rounding.
+            floats = torch.finfo(value.dtype)
+            least = noise * 2**-30 + 4 * floats.eps * inputs[shifted].abs() + floats.tiny
+            heading = torch.where(still, 0.0, speed.sign() * least)
             inputs = shift(inputs, torch.where(near, heading - value, 0.0))
             rates = shift(rates, torch.where(still, -speed, 0.0))
         return Front(*pushed(apply, inputs, rates), found)
@@ -180,19 +161,25 @@ def bending(apply: Apply, bound: Bound, margins: Margins, noises: Noises, shift:
     return Rule(apply, bound, bend, advance=advance, differ=differ)
 
 
-# What rounding leaves of the largest term, half an eps, as a share of the noise.
-ROUNDED = 1 / 32
-# Most that a unit's bound exceeds its size: bounds multiply from layer to layer by sums of
-# magnitudes, errors don't.
-INHERITED = 32
-
-
 def kinked(
-    kinks: Sequence[float], call: Call, mask: Tensor | None = None, bound: Bound | None = None
+    kinks: Sequence[float],
+    call: Call,
+    slopes: Sequence[Tensor | float],
+    mask: Tensor | None = None,
 ) -> Rule:
-    """Rule of a function of one value that bends at `kinks`, where `mask` is 1."""
+    """Rule of a function of one value that bends at `kinks`, where `mask` is 1.
+
+    Parameters
+    ----------
+    kinks : sequence of float
+        In order.
+    call : Call
+    slopes : sequence of tensor or float
+        Of the pieces from left to right: one more than there are kinks.
+    mask : tensor, optional
+    """
     if not kinks:
-        return Rule(call.apply, measured)
+        return Rule(call.apply, scaled(_size(slopes[0])))
 
     def margins(inputs: Sequence[Tensor]) -> list[Tensor]:
         x = inputs[0] if mask is None else inputs[0] * mask
@@ -212,31 +199,87 @@ def kinked(
     def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
         return [inputs[0] + change]
 
-    rule = bending(call.apply, bound or _passed(1.0), margins, noises, shift)
+    rule = bending(call.apply, _by_slopes(kinks, slopes), margins, noises, shift)
     return replace(rule, land=land)
 
 
-def _own(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-    """Bound of an output that is free of noise where its input is on a kink: its own size."""
-    return peak(output)
+def _size(slope: Tensor | float) -> Tensor | float:
+    return slope.abs() if isinstance(slope, Tensor) else abs(slope)
 
 
-def _passed(slope: float) -> Bound:
-    """Bound of an output that is its input times `slope` at most.
+def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bound:
+    """Bound of an output whose error is its input's times the slope of the piece it is on.
 
-    Its own size; more where the input is what a cancellation left, which passes on its
-    rounding errors; less where the unit is small beside the others of its tensor, as it has
-    no more noise than its input.
+    Where one number stands for many positions that is the slopes' mean square, and a
+    sixteenth of the largest at least, as windows of few positions may lie on one piece.
     """
+    sizes = [_size(slope) for slope in slopes]
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        given = bounds[0] if slope <= 1 else bounds[0] * slope
-        size = peak(output)
-        return torch.clamp(given * ROUNDED, size, size * INHERITED).minimum(given)
+        x, given = inputs[0], bounds[0]
+        if all(isinstance(size, float) and size == sizes[0] for size in sizes):
+            return given * sizes[0]
+        shared = [i for i in range(1, x.ndim) if given.shape[i] == 1 and x.shape[i] > 1]
+        slope: Tensor | float = sizes[0]
+        squares: Tensor | float = slope**2
+        largest = torch.as_tensor(sizes[0], dtype=x.dtype, device=x.device)
+        for c, before, after in zip(kinks, sizes, sizes[1:], strict=False):
+            right = (x > c).to(x.dtype)
+            if shared:
+                right = right.mean(shared, keepdim=True)
+            squares = squares + right * (after**2 - before**2)
+            largest = torch.maximum(largest, torch.as_tensor(after, dtype=x.dtype, device=x.device))
+        if shared:
+            squares = torch.as_tensor(squares).maximum(SPARSEST * largest**2)
+            shape = torch.broadcast_shapes(given.shape, squares.shape)
+            for i in shared:
+                # A slope a channel varies along its axis.
+                if shape[i] > 1:
+                    given = given.expand(*given.shape[:i], shape[i], *given.shape[i + 1 :])
+        return given * torch.as_tensor(squares).clamp(min=0).sqrt()
 
     return bound
 
 
+def rule_of_kinks(operation: Operation, call: Call) -> Rule:
+    """Rule of an operation of which nothing is known but its kinks: the rest is asked of it."""
+    if not isinstance(call.args[0], Input):
+        raise NotAffine("its parameters depend on the input")
+    only_first_traced(call)
+    kinks = operation.kinks or ()
+    places = [kinks[0] - 1, *kinks, kinks[-1] + 1] if kinks else [0.0, 1.0]
+
+    @functools.cache
+    def slopes(dtype: torch.dtype, device: torch.device) -> tuple[float, ...]:
+        x = torch.tensor([places], dtype=dtype, device=device)
+        y: Tensor = call.apply([x])
+        return tuple((y.diff() / x.diff()).flatten().tolist())
+
+    def line(points: Sequence[Tensor]) -> Tensor:
+        """Draw the function through its kinks, as forward-mode differentiation needs it."""
+        x = points[0]
+        plain = x.detach()
+        with torch.no_grad():
+            own = slopes(plain.dtype, plain.device)
+            at: Tensor = call.apply([plain])
+        slope = torch.full_like(plain, own[0])
+        for c, after in zip(kinks, own[1:], strict=True):
+            slope = slope.masked_fill(plain > c, after)
+        return at + (x - plain) * slope
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        own = slopes(inputs[0].dtype, inputs[0].device)
+        return _by_slopes(kinks, own)(inputs, bounds, output)
+
+    if not kinks:
+        return Rule(call.apply, bound)
+    own = replace(call, function=lambda *args, **kwargs: line([args[0]]))
+    walked = kinked(kinks, own, [1.0] * (len(kinks) + 1))
+    rule = kinked(kinks, call, [1.0] * (len(kinks) + 1))
+    return replace(rule, bound=bound, advance=walked.advance)
+
+
+@line_rule("relu", bends="at 0")
 def relu(call: Call) -> Rule:
     def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         # A product of numbers, as to select by a mask of bools takes ten times as long;
@@ -244,144 +287,96 @@ def relu(call: Call) -> Rule:
         x = inputs[0]
         return torch.gt(x, noise_of(x.dtype) * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
 
-    return replace(kinked((0.0,), call), land=land)
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        # One number for many is that of those that are not zero.
+        given = bounds[0]
+        return given * (output != 0) if given.shape == output.shape else given
+
+    return replace(kinked((0.0,), call, (0.0, 1.0)), land=land, bound=bound)
 
 
+@line_rule("abs", "absolute", bends="at 0")
+def absolute(call: Call) -> Rule:
+    return kinked((0.0,), call, (1.0, 1.0))
+
+
+@line_rule("leaky_relu", bends="at 0")
 def leaky_relu(call: Call) -> Rule:
     slope = float(call.argument(1, "negative_slope", 0.01))
     if slope == 1:
         return Rule(call.apply, kept)
-    return kinked((0.0,), call, bound=_passed(abs(slope)))
+    return kinked((0.0,), call, (slope, 1.0))
 
 
+@line_rule("rrelu", bends="at 0")
 def rrelu(call: Call) -> Rule:
     if call.argument(3, "training", False):
         raise NotAffine("it draws at random")
     slope = (call.argument(1, "lower", 1 / 8) + call.argument(2, "upper", 1 / 3)) / 2
-    return kinked((0.0,) if slope != 1 else (), call, bound=_passed(abs(slope)))
+    return kinked((0.0,), call, (slope, 1.0)) if slope != 1 else Rule(call.apply, kept)
 
 
+@line_rule("prelu", bends="at 0, where its slope is not 1")
 def prelu(call: Call) -> Rule:
-    only_first_traced(call, call.args[1:])
-    slope: Tensor = call.args[1]
+    only_first_traced(call)
+    slope: Tensor = call.argument(1, "weight")
     units = (1, -1) + (1,) * (len(call.shape) - 2) if slope.numel() > 1 else ()
     # Slope 1 doesn't bend: a linearised channel has no boundary.
     bends = (slope != 1).to(slope.dtype).reshape(units)
+    slopes = (slope.reshape(units), 1.0)
     if slope.is_meta:
-        return kinked((0.0,), call)
-    mask = None if bool(bends.all()) else bends
-    return kinked((0.0,), call, mask, _passed(float(slope.abs().max())))
+        return kinked((0.0,), call, slopes)
+    return kinked((0.0,), call, slopes, None if bool(bends.all()) else bends)
 
 
 def _clip(low: Any, high: Any, call: Call) -> Rule:
     if isinstance(low, (Input, Tensor)) or isinstance(high, (Input, Tensor)):
         raise NotAffine("bounds that are tensors are not supported")
-    ends = [float(c) for c in (low, high) if c is not None]
-    constant = len(ends) == 2 and ends[0] >= ends[1]
-    return kinked([c for c in ends if math.isfinite(c) and not constant], call)
+    if low is not None and high is not None and float(low) >= float(high):
+        return Rule(call.apply, scaled(0.0))  # Constant.
+    kinks = [float(c) for c in (low, high) if c is not None and math.isfinite(c)]
+    slopes = [0.0] * (low is not None and math.isfinite(low)) + [1.0]
+    return kinked(kinks, call, slopes + [0.0] * (high is not None and math.isfinite(high)))
 
 
+@line_rule("hardtanh", bends="at both bounds")
 def hardtanh(call: Call) -> Rule:
     return _clip(call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0), call)
 
 
+@line_rule("relu6", bends="at 0 and 6")
+def relu6(call: Call) -> Rule:
+    return _clip(0.0, 6.0, call)
+
+
+@line_rule("clamp", "clip", "clamp_min", bends="at its bounds", caveat="bounds are numbers")
 def clamp(call: Call) -> Rule:
     return _clip(call.argument(1, "min"), call.argument(2, "max"), call)
 
 
+@line_rule("clamp_max", bends="at its bound", caveat="the bound is a number")
 def clamp_max(call: Call) -> Rule:
     return _clip(None, call.argument(1, "max"), call)
 
 
+@line_rule("threshold", bends="at its threshold", caveat="where the value put in is the threshold")
 def threshold(call: Call) -> Rule:
     threshold, value = float(call.args[1]), float(call.args[2])
     if threshold != value:
         raise NotAffine(f"it jumps from {value:g} to {threshold:g} at {threshold:g}")
-    return kinked((threshold,), call)
+    return kinked((threshold,), call, (0.0, 1.0))
 
 
+@line_rule("hardsigmoid", bends="at -3 and 3")
 def hardsigmoid(call: Call) -> Rule:
     # PyTorch differentiates its own with a sixth in single precision.
     exact = replace(call, function=lambda x: (x + 3).clamp(0, 6) / 6)
-    rule = kinked((-3.0, 3.0), call, bound=_own)
-    return replace(rule, advance=kinked((-3.0, 3.0), exact, bound=_own).advance)
+    slopes = (0.0, 1 / 6, 0.0)
+    rule = kinked((-3.0, 3.0), call, slopes)
+    return replace(rule, advance=kinked((-3.0, 3.0), exact, slopes).advance)
 
 
+@line_rule("softshrink", bends="at -lambd and lambd")
 def softshrink(call: Call) -> Rule:
     width = float(call.argument(1, "lambd", 0.5))
-    return kinked((-width, width) if width else (), call)
-
-
-def larger_of_two(call: Call) -> Rule:
-    if len(call.args) < 2 or not all(isinstance(a, (Input, Tensor)) for a in call.args[:2]):
-        raise NotAffine("the maximum over an axis is not supported")
-
-    def margin(inputs: Sequence[Tensor]) -> Tensor:
-        first, second = (inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2])
-        return torch.sub(first, second)
-
-    def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
-        difference = margin(inputs)
-        first, second = (size_of(a, bounds, difference) for a in call.args[:2])
-        return [noise_of(difference.dtype) * (first + second)]
-
-    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
-        moved, first, second = list(inputs), *call.args[:2]
-        if isinstance(first, Input):
-            moved[first.index] = inputs[first.index] + change
-        else:
-            moved[second.index] = inputs[second.index] - change
-        return moved
-
-    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        first, second = (size_of(a, bounds, output) for a in call.args[:2])
-        if single(first) and single(second):
-            return torch.maximum(first, second)
-        larger = margin(inputs) >= 0
-        return torch.where(~larger if call.name.startswith("min") else larger, first, second)
-
-    return bending(call.apply, bound, lambda inputs: [margin(inputs)], noises, shift)
-
-
-def max_pool(call: Call) -> Rule:
-    axes = int(call.name.partition("pool")[2][0])
-    windows = pooling_windows(
-        call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
-    )
-
-    def positions(x: Tensor, bound: Tensor) -> Tensor:
-        """Bounds with the spatial axes flattened: one of each channel, or of each position."""
-        if any(size > 1 for size in bound.shape[-axes:]):
-            bound = bound.expand(*bound.shape[:-axes], *x.shape[-axes:])
-        return bound.flatten(-axes)
-
-    def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
-
-    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        return window_overtakes(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
-
-    def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        top, _ = window_leaders(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
-        return changed(lambda a, b: ~(a & b).any(-1), top)
-
-    def advance(
-        inputs: Sequence[Tensor],
-        rates: Sequence[Tensor],
-        bounds: Sequence[Tensor],
-        rate_bounds: Sequence[Tensor],
-    ) -> Front:
-        x, rate = inputs[0].flatten(-axes), rates[0].flatten(-axes)
-        front = window_front(x, rate, windows, noise(inputs, bounds))
-        shape = (len(x), *call.shape[1:])
-        return replace(front, value=front.value.reshape(shape), rate=front.rate.reshape(shape))
-
-    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        given = positions(inputs[0], bounds[0])
-        if given.shape[-1] == 1:
-            return bounds[0]
-        return window_tops(inputs[0].flatten(-axes), windows, given).reshape(output.shape)
-
-    # Members, who is largest, and which change places.
-    workspace = 4 * windows.numel() * (call.shape[1] if len(call.shape) > axes + 1 else 1)
-    return Rule(call.apply, bound, bend, advance=advance, differ=differ, workspace=workspace)
+    return kinked((-width, width), call, (1.0, 0.0, 1.0)) if width else Rule(call.apply, kept)

@@ -1,19 +1,30 @@
-"""What a recorded call does to many points at once, and where it bends.
+"""What a recorded call does to many points at once, where it bends, and what rounding leaves.
 
 A rule is applied to points of a segment: the leading axis of a recorded tensor, of
-size 1, becomes the axis of points. Beside each tensor travels a bound on the size of
-the terms it was summed from (axes as the tensor's, each of full size or 1). Rounding
-errors are proportional to it, so it says which pre-activations can't be told from zero.
+size 1, becomes the axis of points. Beside each tensor travels an estimate of its rounding
+error, in units of the machine's precision (axes as the tensor's, each of full size or 1),
+which says which pre-activations can't be told from zero.
+
+Errors are followed by 2-norms, as errors of many terms have many signs: a sum of n products
+w x inherits the root of the sum of (w e)², and rounding adds half an epsilon of √n times the
+2-norm of its terms, which is more than half an epsilon of the sum. Sums of magnitudes would
+be bounds, but outgrow the values by orders of magnitude within a dozen layers. Of a tensor
+with positions (an image's, a sentence's) one number a channel is carried, and the mean square
+over its positions stands for all, numbers that are zero, as units that are off, having no
+error.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_iter
 
 __all__ = [
     "Apply",
@@ -25,15 +36,22 @@ __all__ = [
     "Margin",
     "NotAffine",
     "Rule",
-    "carried",
+    "channel_errors",
     "collapsed",
-    "constant_size",
+    "compact",
+    "inner_axis",
+    "joined",
     "kept",
-    "measured",
+    "moved",
     "noise_of",
+    "only_first_traced",
     "peak",
+    "peaks",
+    "scaled",
     "sign_changes",
     "single",
+    "squared_sums",
+    "unit_crossings",
 ]
 
 
@@ -47,19 +65,18 @@ Bend = Callable[[Sequence[Tensor], Sequence[Tensor]], Crossings]
 Land = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 Differ = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
-# A sum of n products has an error of at most n eps/2 times the bound, typically of
-# sqrt(n) eps/2 or less, as products are summed in blocks; what the terms inherit from
-# the layers before is a few eps more. In single precision that would hide a good part of
-# the crossings, as a region is short beside it: there it is less than rounding may do, a
-# balance between regions missed and regions made of noise (measured in docs/how-it-works.md).
+# How many times the estimated error a value can be off; the estimate is of the size of the
+# true error, over all depths (docs/how-it-works.md). In single precision that would hide a
+# good part of the crossings, as a region is short beside it: there it is less than rounding
+# may do, a balance between regions missed and regions made of noise.
 _NOISE = {
-    torch.float64: 16 * torch.finfo(torch.float64).eps,
+    torch.float64: 8 * torch.finfo(torch.float64).eps,
     torch.float32: torch.finfo(torch.float32).eps / 16,
 }
 
 
 def noise_of(dtype: torch.dtype) -> float:
-    """Give the share of a bound up to which a value can't be told from zero."""
+    """Give what a bound is multiplied by for the size up to which a value may be zero."""
     return _NOISE[dtype]
 
 
@@ -158,7 +175,8 @@ class Rule:
     apply : callable
         From the inputs at P points, each (P, ...), to the output there.
     bound : callable
-        From inputs, their bounds and the output to the output's bound.
+        From inputs, their bounds and the output to the output's bound: its rounding error,
+        in units of the precision.
     bend : callable, optional
         From inputs and their bounds to the places where the output bends, given
         that the inputs are affine between neighbouring points. None: it is affine.
@@ -210,6 +228,18 @@ def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
     noise : tensor of shape (P, ...), each axis of full size or 1
         Magnitude up to which a margin can't be told from zero.
     """
+    interval, _, share = unit_crossings(margin, noise)
+    return interval, share
+
+
+def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find where which units pass through zero; see `sign_changes`.
+
+    Returns
+    -------
+    interval, unit, share : tensor of shape (m,)
+        The unit as an index into those of a point.
+    """
     above = margin > noise
     interval, unit = _places((above[:-1] ^ above[1:]).reshape(len(above) - 1, -1))
     flat = margin.reshape(len(margin), -1)
@@ -219,8 +249,8 @@ def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
     left, right = left.double(), right.double()
     near, far = noise[(interval, *cell)], noise[(interval + 1, *cell)]
     opposite = ((left > near) & (right < -far)) | ((left < -near) & (right > far))
-    interval, left, right = interval[opposite], left[opposite], right[opposite]
-    return interval, left / (left - right)
+    left, right = left[opposite], right[opposite]
+    return interval[opposite], unit[opposite], left / (left - right)
 
 
 def _places(found: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,22 +277,110 @@ def kept(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> 
     return bounds[0]
 
 
+def only_first_traced(call: Call, why: str = "its parameters depend on the input") -> None:
+    """Refuse a call of which another argument than the first depends on the input."""
+    others = (*call.args[1:], *call.kwargs.values())
+    if not isinstance(call.args[0], Input) or any(isinstance(a, Input) for a in tree_iter(others)):
+        raise NotAffine(why)
+
+
+def inner_axis(call: Call, place: int) -> int:
+    """Give the axis that a call works along, which may not be that of samples."""
+    axis = int(call.argument(place, "dim")) % len(call.shapes[0])
+    if axis == 0:
+        raise NotAffine("it mixes the samples of a batch")
+    return axis
+
+
+def scaled(factor: Tensor | float) -> Bound:
+    """Bound of an output that is the input times a number.
+
+    Rounding, half an epsilon of the product, is in it: no tensor's error is less than about
+    half an epsilon of its size.
+    """
+    return lambda inputs, bounds, output: bounds[0] * factor
+
+
+def joined(errors: Sequence[Tensor]) -> Tensor:
+    """Give the root of the sum of squares; where squares would overflow or vanish, too."""
+    return functools.reduce(torch.hypot, errors)
+
+
+def compact(bound: Tensor) -> Tensor:
+    """Shorten axes along which a tensor repeats itself without memory of its own."""
+    for axis in range(1, bound.ndim):
+        if bound.shape[axis] > 1 and bound.stride(axis) == 0:
+            bound = bound.narrow(axis, 0, 1)
+    return bound
+
+
+def moved(apply: Apply) -> Bound:
+    """Bound of an output that selects, repeats or rearranges its input: so are the bounds."""
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        if single(bounds[0]):
+            return bounds[0].reshape((-1,) + (1,) * (output.ndim - 1))
+        return compact(apply([bounds[0].expand_as(inputs[0])]))
+
+    return bound
+
+
+SPARSEST = 1 / 16
+"""Share of a channel's positions that count at least, if any does."""
+
+
+def channel_errors(x: Tensor, bound: Tensor, axis: int, terms: int) -> Tensor:
+    """Give what each channel adds to the error of a sum of `terms` products, (P, channels).
+
+    That is what its numbers inherit, together with the rounding of the products they are in.
+
+    Parameters
+    ----------
+    x : tensor of shape (P, ...)
+    bound : tensor of shape (P, ...), each axis of full size or 1
+    axis : int
+        Of the channels; over all others the mean square stands for all.
+    terms : int
+        How many products are summed.
+    """
+    others = [i for i in range(1, x.ndim) if i != axis % x.ndim]
+    if not others:
+        size, given = x.abs(), bound.expand_as(x) * (x != 0)
+    else:
+        size = peaks(x, others)
+        share = (x != 0).to(torch.uint8).sum(others, dtype=x.dtype) / math.prod(
+            x.shape[i] for i in others
+        )
+        given = bound.amax(others).expand_as(size) * share.clamp(min=SPARSEST).sqrt() * (size > 0)
+    return torch.hypot(given, size * (math.sqrt(terms) / 2))
+
+
+def peaks(x: Tensor, others: Sequence[int]) -> Tensor:
+    """Give the largest magnitude over some axes; NaN if there is one."""
+    if 0 in (x.shape[i] for i in others):
+        return x.abs().sum(list(others))
+    return torch.maximum(x.amax(others), x.amin(others).neg_())
+
+
+def squared_sums(errors: Tensor, squares: Tensor, size: float) -> Tensor:
+    """Give what sums of products inherit: (P, n) and (units, n) to (P, units).
+
+    Parameters
+    ----------
+    errors : tensor of shape (P, n)
+        Of the factors that vary.
+    squares : tensor of shape (units, n)
+        Of the constant factors, each over `size`.
+    size : float
+    """
+    if not errors.shape[1]:
+        return errors.new_zeros(len(errors), len(squares))
+    most = errors.amax(1, keepdim=True)
+    # Squares of numbers near 1: those of small or large ones would leave the range of floats.
+    share = (errors / torch.where(most > 0, most, 1)).square()
+    return (share @ squares.mT).sqrt_() * (most * size)
+
+
 def single(bound: Tensor) -> bool:
     """Tell whether a bound is one number a point."""
     return bound[:1].numel() <= 1
-
-
-def constant_size(constant: Tensor | float, like: Tensor) -> Tensor:
-    """Give the bound of a constant beside a tensor: its size, element by element."""
-    size = torch.as_tensor(constant, device=like.device).to(like.dtype).abs()
-    return size.reshape((1,) * (like.ndim - size.ndim) + tuple(size.shape))
-
-
-def carried(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-    """Bound of an output that averages its inputs, or repeats them."""
-    return collapsed(bounds, output.ndim)
-
-
-def measured(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-    """Bound of an output that is larger than its inputs: its own size, or theirs."""
-    return torch.maximum(collapsed(bounds, output.ndim), peak(output))

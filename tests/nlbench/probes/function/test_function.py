@@ -204,7 +204,49 @@ def test_a_function_runs_no_more_samples_at_once_than_fit():
     observe_function(model, [x], observations.append, memory=1)
     model.sizes.clear()
     torch.testing.assert_close(observations[0].function(x), x**2)
-    assert set(model.sizes) == {1}
+    assert max(model.sizes) == 2
+
+
+class Squeezing(nn.Module):
+    """Drops the axis of a single sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return torch.log_softmax(self.layer(x[:, :, None] * torch.ones(4)).squeeze(), 1)
+
+
+@pytest.mark.parametrize("memory", [None, 10**7])
+def test_a_network_that_drops_a_single_samples_axis_can_be_differentiated(memory):
+    observations = []
+    observe_function(Squeezing(), [torch.randn(8, 3)], observations.append, memory=memory)
+    assert observations[0].function(observations[0].inputs).shape == (8, 3)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.softmax(0), lambda x: x - x.mean(0)])
+def test_samples_that_depend_on_each_other_are_refused_in_parts(function):
+    model, x = Cramped(9, function), torch.randn(9, 4)
+    observe_function(model, [x], lambda seen: None)
+    with pytest.raises(Undefined, match="the output: a sample's numbers depend on the other"):
+        observe_function(model, [x], lambda seen: None, memory=1)
+    with pytest.raises(Undefined, match="the output: a sample's numbers depend on the other"):
+        directional_derivative(Cramped(4, function), x, x)
+
+
+def test_the_function_computes_in_the_precision_that_was_asked_for():
+    model, types = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), []
+    model[0].register_forward_hook(lambda module, given, output: types.append(output.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = torch.randn(5, 3)
+
+        def look(seen):
+            with torch.autocast("cpu", enabled=False):
+                directional_derivative(seen.function, seen.inputs, seen.inputs)
+
+        observe_function(model, [x], look)
+    assert types == [torch.bfloat16]
 
 
 def test_the_first_derivative_of_a_process_passes_on_no_warning_of_pytorchs():

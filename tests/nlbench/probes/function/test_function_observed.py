@@ -106,7 +106,8 @@ def test_the_memory_bounds_how_many_samples_run_at_once_and_changes_no_number(me
         given.model[1].register_forward_hook(lambda *call: sizes.append(len(call[2])))
         measure.reset()
         _, _, resources = shown(given, measure, memory)
-        return measure.compute().summary["value"], max(sizes), resources.found
+        found = [size for of_model in resources.found.values() for size in of_model.values()]
+        return measure.compute().summary["value"], max(sizes), found
 
     torch.manual_seed(3)
     plain, most, found = coefficient(None)
@@ -115,4 +116,4 @@ def test_the_memory_bounds_how_many_samples_run_at_once_and_changes_no_number(me
     torch.manual_seed(3)
     bounded, most, found = coefficient(memory)
     assert bounded == pytest.approx(plain, rel=1e-6)
-    assert most == found["samples of a derivative"] < 90
+    assert most <= found[0] < 90

@@ -8,8 +8,11 @@ from torch import nn
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.models.networks.vgg import VGG8
+from nlbench.probes import Resources
+from nlbench.probes.graph import GRAPH
 from nlbench.probes.graph.activity import unit_activity
 from nlbench.probes.graph.graph import channel_graph
+from nlbench.subjects.load import Subject
 
 
 def test_activity_is_the_share_of_samples_and_positions_that_change():
@@ -106,3 +109,40 @@ def test_samples_that_take_another_way_than_the_example_are_undefined():
     graph = channel_graph(Deciding(), torch.ones(1, 2))
     with pytest.raises(Undefined, match="not called on the samples"):
         unit_activity(Deciding(), graph, [-torch.ones(1, 2)])
+
+
+def test_the_samples_run_in_the_precision_that_was_asked_for():
+    class Listening:
+        def update(self, observation):
+            with torch.autocast("cpu", enabled=False):
+                observation.activity()
+
+    model, types = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), []
+    model[0].register_forward_hook(lambda module, given, output: types.append(output.dtype))
+    subject = Subject(model, torch.randn(5, 3), None, {})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        GRAPH.observe(
+            model,
+            subject,
+            {"batch": 5},
+            [Listening()],
+            resources=Resources(torch.device("cpu")),
+            step=lambda: None,
+            facts={},
+        )
+    assert types[-1] == torch.bfloat16
+
+
+def test_slopes_given_by_name_are_followed():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.slope = nn.Linear(3, 2), nn.Parameter(torch.tensor([0.5, 1.0]))
+
+        def forward(self, x):
+            return F.prelu(input=self.layer(x), weight=self.slope)
+
+    model, x = Named(), torch.randn(4, 3)
+    graph = channel_graph(model, x)
+    assert [unit.active.tolist() for unit in graph.units] == [[1.0, 0.0]]
+    assert list(unit_activity(model, graph, [x])) == ["prelu"]

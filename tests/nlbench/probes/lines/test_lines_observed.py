@@ -165,7 +165,7 @@ def test_a_transformer_of_anyones_has_a_deviation_and_no_density():
     assert run["absdev"].summary["value"] > 0
     assert run["absdev"].notes["method"] == "quadrature"
     assert run["density"].status == "undefined"
-    assert "not piecewise affine" in run["density"].reason
+    assert "0.layers.0.self_attn" in run["density"].reason
     assert run.scores.query("measure == 'absdev' and place == ''")["reason"].iloc[0]
 
 

@@ -46,7 +46,7 @@ def test_halves_are_rounded_away_from_zero():
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 9), st.floats(0, 6), st.integers(1, 6), st.integers(1, 6))
+@given(st.integers(2, 9), st.floats(1, 6), st.integers(7, 9), st.integers(7, 9))
 def test_each_anchor_is_the_image_moved_with_its_edges_replicated(anchors, radius, height, width):
     images = torch.rand(2, 3, height, width)
     paths = closed_paths(images, anchors, radius)
@@ -221,3 +221,12 @@ def test_directions_without_length_are_refused():
     torch.nn.init.zeros_(constant.weight)
     with pytest.raises(RequestError):
         direction_paths(torch.zeros(1, 3), 2, 1.0, kind="gradient", model=constant)
+
+
+@pytest.mark.parametrize(
+    ("radius", "message"),
+    [(40.0, "nothing of the image but its edge"), (0.0, "the paths have no length")],
+)
+def test_a_radius_at_which_closed_paths_are_none_is_refused(radius, message):
+    with pytest.raises(RequestError, match=message):
+        closed_paths(torch.rand(1, 3, 32, 32), radius=radius)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nlbench.probes.axes import softmax_axis
 from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
@@ -97,3 +98,21 @@ def test_a_softmax_over_a_row_of_logits_is_no_attention():
     model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
     (site,) = list_sites(model, torch.randn(2, 4), attention=True)
     assert (site.name, site.kind, site.role) == ("1", "softmax", "activation")
+
+
+@pytest.mark.parametrize(("rank", "axis"), [(1, 0), (2, 1), (3, 0), (4, 1)])
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+def test_a_softmax_without_an_axis_takes_the_one_that_pytorch_takes(rank, axis):
+    x = torch.randn(2, 3, 4, 5)[(0,) * (4 - rank)]
+    assert softmax_axis("softmax", x, (x,), {}) == axis
+    torch.testing.assert_close(F.softmax(x), x.softmax(axis))
+
+
+def test_a_softmax_of_images_without_an_axis_is_over_their_channels():
+    class Model(nn.Module):
+        def forward(self, x):
+            return F.softmax(x, _stacklevel=5)
+
+    with pytest.warns(UserWarning, match="Implicit dimension choice"):
+        (site,) = list_sites(Model(), torch.randn(2, 3, 4, 5), attention=True)
+    assert site.channel_axis == 1

@@ -1,13 +1,11 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+import torch.nn.functional as F
 from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.probes.budget import bytes_a_sample
-from nlbench.probes.sites.microbatches import is_out_of_memory, part_sizes
-from nlbench.probes.sites.sites import FOUND, observe_sites
+from nlbench.probes.sites.sites import observe_sites
 
 OUT_OF_MEMORY = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -40,7 +38,7 @@ def looks_of(model, *batches, **options):
     return observations
 
 
-@pytest.mark.parametrize("most", [20, 3, 1])
+@pytest.mark.parametrize("most", [20, 3, 2])
 @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_a_batch_that_does_not_fit_is_run_in_parts_and_shown_as_a_whole(most, error):
     model = Limited(1000, error)
@@ -62,7 +60,7 @@ def test_the_size_that_fits_is_remembered_and_tried_first():
     model, found = Limited(20), {}
     x = torch.randn(64, 6).double()
     looks_of(model, x, x, found=found)
-    assert found == {FOUND: 16}
+    assert list(found[model].values()) == [16]
     assert max(model.sizes[-5:]) == 13
     model.sizes.clear()
     looks_of(model, x, found=found)
@@ -76,6 +74,11 @@ def test_a_table_that_does_not_come_from_the_input_is_one_row_also_in_parts():
         "tanh": 16,
         "sigmoid": 1,
     }
+
+
+def test_a_network_of_which_a_single_sample_fits_is_refused_as_its_samples_may_mix():
+    with pytest.raises(Undefined, match="only one sample at a time fits into memory"):
+        looks_of(Limited(1), torch.randn(4, 6).double())
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error():
@@ -97,7 +100,7 @@ def test_a_given_memory_decides_the_size_of_the_parts():
     needed = bytes_a_sample(model.eval(), x[:2])
     found = {}
     observations = looks_of(model, x, memory=10 * needed, found=found)
-    assert found == {FOUND: 10}
+    assert list(found[model].values()) == [10]
     assert max(model.sizes) == 10
     for a, b in zip(observations, expected, strict=True):
         torch.testing.assert_close(a.y, b.y, rtol=1e-14, atol=1e-14)
@@ -108,7 +111,7 @@ def test_a_model_whose_samples_are_lost_is_refused_in_parts_too():
         def forward(self, x):
             return torch.relu(torch.rot90(super().forward(x), 1, (0, 1)))
 
-    for most, tokens in ((1000, 7), (2, 7), (2, 8), (1, 7)):
+    for most, tokens in ((1000, 7), (2, 7), (2, 8)):
         whole = torch.randn(16, tokens, 6).double()
         with pytest.raises(Undefined, match=r"its first axis|which axis holds the samples"):
             looks_of(Lost(most), whole)
@@ -124,28 +127,6 @@ def test_a_model_that_calls_other_activations_for_other_samples_is_refused_in_pa
     x = torch.linspace(-1, 1, 16 * 6).reshape(16, 6).double()
     with pytest.raises(Undefined, match=r"which axis holds|other activations for some samples"):
         looks_of(Choosing(4), x)
-
-
-def test_only_an_error_of_memory_is_taken_for_one():
-    assert all(is_out_of_memory(error) for error in OUT_OF_MEMORY.values())
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_out_of_memory(ValueError("out of memory"))
-
-
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_parts_hold_all_samples_fit_and_differ_in_size(samples, most):
-    sizes = part_sizes(samples, most)
-    assert sum(sizes) == samples
-    assert len(sizes) <= -(-samples // most) + 1
-    assert max(sizes) <= most
-    assert min(sizes) > 0
-    assert len(sizes) == 1 or most == 1 or len(set(sizes)) > 1
-
-
-def test_what_a_sample_takes_grows_with_what_the_layers_make():
-    wide, narrow = (nn.Sequential(nn.Linear(4, n), nn.Tanh()) for n in (4000, 40))
-    ratio = bytes_a_sample(wide, torch.zeros(1, 4)) / bytes_a_sample(narrow, torch.zeros(1, 4))
-    assert 50 < ratio < 110
 
 
 class Written(nn.Module):
@@ -172,25 +153,129 @@ def test_a_handwritten_activation_stays_one_after_an_error_or_a_run_beforehand(m
     ]
 
 
-class Standardised(nn.Module):
+class Mixing(nn.Module):
+    """A network with a function in its middle that may mix samples."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.function = nn.Linear(6, 6), function
+
     def forward(self, x):
-        return torch.relu(x - x.mean(0))
+        return torch.tanh(self.function(torch.relu(self.first(x))))
 
 
-BATCHWIDE = {
-    "the statistics of a batch": nn.Sequential(
-        nn.BatchNorm1d(6, track_running_stats=False), nn.ReLU()
-    ),
-    "a mean over the samples": nn.Sequential(Standardised()),
+def attended(x):
+    return F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
+
+
+def repeated(x):
+    return x + x[torch.arange(len(x)) // 2 * 2]
+
+
+MIXING = {
+    "the statistics of a batch": nn.BatchNorm1d(6, track_running_stats=False),
+    "a mean over the samples": lambda x: x - x.mean(0),
+    "a mean over all numbers": lambda x: x - x.mean(),
+    "a softmax over the samples": lambda x: x.softmax(0),
+    "a sum over those before": lambda x: x.cumsum(0),
+    "products of samples": lambda x: x @ x.T,
+    "a product of samples and back": lambda x: x @ x.T @ x,
+    "a norm of the batch": lambda x: F.normalize(x, dim=0),
+    "attention to other samples": attended,
+    "a matrix of distances": lambda x: x + torch.cdist(x, x).sum(1, keepdim=True),
+    "a roll": lambda x: x.roll(1, 0),
+    "a flip": lambda x: x.flip(0),
+    "the rank of a sample": lambda x: x + x.argsort(0),
+    "its neighbour": repeated,
+    "the largest of the batch": lambda x: x / (1 + x.abs().amax()),
 }
 
 
-@pytest.mark.parametrize("model", BATCHWIDE.values(), ids=BATCHWIDE)
-def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(model):
-    x = torch.randn(8, 6)
-    assert len(looks_of(model, x)) == 1
-    with pytest.raises(Undefined, match=r"in (0|the model) computes with all samples of a batch"):
-        looks_of(model, x, found={FOUND: 4})
+@pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
+@pytest.mark.parametrize("how", ["memory", "error"])
+def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(function, how):
+    torch.manual_seed(0)
+    x, model = torch.randn(9, 6), Mixing(function)
+    if how == "error":
+        model = nn.Sequential(model, OutOfMemory(4))
+    assert [len(one.x) for one in looks_of(Mixing(function), x)] == [9, 9]
+    with pytest.raises(Undefined, match=r"tanh: a sample's numbers depend on the other samples"):
+        looks_of(model, x, memory=1 if how == "memory" else None)
+
+
+APART = {
+    "a softmax of each": lambda x: x.softmax(1),
+    "a sum along each": lambda x: x.cumsum(1),
+    "a norm of each": lambda x: F.normalize(x),
+    "products of each with itself": lambda x: (x[:, :, None] @ x[:, None]).sum(2),
+    "a table": lambda x: x + torch.arange(6.0),
+    "samples one by one": lambda x: torch.stack([one * one.sum() for one in x]),
+}
+
+
+class OutOfMemory(nn.Module):
+    """Runs out of memory for more than so many samples."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise OUT_OF_MEMORY["of a GPU"]
+        return x
+
+
+@pytest.mark.parametrize("function", APART.values(), ids=APART)
+def test_a_network_that_computes_each_sample_by_itself_is_not_refused(function):
+    torch.manual_seed(0)
+    x, model = torch.randn(9, 6), Mixing(function)
+    for a, b in zip(looks_of(model, x, memory=1), looks_of(model, x), strict=True):
+        torch.testing.assert_close(a.y, b.y, rtol=1e-6, atol=1e-6)
+
+
+def test_a_network_that_draws_numbers_is_refused_in_parts():
+    x, model = torch.randn(9, 6), Mixing(lambda x: x + torch.rand_like(x))
+    with pytest.raises(Undefined, match="draws random numbers"):
+        looks_of(model, x, memory=1)
+
+
+def test_a_given_memory_that_suffices_does_not_change_what_a_network_draws():
+    x, model = torch.randn(9, 6), Mixing(lambda x: x + torch.rand_like(x))
+    found = []
+    for memory in (None, 10**9):
+        torch.manual_seed(0)
+        found.append(looks_of(model, x, memory=memory)[1].y)
+    assert torch.equal(*found)
+
+
+def test_the_size_found_for_one_model_says_nothing_about_another():
+    found, x = {}, torch.randn(64, 6).double()
+    large, small = Limited(4), Limited(1000)
+    looks_of(large, x, found=found)
+    small.sizes.clear()
+    looks_of(small, x, found=found)
+    assert small.sizes == [64]
+    assert max(large.sizes) == 64
+
+
+def test_the_size_found_without_a_memory_does_not_hide_one_that_is_given():
+    found, x = {}, torch.randn(64, 6).double()
+    model = Limited(40)
+    looks_of(model, x, found=found)
+    model.sizes.clear()
+    looks_of(model, x, found=found, memory=8 * bytes_a_sample(model.eval(), x[:2]))
+    assert max(model.sizes) == 8
+
+
+def test_the_size_found_for_small_images_says_nothing_about_large_ones():
+    found = {}
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
+    memory = 8 * bytes_a_sample(model, torch.randn(2, 1, 20, 20))
+    looks_of(model, torch.randn(64, 1, 4, 4), found=found, memory=memory)
+    looks_of(model, torch.randn(64, 1, 20, 20), found=found, memory=memory)
+    small, large = found[model].values()
+    assert small > large == 8
 
 
 def test_a_network_that_drops_a_single_samples_axis_can_be_given_a_memory():

@@ -2,175 +2,193 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.ops import SqueezeExcitation
 
 from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
-class Written(nn.Module):
-    """A module without children whose forward is a function of its input."""
-
+class Model(nn.Module):
     def __init__(self, function):
         super().__init__()
-        self.function = function
-        self.slope = nn.Parameter(torch.full((6,), 1.5))
+        self.layer, self.function = nn.Conv2d(3, 6, 1), function
+        self.weight = nn.Parameter(torch.randn(6, 6))
 
     def forward(self, x):
-        return self.function(self, x)
+        return self.function(self, self.layer(x))
 
 
-def model_of(function, name="Gadget"):
-    kind = type(name, (Written,), {})
-    return nn.Sequential(nn.Linear(4, 6), kind(function), nn.Linear(6, 2))
+def roles(function):
+    return [(s.kind, s.role) for s in list_sites(Model(function), torch.randn(2, 3, 4, 4))]
 
 
-ONE_SITE = {
-    "a SiLU": (lambda m, x: x * torch.sigmoid(x), "gadget"),
-    "a SiLU in place": (lambda m, x: x.mul_(x.sigmoid()), "gadget"),
-    "QuickGELU": (lambda m, x: x * torch.sigmoid(1.702 * x), "gadget"),
-    "the tanh approximation of GELU": (
-        lambda m, x: 0.5 * x * (1 + torch.tanh(0.797885 * (x + 0.044715 * torch.pow(x, 3)))),
-        "gadget",
-    ),
-    "GELU by erf": (lambda m, x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), "gadget"),
-    "Mish": (lambda m, x: x * torch.tanh(F.softplus(x)), "gadget"),
-    "hard swish": (lambda m, x: x * F.relu6(x + 3) / 6, "gadget"),
-    "a leaky ReLU by where": (lambda m, x: torch.where(x > 0, x, 0.1 * x), "gadget"),
-    "a ReLU by clamp": (lambda m, x: x.clamp(min=0), "gadget"),
-    "a squared ReLU": (lambda m, x: torch.square(F.relu(x)), "gadget"),
-    "a slope a channel": (lambda m, x: x * torch.sigmoid(m.slope * x), "gadget"),
-    "a sine": (lambda m, x: torch.sin(30 * x), "sin"),
-    "a wrapped function": (lambda m, x: F.silu(x), "silu"),
-    "a scaled function": (lambda m, x: F.gelu(x).mul_(1.7), "gelu"),
-    "a function of a copy in another type": (lambda m, x: F.elu(x.double()).float(), "elu"),
+def mean(h):
+    return h.mean((2, 3), keepdim=True)
+
+
+GATES = {
+    "of channels": lambda m, h: h * torch.sigmoid(mean(h)),
+    "on the left": lambda m, h: torch.sigmoid(mean(h)) * h,
+    "in place": lambda m, h: h.mul_(torch.sigmoid(mean(h))),
+    "by name": lambda m, h: torch.multiply(h, F.sigmoid(mean(h))),
+    "arranged": lambda m, h: h * torch.sigmoid(h.mean((2, 3))).view(2, 6, 1, 1).expand_as(h),
+    "indexed": lambda m, h: h * torch.sigmoid(h.mean((2, 3)))[:, :, None, None],
+    "scaled": lambda m, h: h * (2 * torch.sigmoid(mean(h)) + 1),
+    "of two tensors": lambda m, h: [torch.sigmoid(mean(h))] and _twice(torch.sigmoid(mean(h)), h),
 }
 
 
-@pytest.mark.parametrize(("function", "kind"), ONE_SITE.values(), ids=ONE_SITE)
-def test_a_handwritten_activation_is_one_site_named_after_its_module(function, kind):
-    model, x = model_of(function), torch.randn(8, 4)
+def _twice(gate, h):
+    return h * gate + torch.cos(h) * gate
+
+
+@pytest.mark.parametrize("function", GATES.values(), ids=GATES)
+def test_a_sigmoid_that_only_multiplies_is_a_gate(function):
+    assert roles(function)[-1] == ("sigmoid", "gate")
+
+
+ACTIVATIONS = {
+    "the last of all": lambda m, h: torch.sigmoid(h),
+    "its own input's": lambda m, h: h * torch.sigmoid(h),
+    "one that goes on": lambda m, h: F.conv2d(torch.sigmoid(h), m.weight[:, :, None, None]),
+    "a product and more": lambda m, h: _product_and_sum(torch.sigmoid(mean(h)), h),
+    "a sum": lambda m, h: h + torch.sigmoid(h),
+    "one that is dropped": lambda m, h: [torch.sigmoid(h), h][1],
+}
+
+
+def _product_and_sum(gate, h):
+    return h * gate + gate
+
+
+@pytest.mark.parametrize("function", ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_a_sigmoid_that_does_something_else_is_an_activation(function):
+    assert roles(function) == [("sigmoid", "activation")]
+
+
+def test_the_gate_of_squeeze_and_excitation_is_labelled():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 1), SqueezeExcitation(8, 2, scale_activation=nn.Hardsigmoid)
+    )
+    sites = list_sites(model, torch.randn(2, 3, 4, 4))
+    assert [(site.name, site.kind, site.role) for site in sites] == [
+        ("1.activation", "relu", "activation"),
+        ("1.scale_activation", "hardsigmoid", "gate"),
+    ]
+
+
+def test_sites_come_in_order_of_call_though_a_role_is_known_later():
+    def function(m, h):
+        gate = torch.sigmoid(mean(h))
+        h = torch.tanh(torch.relu(h))
+        return torch.relu(h * gate)
+
+    sites = list_sites(Model(function), torch.randn(2, 3, 4, 4))
+    assert [site.kind for site in sites] == ["sigmoid", "relu", "tanh", "relu"]
+    assert [site.index for site in sites] == [0, 1, 2, 3]
+    assert sites[0].role == "gate"
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_a_gated_linear_unit_is_one_gate_from_its_gated_half_to_its_output(dim):
     observations = []
+    model = nn.Sequential(nn.Conv1d(3, 8, 1), nn.GLU(dim))
+    x = torch.randn(5, 3, 6)
     observe_sites(model, [x], observations.append)
-    assert [(observation.place, observation.site.kind) for observation in observations] == [
-        ("1", kind)
-    ]
     with torch.no_grad():
-        given = model[0](x)
-        expected = model[1](given.clone())
-    torch.testing.assert_close(observations[0].x, given, rtol=0, atol=0)
-    torch.testing.assert_close(observations[0].y, expected, rtol=0, atol=0)
+        a, b = model[0](x).chunk(2, dim)
+    (observation,) = observations
+    assert (observation.place, observation.site.kind, observation.site.role) == ("1", "glu", "gate")
+    torch.testing.assert_close(observation.x, a.mean(2))
+    torch.testing.assert_close(observation.y, (a * torch.sigmoid(b)).mean(2))
 
 
-NO_SITE = {
-    "a scale": lambda m, x: x * m.slope,
-    "a scale in place": lambda m, x: x.mul_(m.slope).add_(1),
-    "an affine map by addcmul": lambda m, x: torch.addcmul(m.slope, m.slope, x),
-    "the input twice": lambda m, x: x + x,
-    "a normalisation": lambda m, x: F.layer_norm(x, (6,)),
-    "a standardisation by hand": lambda m, x: (x - x.mean(1, keepdim=True)) / x.std(),
-    "an attention to channels": lambda m, x: x * x.mean(1, keepdim=True),
-    "a norm": lambda m, x: x / x.norm(dim=1, keepdim=True),
-    "nothing": lambda m, x: x,
+def test_a_sigmoid_that_is_scaled_by_a_parameter_is_an_activation():
+    assert roles(lambda m, h: torch.sigmoid(h) * m.weight[0, :, None, None] + 1) == [
+        ("sigmoid", "activation")
+    ]
+
+
+def test_what_becomes_of_a_product_in_the_gates_own_place_is_not_the_gates_use():
+    def function(m, h):
+        gate = torch.sigmoid(mean(h)).repeat(1, 1, *h.shape[2:])
+        return torch.tanh(gate.mul_(h))
+
+    assert roles(function) == [("sigmoid", "gate"), ("tanh", "activation")]
+
+
+def test_a_gate_that_the_model_keeps_is_one_all_the_same():
+    def function(m, h):
+        m.kept = torch.sigmoid(mean(h))
+        return torch.relu(h * m.kept)
+
+    assert roles(function) == [("sigmoid", "gate"), ("relu", "activation")]
+
+
+class Attention(nn.Module):
+    """Attention with a function of its logits, and another of what it gives."""
+
+    def __init__(self, inner, outer=lambda x: x):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 18), nn.Linear(6, 6)
+        self.inner, self.outer = inner, outer
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = self.inner(q @ k.transpose(1, 2) * 6**-0.5)
+        return self.outer(self.out(torch.relu(weights @ v)))
+
+
+def cap(x, most=30.0):
+    return torch.tanh(x / most) * most
+
+
+CAPPED = {
+    "divided and multiplied": cap,
+    "multiplied from the left": lambda x: 30.0 * torch.tanh(x * (1 / 30)),
+    "with a mask": lambda x: cap(x) + torch.zeros(4, 4),
+    "scaled": lambda x: cap(2 * x).masked_fill(torch.eye(4) > 0, -9.0),
 }
 
 
-@pytest.mark.parametrize("function", NO_SITE.values(), ids=NO_SITE)
-def test_a_module_that_is_affine_or_mixes_numbers_is_no_site(function):
-    assert list_sites(model_of(function), torch.randn(8, 4)) == []
-
-
-def test_calls_in_a_module_that_also_mixes_numbers_are_sites_of_their_own():
-    model = model_of(lambda m, x: torch.tanh(x) + F.softmax(x, 1) * torch.sigmoid(x))
-    assert [site.name for site in list_sites(model, torch.randn(8, 4))] == ["1/tanh", "1/sigmoid"]
-
-
-def test_a_module_with_children_or_with_a_matrix_is_no_handwritten_activation():
-    class Gated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, 4))
-
-        def forward(self, x):
-            return x * torch.sigmoid(x)
-
-    model = nn.Sequential(Gated())
-    assert [site.name for site in list_sites(model, torch.randn(8, 4))] == ["0/sigmoid"]
-
-
-def test_the_model_itself_is_not_one_activation():
-    model = Written(lambda m, x: torch.tanh(torch.relu(x)))
-    assert [site.name for site in list_sites(model, torch.randn(8, 6))] == ["relu", "tanh"]
-
-
-def test_a_handwritten_activation_called_twice_is_two_sites_in_every_batch():
-    gadget = type("Swish", (Written,), {})(lambda m, x: x * torch.sigmoid(x))
-    model = nn.Sequential(nn.Linear(4, 6), gadget, nn.Linear(6, 6), gadget)
-    observations = []
-    observe_sites(model, [torch.randn(8, 4)] * 2, observations.append)
-    assert [observation.place for observation in observations] == ["1", "1:1"] * 2
-    assert [observation.site.index for observation in observations] == [0, 1] * 2
-
-
-def test_the_channels_behind_a_handwritten_activation_are_known():
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * torch.sigmoid(x)
-
-    class Swish(nn.Module):
-        def forward(self, x):
-            return Function.apply(x)
-
-    model = nn.Sequential(nn.Conv1d(3, 5, 1), Swish(), nn.ReLU())
-    sites = list_sites(model, torch.randn(4, 3, 9))
-    assert [(site.kind, site.channel_axis, site.assumed) for site in sites] == [
-        ("swish", 1, False),
-        ("relu", 1, False),
+@pytest.mark.parametrize("inner", CAPPED.values(), ids=CAPPED)
+def test_a_soft_cap_of_attention_is_a_part_of_attention(inner):
+    model = Attention(lambda x: inner(x).softmax(-1), cap)
+    sites = list_sites(model, torch.randn(2, 4, 6))
+    assert [(site.kind, site.role) for site in sites] == [
+        ("tanh", "attention"),
+        ("relu", "activation"),
+        ("tanh", "softcap"),
     ]
 
 
-def test_data_that_comes_in_as_an_attribute_makes_a_module_no_function_of_its_input():
-    class Modulated(nn.Module):
-        def forward(self, x):
-            return x * self.scale + self.shift
+@pytest.mark.parametrize("inner", [torch.relu, torch.sigmoid, lambda x: F.relu(x) / 4])
+def test_attention_without_a_softmax_is_attention_too(inner):
+    sites = list_sites(Attention(inner), torch.randn(2, 4, 6))
+    assert [site.role for site in sites] == ["attention", "activation"]
 
-    class Model(nn.Module):
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, h: 1.7159 * torch.tanh(h * (2 / 3)),
+        lambda m, h: torch.tanh(h / 30),
+        lambda m, h: torch.tanh(h) * 30,
+        lambda m, h: torch.tanh(h / 30) * 20,
+    ],
+)
+def test_a_scaled_tanh_is_no_soft_cap(function):
+    assert roles(function) == [("tanh", "activation")]
+
+
+def test_a_product_with_a_matrix_that_comes_from_the_input_is_no_attention():
+    class Aligned(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.other, self.film = nn.Linear(4, 6), nn.Linear(4, 12), Modulated()
+            self.matrix, self.layer = nn.Linear(6, 36), nn.Linear(6, 6)
 
         def forward(self, x):
-            self.film.scale, self.film.shift = self.other(x).chunk(2, 1)
-            return torch.relu(self.film(self.one(x)))
+            matrix = torch.tanh(self.matrix(x.mean(1))).view(-1, 6, 6)
+            return torch.relu(self.layer(torch.relu(x @ matrix)))
 
-    assert [site.name for site in list_sites(Model(), torch.randn(8, 4))] == ["relu"]
-
-
-def test_an_activation_may_ask_how_its_input_is_made():
-    def asking(module, x):
-        assert x.dim() == 2
-        zeros = torch.zeros(x.shape[-1:], dtype=x.dtype, device=x.device)
-        return torch.where(x > 0, x, zeros)
-
-    assert [site.name for site in list_sites(model_of(asking), torch.randn(8, 4))] == ["1"]
-
-
-def test_what_assigns_to_entries_is_no_handwritten_activation():
-    def assigning(module, x):
-        x[:, 0] = 0
-        return torch.square(x)
-
-    assert list_sites(model_of(assigning), torch.randn(8, 4)) == []
-
-
-def test_a_call_on_constants_decides_nothing_about_later_calls():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.act = type("Swish", (Written,), {})(lambda m, x: x * torch.sigmoid(x))
-            self.table = nn.Parameter(torch.randn(6))
-
-        def forward(self, x):
-            return x * self.act(self.table) + self.act(x)
-
-    names = [site.name for site in list_sites(Model(), torch.randn(8, 6))]
-    assert names == ["act/sigmoid", "act"]
+    sites = list_sites(Aligned(), torch.randn(2, 4, 6))
+    assert [site.role for site in sites] == ["activation"] * 3

@@ -7,12 +7,8 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from nlbench.probes.sites.sites import (
-    ACTIVATION_MODULES,
-    list_sites,
-    observe_sites,
-    remark_on_channels,
-)
+from nlbench.probes.ops import ACTIVATION_MODULES
+from nlbench.probes.sites.sites import list_sites, observe_sites, remark_on_channels
 
 
 def looks_of(model, *batches, **options):

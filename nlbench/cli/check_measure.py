@@ -1,0 +1,40 @@
+"""``nlbench check-measure``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nlbench import registry
+
+from .common import completed, note, print_table, split_settings
+
+__all__ = ["check_measure"]
+
+
+def check_measure(
+    name: Annotated[
+        str, typer.Argument(help="A registered measure.", autocompletion=completed("measures"))
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the measure, NAME.OPTION=VALUE.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check what a measure declares and how it behaves; status 1 if something is broken."""
+    given = registry.load("measures", name)
+    options = split_settings(settings or [])
+
+    from nlbench import conformance
+    from nlbench.plan import checked_measure
+
+    checks = conformance.check_measure(checked_measure(given, name), options)
+    rows = [
+        {"check": check.name, "verdict": check.verdict, "detail": check.detail} for check in checks
+    ]
+    print_table(rows, as_json)
+    broken = [check.name for check in checks if check.verdict == "broken"]
+    if broken:
+        note(f"measure '{name}' breaks: {', '.join(broken)}")
+        raise typer.Exit(1)

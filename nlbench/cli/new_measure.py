@@ -1,0 +1,163 @@
+"""``nlbench new-measure``."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from nlbench import registry
+from nlbench.errors import RequestError, shown
+from nlbench.files import write_atomically
+
+__all__ = ["new_measure"]
+
+_PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "nlbench-$dashed"
+version = "0.1"
+description = "The measure $name for nlbench."
+requires-python = ">=3.11"
+dependencies = ["nlbench", "torch"]
+
+[project.entry-points."nlbench.measures"]
+$name = "nlbench_$name:$name"
+
+[tool.setuptools.packages.find]
+where = ["src"]
+"""
+
+_MODULE = '''\
+"""The measure $name: replace the formula, the declaration and the source by yours."""
+
+import torch
+
+import nlbench
+
+__all__ = ["$name"]
+
+
+@nlbench.site_measure(
+    bounds=(-1.0, 1.0),
+    more_means="less nonlinear",
+    version="1",  # change it whenever the numbers change
+    options={"center": nlbench.Option(True, "subtract the mean over samples first")},
+    invariant_to=("order", "units", "offsets", "rotations"),
+    source="Somebody, Something, 2026",
+)
+def $name(x, y, center):
+    """Cosine between an activation's input and output, as two long vectors.
+
+    x and y are (samples, channels). Raise `nlbench.Undefined` where there is nothing to
+    measure.
+    """
+    if x.shape != y.shape:
+        raise nlbench.Undefined(f"input {tuple(x.shape)} and output {tuple(y.shape)} differ")
+    x, y = x.double(), y.double()
+    if center:
+        x, y = x - x.mean(0), y - y.mean(0)
+    sizes = torch.linalg.vector_norm(x) * torch.linalg.vector_norm(y)
+    if sizes == 0:
+        raise nlbench.Undefined("constant input or output")
+    return (x * y).sum() / sizes
+'''
+
+_TEST = '''\
+"""The measure against values that are known, and against what every measure owes."""
+
+import pytest
+import torch
+from nlbench.conformance import check_measure
+
+import nlbench
+from nlbench_$name import $name
+
+
+def value(function):
+    """Measure one activation function on samples that are always the same."""
+    x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+
+    class Activation(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    return nlbench.evaluate(Activation(), x, [$name])["$name"].summary["value"]
+
+
+def test_a_leaky_relu_of_slope_one_is_linear():
+    assert value(torch.nn.LeakyReLU(1.0)) == pytest.approx(1.0)
+
+
+def test_a_relu_is_less_linear_than_a_leaky_one():
+    assert value(torch.nn.ReLU()) < value(torch.nn.LeakyReLU(0.5)) < 1
+
+
+def test_it_keeps_what_it_declares_and_what_every_measure_owes():
+    assert [check for check in check_measure($name) if check.verdict == "broken"] == []
+'''
+
+_README = """\
+# nlbench-$dashed
+
+The measure `$name` for nlbench.
+
+```
+pip install -e .
+nlbench check-measure $name
+nlbench run --measures $name,affinity --model vgg8
+pytest
+```
+"""
+
+
+def new_measure(
+    name: Annotated[str, typer.Argument(help="What the measure is to be called.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The new folder; by default nlbench-NAME.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Write a package with a measure of your own: entry point, formula and tests."""
+    _check_name(name)
+    dashed = name.replace("_", "-")
+    folder = out or Path(f"nlbench-{dashed}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RequestError(f"{folder} exists already; choose another folder with --out")
+    files = {
+        "pyproject.toml": _PYPROJECT,
+        "README.md": _README,
+        f"src/nlbench_{name}/__init__.py": _MODULE,
+        f"tests/test_{name}.py": _TEST,
+    }
+    try:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / path, Template(text).substitute(name=name, dashed=dashed))
+    except OSError as error:
+        raise RequestError(f"can't write to {folder}: {error.strerror or error}") from error
+    print(
+        f"folder   {folder}\n"
+        f"formula  {folder / 'src' / f'nlbench_{name}' / '__init__.py'}\n"
+        f"install  pip install -e {folder}\n"
+        f"check    nlbench check-measure {name}\n"
+        f"run      nlbench run --measures {name},affinity --model vgg8"
+    )
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or keyword.iskeyword(name):
+        raise RequestError(
+            f"'{shown(name)}' can't be a measure's name: expected lower-case letters, digits and "
+            "underscores, a letter first"
+        )
+    for group in ("measures", "probes"):
+        if name in registry.entries(group):
+            raise RequestError(f"there is a {registry.GROUPS[group]} '{name}' already")

@@ -1,0 +1,486 @@
+"""Which axis of an activation holds the channels, and which the samples.
+
+A shape alone doesn't say: (8, 56, 56, 96) is channels-last in ConvNeXt, and
+(8, 197, 768) is tokens by channels in a vision transformer but channels by length
+after a 1-D convolution. What made the tensor does say, so the axis is followed
+from one operation to the next while the network runs, and so is the batch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from nlbench.errors import Undefined
+
+__all__ = [
+    "EXPANSIONS",
+    "MOVES",
+    "REDUCTIONS_OF_AXES",
+    "RESHAPES",
+    "Layout",
+    "Layouts",
+    "argument",
+    "at",
+    "axis_map",
+    "batch_first",
+    "softmax_axis",
+    "tensors_in",
+]
+
+RESHAPES = {"flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel"}
+EXPANSIONS = {"expand", "expand_as", "repeat", "tile", "broadcast_to"}
+REDUCTIONS_OF_AXES = {
+    "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
+    "nansum", "prod", "std", "sum", "var",
+}  # fmt: skip
+
+# An axis that was indexed away or reduced, other than one that is only unknown.
+GONE = -1
+# Where each axis of an operation's input is in its output; `GONE`, or None if not known.
+AxisMap = Sequence[int | None]
+
+
+def at(moved: AxisMap, axis: int) -> int | None:
+    """Give an axis of the input its place in the output; what is gone stays gone."""
+    if axis == GONE:
+        return GONE
+    return moved[axis] if axis < len(moved) else None
+
+
+def axis_map(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], source: Tensor, output: Tensor
+) -> AxisMap:
+    """Map the axes of an operation's input to those of its output."""
+    rank = source.ndim
+    if source is output and name in ("squeeze", "unsqueeze"):
+        # In place: the axes from before the call are no longer to be seen.
+        return [None] * rank
+    if name in MOVES:
+        return MOVES[name](args, kwargs, source, output)
+    if name in RESHAPES:
+        return [_kept(source.shape, axis, output.shape) for axis in range(rank)]
+    if name in REDUCTIONS_OF_AXES and output.ndim < rank:
+        return _without(rank, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
+    if name in EXPANSIONS:
+        return [axis + output.ndim - rank for axis in range(rank)]
+    if name == "einsum":
+        return _einsum(args, source)
+    if name == "embedding" or output.ndim == rank:
+        return list(range(rank))
+    return [None] * rank
+
+
+def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+    """What an operation was given by name or at a place; None if it wasn't."""
+    return kwargs.get(name, args[place] if len(args) > place else None)
+
+
+def softmax_axis(kind: str, given: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Axis along which a softmax or a gated linear unit works, counted from 0.
+
+    Without one a gated linear unit takes the last, and `torch.nn.functional.softmax` the first
+    of up to one or of three axes, else the second.
+    """
+    dim = argument(args, kwargs, 1, "dim")
+    if dim is None:
+        dim = -1 if kind == "glu" else 0 if given.ndim in (0, 1, 3) else 1
+    return int(dim) % max(given.ndim, 1)
+
+
+def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
+    """Put the batch axis first; a tensor without one is a single sample."""
+    if batch is None:
+        return tensor[None]
+    return tensor.movedim(batch, 0) if batch else tensor
+
+
+def _einsum(args: Sequence[Any], source: Tensor) -> AxisMap:
+    """Follow each axis by its letter; what is summed over is gone."""
+    equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
+    given, arrow, made = equation.partition("->")
+    tensors = args[1] if isinstance(args[1], tuple | list) else args[1:]
+    letters = next(
+        (part for part, t in zip(given.split(","), tensors, strict=False) if t is source), ""
+    )
+    if not arrow or "." in equation or len(letters) != source.ndim:
+        return [None] * source.ndim
+    return [made.index(letter) if letter in made else GONE for letter in letters]
+
+
+def _kept(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
+    """Where a reshape leaves an axis: as long as before, with as many entries ahead of it."""
+    ahead, size = math.prod(before[:axis]), before[axis]
+    places = [
+        place
+        for place in range(len(after))
+        if after[place] == size and math.prod(after[:place]) == ahead
+    ]
+    return min(places, key=lambda place: abs(place - axis), default=None)
+
+
+def _without(rank: int, dropped: Sequence[int], left: int) -> AxisMap:
+    """Map the axes that stay when some are dropped, if as many stay as are `left`."""
+    gone = {axis % rank for axis in dropped}
+    stay = [axis for axis in range(rank) if axis not in gone]
+    if len(stay) != left:
+        return [None] * rank
+    return [stay.index(axis) if axis in stay else GONE for axis in range(rank)]
+
+
+def _permute(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    order = [axis % source.ndim for axis in _axes(args, kwargs, 1, "dims")]
+    return [order.index(axis) for axis in range(source.ndim)]
+
+
+def _transpose(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    first = _axes(args[:2], kwargs, 1, "dim0", "axis0")[0] % source.ndim
+    second = _axes(args, kwargs, 2, "dim1", "axis1")[0] % source.ndim
+    return [{first: second, second: first}.get(axis, axis) for axis in range(source.ndim)]
+
+
+def _swap_last(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [*range(source.ndim - 2), source.ndim - 1, source.ndim - 2]
+
+
+def _reverse(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return list(reversed(range(source.ndim)))
+
+
+def _movedim(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    rank = source.ndim
+    origins = [axis % rank for axis in _axes(args[:2], kwargs, 1, "source")]
+    targets = [axis % rank for axis in _axes(args, kwargs, 2, "destination")]
+    moved: list[int | None] = [None] * rank
+    for origin, target in zip(origins, targets, strict=True):
+        moved[origin] = target
+    free = iter(axis for axis in range(rank) if axis not in targets)
+    return [next(free) if place is None else place for place in moved]
+
+
+def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    rank = source.ndim
+    axes = _axes(args, kwargs, 1, "dim") or range(rank)
+    return _without(rank, [axis for axis in axes if source.shape[axis] == 1], output.ndim)
+
+
+def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``unsqueeze`` and ``stack``, which put one axis in."""
+    place = (_axes(args, kwargs, 1, "dim") or [0])[0] % output.ndim
+    if output.ndim != source.ndim + 1:
+        return [None] * source.ndim
+    return [axis + (axis >= place) for axis in range(source.ndim)]
+
+
+def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``select`` and ``unbind``, which take one axis away."""
+    return _without(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
+
+
+def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``x[...]``; where a tensor or list picks, only the axes ahead of it are sure."""
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    moved: list[int | None] = []
+    place = 0
+    named = sum(part is not None and part is not Ellipsis for part in index)
+    for part in index:
+        if part is None:
+            place += 1
+        elif part is Ellipsis:
+            skipped = source.ndim - named
+            moved += range(place, place + skipped)
+            place += skipped
+        elif isinstance(part, slice):
+            moved.append(place)
+            place += 1
+        elif isinstance(part, int) and not isinstance(part, bool):
+            moved.append(GONE)
+        else:
+            # Several index tensors may broadcast and go to the front: only one is safe.
+            picks = [p for p in index if isinstance(p, Tensor | list)]
+            one = len(picks) == 1 and isinstance(part, Tensor) and part.ndim == 1
+            plain = all(p is Ellipsis or isinstance(p, slice | Tensor) for p in index)
+            if not (one and plain and part.dtype not in (torch.bool, torch.uint8)):
+                return [None] * source.ndim
+            moved.append(place)
+            place += 1
+    rest = source.ndim - len(moved)
+    moved += range(place, place + rest)
+    return moved if place + rest == output.ndim else [None] * source.ndim
+
+
+MOVES: Mapping[str, Callable[[Any, Any, Tensor, Tensor], AxisMap]] = {
+    "__getitem__": _index,
+    "H": _reverse,
+    "T": _reverse,
+    "mH": _swap_last,
+    "mT": _swap_last,
+    "moveaxis": _movedim,
+    "movedim": _movedim,
+    "permute": _permute,
+    "select": _drop,
+    "squeeze": _squeeze,
+    "stack": _insert,
+    "swapaxes": _transpose,
+    "swapdims": _transpose,
+    "t": _reverse,
+    "transpose": _transpose,
+    "unbind": _drop,
+    "unsqueeze": _insert,
+}
+
+
+def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
+    """Axes that an operation was given by name, or from one place on; none if it wasn't."""
+    for name in names:
+        if name in kwargs:
+            value = kwargs[name]
+            break
+    else:
+        value = args[place] if len(args) > place else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return [axis for axis in args[place:] if type(axis) is int]
+    if isinstance(value, tuple | list):
+        return [int(axis) for axis in value]
+    return [value] if type(value) is int else []
+
+
+# Operations whose output has its channels second, whatever came in.
+_CHANNELS_SECOND = {
+    f"{name}{d}d"
+    for d in (1, 2, 3)
+    for name in (
+        "conv",
+        "conv_transpose",
+        "max_pool",
+        "avg_pool",
+        "lp_pool",
+        "adaptive_avg_pool",
+        "adaptive_max_pool",
+    )
+} | {"batch_norm", "instance_norm", "group_norm"}
+# Operations whose output has its channels last.
+_RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
+_CHANNELS_LAST = _RECURRENT | {
+    "linear", "embedding", "multi_head_attention_forward", "bilinear",
+}  # fmt: skip
+# Operations that make a tensor of nothing but numbers.
+_FACTORIES = {
+    "arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros",
+}  # fmt: skip
+_PRODUCTS = {"matmul", "__matmul__", "__rmatmul__"}
+# Operations after which nothing is known of the channels.
+_FORGET = _PRODUCTS | {"bmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is known of a tensor's axes; None where nothing is.
+
+    Parameters
+    ----------
+    channel, batch : int or None
+        -1 where the axis is gone.
+    sampled : bool or None
+        Whether it comes from the model's input, and so differs from sample to sample.
+    """
+
+    channel: int | None
+    batch: int | None
+    sampled: bool | None
+
+
+class Layouts:
+    """Remembers the layout of every live tensor that the model's operations give.
+
+    Parameters
+    ----------
+    batch : int
+        Number of samples in the batch.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._layouts: MutableMapping[Tensor, Layout] = WeakTensorKeyDictionary()
+
+    def begin(
+        self, given: Tensor, constants: Iterable[Tensor] = (), channel: int | None = None
+    ) -> None:
+        """Note the model's input: samples along its first axis, channels as a rule unknown.
+
+        Constants are the model's parameters and buffers; what is made of them alone is
+        constant too.
+        """
+        for constant in constants:
+            self._layouts[constant] = Layout(None, None, sampled=False)
+        self._layouts[given] = Layout(channel, 0, sampled=True)
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is known not to come from the model's input."""
+        layout = self._layouts.get(tensor)
+        return layout is not None and layout.sampled is False
+
+    def is_sampled(self, tensor: Tensor) -> bool:
+        """Whether a tensor comes from the model's input."""
+        layout = self._layouts.get(tensor)
+        return layout is not None and layout.sampled is True
+
+    def channel(self, tensor: Tensor) -> int | None:
+        """Give the axis that is known to hold a tensor's channels; None where none is."""
+        layout = self._layouts.get(tensor)
+        axis = layout.channel if layout is not None else None
+        return axis if axis is not None and 0 <= axis < tensor.ndim else None
+
+    def adopt(self, output: Tensor, source: Tensor) -> None:
+        """Note that an output is arranged as its source, where nothing is known of it."""
+        if output not in self._layouts and source in self._layouts:
+            self._layouts[output] = self._layouts[source]
+
+    def of(self, tensor: Tensor) -> tuple[int, int, bool]:
+        """Give a tensor's batch axis, its channel axis, and whether the latter is assumed.
+
+        The channel axis is the one followed. Where nothing is known of it a tensor of three
+        axes is taken as (batch, tokens, channels), a larger one as (batch, channels, ...),
+        and that is said. Up to two axes leave no choice.
+
+        Where nothing is known of the batch axis it is the first if that has a multiple of
+        the batch's entries: samples, or the windows or tokens of all samples. A single entry
+        that doesn't come from the model's input, such as a table of positions, is one row.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the batch isn't found.
+        """
+        layout = self._layouts.get(tensor)
+        batch = layout.batch if layout else None
+        if batch == GONE and self._batch > 1:
+            raise _lost(len(tensor) if tensor.ndim else 1, self._batch)
+        if batch in (None, GONE) or batch >= tensor.ndim:
+            batch = 0
+            rows = len(tensor) if tensor.ndim else self._batch
+            is_row = rows == 1 and not (layout and layout.sampled)
+            if not (self._holds(rows) or is_row):
+                raise _lost(rows, self._batch)
+        if tensor.ndim <= 2:
+            return batch, (0 if batch == 1 else 1), False
+        channel = layout.channel if layout else None
+        if channel is not None and 0 <= channel < tensor.ndim and channel != batch:
+            return batch, channel, False
+        usual = [axis for axis in range(tensor.ndim) if axis != batch]
+        return batch, usual[-1] if tensor.ndim == 3 else usual[0], True
+
+    def follow(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], output: object
+    ) -> None:
+        """Note the layout of an operation's output.
+
+        Parameters
+        ----------
+        name : str
+            The operation's name.
+        args, kwargs
+            What it was called with.
+        output
+            What it gave; all tensors of a tuple or list are followed.
+        """
+        outputs = output if isinstance(output, tuple | list) else (output,)
+        if not any(isinstance(tensor, Tensor) for tensor in outputs):
+            return
+        name = name if name.startswith("__") else name.removesuffix("_")
+        sources = list(tensors_in((*args, *kwargs.values())))
+        known = [(s, self._layouts[s]) for s in sources if s in self._layouts]
+        if not known and name not in _LAYERS | _FACTORIES:
+            return
+        sampled = _origin(name, len(sources), [layout for _, layout in known])
+        if name in _OF_FIRST:
+            known = [(s, layout) for s, layout in known if s is sources[0]]
+        for number, tensor in enumerate(outputs):
+            if not isinstance(tensor, Tensor):
+                continue
+            if number and name in _CHANNELS_LAST:
+                # Last states are (layers, batch, channels); attention weights have none.
+                state = name in _RECURRENT and tensor.ndim == 3
+                channel, batch = (2, 1) if state else (None, None)
+                self._layouts[tensor] = Layout(channel, batch, sampled)
+                continue
+            channel, batch = self._after(name, args, kwargs, sources, known, tensor)
+            self._layouts[tensor] = Layout(channel, batch, sampled)
+
+    def _after(
+        self,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sources: Sequence[Tensor],
+        known: Sequence[tuple[Tensor, Layout]],
+        output: Tensor,
+    ) -> tuple[int | None, int | None]:
+        channel = batch = None
+        # Arguments of the output's own rank first: a sum has the layout of the larger term.
+        for source, layout in sorted(known, key=lambda pair: pair[0].ndim != output.ndim):
+            moved = axis_map(name, args, kwargs, source, output)
+            if channel in (None, GONE) and layout.channel is not None:
+                channel = at(moved, layout.channel)
+            if batch in (None, GONE) and layout.batch is not None:
+                batch = at(moved, layout.batch)
+                merged = layout.batch == 0 and name in RESHAPES and output.ndim > 0
+                if batch is None and merged and self._holds(len(output)):
+                    batch = 0
+                if batch not in (None, GONE) and not self._holds(output.shape[batch]):
+                    batch = GONE
+        if batch == GONE and name in ("stack", "cat", "concat", "concatenate"):
+            # Single samples may have been put together again.
+            batch = None
+        if name in _CHANNELS_SECOND:
+            channel = 1
+        elif name in _CHANNELS_LAST or (name == "layer_norm" and _normalizes_last(args, kwargs)):
+            channel = output.ndim - 1
+        elif name in _FORGET:
+            # A two-dimensional weight on the right makes features of the last axis.
+            is_weight = name in _PRODUCTS and len(sources) == 2 and sources[1].ndim == 2
+            by_weight = is_weight and not self.is_sampled(sources[1])
+            channel = output.ndim - 1 if by_weight else None
+        return channel, batch
+
+    def _holds(self, rows: int) -> bool:
+        return rows > 0 and rows % max(self._batch, 1) == 0
+
+
+def _origin(name: str, sources: int, known: Sequence[Layout]) -> bool | None:
+    """Whether what an operation gives comes from the model's input; None if that isn't known."""
+    if any(layout.sampled for layout in known):
+        return True
+    are_constant = len(known) == sources and all(layout.sampled is False for layout in known)
+    return False if are_constant and (sources or name in _FACTORIES) else None
+
+
+def _lost(rows: int, batch: int) -> Undefined:
+    return Undefined(
+        f"its first axis has {rows} entries, the batch {batch}: "
+        "which axis holds the samples is not known"
+    )
+
+
+_LAYERS = _CHANNELS_SECOND | _CHANNELS_LAST
+# Operations whose output is arranged by their first tensor, whatever the others are.
+_OF_FIRST = {*MOVES, *RESHAPES, *EXPANSIONS, *_LAYERS, "layer_norm"} - {"stack"}
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Tensors among arguments, also those in lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from (item for item in value if isinstance(item, Tensor))
+
+
+def _normalizes_last(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return len(kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())) == 1

@@ -1,0 +1,95 @@
+"""``new-measure`` writes a package that works, ``check-measure`` checks what is installed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NLBENCH = Path(sys.executable).with_name("nlbench")
+
+
+def call(*arguments, cwd, paths=()):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "NO_COLOR": "1"}
+    return subprocess.run(
+        [NLBENCH, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A new package, and the folder that it is installed in."""
+    folder = tmp_path_factory.mktemp("new")
+    written = call("new-measure", "bent", cwd=folder)
+    assert written.returncode == 0, written.stderr
+    site = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run(
+        [*command, "--no-build-isolation", "--target", site, folder / "nlbench-bent"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return folder / "nlbench-bent", site
+
+
+@pytest.mark.slow
+def test_the_new_packages_own_tests_pass(made):
+    folder, site = made
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "tests"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert tested.returncode == 0, tested.stdout
+    assert "3 passed" in tested.stdout
+
+
+def test_the_new_measure_is_registered_and_keeps_the_contract(made, tmp_path):
+    _, site = made
+    checked = call("check-measure", "bent", "--json", cwd=tmp_path, paths=[site])
+    assert checked.returncode == 0, checked.stderr
+    rows = {row["check"]: row["verdict"] for row in json.loads(checked.stdout)}
+    assert rows["direction"] == rows["invariant to rotations"] == "kept"
+    table = call("check-measure", "bent", cwd=tmp_path, paths=[site]).stdout
+    assert "the same once more" in table
+
+
+def test_a_broken_measure_has_status_1_and_is_named(made, tmp_path):
+    _, site = made
+    module = site / "nlbench_bent" / "__init__.py"
+    text = module.read_text()
+    module.write_text(text.replace("less nonlinear", "more nonlinear"))
+    try:
+        checked = call("check-measure", "bent", cwd=tmp_path, paths=[site])
+    finally:
+        module.write_text(text)
+    assert checked.returncode == 1
+    assert "measure 'bent' breaks: direction" in checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["new-measure", "affinity"], "there is a measure 'affinity' already"),
+        (["new-measure", "sites"], "there is a probe 'sites' already"),
+        (["new-measure", "Two Words"], "can't be a measure's name"),
+        (["new-measure", "../up"], "can't be a measure's name"),
+        (["new-measure", "class"], "can't be a measure's name"),
+        (["new-measure", "mine", "--out", "full"], "full exists already"),
+        (["check-measure", "afinity"], "did you mean 'affinity'?"),
+        (["check-measure", "r2", "--set", "r2.kind=none"], "unknown value 'none'"),
+    ],
+)
+def test_a_wrong_request_is_one_line(arguments, says, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    done = call(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

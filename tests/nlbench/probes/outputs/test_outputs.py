@@ -1,0 +1,77 @@
+"""The probe `outputs`, and accuracy, which it is for."""
+
+import pytest
+import torch
+from accuracies import accuracy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score as by_scikit_learn
+from torch import nn
+
+import nlbench
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measures.accuracy import accuracy_score
+from nlbench.models.datasets.digits import digits
+from nlbench.models.networks.vgg import vgg8
+from nlbench.subjects.samples import draw
+
+
+def result(model, inputs, labels, **settings):
+    run = nlbench.evaluate(model, inputs, ["accuracy"], labels=labels, settings=settings)
+    return run.records[0].result
+
+
+@given(st.integers(1, 40), st.integers(2, 5), st.integers(1, 16), st.integers(0, 2**16))
+@settings(max_examples=20, deadline=None)
+def test_accuracy_is_what_scikit_learn_counts_whatever_the_batches(n, classes, batch, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, classes, generator=generator)
+    labels = torch.randint(classes, (n,), generator=generator)
+    found = result(nn.Identity(), logits, labels, **{"outputs.batch": batch})
+    expected = by_scikit_learn(labels, logits.argmax(1))
+    assert found.summary["value"] == pytest.approx(expected, abs=1e-12)
+    assert accuracy_score(logits, labels).item() == found.summary["value"]
+    assert found.n == n
+
+
+def test_labels_at_each_place_are_counted_but_for_padding():
+    logits = torch.eye(4)[None].repeat(2, 1, 1)
+    labels = torch.tensor([[0, 1, 0, -100], [0, -100, -100, -100]])
+    assert accuracy_score(logits, labels).item() == 0.75
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "error", "message"),
+    [
+        (torch.zeros(3, 2), torch.zeros(3, 2).long(), Undefined, "not one logit a class"),
+        (torch.zeros(3), torch.zeros(3).long(), Undefined, "not one logit a class"),
+        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), Undefined, "a label is 2"),
+        (torch.full((3, 2), torch.nan), torch.zeros(3).long(), NotFinite, "not finite"),
+        (torch.zeros(3, 2), torch.full((3,), -100), Undefined, "nothing to predict"),
+    ],
+)
+def test_what_has_no_accuracy_is_said(logits, labels, error, message):
+    with pytest.raises(error, match=message):
+        accuracy_score(logits, labels)
+
+
+def test_samples_without_labels_have_no_accuracy():
+    run = nlbench.evaluate(nn.Linear(3, 2), torch.zeros(4, 3), ["accuracy"])
+    assert run.records[0].result.status == "undefined"
+    assert "no labels" in run.records[0].result.reason
+
+
+@pytest.mark.parametrize("held", [0, 2**30])
+def test_samples_that_are_not_held_have_their_labels_too(held):
+    data, model = digits(), vgg8()
+    drawn = draw(data, None, split="test", seed=0, model=model, held=held)
+    assert (drawn.stream is None) == bool(held)
+    from nlbench.subjects.samples import StreamedSubject
+
+    sample = drawn.sample
+    subject = StreamedSubject(model, sample.inputs, sample.labels, {}, stream=drawn.stream)
+    right = sum(
+        int((model.eval()(inputs).argmax(1) == labels).sum())
+        for inputs, labels in subject.labelled(100)
+    )
+    assert right / 512 == accuracy(model, "test", data)

@@ -1,0 +1,121 @@
+"""What bends and is no site is said."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+
+import nlbench
+from nlbench.probes.sites.sites import observe_sites
+
+
+class Inline(nn.Module):
+    """An activation written out between two layers, in the same forward."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(4, 6), nn.Linear(6, 2), function
+
+    def forward(self, x):
+        return self.second(self.function(self.first(x)))
+
+
+def unseen(model, x=None):
+    found = {}
+    given = torch.randn(5, 4) if x is None else x
+    observe_sites(
+        nn.Sequential(model), [given] * 2, lambda observation: None, on_unseen=found.setdefault
+    )
+    return list(found)
+
+
+BEND = {
+    "SiLU": (lambda h: h * torch.sigmoid(h), "mul of 0"),
+    "squared ReLU": (lambda h: F.relu(h) ** 2, "pow of 0"),
+    "ReLU by clamp": (lambda h: h.clamp(min=0), "clamp of 0"),
+    "ReLU by clamp in place": (lambda h: h.clamp_(min=0), "clamp of 0"),
+    "leaky ReLU by where": (lambda h: torch.where(h > 0, h, 0.1 * h), "where of 0"),
+    "ReLU by a mask": (lambda h: h * (h > 0), "mul of 0"),
+    "ReLU by maximum": (lambda h: torch.maximum(h, torch.zeros(6)), "maximum of 0"),
+    "maxout": (lambda h: torch.maximum(h[:, :3], h[:, 3:]).repeat(1, 2), "maximum of 0"),
+    "a square": (lambda h: h * h, "mul of 0"),
+    "GELU": (lambda h: 0.5 * h * (1 + torch.erf(h / 2**0.5)), "erf and mul of 0"),
+    "Mish": (lambda h: h * torch.tanh(F.softplus(h)), "mul of 0"),
+    "absolute values": (lambda h: h.abs(), "abs of 0"),
+}
+
+
+@pytest.mark.parametrize(("function", "what"), BEND.values(), ids=BEND)
+def test_an_activation_written_out_inside_a_larger_module_is_remarked_on(function, what):
+    assert unseen(Inline(function)) == [what]
+
+
+def rms(h):
+    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def layer_norm(h):
+    return (h - h.mean(1, keepdim=True)) / torch.sqrt(h.var(1, keepdim=True) + 1e-5)
+
+
+AFFINE = {
+    "a residual": lambda h: h + torch.tanh(h),
+    "a scaled activation": lambda h: 1.7 * torch.tanh(0.6 * h) + 1,
+    "a gate": lambda h: h * torch.sigmoid(h.mean(1, keepdim=True)),
+    "a root mean square": rms,
+    "a normalisation": layer_norm,
+    "a norm": lambda h: h / h.norm(dim=1, keepdim=True),
+    "a mask of constants": lambda h: torch.where(torch.arange(6) > 2, h, torch.zeros(6)),
+    "a bias": lambda h: h - torch.arange(6.0).exp(),
+    "a question": lambda h: h if bool((h.abs() < 1e9).all()) else -h,
+    "what is dropped": lambda h: [h.exp(), h][1],
+}
+
+
+@pytest.mark.parametrize("function", AFFINE.values(), ids=AFFINE)
+def test_what_normalises_gates_or_adds_is_not_taken_for_an_activation(function):
+    assert unseen(Inline(function)) == []
+
+
+def test_a_handwritten_activation_that_is_a_site_is_not_remarked_on():
+    class Swish(nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(x)
+
+    assert unseen(nn.Sequential(nn.Linear(4, 6), Swish(), nn.Linear(6, 2))) == []
+
+
+def test_the_output_of_a_network_is_remarked_on_too():
+    class Last(nn.Module):
+        def forward(self, x):
+            return torch.exp(x[:, :2]), x
+
+    assert unseen(Last()) == ["exp of 0"]
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vit_b_16", "swin_v2_t", "mobilenet_v3_small", "maxvit_t"]
+)
+def test_networks_of_the_field_are_seen_as_a_whole(name):
+    with torch.device("meta"):
+        model = torchvision.models.get_model(name)
+    assert unseen(model, torch.empty(2, 3, 224, 224, device="meta")) == []
+
+
+def test_what_is_not_seen_is_said_in_the_record_and_beside_the_scores():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.layer = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x):
+            h = torch.tanh(self.layer(self.lstm(x)[0]))
+            return h * torch.sigmoid(h)
+
+    run = nlbench.evaluate(Network(), torch.randn(20, 3, 4), ["r2"])
+    assert run.records[0].probe["unseen"] == ["lstm of lstm", "mul of the model"]
+    said = "activations not seen: lstm of lstm, mul of the model"
+    assert run["r2"].status == "ok"
+    assert said in run["r2"].reason
+    assert said in run.scores.query("place == ''")["reason"].iloc[0]

@@ -1,0 +1,175 @@
+"""The checks of ``check-measure``: the built-ins keep them, and each kind of defect is found."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import nlbench
+from nlbench import registry
+from nlbench.conformance import check_measure
+from nlbench.errors import PluginError, RequestError
+from nlbench.measure import Measure, Result, site_measure
+
+OURS = [
+    name
+    for name, entry in registry.entries("measures").items()
+    if entry.claims[0].value.startswith("nlbench.")
+]
+
+
+def broken(measure, settings=None):
+    return {c.name: c.detail for c in check_measure(measure, settings) if c.verdict == "broken"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_built_in_measure_keeps_the_contract(name):
+    checks = {c.name: c for c in check_measure(registry.load("measures", name))}
+    assert [c for c in checks.values() if c.verdict == "broken"] == []
+    assert checks["value"].verdict == "kept"
+    assert len(checks) > 15
+
+
+@pytest.mark.parametrize(
+    "setting", [{"affinity.shrinkage": "none"}, {"cka.debiased": True}, {"r2.kind": "adjusted"}]
+)
+def test_a_built_in_measure_keeps_it_with_other_options(setting):
+    (name,) = (key.partition(".")[0] for key in setting)
+    assert broken(registry.load("measures", name), setting) == {}
+
+
+def test_two_numbers_for_the_same_input_are_found():
+    @site_measure()
+    def noisy(x, y):
+        """Draw without a generator of its own."""
+        return (x - y).abs().mean() * (1 + 0.01 * torch.rand(()))
+
+    assert (
+        "random numbers need a generator of their own" in broken(noisy)["the same beside another"]
+    )
+
+
+def test_a_number_that_changes_from_call_to_call_is_found():
+    calls = itertools.count()
+
+    @site_measure()
+    def counting(x, y):
+        """Count."""
+        return float(next(calls))
+
+    assert "the same once more" in broken(counting)
+
+
+class Totals(Measure):
+    """Mean change."""
+
+    probe = "sites"
+
+    def reset(self):
+        self.sums = {}
+
+    def update(self, observation):
+        self.sums[observation.place] = (observation.x - observation.y).abs().mean()
+
+    def compute(self):
+        return Result.of(self.sums)
+
+
+def test_a_measure_that_forgets_too_little_is_found():
+    class Forgetful(Totals):
+        seen = None
+
+        def update(self, observation):
+            self.seen = self.seen or observation.place
+            super().update(observation)
+            self.sums[observation.place] += observation.place == self.seen
+
+        def reset(self):
+            super().reset()
+            self.seen = f"{self.seen or ''}2" if self.seen else None
+
+    found = broken(Forgetful)
+    assert "reset() forgets too little" in found["the same after reset"]
+    assert broken(Totals) == {}
+
+
+def test_a_measure_that_changes_what_it_is_shown_is_found():
+    class Greedy(Totals):
+        def update(self, observation):
+            observation.x.sub_(observation.y)
+            super().update(observation)
+
+    assert "observations left alone" in broken(Greedy)
+
+
+def test_a_direction_that_is_the_wrong_one_is_found():
+    @site_measure(more_means="less nonlinear")
+    def wrong(x, y):
+        """It is zero for the identity."""
+        return (x - y).abs().mean()
+
+    found = broken(wrong)
+    assert set(found) == {"direction"}
+    assert found["direction"].endswith("0 where they are identities")
+
+
+def test_bounds_that_only_some_inputs_leave_are_found():
+    @site_measure(bounds=(0.0, 10.0))
+    def change(x, y):
+        """It has a unit."""
+        return (x - y).abs().mean()
+
+    assert "huge inputs" in broken(change)["bounds"]
+
+
+def test_a_failure_where_nothing_is_to_be_measured_is_found():
+    @site_measure()
+    def ratio(x, y):
+        """Divide by nothing."""
+        if not y.any():
+            raise ZeroDivisionError("no output")
+        return x.norm() / y.norm()
+
+    assert broken(ratio)["constant activations"] == "ZeroDivisionError: no output"
+
+
+def test_a_number_of_inputs_that_are_not_finite_is_found():
+    @site_measure()
+    def blind(x, y):
+        """Overlook what is not finite."""
+        return (x - y).nan_to_num().abs().mean()
+
+    assert broken(blind)["inputs that are not finite"].startswith("ok, ")
+
+
+def test_an_invariance_that_is_claimed_and_not_kept_is_found_one_that_is_not_claimed_is_said():
+    @site_measure(invariant_to=("order", "units"))
+    def change(x, y):
+        """It has a unit."""
+        return (x - y).abs().mean()
+
+    checks = {check.name: check for check in check_measure(change)}
+    assert checks["invariant to order"].verdict == "kept"
+    assert checks["invariant to units"].verdict == "broken"
+    assert checks["invariant to rotations"].verdict == "not claimed"
+    assert "could be declared" in checks["invariant to batches"].detail
+
+
+def test_a_measure_that_is_none_is_refused_as_at_load():
+    with pytest.raises(PluginError, match="plain function"):
+        check_measure(lambda x, y: 1.0)
+    with pytest.raises(RequestError, match="no option 'knid'"):
+        check_measure(registry.load("measures", "r2"), {"r2.knid": "adjusted"})
+
+
+def test_a_measure_without_a_value_is_not_checked_further():
+    @site_measure()
+    def shy(x, y):
+        """Never say anything."""
+        if math.inf > len(x):
+            raise nlbench.Undefined("never")
+        return 1.0
+
+    (check,) = check_measure(shy)
+    assert (check.verdict, check.detail) == ("not checked", "never")

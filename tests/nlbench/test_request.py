@@ -1,0 +1,234 @@
+import math
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.errors import RequestError
+from nlbench.request import (
+    ExecutionOptions,
+    Request,
+    RunOptions,
+    flags_of,
+    parse_seeds,
+    parse_size,
+    read_config,
+    to_toml,
+    write_request,
+)
+
+NAMES = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters=",\0"), min_size=1)
+    .map(str.strip)
+    .filter(bool),
+    min_size=1,
+    max_size=3,
+    unique=True,
+).map(tuple)
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(-(2**62), 2**62),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+)
+KEYS = st.from_regex(r"[a-z]{1,8}\.[a-z_]{1,8}", fullmatch=True)
+
+
+@given(
+    names=NAMES,
+    weights=NAMES,
+    seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3, unique=True).map(tuple),
+    settings=st.dictionaries(KEYS, VALUES, max_size=3),
+)
+def test_a_request_written_and_read_asks_for_the_same(
+    tmp_path_factory, names, weights, seeds, settings
+):
+    request = Request(names, names, names, weights=weights, seeds=seeds, settings=settings)
+    path = tmp_path_factory.mktemp("config") / "request.toml"
+    write_request(path, request)
+    read = read_config(path)
+    assert Request(**{**read, "settings": read.pop("settings", {})}) == request
+
+
+@given(number=st.floats(allow_nan=True))
+def test_every_number_is_written_as_toml_has_it(number):
+    text = to_toml(Request(("a",), ("b",), ("c",), settings={"a.b": number}))
+    read = tomllib.loads(text)["set"]["a.b"]
+    assert read == number or (math.isnan(read) and math.isnan(number))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("measures = [", "is no TOML"),
+        ("mesures = ['r2']", "unknown key 'mesures'; did you mean 'measures'?"),
+        ("measures = 3", "measures: expected names, got 3"),
+        ("measures = []", "measures: expected at least one"),
+        ("measures = ['']", "expected names"),
+        ("seeds = ['one']", "seeds: expected whole numbers"),
+        ("seeds = [true]", "seeds: expected whole numbers"),
+        ("seeds = [-1]", "seeds: -1 is out of bounds"),
+        ("samples = 'many'", "samples: expected a whole number, got 'many'"),
+        ("samples = true", "samples: expected a whole number, got True"),
+        ("timeout = '3'", "timeout: expected a number, got '3'"),
+        ("model = 'a'\nmodels = 'b'", "'model' and 'models' are the same"),
+        ("set = 3", "set: expected a table"),
+        ("[set]\n'a.b' = [1]", "a.b: expected text, a number or true"),
+        ("[[set]]", "set: expected a table"),
+        ("x = " + "[" * 5000, "is no TOML"),
+        ("samples = " + "9" * 5000, "is no TOML"),
+        ("samples = 9223372036854775808", "out of bounds, expected 0 or more"),
+        ("set." + "a." * 5000 + "b = 1", "tables in tables"),
+        ("[set]\n'a.b' = 1\na.b = 2", "a.b is set twice"),
+        ("measures = 'r2'\nmeasure = 'cka'", "'measures' and 'measure' are the same"),
+        ("threads = 100000", "threads: 100000 is out of bounds, expected 1 to 1024"),
+        ("timeout = 1e300", "timeout: 1e+300 is out of bounds"),
+        ("rerun = 'al'", "rerun: unknown 'al'; did you mean 'all'?"),
+        ("precision = 'float8'", "precision: unknown 'float8'; did you mean 'float"),
+        ("seeds = '5-1'", "seeds: '5-1' runs backwards"),
+        ("seeds = '0-999999999999'", "seeds: too many"),
+        ("report = 1", "report: expected true or false, got 1"),
+        ("dry_run = true", "unknown key 'dry_run'"),
+    ],
+)
+def test_a_file_that_makes_no_request_is_one_line_with_its_name(tmp_path, text, says):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(RequestError) as caught:
+        read_config(path)
+    assert says in str(caught.value)
+    assert "c.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+    (tmp_path / "latin.toml").write_bytes(b"data = 'caf\xe9'")
+    for path in (tmp_path, tmp_path / "absent.toml", tmp_path / "latin.toml"):
+        with pytest.raises(RequestError, match="can't read"):
+            read_config(path)
+
+
+def test_options_may_stand_in_tables_of_their_own(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[set.affinity]\nshrinkage = 'none'\n[set]\n'sites.batch' = 8\n")
+    assert read_config(path)["settings"] == {"affinity.shrinkage": "none", "sites.batch": 8}
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1e3", "4XB", "0", "9999TB", "1.2.3", "nan"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(RequestError, match="--memory"):
+        parse_size(text)
+
+
+def test_sizes_are_decimal_or_binary():
+    assert parse_size("2k") == 2000
+    assert parse_size("2KiB") == 2048
+    assert parse_size("1T") == 10**12
+
+
+@given(seeds=st.lists(st.integers(0, 500), min_size=1, max_size=8))
+def test_seeds_are_read_as_they_are_typed_each_once(seeds):
+    expected = tuple(dict.fromkeys(seeds))
+    assert parse_seeds([",".join(map(str, seeds))]) == expected
+    assert parse_seeds([f"0{seed}" for seed in seeds]) == expected
+    low, high = min(seeds), max(seeds)
+    for text in (f"{low}-{high}", f" {low} .. {high} ", f"{low}-{high},{low}"):
+        assert parse_seeds([text]) == tuple(range(low, high + 1))
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "-1", "1-", "-", "a-b", "1-2-3", "1.5", "²", "9" * 5000, "1 2", "0x1"]
+)
+def test_what_are_no_seeds_are_one_line(text):
+    with pytest.raises(RequestError, match="--seeds: expected whole numbers of 0 or more, got '"):
+        parse_seeds([text])
+
+
+def test_a_glob_of_checkpoints_is_the_files_that_it_matches(tmp_path, monkeypatch):
+    for name in ("b.pt", "a.pt", "c.txt", "with,comma.pt", "star*.pt"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder.pt").mkdir()
+    monkeypatch.chdir(tmp_path)
+    weights = flags_of(Request)["weights"]
+
+    def read(*texts):
+        return weights.of_text(list(texts), "--weights")
+
+    assert read("*.pt") == ("a.pt", "b.pt", "star*.pt", "with,comma.pt")
+    assert read(f"{tmp_path}/[ab].pt") == (f"{tmp_path}/a.pt", f"{tmp_path}/b.pt")
+    assert read("init,a.pt", "a.pt") == ("init", "a.pt")
+    assert read("with,comma.pt") == ("with,comma.pt",)
+    assert read("star*.pt") == ("star*.pt",)
+    with pytest.raises(RequestError, match=r"--weights: no file matches '\*.safetensors'"):
+        read("*.safetensors")
+    with pytest.raises(RequestError, match="--weights: expected trained, init, auto or a check"):
+        read("")
+
+
+VALID = {
+    "measures": "r2,cka", "models": "vgg8", "data": "digits", "weights": "init", "seeds": "0-2",
+    "samples": "7", "split": "train", "device": "cpu", "settings": "r2.folds=3",
+    "precision": "float64", "rerun": "all", "timeout": "2.5", "memory": "1GB",
+    "executor": "processes", "workers": "2", "address": "", "threads": "3", "sites": "kind:relu",
+    "out": "here", "progress": "plain",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Request, ExecutionOptions, RunOptions])
+def test_flags_files_and_arguments_are_read_alike(tmp_path, kind):
+    flags = flags_of(kind)
+    typed = {name: VALID[name] for name in flags if name in VALID}
+    asked = {
+        name: flags[name].of_text([text] if flags[name].is_repeatable else text, f"--{name}")
+        for name, text in typed.items()
+    }
+    lines, tables = [], []
+    for name, text in typed.items():
+        key = flags[name].names[-1]
+        if flags[name].kind in ("whole", "number"):
+            lines.append(f"{key} = {text}")
+        elif flags[name].kind == "settings":
+            tables.append(f"[{key}]\n{text.replace('=', ' = ')}")
+        else:
+            lines.append(f"{key} = '{text}'")
+    (tmp_path / "c.toml").write_text("\n".join([*lines, *tables]))
+    read = read_config(tmp_path / "c.toml")
+    settings = read.get("settings", {})
+    assert {name: str(value) for name, value in settings.items()} == asked.get("settings", {})
+    assert kind(**{**read, "settings": asked["settings"]} if settings else read) == kind(**asked)
+    python = {n: typed[n] for n in typed if flags[n].kind not in ("whole", "number", "settings")}
+    rest = {name: asked[name] for name in typed if name not in python}
+    assert kind(**python, **rest) == kind(**asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"measures": ()}, "measures: expected at least one"),
+        ({"measures": 3}, "measures: expected names, got 3"),
+        ({"measures": ("r2", 3)}, "measures: expected names, got 3"),
+        ({"seeds": (-1,)}, "seeds: -1 is out of bounds"),
+        ({"seeds": (True,)}, "seeds: expected whole numbers of 0 or more, got True"),
+        ({"seeds": 1.5}, "seeds: expected whole numbers of 0 or more, got 1.5"),
+        ({"samples": -1}, "samples: -1 is out of bounds, expected 0 or more"),
+        ({"samples": 10**5000}, "samples: an int is out of bounds"),
+        ({"split": "valid"}, "split: unknown 'valid'"),
+        ({"device": None}, "device: expected text, got None"),
+        ({"precision": 3}, "precision: expected text, got 3"),
+        ({"settings": [("a.b", 1)]}, "settings: expected a table, got a list"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_its_name(given, says):
+    with pytest.raises(RequestError) as caught:
+        Request(**given)
+    assert says in str(caught.value)
+
+
+def test_help_says_every_default_and_every_flag_has_help():
+    for kind in (Request, ExecutionOptions, RunOptions):
+        for name, one in flags_of(kind).items():
+            assert one.help, name
+            default = kind.__dataclass_fields__[name].default
+            if default not in (None, "", True) and one.kind != "settings":
+                assert one.default, name
