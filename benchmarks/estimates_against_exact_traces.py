@@ -12,6 +12,7 @@ Prints a table, writes ``estimates_against_exact_traces.json`` and ``.png`` besi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def dense(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     widths = [768, 256, 256, 256, 10]
     layers: list[nn.Module] = [nn.Flatten()]
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -190,7 +191,7 @@ def main() -> None:
         network = make()
         for ends in segments(arguments.segments, len(name)):
             rows.append(compare(name, network, *ends))
-    for name in NAMED:
+    for name in NAMED if arguments.named else ():
         network, some = named(name, arguments.named)
         for ends in some:
             rows.append(compare(name, network, *ends))
