@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
+from nlbench.probes.lines import estimate_segment
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
@@ -206,3 +207,18 @@ def test_without_looks_there_is_nothing_to_measure():
     measure = AbsoluteDeviation()
     measure.reset()
     assert measure.compute().status == "undefined"
+
+
+def test_an_estimate_is_taken_as_a_trace_is():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 2))
+    start, end = torch.randn(2, 3)
+    estimate, trace = estimate_segment(network, start, end), trace_segment(network, start, end)
+    exact = absolute_deviation(trace)
+    torch.testing.assert_close(absolute_deviation(estimate), exact, rtol=3e-3, atol=1e-4)
+    result = reading_of([TracedSegment(0, 0, estimate)])
+    assert result.notes["method"] == "refined"
+    assert result.summary["error"] == pytest.approx(
+        estimate.length * float(estimate.deviation_error.norm())
+    )
+    assert "estimated" in result.reason

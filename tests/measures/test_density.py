@@ -4,6 +4,7 @@ from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.measures.density import Density
+from nlbench.probes.lines import estimate_segment, trace_segment
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths
 from nlbench.probes.lines.quadrature import integrate_along
 
@@ -126,3 +127,21 @@ def test_without_looks_there_is_nothing_to_measure():
 def test_more_regions_means_more_nonlinear():
     assert Density.more_means == "more nonlinear"
     assert Density.bounds == (0, pytest.approx(float("inf")))
+
+
+def test_an_estimate_is_taken_as_a_trace_is():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 2))
+    ends = 2 * torch.randn(2, 3)
+    estimate, trace = estimate_segment(network, *ends), trace_segment(network, *ends)
+    measure = Density()
+    measure.reset()
+    measure.update(TracedSegment(0, 0, estimate))
+    measure.update(TracedSegment(0, 1, trace))
+    result = measure.compute()
+    statistics = result.values[0].statistics
+    assert statistics["value"] == pytest.approx(2 * trace.crossings, abs=estimate.error + 1e-9)
+    assert statistics["at_least"] <= 2 * trace.crossings
+    assert statistics["error"] == estimate.error
+    assert "slope_changes" not in statistics
+    assert result.notes["method"] == "refined, exact"

@@ -415,7 +415,7 @@ class _Group:
         for key in set(zip(step.tolist(), margin.tolist(), strict=True)):
             mine = (step == key[0]) & (margin == key[1])
             counted = self._sides[outputs[key[0]], key[1]].counted
-            for s in (interval[mine] // steps).unique().tolist():
+            for s in set((interval[mine] // steps).tolist()):
                 _clear(counted[s], unit[mine & (interval // steps == s)])
 
     def _switched(self, found: _Found, steps: int) -> Tensor:
