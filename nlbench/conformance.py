@@ -22,7 +22,7 @@ from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_probe, make_bench
 from nlbench.probes import Resources
-from nlbench.subjects.load import Subject
+from nlbench.subjects.subject import Subject
 
 __all__ = ["Check", "check_measure"]
 
