@@ -570,6 +570,6 @@ def _on_host(observation: SiteBatch) -> _Item:
     )
     if not is_cuda:
         return moved, lambda: None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return moved, event.synchronize
