@@ -24,7 +24,7 @@ import torch
 
 from nlbench.models.training.linearise import LinearisingRequest, linearise
 from nlbench.models.training.train import suited_recipe
-from nlbench.store.record import Run
+from nlbench.store.run_folder import Run
 
 FEWEST_LINEAR, MOST_LOST = 0.3, 0.02
 
@@ -37,12 +37,13 @@ def summary(run: Run) -> list[dict[str, object]]:
     }
     groups: dict[tuple[str, float], list[str]] = {}
     for subject in run.manifest["subjects"]:
-        key = (subject["mode"], -1.0 if subject["omega"] is None else subject["omega"])
+        made = subject["weights_metadata"]
+        key = (made["recipe"], float(made["omega"])) if "omega" in made else ("reference", -1.0)
         groups.setdefault(key, []).append(subject["weights"])
     table = []
     for (mode, omega), weights in sorted(groups.items()):
         row: dict[str, object] = {"mode": mode, "omega": None if omega < 0 else omega}
-        for measure in ("accuracy", "linear_units", "pathlength"):
+        for measure in ("accuracy", "linear-units", "pathlength"):
             found = [values[w, measure] for w in weights]
             row[measure] = statistics.fmean(found)
             row[f"{measure}_std"] = statistics.pstdev(found)
@@ -75,7 +76,6 @@ def main() -> None:
             "digits",
             mode,
             suited_recipe(arguments.model, arguments.base_recipe),
-            "pathlength",
             omegas=tuple(map(float, omegas.split(","))),
             seeds=seeds,
             changes={"epochs": arguments.epochs * (1 if mode == "post-training" else 3)},
@@ -87,7 +87,7 @@ def main() -> None:
     for row in table:
         print(
             f"{row['mode']:14} ω {row['omega']!s:8} accuracy {row['accuracy']:.4f} ± "
-            f"{row['accuracy_std']:.4f}  linear {row['linear_units']:.3f}  path length "
+            f"{row['accuracy_std']:.4f}  linear {row['linear-units']:.3f}  path length "
             f"{row['pathlength']:.3f} ± {row['pathlength_std']:.3f}"
         )
     reference = next(row for row in table if row["mode"] == "reference")
@@ -95,7 +95,7 @@ def main() -> None:
     kept = [
         row["omega"]
         for row in post
-        if row["linear_units"] >= FEWEST_LINEAR
+        if row["linear-units"] >= FEWEST_LINEAR
         and reference["accuracy"] - row["accuracy"] <= MOST_LOST
     ]
     lengths = [row["pathlength"] for row in post]

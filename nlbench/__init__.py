@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nlbench.probes.ops import register_op
     from nlbench.runner import run
     from nlbench.signature import Signature, module_of
-    from nlbench.store.record import Run, load_run
+    from nlbench.store.run_folder import Run, load_run
     from nlbench.subjects.data import Dataset
 
 __all__ = [
@@ -72,14 +72,14 @@ _HOMES = {
     "Result": "measure",
     "Request": "request",
     "RequestError": "errors",
-    "Run": "store.record",
+    "Run": "store.run_folder",
     "Signature": "signature",
     "Source": "citation",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",
     "evaluate": "evaluation",
-    "load_run": "store.record",
+    "load_run": "store.run_folder",
     "module_of": "signature",
     "register_op": "probes.ops",
     "run": "runner",

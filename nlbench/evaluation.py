@@ -20,8 +20,8 @@ from nlbench.measure import Measure
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_measures, load_probe, make_bench
 from nlbench.progress import Monitor, Progress
-from nlbench.store.manifest import contents, make_manifest, measure_facts
-from nlbench.store.record import Run
+from nlbench.store.manifest import make_manifest, measure_facts
+from nlbench.store.run_folder import Run
 from nlbench.subjects.inputs import Arguments, BatchReader, is_batch, model_called, refused
 from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
 
@@ -137,10 +137,9 @@ def evaluate(
         keys = {measure.name: key_of(measure) for measure, _ in bench.measures}
         records = [replace(record, key=keys[record.measure["name"]]) for record in records]
     request = {"measures": [m.name for m in chosen], "settings": dict(settings or {})}
-    manifest = make_manifest(request, machine)
     seconds = round(time.perf_counter() - began, 3)
-    manifest = {**manifest, "seconds": seconds, **contents(records)}
-    return Run(manifest, records)
+    manifest = replace(make_manifest(request, machine), seconds=seconds)
+    return Run(manifest.of_records(records), records)
 
 
 def _check_model(model: object) -> None:

@@ -1,15 +1,18 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one; reading what anybody may have written."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from nlbench.errors import RequestError
 
@@ -19,6 +22,7 @@ __all__ = [
     "is_unused",
     "locked",
     "make_folder",
+    "parse_json",
     "read_text",
     "remove_parts",
     "spreadsheet_safe",
@@ -28,6 +32,9 @@ __all__ = [
 
 
 _PART = re.compile(r"\..+\.\w+\.part")
+
+DEEPEST = 32
+"""Levels of nesting in a file of nlbench's; its own have about six."""
 
 LARGEST_TEXT = 2**26
 """Bytes of the largest text that is read: far more than any request, record or plan."""
@@ -121,6 +128,57 @@ def spreadsheet_text(cell: str) -> str:
 _MARKED = frozenset("=+-@\t\r\n'")
 
 
+def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
+    """Read JSON that anybody may have written.
+
+    Parameters
+    ----------
+    text : str
+    origin : str
+        Where it is from, for the message.
+    finite : bool
+        Whether NaN and infinities, which JSON proper has not, are refused.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is damaged, nested too deeply, or has a number or a text that nothing can be done
+        with.
+    """
+    constants: dict[str, Any] = {"parse_constant": _refuse} if finite else {}
+    try:
+        content = json.loads(text, parse_int=_whole, **constants)
+        if not _is_flat(content, DEEPEST):
+            raise ValueError(f"nested in more than {DEEPEST} levels")
+        if "\\u" in text:
+            # Half of a character that takes two can be escaped, and never written again.
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise RequestError(f"{origin} is damaged: nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"{origin} is damaged: {' '.join(str(error).split())}") from error
+    return content
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20:
+        raise ValueError(f"a whole number of {len(text)} digits")
+    return int(text)
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _is_flat(content: object, levels: int) -> bool:
+    if not isinstance(content, dict | list):
+        return True
+    inner = content.values() if isinstance(content, dict) else content
+    return levels > 0 and all(
+        _is_flat(value, levels - 1) for value in inner if isinstance(value, dict | list)
+    )
+
+
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file whole or not at all, and make sure that it is on the disk.
 
@@ -136,26 +194,25 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     nlbench.RequestError
         If it can't be written.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
-        handle, temporary = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".part"
-        )
+        data = content.encode("utf-8") if isinstance(content, str) else content
+        part = path.parent / f".{path.name[:40]}.{secrets.token_hex(8)}.part"
+        # As readable as any other file: the system applies the user's mask.
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            # mkstemp makes files for the owner only; a record is as readable as any other file.
-            Path(temporary).chmod(0o666 & ~_umask())
-            Path(temporary).replace(path)
+            part.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+                part.unlink()
             raise
         _sync_folder(path.parent)
-    except OSError as error:
-        raise RequestError(f"can't write {path}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise RequestError(f"can't write {path}: {what}") from error
 
 
 def make_folder(path: Path) -> None:
@@ -170,26 +227,40 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
-    except OSError as error:
-        raise RequestError(f"can't write to {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise RequestError(f"can't write to {path}: {what}") from error
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[int | None]:
     """Keep other writers out of a folder; of a run's that has its ``cells`` already.
+
+    Yields
+    ------
+    int or None
+        A handle of what is locked; None where there are no locks.
 
     Raises
     ------
     nlbench.RequestError
-        If there is one.
+        If there is another one.
     """
     try:
         import fcntl
     except ImportError:  # no such thing on Windows: records are whole anyway
-        yield
+        yield None
         return
     cells = folder / "cells"
-    handle = os.open(cells if cells.is_dir() else folder, os.O_RDONLY)
+    try:
+        # A link would lead out of the folder.
+        handle = (
+            os.open(cells, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            if os.path.lexists(cells)
+            else os.open(folder, os.O_RDONLY)
+        )
+    except OSError as error:
+        raise RequestError(f"can't write to {cells}: it is no folder, or a link") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,7 +270,7 @@ def locked(folder: Path) -> Iterator[None]:
             ) from error
         except OSError:
             pass  # a file system without locks
-        yield
+        yield handle
     finally:
         os.close(handle)
 
@@ -211,7 +282,7 @@ def is_unused(folder: Path) -> bool:
     """
     return folder.is_dir() and not any(
         any(not _is_part(cell) for cell in entry.iterdir())
-        if entry.name == "cells" and entry.is_dir()
+        if entry.name == "cells" and entry.is_dir() and not entry.is_symlink()
         else not (_is_part(entry) or (entry.name == "checkpoints" and entry.is_dir()))
         for entry in folder.iterdir()
     )
@@ -227,12 +298,6 @@ def remove_parts(folder: Path) -> None:
 
 def _is_part(path: Path) -> bool:
     return _PART.fullmatch(path.name) is not None and path.is_file()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sync_folder(folder: Path) -> None:

@@ -216,6 +216,11 @@ class Result:
         """
         return sum(value.status == "ok" for value in self.values), len(self.values)
 
+    def _repr_html_(self) -> str:
+        from nlbench import registry
+
+        return str(registry.load("reports", "notebook")(self))
+
     @classmethod
     def missing(
         cls, status: Status, reason: str, values: tuple[Value, ...] = (), n: int = 0

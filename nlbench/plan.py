@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ from typing import Any
 from nlbench import registry
 from nlbench.contract import as_measure
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
-from nlbench.files import write_atomically
+from nlbench.files import parse_json, read_text, write_atomically
 from nlbench.hashing import content_key
 from nlbench.measure import Measure
 from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source
-from nlbench.request import PRECISIONS, Request, Settings
+from nlbench.request import Request, Settings
 from nlbench.subjects.data import dataset_info
-from nlbench.subjects.load import SubjectSpec, choose_weights
+from nlbench.subjects.load import FRESH, SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Settings",
     "Target",
     "Wanted",
+    "check_unchanged",
     "checked_measure",
     "keep_plan",
     "kept_plan",
@@ -246,21 +247,33 @@ class Plan:
         """The measures, in their order."""
         return list({cell.wanted.name: cell.wanted for cell in self.cells}.values())
 
+    @property
+    def decided(self) -> dict[tuple[object, ...], object]:
+        """What decides the cells' numbers, as `nlbench.store.run_folder.decided_by` has it."""
+        return {
+            **{("measure", one.name): (one.version, dict(one.options)) for one in self.wanted},
+            **{("probe", one.probe): dict(one.settings) for one in self.wanted},
+            **{("subject", *cell.identity[:4]): cell.target.key for cell in self.cells},
+        }
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain content, without repetition; `of` reads it."""
+        """Plain content, without repetition; `from_dict` reads it."""
         targets, wanted = self.targets, self.wanted
         rows = {target.key: number for number, target in enumerate(targets)}
         columns = {one.name: number for number, one in enumerate(wanted)}
         return {
             "device": self.device,
             "precision": self.precision,
-            "targets": [asdict(target) for target in targets],
+            "targets": [
+                {**vars(target), "spec": {**vars(target.spec), "options": target.spec.options}}
+                for target in targets
+            ],
             "measures": [asdict(one) for one in wanted],
             "cells": [[c.key, rows[c.target.key], columns[c.wanted.name]] for c in self.cells],
         }
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, content: Mapping[str, Any]) -> Plan:
         """Make a plan of what `to_dict` gave."""
         targets = [Target(**{**t, "spec": _spec_of(t["spec"])}) for t in content["targets"]]
         wanted = [Wanted(**one) for one in content["measures"]]
@@ -293,7 +306,6 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     nlbench.RequestError, nlbench.PluginError
         If a name, a number or a file in it can't be used.
     """
-    _check(request)
     names = registry.expand("datasets", request.data)
     infos = {name: dataset_info(registry.load("datasets", name)) for name in names}
     bench = make_bench(
@@ -308,7 +320,7 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         for m, options in bench.measures
     ]
     prints = {name: _fingerprint(name, infos[name].fingerprint, bench.data[name]) for name in names}
-    providers = _Providers()
+    providers, choices = _Providers(), _Choices()
     targets: dict[str, Target] = {}
     remarks: dict[str, None] = {}
     for spec in _specs(request, bench):
@@ -319,7 +331,10 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
             "device": device.partition(":")[0],
             "precision": request.precision,
         }
-        target = _target(spec, facts, prints[spec.data].problem, remarks)
+        weights = choices.of(spec)
+        if weights.remark:
+            remarks.setdefault(weights.remark)
+        target = _target(spec, facts, prints[spec.data].problem, weights)
         targets.setdefault(target.key, target)
     _check_targets(list(targets.values()))
     for remark in remarks:
@@ -334,20 +349,6 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         device,
         request.precision,
     )
-
-
-def _check(request: Request) -> None:
-    if request.split not in ("test", "train"):
-        raise RequestError(f"unknown split '{request.split}'; expected test or train")
-    if not 0 <= request.samples < 2**63:
-        raise RequestError(f"samples: {request.samples} is out of bounds, expected 0 (all) or more")
-    if request.precision not in PRECISIONS:
-        raise RequestError(
-            f"unknown precision '{request.precision}'{nearest(request.precision, PRECISIONS)}"
-        )
-    for seed in request.seeds:
-        if not 0 <= seed < 2**63:
-            raise RequestError(f"seeds: {seed} is out of bounds, expected 0 or more")
 
 
 def _check_targets(targets: Sequence[Target]) -> None:
@@ -395,22 +396,51 @@ def _fingerprint(name: str, of: Callable[..., str] | None, options: Options) -> 
         return _Print("", f"dataset '{name}': {type(error).__name__}: {error}")
 
 
-def _target(
-    spec: SubjectSpec, facts: Mapping[str, Any], problem: str, remarks: dict[str, None]
-) -> Target:
-    label, identity = spec.weights, "absent"
+@dataclass(frozen=True)
+class _Weights:
+    """What the weights of a request come to, for all seeds."""
+
+    label: str
+    identity: str
+    problem: str = ""
+    remark: str = ""
+
+
+class _Choices:
+    """Chooses the weights of each model on each dataset once, however many seeds there are."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], _Weights] = {}
+
+    def of(self, spec: SubjectSpec) -> _Weights:
+        key = spec.model, spec.weights, spec.data, spec.options
+        if key not in self._made:
+            self._made[key] = _chosen(spec)
+        return self._made[key]
+
+
+def _chosen(spec: SubjectSpec) -> _Weights:
+    label = spec.weights
     try:
         choice = choose_weights(spec)
-        label, identity = choice.label, choice.identity
-        if choice.remark:
-            remarks.setdefault(choice.remark)
+        label = choice.label
+        return _Weights(label, choice.identity, "", choice.remark)
     except NlbenchError as error:
-        problem = problem or " ".join(str(error).split())
+        return _Weights(label, "absent", " ".join(str(error).split()))
     except OSError as error:
-        problem = problem or f"weights '{spec.weights}': {error.strerror or error}"
-    subject = {**asdict(spec), "weights": identity, "options": dict(spec.options)}
+        return _Weights(label, "absent", f"weights '{spec.weights}': {error.strerror or error}")
+
+
+def _target(spec: SubjectSpec, facts: Mapping[str, Any], problem: str, weights: _Weights) -> Target:
+    subject = {
+        **{entry.name: getattr(spec, entry.name) for entry in fields(spec)},
+        "weights": weights.identity,
+        "options": dict(spec.options),
+    }
     key = content_key({"subject": subject, **facts})
-    return Target(key, spec, label, problem, "" if problem else identity, facts["files"])
+    problem = problem or weights.problem
+    identity = "" if problem else weights.identity
+    return Target(key, spec, weights.label, problem, identity, facts["files"])
 
 
 def _cell_key(target: Target, wanted: Wanted, providers: list[str]) -> str:
@@ -432,11 +462,42 @@ class _Providers:
 
     def __init__(self) -> None:
         self._groups: dict[str, Mapping[str, registry.Entry]] = {}
+        self._found: dict[tuple[str, str], list[str]] = {}
 
     def of(self, group: str, name: str) -> list[str]:
         if group not in self._groups:
             self._groups[group] = registry.entries(group)
-        return list(self._groups[group][name].providers)
+        if (group, name) not in self._found:
+            self._found[group, name] = list(self._groups[group][name].providers)
+        return self._found[group, name]
+
+
+def check_unchanged(target: Target, planned_at: str) -> None:
+    """Refuse a subject whose weights or data aren't those of the plan, from which its key comes.
+
+    Parameters
+    ----------
+    target : Target
+        Just loaded.
+    planned_at : str
+        The machine that made the plan. Another one may have copies of the data with other
+        times; they are compared by their content there, see `nlbench.store.record.same_subject`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the files have changed since.
+    """
+    spec = target.spec
+    changed = ""
+    if target.weights and choose_weights(spec).identity != target.weights:
+        changed = f"{spec.model} with weights {target.label}: the file has"
+    fingerprint = dataset_info(registry.load("datasets", spec.data)).fingerprint
+    if fingerprint is not None and planned_at == platform.node():
+        found = str(fingerprint(**dict(spec.options)))
+        changed = changed if found == target.files else f"{spec.data}: its files have"
+    if changed:
+        raise RequestError(f"{changed} changed since the run was planned; start it again")
 
 
 PLAN = "plan.json"
@@ -459,21 +520,21 @@ def keep_plan(folder: Path, request: Request, plan: Plan) -> None:
     text = json.dumps(content) + "\n"
     file = folder / PLAN
     # Left alone where nothing has changed: the folder may be read-only.
-    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+    if not file.is_file() or read_text(file) != text:
         write_atomically(file, text)
 
 
 def kept_plan(folder: Path, request: Request) -> Plan | None:
     """Give the plan kept for a request; None if there is none or something has changed."""
     try:
-        content = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        content = parse_json(read_text(folder / PLAN), PLAN, finite=False)
         if content["format"] != FORMAT or content["request"] != _request(request):
             return None
         if content["here"] != _here() or content["plugins"] != _plugins(request):
             return None
         if any(_stamp(path) != stamp for path, stamp in content["files"].items()):
             return None
-        plan = Plan.of(content["plan"])
+        plan = Plan.from_dict(content["plan"])
         return plan if content["prints"] == _prints(plan, content["prints"]) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, NlbenchError):
         # Damaged, of another version, or about plugins that are gone: a new plan is made.
@@ -562,26 +623,24 @@ def _stamp(path: str) -> Stamp:
 
 def _files(plan: Plan) -> Iterable[str]:
     """Checkpoints that the plan's weights came from, or would come from if they were there."""
-    for target in plan.targets:
-        spec = target.spec
-        if spec.weights in ("auto", "trained"):
-            trained = model_info(registry.load("models", spec.model)).trained
-            if spec.data in trained:
-                yield str(Path(trained[spec.data]).absolute())
-        elif spec.weights != "init":
-            yield str(Path(spec.weights).absolute())
+    wanted = {(t.spec.model, t.spec.weights, t.spec.data): None for t in plan.targets}
+    for model, weights, data in wanted:
+        if weights in ("auto", "trained"):
+            trained = model_info(registry.load("models", model)).trained
+            if data in trained:
+                yield str(Path(trained[data]).absolute())
+        elif weights not in FRESH:
+            yield str(Path(weights).absolute())
 
 
 def _prints(plan: Plan, names: Container[str]) -> dict[str, Any]:
     """Fingerprints of those of the named datasets that have any; the others aren't imported."""
     prints: dict[str, Any] = {}
-    for target in plan.targets:
-        spec = target.spec
-        if spec.data in names and spec.data not in prints:
-            of = dataset_info(registry.load("datasets", spec.data)).fingerprint
-            if of is not None:
-                try:
-                    prints[spec.data] = str(of(**dict(spec.options)))
-                except (Exception, SystemExit) as error:
-                    prints[spec.data] = f"none: {error}"
+    for data, options in {t.spec.data: t.spec.options for t in plan.targets}.items():
+        of = dataset_info(registry.load("datasets", data)).fingerprint if data in names else None
+        if of is not None:
+            try:
+                prints[data] = str(of(**dict(options)))
+            except (Exception, SystemExit) as error:
+                prints[data] = f"none: {error}"
     return prints

@@ -49,6 +49,7 @@ class Monitor:
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._passed_on = progress
+        self._said: set[str] = set()
 
     def begin(self, steps: int) -> None:
         """Get ready for that many steps."""
@@ -61,8 +62,9 @@ class Monitor:
             self._passed_on.step(what)
 
     def warn(self, message: str) -> None:
-        """Say something that the user should know, in one line."""
-        if self._passed_on:
+        """Say something that the user should know, in one line, and once."""
+        if self._passed_on and message not in self._said:
+            self._said.add(message)
             self._passed_on.warn(message)
 
     def loading(self) -> None:

@@ -25,7 +25,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
+from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, shown
 
 __all__ = [
     "GROUPS",
@@ -216,7 +216,8 @@ def find(group: str, name: str) -> Entry:
         if not claims or _lists(entry.family, member):
             return Entry(group, name, claims + entry.claims, entry.family)
     if not claims:
-        raise RequestError(f"there is no {GROUPS[group]} '{name}'{nearest(name, entries(group))}")
+        hint = nearest(name, entries(group))
+        raise RequestError(f"there is no {GROUPS[group]} '{shown(name)}'{hint}")
     return Entry(group, name, claims)
 
 
@@ -271,7 +272,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
 
     Examples
     --------
-    >>> expand("measures", ["r2", "a*"])
+    >>> expand("measures", ["r2", "a[bf]*"])
     ['r2', 'absdev', 'affinity']
     """
     known: Entries | None = None
@@ -286,7 +287,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
         matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == slashes]
         if not matches:
             hint = nearest(pattern, names)
-            raise RequestError(f"no {GROUPS[group]} matches '{pattern}'{hint}")
+            raise RequestError(f"no {GROUPS[group]} matches '{shown(pattern)}'{hint}")
         found.update(dict.fromkeys(matches))
     return list(found)
 

@@ -191,7 +191,7 @@ class Flag:
     def _seeds(self, value: object, label: str) -> tuple[int, ...]:
         if isinstance(value, str):
             return parse_seeds([value], label)
-        entries = value if isinstance(value, list | tuple | range) else [value]
+        entries: Sequence[Any] = value if isinstance(value, list | tuple | range) else [value]
         for entry in entries:
             if not isinstance(entry, int) or isinstance(entry, bool):
                 raise RequestError(f"{label}: expected {_WORDS['seeds']}, got {_got(entry)}")
@@ -322,7 +322,8 @@ class Request:
         group="datasets",
     )
     weights: tuple[str, ...] = flag(
-        "trained, init, or checkpoints' paths or globs, with commas; auto: trained where it ships.",
+        "trained, init, calibrated (init, with batch norm's statistics of the samples), or "
+        "checkpoints' paths or globs, with commas; auto: trained where it ships.",
         "paths",
         ("auto",),
     )

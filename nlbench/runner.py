@@ -8,33 +8,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.executors import WorkerPool, executed
 from nlbench.execution.work_units import units_of
-from nlbench.plan import Cell, Plan, kept_plan, load_probe, make_plan
+from nlbench.measure import Status
+from nlbench.plan import Cell, Plan, keep_plan, kept_plan, load_probe, make_plan
 from nlbench.progress import Monitor, Progress
-from nlbench.request import ExecutionOptions, Request
-from nlbench.store.record import Record, Run, load_run
-from nlbench.store.run_folder import (
-    Book,
-    check_alike,
-    check_free,
-    difference,
-    expected_facts,
-    forget_failures,
-    open_run,
-    remove_run,
-)
-
-if TYPE_CHECKING:
-    from nlbench.execution.numerics import Machine
+from nlbench.request import ExecutionOptions, Request, write_request
+from nlbench.store.manifest import make_manifest
+from nlbench.store.record import Record, recorded_facts, same_subject
+from nlbench.store.run_folder import Run, RunFolder
 
 __all__ = ["Preview", "preview", "run"]
 
@@ -51,7 +39,7 @@ class Preview:
     recorded : tuple of Cell
         Already there.
     impossible : tuple of Cell
-        With the reason in ``cell.target.impossible``.
+        With the reason in ``cell.target.impossible``; they are recorded as skipped.
     """
 
     plan: Plan
@@ -71,7 +59,7 @@ def preview(
 
     Parameters
     ----------
-    request, out, conduct, progress
+    request, out, execution, progress
         As for `run`.
 
     Raises
@@ -79,36 +67,13 @@ def preview(
     nlbench.RequestError, nlbench.PluginError
         If the request can't be carried out as a whole.
     """
-    execution, progress = execution or ExecutionOptions(), progress or Monitor()
-    folder = Path(out)
-    old = load_run(folder) if check_free(folder) else Run({}, [], folder)
-    plan = kept_plan(folder, request)
-    if plan is None or _sorted(plan, old.records, execution).new:
-        plan = make_plan(request, _device(request), progress.warn)
-    check_alike(old, plan)
-    return _sorted(plan, old.records, execution)
-
-
-def _sorted(plan: Plan, records: Iterable[Record], execution: ExecutionOptions) -> Preview:
-    kept = {
-        record.key
-        for record in records
-        if execution.rerun == "never" or (execution.rerun == "failed" and record.is_done)
-    }
-    recorded = tuple(cell for cell in plan.cells if cell.key in kept)
-    rest = [cell for cell in plan.cells if cell.key not in kept]
-    return Preview(
-        plan,
-        tuple(cell for cell in rest if not cell.target.impossible),
-        recorded,
-        tuple(cell for cell in rest if cell.target.impossible),
-    )
-
-
-def _device(request: Request) -> str:
-    from nlbench.execution.numerics import resolve_device
-
-    return str(resolve_device(request.device))
+    execution, folder = execution or ExecutionOptions(), RunFolder(out)
+    records = folder.read()[1] if folder.holds_a_run() else []
+    plan = kept_plan(folder.path, request)
+    if plan is None or _sorted(plan, records, execution).new:
+        plan = make_plan(request, _device(request), Monitor(progress).warn)
+    folder.check(records, plan.decided)
+    return _sorted(plan, records, execution)
 
 
 def run(
@@ -144,47 +109,87 @@ def run(
     ------
     nlbench.RequestError, nlbench.PluginError
         If the request can't be carried out as a whole. What concerns one cell only is a
-        ``failed`` reading.
+        ``failed`` result.
+    KeyboardInterrupt
+        At Ctrl-C, or where the process is asked to end; all that was finished is kept.
     """
-    progress, execution, folder = progress or Monitor(), execution or ExecutionOptions(), Path(out)
+    monitor, execution, folder = Monitor(progress), execution or ExecutionOptions(), RunFolder(out)
     finished = _finished(request, folder, execution)
     if finished is not None:
         return finished
-    began = time.perf_counter()
-    plan = make_plan(request, _device(request), progress.warn)
-    is_new = not os.path.lexists(folder)
-    with _terminated_as_interrupted(), open_run(folder, plan) as result:
-        forget_failures(result, plan.cells)
+    is_new = not os.path.lexists(folder.path)
+    with _ended_as_interrupted():
+        plan = make_plan(request, _device(request), monitor.warn)
         pool = _worker_pool(execution, plan)
-        book = Book(result, request, plan, _machine(plan, pool.threads), command, began)
-        try:
-            book.open()
-            _carry_out(book, _sorted(plan, result.records, execution), pool, progress)
-        except KeyboardInterrupt:
-            book.write()
-            raise
-        except NlbenchError:
-            if is_new and not book.done:
-                remove_run(folder)
-            raise
-        book.close()
-    return result
+        with folder.open(plan.decided):
+            folder.forget_failures(
+                {cell.key for cell in plan.cells}, {cell.identity for cell in plan.cells}
+            )
+            todo = _sorted(plan, folder.records.values(), execution)
+            try:
+                _begin(folder, request, plan, pool, command)
+                _carry_out(folder, todo, pool, monitor, request)
+            except KeyboardInterrupt:
+                folder.write()
+                raise
+            except NlbenchError:
+                if is_new and not folder.records:
+                    folder.remove()
+                raise
+            folder.write(unfinished=False)
+    return folder.run
+
+
+def _finished(request: Request, folder: RunFolder, execution: ExecutionOptions) -> Run | None:
+    """The run in a folder if it has all that is asked for and its table is up to date."""
+    if execution.rerun == "all" or not folder.holds_a_run():
+        return None
+    plan = kept_plan(folder.path, request)
+    if plan is None:
+        return None
+    manifest, records = folder.read()
+    todo = _sorted(plan, records, execution)
+    is_current = not manifest.unfinished and {r.key for r in records} == set(manifest.order)
+    is_current = is_current and folder.table_file.is_file()
+    is_done = is_current and not (todo.new or todo.impossible)
+    return Run(manifest, records, folder.path) if is_done else None
+
+
+def _sorted(plan: Plan, records: Iterable[Record], execution: ExecutionOptions) -> Preview:
+    """Which cells are to be measured, which are there."""
+    kept = {
+        record.key
+        for record in records
+        if execution.rerun == "never"
+        or (execution.rerun == "failed" and record.result.status != "failed")
+    }
+    recorded = tuple(cell for cell in plan.cells if cell.key in kept)
+    rest = [cell for cell in plan.cells if cell.key not in kept]
+    return Preview(
+        plan,
+        tuple(cell for cell in rest if not cell.target.impossible),
+        recorded,
+        tuple(cell for cell in rest if cell.target.impossible),
+    )
+
+
+def _device(request: Request) -> str:
+    from nlbench.execution.numerics import resolve_device
+
+    return str(resolve_device(request.device))
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def _ended_as_interrupted() -> Iterator[None]:
     """Take a request to end, as a cluster sends before it takes the machine away, as Ctrl-C."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    mine = [
-        number
-        for number in signals
-        if threading.current_thread() is threading.main_thread()
-        and signal.getsignal(number) == signal.SIG_DFL
-    ]
+    is_main = threading.current_thread() is threading.main_thread()
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # What somebody else has made of them is theirs.
+    mine = [n for n in known if is_main and signal.getsignal(n) == signal.SIG_DFL]
     for number in mine:
         signal.signal(number, interrupt)
     try:
@@ -192,67 +197,6 @@ def _terminated_as_interrupted() -> Iterator[None]:
     finally:
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _finished(request: Request, folder: Path, execution: ExecutionOptions) -> Run | None:
-    """The run in a folder if it has all that is asked for and its table is up to date."""
-    if execution.rerun == "all" or not check_free(folder):
-        return None
-    plan = kept_plan(folder, request)
-    if plan is None:
-        return None
-    old = load_run(folder)
-    todo = _sorted(plan, old.records, execution)
-    is_current = not old.manifest.get("unfinished") and {r.key for r in old.records} == set(
-        old.manifest.get("order", [])
-    )
-    is_current = is_current and (folder / "scores.csv").is_file()
-    return old if is_current and not (todo.new or todo.impossible) else None
-
-
-def _machine(plan: Plan, threads: int) -> Machine:
-    import torch
-
-    from nlbench.execution.numerics import Machine, some_threads
-
-    with some_threads(threads):
-        return Machine.at(torch.device(plan.device), plan.precision)
-
-
-def _carry_out(book: Book, todo: Preview, pool: WorkerPool, progress: Progress) -> None:
-    """Measure what is to be measured; a lone subject that can't be loaded is a wrong request."""
-    from nlbench.execution.measure_subject import missing_record
-
-    plan = book.plan
-    assert book.run.path is not None
-    expected = expected_facts(book.run.records)
-    cells = {cell.key: cell for cell in todo.new}
-    units = units_of(
-        todo.new,
-        plan,
-        memory=pool.execution.memory,
-        expected=expected,
-        workers=pool.workers,
-    )
-    progress.begin(_steps(todo.new, book.request))
-    alone = len(plan.targets) == 1
-    for cell in todo.impossible:
-        book.add(missing_record(cell, book.machine, cell.target.impossible))
-    # Closed at once where it is interrupted: nobody writes to the folder any more then.
-    with closing(executed(units, pool, progress)) as results:
-        for result in results:
-            if isinstance(result, Record):
-                # Processes that load a subject at different times may not find the same one.
-                expected = expected_facts([result]) | expected
-                problem = difference(result.subject, expected.get(cells[result.key].target.key, {}))
-                if problem and result.is_done:
-                    result = missing_record(cells[result.key], book.machine, problem)
-                book.add(result)
-                continue
-            if result.loading and alone:
-                raise RequestError(result.reason)
-            for cell in result.cells:
-                book.add(missing_record(cell, book.machine, result.reason, result.traceback))
 
 
 def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
@@ -276,10 +220,64 @@ def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
     return WorkerPool(execution, execution.workers or default, threads, devices)
 
 
+def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, command: str) -> None:
+    """Write what is known before a cell is measured; the manifest comes first."""
+    import torch
+
+    from nlbench.execution.numerics import Machine, some_threads
+
+    with some_threads(pool.threads):
+        machine = Machine.at(torch.device(plan.device), plan.precision)
+    folder.begin(
+        make_manifest(asdict(request), machine, command=command),
+        [cell.key for cell in plan.cells],
+    )
+    keep_plan(folder.path, request, plan)
+    write_request(folder.path / "request.toml", request)
+
+
+def _carry_out(
+    folder: RunFolder, todo: Preview, pool: WorkerPool, monitor: Monitor, request: Request
+) -> None:
+    """Measure what is to be measured; a lone subject that can't be loaded is a wrong request."""
+    from nlbench.execution.measure_subject import missing_record
+
+    environment, device = folder.manifest.environment, folder.manifest.device
+    recorded = recorded_facts(folder.records.values())
+    cells = {cell.key: cell for cell in todo.new}
+    units = units_of(
+        todo.new,
+        todo.plan,
+        memory=pool.execution.memory,
+        expected=recorded,
+        workers=pool.workers,
+    )
+    monitor.begin(_steps(todo.new, request))
+    alone = len(todo.plan.targets) == 1
+
+    def missing(cell: Cell, reason: str, trace: str = "", status: Status = "failed") -> Record:
+        return missing_record(cell, device, environment, reason, trace, status)
+
+    for cell in todo.impossible:
+        folder.add(missing(cell, cell.target.impossible, status="skipped"))
+    # Closed at once where it is interrupted: nothing measures for nobody.
+    with closing(executed(units, pool, monitor)) as results:
+        for result in results:
+            if isinstance(result, Record):
+                # Processes that load a subject at different times may not find the same one.
+                recorded = recorded_facts([result]) | recorded
+                cell = cells[result.key]
+                problem = same_subject(result.subject, recorded.get(cell.target.key, {}))
+                folder.add(missing(cell, problem) if problem and result.is_done else result)
+            elif result.loading and alone:
+                raise RequestError(result.reason)
+            else:
+                for cell in result.cells:
+                    folder.add(missing(cell, result.reason, result.traceback))
+
+
 def _steps(cells: Sequence[Cell], request: Request) -> int:
-    passes: Mapping[tuple[str, str], Cell] = {
-        (cell.target.key, cell.wanted.probe): cell for cell in cells
-    }
+    passes = {(cell.target.key, cell.wanted.probe): cell for cell in cells}
     return sum(
         load_probe(cell.wanted.probe).steps(request.samples or 1, cell.wanted.settings)
         for cell in passes.values()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.files import write_atomically
+from nlbench.files import spreadsheet_safe, write_atomically
 from nlbench.measure import Result, summarize
 
 if TYPE_CHECKING:
@@ -194,8 +194,14 @@ class Signature:
         return pd.DataFrame({**self.to_dict(), "value": list(self.values)})
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the table to a file, and give its path; no value is an empty field."""
-        write_atomically(Path(path), self.to_frame().to_csv(index=False))
+        """Write the table to a file, and give its path; no value is an empty field.
+
+        Names that a spreadsheet would run are marked as text; see
+        `nlbench.files.spreadsheet_text`.
+        """
+        table = self.to_frame()
+        table["site"] = [spreadsheet_safe(site) for site in self.sites]
+        write_atomically(Path(path), table.to_csv(index=False))
         return Path(path)
 
     def __repr__(self) -> str:
@@ -228,7 +234,7 @@ def module_of(model: nn.Module, site: str) -> nn.Module:
     >>> module_of(model, "1:3")
     ReLU()
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     path, slash, _ = site.partition("/")
     name = path.partition(":")[0]
     if name in modules:

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .layout import Cell, NamedRun, Table
+from .layout import NamedRun, Table, TextCell
 from .svg import STYLE, to_svg
 from .text import count, one_line
 
@@ -326,17 +326,17 @@ def _table(family: Family) -> Table:
             ]
             rows.append(
                 (
-                    Cell(mode),
-                    Cell("" if omega is None else f"{omega:g}"),
-                    Cell(str(len(group)), str(len(group))),
+                    TextCell(mode),
+                    TextCell("" if omega is None else f"{omega:g}"),
+                    TextCell(str(len(group)), str(len(group))),
                     *(_mean(values) for values in numbers),
                 )
             )
-    return Table(tuple(Cell(text) for text in head), tuple(rows), 2)
+    return Table(tuple(TextCell(text) for text in head), tuple(rows), 2, True)
 
 
-def _mean(values: Sequence[float]) -> Cell:
+def _mean(values: Sequence[float]) -> TextCell:
     mean = statistics.fmean(values)
     if len(values) == 1:
-        return Cell(f"{mean:.2f}", repr(mean))
-    return Cell(f"{mean:.2f} ± {statistics.pstdev(values):.2f}", repr(mean))
+        return TextCell(f"{mean:.2f}", repr(mean))
+    return TextCell(f"{mean:.2f} ± {statistics.pstdev(values):.2f}", repr(mean))

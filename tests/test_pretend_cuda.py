@@ -106,6 +106,22 @@ def test_waiting_is_counted_with_the_line_that_waits(cuda):
     assert cuda.waits == {"_local_scalar_dense": 1, "index[mask]": 1}
 
 
+def test_site_measures_wait_at_most_four_times_a_site_and_batch(cuda):
+    torch.manual_seed(0)
+    model, inputs = pooled().eval().to("cuda"), torch.rand(256, 3, 8, 8).to("cuda")
+    nlbench.evaluate(model, inputs, SITE_MEASURES)
+
+    def waits(samples):
+        cuda.reset()
+        run = nlbench.evaluate(model, inputs[:samples], SITE_MEASURES, settings={"sites.batch": 64})
+        assert not run.failed
+        return sum(cuda.waits.values())
+
+    # Two sites; what is waited for once a run cancels out.
+    batches, sites = 2, 2
+    assert waits(256) - waits(128) <= 4 * batches * sites
+
+
 def test_the_model_is_left_on_its_device_as_it_was(cuda):
     model = smooth().eval().to("cuda")
     before = {name: tensor.cpu() for name, tensor in model.state_dict().items()}

@@ -7,29 +7,16 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.measure import Source
 from nlbench.subjects.data import Dataset
+
+from .items import Held
 
 __all__ = ["digits"]
 
 
 TEST_IMAGES = 512
-
-
-class _Images(TorchDataset[tuple[Tensor, int]]):
-    """Images of shape (n, 3, 32, 32) beside their labels, in memory."""
-
-    def __init__(self, images: Tensor, labels: list[int]) -> None:
-        self.images = images
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], self.labels[index]
 
 
 def digits() -> Dataset:
@@ -67,7 +54,7 @@ def digits() -> Dataset:
     order = np.random.RandomState(0).permutation(len(images))
     test = _take(images, bunch.target, order[:TEST_IMAGES])
     train = _take(images, bunch.target, order[TEST_IMAGES:])
-    pixels = train.images[:, 0].to(torch.float64)
+    pixels = train.rows[:, 0].to(torch.float64)
     return Dataset(
         name="digits",
         train=train,
@@ -90,6 +77,6 @@ def digits() -> Dataset:
     )
 
 
-def _take(images: Tensor, labels: np.ndarray, chosen: np.ndarray) -> _Images:
+def _take(images: Tensor, labels: np.ndarray, chosen: np.ndarray) -> Held:
     """Images and labels at the chosen places, in that order."""
-    return _Images(images[torch.from_numpy(chosen)], labels[chosen].tolist())
+    return Held(images[torch.from_numpy(chosen)], labels[chosen].tolist())

@@ -171,7 +171,7 @@ def _of_files(
     source: Source,
     labelled: bool = True,
 ) -> Dataset:
-    from .image_files import ImageFiles
+    from .items import ImageFiles
 
     def with_preprocessing(wanted: Preprocessing) -> Dataset:
         used = wanted

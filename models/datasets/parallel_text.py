@@ -173,7 +173,8 @@ class Pairs:
     inputs : integer tensor of shape (n, 2, length)
         The source with its end mark; and the start mark with the target.
     wanted : integer tensor of shape (n, length)
-        The target with its end mark: at each place the token that comes next.
+        The target with its end mark: at each place the token that comes next; then -100, where
+        nothing is to be predicted.
     """
 
     sources: tuple[str, ...]
@@ -227,14 +228,14 @@ class ParallelText:
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
         """Draw pairs without replacement; the same ones for the same seed.
 
-        Labels are the tokens wanted, -100 in place of padding.
+        Labels are the tokens wanted.
         """
         pairs = self.split(split)
         size = len(pairs.inputs)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
         chosen = order[: size if count is None else count]
-        inputs, wanted = pairs.inputs[chosen], pairs.wanted[chosen]
-        return Sample(inputs, inputs, wanted.masked_fill(wanted == PAD, -100))
+        inputs = pairs.inputs[chosen]
+        return Sample(inputs, inputs, pairs.wanted[chosen])
 
     def check_weights(self, metadata: Mapping[str, str]) -> None:
         """Refuse weights that were trained under another vocabulary.
@@ -325,7 +326,7 @@ def make_parallel(
                 ],
                 dim=1,
             ),
-            _padded([[*targets[i], END] for i in fits], length + 1),
+            _padded([[*targets[i], END] for i in fits], length + 1, -100),
         )
     return ParallelText(
         name=name,
@@ -344,8 +345,8 @@ def make_parallel(
     )
 
 
-def _padded(rows: Sequence[Sequence[int]], length: int) -> Tensor:
-    return torch.tensor([[*row, *[PAD] * (length - len(row))] for row in rows], dtype=torch.long)
+def _padded(rows: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Tensor:
+    return torch.tensor([[*row, *[filler] * (length - len(row))] for row in rows], dtype=torch.long)
 
 
 @dataset(

@@ -52,7 +52,7 @@ def random_tensors(
     >>> random_tensors("1x8x8").sample(4).inputs.shape
     torch.Size([4, 1, 8, 8])
     """
-    from .generated import Noise
+    from .items import Noise
 
     lengths = _shape(shape)
     return Dataset(
@@ -137,7 +137,7 @@ def synthetic(
     >>> data.sample(8).inputs.shape, data.classes
     (torch.Size([8, 3, 16, 16]), 4)
     """
-    from .generated import Patterns, prototypes_of
+    from .items import Patterns, prototypes_of
 
     shape = (channels, image_size, image_size)
     if classes * math.prod(shape) > MOST_NUMBERS:

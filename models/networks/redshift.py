@@ -154,10 +154,10 @@ def grid(side: int = 32) -> Dataset:
     """
     import torch
 
-    from nlbench.models.datasets.generated import Points
+    from nlbench.models.datasets.items import Held
 
     line = torch.linspace(-1, 1, side)
-    items = Points(torch.cartesian_prod(line, line))
+    items = Held(torch.cartesian_prod(line, line))
     return Dataset(
         name="grid",
         train=items,

@@ -38,7 +38,7 @@ HE = Source(
 )
 
 
-class Block(nn.Module):
+class OptionABlock(nn.Module):
     """Two 3×3 convolutions with batch norm, around which the input may be added.
 
     Where the shape changes the shortcut has no parameters (option A): every second pixel
@@ -117,7 +117,7 @@ class ResidualNetwork(nn.Module):
         for outputs in (16, 32, 64):
             for _ in range((depth - 2) // 6):
                 stride = 1 if inputs == outputs else 2
-                blocks.append(Block(inputs, outputs, stride, shortcut=shortcuts))
+                blocks.append(OptionABlock(inputs, outputs, stride, shortcut=shortcuts))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.pool = nn.AdaptiveAvgPool2d(1)
@@ -133,52 +133,29 @@ class ResidualNetwork(nn.Module):
         return logits
 
 
-@model(source=HE)
-def resnet20(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
-    """ResNet20 for 32×32 images, with batch norm and parameter-free shortcuts.
+def _residual(depth: int, *, shortcuts: bool) -> Callable[..., ResidualNetwork]:
+    name = f"{'resnet' if shortcuts else 'plain'}{depth}"
 
-    Parameters
-    ----------
-    in_channels, num_classes : int
-        At least 1.
+    def build(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
+        check_numbers(name, in_channels=in_channels, num_classes=num_classes)
+        return ResidualNetwork(depth, in_channels, num_classes, shortcuts=shortcuts)
 
-    Raises
-    ------
-    nlbench.RequestError
-        If a number isn't positive.
-    """
-    check_numbers("resnet20", in_channels=in_channels, num_classes=num_classes)
-    return ResidualNetwork(20, in_channels, num_classes)
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"{name} for 32×32 images; see `ResidualNetwork`."
+    return model(source=HE)(build)
 
 
-@model(source=HE)
-def resnet56(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
-    """ResNet56 for 32×32 images, with batch norm and parameter-free shortcuts.
+resnet20 = _residual(20, shortcuts=True)
+"""ResNet20 for 32×32 images, with batch norm and parameter-free shortcuts."""
 
-    See `resnet20`.
-    """
-    check_numbers("resnet56", in_channels=in_channels, num_classes=num_classes)
-    return ResidualNetwork(56, in_channels, num_classes)
+resnet56 = _residual(56, shortcuts=True)
+"""ResNet56 for 32×32 images, with batch norm and parameter-free shortcuts."""
 
+plain20 = _residual(20, shortcuts=False)
+"""ResNet20 without its shortcuts: as many layers and parameters."""
 
-@model(source=HE)
-def plain20(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
-    """ResNet20 without its shortcuts: as many layers and parameters.
-
-    See `resnet20`.
-    """
-    check_numbers("plain20", in_channels=in_channels, num_classes=num_classes)
-    return ResidualNetwork(20, in_channels, num_classes, shortcuts=False)
-
-
-@model(source=HE)
-def plain56(in_channels: int = 3, num_classes: int = 10) -> ResidualNetwork:
-    """ResNet56 without its shortcuts: as many layers and parameters.
-
-    See `resnet20`.
-    """
-    check_numbers("plain56", in_channels=in_channels, num_classes=num_classes)
-    return ResidualNetwork(56, in_channels, num_classes, shortcuts=False)
+plain56 = _residual(56, shortcuts=False)
+"""ResNet56 without its shortcuts: as many layers and parameters."""
 
 
 ALMOST_ZERO = 1e-6
@@ -193,7 +170,7 @@ FIXUP = Source(
 )
 
 
-class BlockResnet18(nn.Module):
+class FixupBlock(nn.Module):
     """Two 3×3 convolutions with biases and a shortcut: ReLU(conv(ReLU(conv(x))) + shortcut(x)).
 
     The shortcut is the identity, or a 1×1 convolution without bias where the shape changes.
@@ -258,8 +235,8 @@ class ResNet18(nn.Module):
         for stage in range(4):
             outputs = width * 2**stage
             blocks += [
-                BlockResnet18(inputs, outputs, 2 if stage else 1),
-                BlockResnet18(outputs, outputs, 1),
+                FixupBlock(inputs, outputs, 2 if stage else 1),
+                FixupBlock(outputs, outputs, 1),
             ]
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)
@@ -274,7 +251,7 @@ class ResNet18(nn.Module):
         return logits
 
     def _initialize(self) -> None:
-        branches = [module for module in self.modules() if isinstance(module, BlockResnet18)]
+        branches = [module for module in self.modules() if isinstance(module, FixupBlock)]
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
@@ -287,7 +264,7 @@ class ResNet18(nn.Module):
             self.classifier.weight.normal_(std=ALMOST_ZERO)
 
 
-def _registered(width: int) -> Callable[..., ResNet18]:
+def _narrow(width: int) -> Callable[..., ResNet18]:
     def build(in_channels: int = 3, num_classes: int = 10) -> ResNet18:
         check_numbers(f"resnet18-w{width}", in_channels=in_channels, num_classes=num_classes)
         return ResNet18(width, in_channels, num_classes)
@@ -297,20 +274,20 @@ def _registered(width: int) -> Callable[..., ResNet18]:
     return model(source=FIXUP, recipe="adam")(build)
 
 
-resnet18_w4 = _registered(4)
+resnet18_w4 = _narrow(4)
 """ResNet18 of base width 4 of the linear-regions paper, no batch norm."""
 
-resnet18_w8 = _registered(8)
+resnet18_w8 = _narrow(8)
 """ResNet18 of base width 8 of the linear-regions paper, no batch norm."""
 
-resnet18_w16 = _registered(16)
+resnet18_w16 = _narrow(16)
 """ResNet18 of base width 16 of the linear-regions paper, no batch norm."""
 
-resnet18_w24 = _registered(24)
+resnet18_w24 = _narrow(24)
 """ResNet18 of base width 24 of the linear-regions paper, no batch norm."""
 
-resnet18_w32 = _registered(32)
+resnet18_w32 = _narrow(32)
 """ResNet18 of base width 32 of the linear-regions paper, no batch norm."""
 
-resnet18_w64 = _registered(64)
+resnet18_w64 = _narrow(64)
 """ResNet18 of base width 64 of the linear-regions paper, no batch norm."""

@@ -157,7 +157,7 @@ class _Followed(nn.Module):
                 _CALLS.reset(token)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _remade, (self.original,), self.__getstate__()
+        return _remade, (self.original,), self.__getstate__()  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -170,7 +170,7 @@ def _followed(original: type[nn.Module]) -> type[nn.Module]:
 
 def _remade(original: type[nn.Module]) -> nn.Module:
     """Begin a copy of a followed module, for `copy` and `pickle`."""
-    kind = _followed(original)
+    kind = _followed(original)  # type: ignore[arg-type]
     return kind.__new__(kind)
 
 
@@ -377,7 +377,7 @@ def replace_calls(model: nn.Module, calls: list[ReLUCall], layerwise: bool) -> N
             setattr(owner, CHILD, name)
     for module in list(model.modules()):
         if any(CHILD in vars(m) or isinstance(m, PReLUPerCall) for m in module.modules()):
-            module.__class__ = _followed(type(module))
+            module.__class__ = _followed(type(module))  # type: ignore[arg-type]
         # What PyTorch's fused kernel for such a layer goes by: it would apply a ReLU.
         if isinstance(module, nn.TransformerEncoderLayer) and module.activation_relu_or_gelu == 1:
             module.activation_relu_or_gelu = 0

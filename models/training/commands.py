@@ -15,7 +15,7 @@ from nlbench.cli.common import Interrupted, note, split_names, split_seeds, spli
 from nlbench.errors import NotFinite, RequestError
 
 if TYPE_CHECKING:
-    from nlbench.store.record import Run
+    from nlbench.store.run_folder import Run
 
     from .train import Trained, TrainingRequest
 

@@ -19,7 +19,7 @@ from nlbench.options import OptionValue
 from nlbench.progress import Monitor, Progress
 from nlbench.request import Request
 from nlbench.runner import preview
-from nlbench.store.record import Run
+from nlbench.store.run_folder import Run
 from nlbench.subjects.load import SubjectSpec, choose_weights
 
 from .train import Trained, TrainingRequest, check_training, recipe_of, run_training
@@ -86,8 +86,10 @@ class LinearisingRequest:
             raise RequestError("the random control needs a slope a channel, not one a layer")
         if self.control and not self.starts_trained:
             raise RequestError("the random control goes with --post-training")
-        if self.weights == "init":
-            raise RequestError("--weights init: initial weights are linearised by --from-start")
+        if self.weights in ("init", "calibrated"):
+            raise RequestError(
+                f"--weights {self.weights}: initial weights are linearised by --from-start"
+            )
         if self.weights != "auto" and not self.starts_trained:
             raise RequestError(
                 f"--weights {self.weights}: --from-start begins with initial weights"

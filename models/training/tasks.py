@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ __all__ = [
     "LARGEST_SEED",
     "Classification",
     "Task",
-    "accuracy",
     "ahead",
     "augment",
     "batches",
@@ -38,43 +38,99 @@ LARGEST_SEED = 2**32 - 1
 T = TypeVar("T")
 
 
-class Task(Protocol):
-    """What a network is trained for.
+NOTHING = -100
+"""Target where nothing is to be predicted, as PyTorch's losses have it."""
+
+
+class Task(ABC):
+    """What a network is trained for: one of `classes` for each target, by the cross entropy.
 
     A dataset that isn't labelled images has a method ``task(recipe, label_noise, seed)`` that
     returns one.
+
+    Attributes
+    ----------
+    classes : int
     """
 
+    classes: int
+
     @property
+    @abstractmethod
     def size(self) -> int:
         """How many training samples there are."""
 
+    @abstractmethod
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of the training samples in that order.
+        """Inputs and targets of the training samples in that order, on the device.
 
         What is random in them, such as augmentation, is drawn from the generator.
         """
 
+    @abstractmethod
+    def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of the split ``train`` or ``test``, as they are, in batches."""
+
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over a batch, a scalar."""
+        """Mean cross entropy of logits of shape (n, ..., classes), a scalar.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the network doesn't give one logit a class for each target.
+        """
+        self._check(output, targets)
+        return functional.cross_entropy(
+            output.flatten(0, -2), targets.flatten(), ignore_index=NOTHING
+        )
 
     def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """How much of a batch is predicted right, and of how much."""
+        """How many targets have the largest logit, and how many there are."""
+        asked = targets != NOTHING
+        return int((output.argmax(-1) == targets)[asked].sum()), int(asked.sum())
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Share of the split ``train`` or ``test`` that is predicted right."""
+        """Share of a split's targets predicted right; in training of those trained on.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the network doesn't give one logit a class for each target.
+        nlbench.NotFinite
+            If a logit is NaN or infinite.
+        """
+        right = asked = 0
+        with evaluation_mode(model):
+            for inputs, targets in self.evaluated(split, device):
+                logits = model(inputs)
+                self._check(logits, targets)
+                if not bool(torch.isfinite(logits[targets != NOTHING]).all()):
+                    raise NotFinite("the network's logits are not finite, so it has no accuracy")
+                counts = self.right(logits, targets)
+                right, asked = right + counts[0], asked + counts[1]
+        return right / asked
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """What is measured once, at the end of training, beside the accuracies."""
+        return {}
 
     def metadata(self) -> dict[str, str]:
         """What a checkpoint has to carry for its outputs to be read."""
+        return {}
+
+    def _check(self, output: Tensor, targets: Tensor) -> None:
+        expected = (*targets.shape, self.classes)
+        if output.shape != expected:
+            raise RequestError(
+                f"the network's output has shape {tuple(output.shape)}, expected {expected}: one "
+                "logit a class"
+            )
 
 
-class Classification:
-    """Images, one class each; the cross entropy.
+class Classification(Task):
+    """Images, one class each.
 
     Parameters
     ----------
@@ -89,14 +145,13 @@ class Classification:
     Raises
     ------
     nlbench.RequestError
-        If the images have no labels.
+        If the images have no labels, or can't be read.
     """
 
     def __init__(self, dataset: Dataset, recipe: Recipe, label_noise: float, seed: int) -> None:
         if not getattr(dataset, "labelled", True):
             raise RequestError(f"{dataset.name} has no labels, so there is nothing to learn")
-        self.dataset = dataset
-        self.recipe = recipe
+        self.dataset, self.recipe, self.classes = dataset, recipe, dataset.classes
         self.items = dataset.train
         # A damaged file is told before the first epoch, not after it.
         for items in (dataset.train, dataset.test):
@@ -107,7 +162,7 @@ class Classification:
     @property
     def size(self) -> int:
         """How many training images there are."""
-        return len_of(self.items)
+        return _len(self.items)
 
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
@@ -118,27 +173,11 @@ class Classification:
                 images = augment(images, self.recipe.shift, self.recipe.flip, generator)
             yield self.dataset.normalize(images.to(device)), labels.to(device)
 
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits of shape (b, classes)."""
-        check_logits(output, len(targets), self.dataset.classes)
-        return functional.cross_entropy(output, targets)
-
-    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """How many of a batch are classified right, and how many there are."""
-        return count_right(output, targets), len(targets)
-
-    def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Share classified right; in training by the labels trained on."""
-        items = self.items if split == "train" else self.dataset.test
-        return share_right(model, items, self.dataset, device)
-
-    def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Nothing more than the accuracies."""
-        return {}
-
-    def metadata(self) -> dict[str, str]:
-        """Nothing: the class's number is all there is to a label."""
-        return {}
+    def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised images and labels; in training those trained on."""
+        items = self.items if split == "train" else self.dataset.split(split)
+        for images, labels in batches(items, torch.arange(_len(items)), 512, device):
+            yield self.dataset.normalize(images.to(device)), labels.to(device)
 
 
 def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
@@ -150,80 +189,14 @@ def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task
     return Classification(dataset, recipe, label_noise, seed)
 
 
-def accuracy(
-    model: nn.Module,
-    split: str,
-    dataset: Dataset,
-    device: torch.device | str = "cpu",
-    batch_size: int = 512,
-) -> float:
-    """Share of a split's images that a network classifies right, in [0, 1].
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On `device`; gives one logit a class. It is looked at in evaluation mode and
-        keeps the mode it was in.
-    split : {"test", "train"}
-    dataset : Dataset
-    device : torch.device or str
-    batch_size : int
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there is no such split, or the network doesn't give one logit a class.
-    nlbench.NotFinite
-        If a logit is NaN or infinite.
-
-    Examples
-    --------
-    >>> from nlbench.models.datasets.digits import digits
-    >>> from nlbench.models.networks.vgg import vgg8
-    >>> 0 <= accuracy(vgg8(), "test", digits()) <= 1
-    True
-    """
-    return share_right(model, dataset.split(split), dataset, torch.device(device), batch_size)
-
-
-def share_right(
-    model: nn.Module, items: Items, dataset: Dataset, device: torch.device, batch_size: int = 512
-) -> float:
-    """Share of items classified right; `accuracy` for items that needn't be a split."""
-    right = 0
-    with evaluation_mode(model):
-        for images, labels in batches(items, torch.arange(len_of(items)), batch_size, device):
-            logits = model(dataset.normalize(images.to(device)))
-            check_logits(logits, len(labels), dataset.classes)
-            if not bool(torch.isfinite(logits).all()):
-                raise NotFinite("the network's logits are not finite, so it has no accuracy")
-            right += count_right(logits, labels.to(device))
-    return right / len_of(items)
-
-
-def count_right(logits: Tensor, labels: Tensor) -> int:
-    """How many of the labels of shape (b,) have the largest of the logits (b, classes)."""
-    return int((logits.argmax(dim=1) == labels).sum())
-
-
-def check_logits(logits: Tensor, count: int, classes: int) -> None:
-    """Refuse a network that doesn't give one logit a class."""
-    if logits.shape != (count, classes):
-        raise RequestError(
-            f"the network's output has shape {tuple(logits.shape)}, expected {(count, classes)}: "
-            "one logit a class"
-        )
-
-
-def len_of(items: Items) -> int:
-    """How many there are."""
+def _len(items: Items) -> int:
     return len(items)  # type: ignore[arg-type]  # torch's Dataset declares no __len__
 
 
 def relabelled(items: Items, fraction: float, classes: int, seed: int) -> Items:
     """The same images, a share of them under another label; see `corrupt_labels`."""
     read_labels = getattr(items, "read_labels", None)
-    known = read_labels() if read_labels else [items[i][1] for i in range(len_of(items))]
+    known = read_labels() if read_labels else [items[i][1] for i in range(_len(items))]
     labels = torch.tensor([int(label) for label in known])
     return _Relabelled(items, corrupt_labels(labels, fraction, classes, seed))
 

@@ -419,6 +419,10 @@ def run_training(
         return done
     log.check(resume=resume)
     dataset, build = _starting_point(request)
+    if request.weights == "calibrated":
+        raise RequestError(
+            "--weights calibrated: training sets the statistics; give --weights init"
+        )
     if getattr(recipe, "starts_trained", False) and request.weights == "init":
         raise RequestError(
             f"recipe '{request.recipe}' starts from trained weights; give --weights trained or a "

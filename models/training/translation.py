@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from nlbench.errors import NotFinite, RequestError
+from nlbench.errors import RequestError
 from nlbench.models.datasets.parallel_text import END, PAD, START
 from nlbench.probes.model_state import evaluation_mode
 
-if TYPE_CHECKING:
-    from nlbench.models.datasets.parallel_text import Pairs, ParallelText
+from .tasks import Task
 
-__all__ = ["Translation", "bleu", "token_accuracy", "translate"]
+if TYPE_CHECKING:
+    from nlbench.models.datasets.parallel_text import ParallelText
+
+__all__ = ["Translation", "bleu", "translate"]
 
 
 _BATCH = 256
 
 
-class Translation:
+class Translation(Task):
     """Learn the next token of the target from the source and the tokens before.
 
     Parameters
@@ -31,7 +32,7 @@ class Translation:
     """
 
     def __init__(self, text: ParallelText) -> None:
-        self.text = text
+        self.text, self.classes = text, text.classes
 
     @property
     def size(self) -> int:
@@ -46,19 +47,13 @@ class Translation:
         for chosen in torch.split(order, batch_size):
             yield pairs.inputs[chosen].to(device), pairs.wanted[chosen].to(device)
 
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy over the tokens that are not padding."""
-        check_logits(output, targets, self.text.classes)
-        return functional.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=PAD)
-
-    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
-        """How many tokens are predicted right, and how many there are without padding."""
-        return count_right(output, targets)
-
-    def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
-        """Token accuracy."""
-        pairs = self.text.train if split == "train" else self.text.test
-        return token_accuracy(model, pairs, self.text.classes, device)
+    def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and wanted tokens, each to be predicted from the right ones before."""
+        pairs = self.text.split(split)
+        for inputs, wanted in zip(
+            torch.split(pairs.inputs, _BATCH), torch.split(pairs.wanted, _BATCH), strict=True
+        ):
+            yield inputs.to(device), wanted.to(device)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """BLEU of the greedy translations of the test split, and the share that is exact."""
@@ -73,53 +68,6 @@ class Translation:
     def metadata(self) -> dict[str, str]:
         """The vocabulary, without which the tokens can't be read."""
         return {"vocabulary": self.text.vocabulary.text}
-
-
-def check_logits(output: Tensor, targets: Tensor, classes: int) -> None:
-    """Refuse a network that doesn't give one logit a token of the vocabulary at each place."""
-    if output.shape != (*targets.shape, classes):
-        raise RequestError(
-            f"the network's output has shape {tuple(output.shape)}, expected "
-            f"{(*targets.shape, classes)}: one logit a token at each place"
-        )
-
-
-def token_accuracy(model: nn.Module, pairs: Pairs, classes: int, device: torch.device) -> float:
-    """Share of the target's tokens, end marks included, predicted from the right ones before.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On `device`; from (n, 2, length) to (n, length, classes).
-    pairs : Pairs
-    classes : int
-    device : torch.device
-
-    Raises
-    ------
-    nlbench.NotFinite
-        If a logit is NaN or infinite.
-    """
-    right = total = 0
-    with evaluation_mode(model):
-        for inputs, wanted in zip(
-            torch.split(pairs.inputs, _BATCH), torch.split(pairs.wanted, _BATCH), strict=True
-        ):
-            logits = model(inputs.to(device)).cpu()
-            check_logits(logits, wanted, classes)
-            counts = wanted != PAD
-            if not bool(torch.isfinite(logits[counts]).all()):
-                raise NotFinite("the network's logits are not finite, so it has no accuracy")
-            found, tokens = count_right(logits, wanted)
-            right += found
-            total += tokens
-    return right / total
-
-
-def count_right(logits: Tensor, wanted: Tensor) -> tuple[int, int]:
-    """Count the tokens with the largest logit, and all tokens but padding."""
-    counts = wanted != PAD
-    return int((logits.argmax(dim=2) == wanted)[counts].sum()), int(counts.sum())
 
 
 def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor:

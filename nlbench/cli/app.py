@@ -11,26 +11,31 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
 from importlib.metadata import version as distribution_version
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError
+from nlbench.errors import NlbenchError, RequestError, shown
 from nlbench.registry import entry_points
 
 from .check_measure import check_measure
+from .cite import cite
 from .common import Interrupted, note
+from .compare import compare
 from .doctor import doctor
 from .listing import list_
 from .merge import merge
 from .new_measure import new_measure
+from .plane import plane
 from .report import report
 from .run import run
 from .show import show
 
-__all__ = ["app", "main"]
+__all__ = ["add_commands", "app", "main"]
 
 
 INTERRUPTED = 130
@@ -66,17 +71,27 @@ app.command()(run)
 app.command("list")(list_)
 app.command()(show)
 app.command()(report)
+app.command()(compare)
+app.command()(cite)
 app.command()(merge)
+app.command()(plane)
 app.command()(doctor)
 app.command("new-measure")(new_measure)
 app.command("check-measure")(check_measure)
 
 
-def _add_commands() -> None:
-    """Add the commands of the entry-point group ``nlbench.commands``; a broken one is named."""
-    known = {command.name or "" for command in app.registered_commands}
-    known |= {"run", "show", "report", "merge", "doctor"}
-    for point in entry_points("nlbench.commands"):
+def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
+    """Add commands of plugins; one that is broken or takes another's name is left out, and named.
+
+    Parameters
+    ----------
+    app : typer.Typer
+    points : iterable of EntryPoint
+        Of the group ``nlbench.commands``: from a command's name to its function.
+    """
+    commands = app.registered_commands
+    known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
+    for point in points:
         who = point.dist.name if point.dist else point.value
         if point.name in known:
             note(f"command '{point.name}' of {who} is left out: there is one of that name")
@@ -92,13 +107,14 @@ def _add_commands() -> None:
         app.command(point.name)(function)
 
 
-_add_commands()
+add_commands(app, entry_points("nlbench.commands"))
 
 
 def main() -> None:
     """Run a command; every error that a user can cause is one line and exit status 2."""
     _tame_output()
     try:
+        _check_lengths(sys.argv[1:])
         status = app(standalone_mode=False)
         sys.stdout.flush()
         if status == INTERRUPTED:
@@ -120,6 +136,13 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
         status = INTERRUPTED
+    except OSError as error:
+        # What the system says against a file; where nobody foresaw it, it is still no defect.
+        if os.environ.get("NLBENCH_TRACEBACK"):
+            raise
+        where = f"{shown(error.filename)}: " if error.filename else ""
+        note(f"{where}{error.strerror or error}")
+        status = 2
     except Exception as error:
         # A defect of nlbench or of a plugin, or nowhere to print to. The traceback is for
         # whoever mends it.
@@ -129,6 +152,21 @@ def main() -> None:
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
+
+def _check_lengths(arguments: list[str]) -> None:
+    """Refuse names of commands and flags that are longer than any.
+
+    The parser looks for the nearest name, which takes minutes for a page of text.
+    """
+    for number, argument in enumerate(arguments):
+        name = argument.partition("=")[0]
+        if len(name) > LONGEST and (number == 0 or name.startswith("-")):
+            what = "option" if name.startswith("-") else "command"
+            raise RequestError(f"there is no {what} '{shown(name)}' (see nlbench --help)")
+
+
+LONGEST = 200
+"""Letters that the name of a command or a flag may have."""
 
 _WORDING = (
     (r"Invalid value for '?(.+?)'?: ", r"\1: "),

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from nlbench import registry
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, shown
 from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import dataset_info
@@ -39,7 +39,7 @@ def group_of(name: str) -> str:
     known = {entry: group for group in reversed(SHOWN) for entry in registry.entries(group)}
     if name not in known:
         raise RequestError(
-            f"there is no measure, model, dataset or recipe '{name}'{nearest(name, known)}"
+            f"there is no measure, model, dataset or recipe '{shown(name)}'{nearest(name, known)}"
         )
     return known[name]
 

@@ -59,7 +59,7 @@ def list_(
         bool, typer.Option("--traceable", help="Say which models can be traced exactly.")
     ] = False,
 ) -> None:
-    """List what can be named: measures, models, datasets, … or the sites of a model."""
+    """List what can be named: measures, models, … the sites of a model, or known operations."""
     if what not in (Listing.sites, Listing.models) and model is not None:
         raise RequestError(f"list {what.value}: takes no --model; list sites --model {model} does")
     if what is not Listing.models and (everything or traceable):

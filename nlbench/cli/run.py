@@ -20,7 +20,7 @@ from .common import Interrupted, completed
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview
-    from nlbench.store.record import Run
+    from nlbench.store.run_folder import Run
 
 __all__ = ["run"]
 

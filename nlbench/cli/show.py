@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,16 +29,16 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="A run's manifest as JSON.")] = False,
 ) -> None:
     """Show what is known of a measure, model, dataset or recipe, or a run's manifest."""
-    if Path(name, "manifest.json").is_file():
-        from nlbench.store.record import load_run
+    if _is_run(name):
+        from nlbench.store.run_folder import load_run
 
         manifest = load_run(name).manifest
-        print(json.dumps(manifest, indent=1) if as_json else manifest_text(manifest))
+        print(json.dumps(dict(manifest), indent=1) if as_json else manifest_text(manifest))
         return
     try:
         group = group_of(name)
     except RequestError as error:
-        if Path(name).is_dir():
+        if os.path.isdir(name):  # noqa: PTH112 (whatever the name is, this is an answer)
             raise RequestError(f"{name} is a folder without manifest.json, so no run") from error
         raise
     if cite:
@@ -48,3 +49,10 @@ def show(
         print(known)
         return
     print(details(group, name))
+
+
+def _is_run(name: str) -> bool:
+    try:
+        return Path(name, "manifest.json").is_file()
+    except OSError:  # a name that no file can have
+        return False

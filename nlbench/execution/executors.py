@@ -280,7 +280,8 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                     cluster = distributed.LocalCluster(
                         n_workers=pool.workers,
                         threads_per_worker=1,
-                        dashboard_address=None,
+                        # Any port that is free, for this machine only.
+                        dashboard_address="127.0.0.1:0",
                         # Its errors are of tasks that are called off; others are raised here.
                         silence_logs=logging.CRITICAL,
                     )
@@ -288,8 +289,9 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                 address = cluster.scheduler_address
             client = distributed.Client(address, timeout=10, set_as_default=False)
             stack.enter_context(client)
-        except (OSError, ValueError, TimeoutError) as error:
-            raise RequestError(f"--address: no Dask scheduler at {address} ({error})") from error
+        except (OSError, ValueError, TimeoutError, RuntimeError) as error:
+            what = f"--address: no Dask scheduler at {address}" if address else "no Dask cluster"
+            raise RequestError(f"{what} ({' '.join(str(error).split())})") from error
         yield client
 
 

@@ -22,16 +22,15 @@ from torch import Tensor, nn
 from nlbench import registry
 from nlbench.contract import sound_result
 from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
-from nlbench.measure import Measure, Result
+from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
-from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe
+from nlbench.plan import Bench, Cell, Target, Wanted, check_unchanged, checked_measure, load_probe
 from nlbench.probes import ProbeOptions, Resources, Step
 from nlbench.probes.budget import Found
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
-from nlbench.store.record import Record
-from nlbench.store.run_folder import check_unchanged, difference
-from nlbench.subjects.load import Subject, load_subject
+from nlbench.store.record import Record, same_subject
+from nlbench.subjects.load import Subject, SubjectSpec, load_subject
 
 from .numerics import (
     Machine,
@@ -315,7 +314,8 @@ class Host:
             try:
                 monitor.loading()
                 loaded = self._load(target, unit, machine)
-                problem = difference(loaded.subject.facts, unit.expected)
+                _say_how_many(target.spec, loaded.subject.facts, monitor)
+                problem = same_subject(loaded.subject.facts, unit.expected)
                 if problem:
                     raise RequestError(problem)
             except (Exception, SystemExit) as error:
@@ -412,6 +412,16 @@ def _double(subject: Subject) -> Subject:
     )
 
 
+def _say_how_many(spec: SubjectSpec, facts: Mapping[str, Any], monitor: Monitor) -> None:
+    """Say that there are fewer samples than were asked for."""
+    there = facts.get("samples")
+    if spec.samples is not None and isinstance(there, int) and there < spec.samples:
+        monitor.warn(
+            f"{spec.samples} samples of {spec.data} were asked for; its {spec.split} split has "
+            f"{there}, which are all measured"
+        )
+
+
 def _check(target: Target, facts: Mapping[str, Any]) -> None:
     """Refuse a subject of which no record can be written."""
     try:
@@ -484,7 +494,11 @@ def records_of(
                 subject=facts,
                 measure=measure_facts(measure, options),
                 probe={"name": probe, "options": dict(settings), **outcome.shown},
-                machine=_machine_facts(machine, _dtype(subject.model)),
+                machine={
+                    "device": str(machine.device),
+                    "dtype": _dtype(subject.model),
+                    "environment": dict(machine.environment),
+                },
                 result=outcome.result,
                 seconds=round(outcome.seconds, 6),
                 finished=now(),
@@ -493,8 +507,15 @@ def records_of(
             )
 
 
-def missing_record(cell: Cell, machine: Machine, reason: str, trace: str = "") -> Record:
-    """Record of a cell that could not be measured."""
+def missing_record(
+    cell: Cell,
+    device: str,
+    environment: Mapping[str, Any],
+    reason: str,
+    trace: str = "",
+    status: Status = "failed",
+) -> Record:
+    """Record of a cell that was not measured."""
     spec, wanted = cell.target.spec, cell.wanted
     try:
         measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
@@ -517,20 +538,11 @@ def missing_record(cell: Cell, machine: Machine, reason: str, trace: str = "") -
         },
         measure=facts,
         probe={"name": wanted.probe, "options": dict(wanted.settings)},
-        machine=_machine_facts(machine, ""),
-        result=Result.missing("failed", reason),
+        machine={"device": device, "dtype": "", "environment": dict(environment)},
+        result=Result.missing(status, reason),
         finished=now(),
         traceback=trace,
     )
-
-
-def _machine_facts(machine: Machine, dtype: str) -> dict[str, Any]:
-    """What a record says of where it was made."""
-    return {
-        "device": str(machine.device),
-        "dtype": dtype,
-        "environment": dict(machine.environment),
-    }
 
 
 def _dtype(model: nn.Module) -> str:

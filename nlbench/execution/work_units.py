@@ -52,7 +52,7 @@ class Unit:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Unit:
         """Make a unit of what `to_dict` gave."""
-        plan = Plan.of(content)
+        plan = Plan.from_dict(content)
         rest = (content[name] for name in ("memory", "expected", "planned_at"))
         return cls(plan.cells, plan.device, plan.precision, *rest)
 

@@ -195,7 +195,12 @@ class SiteNames(TorchFunctionMode):
         self.on_name: Callable[[SiteName], None] = lambda name: None
         self.begin()
 
-    def begin(self, *inputs: Tensor, constants: Iterable[Tensor] = ()) -> None:
+    def begin(
+        self,
+        *inputs: Tensor,
+        constants: Iterable[Tensor] = (),
+        channels: Sequence[int | None] = (),
+    ) -> None:
         """Begin a pass, and forget the calls of the last one.
 
         Parameters
@@ -204,6 +209,8 @@ class SiteNames(TorchFunctionMode):
             Of the model, the batch first.
         constants : iterable of tensor
             The model's parameters and buffers.
+        channels : sequence of int or None
+            Of each input the axis of its channels, where that is known.
         """
         # A model may run in another thread meanwhile, and calls these hooks there.
         self._thread = threading.get_ident()
@@ -212,8 +219,8 @@ class SiteNames(TorchFunctionMode):
         self.current: SiteName | None = None
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
         constants = list(constants)
-        for given in inputs:
-            self.layouts.begin(given, constants)
+        for given, channel in itertools.zip_longest(inputs, channels):
+            self.layouts.begin(given, constants, channel)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeVar
@@ -65,6 +65,7 @@ __all__ = [
     "not_affine",
     "operation",
     "operation_name",
+    "page",
     "qualified_name",
     "register_op",
     "supported",
@@ -318,12 +319,18 @@ def register_op(
     Examples
     --------
     >>> import torch
+    >>> from nlbench.probes.lines import trace_segment
     >>> class Hat(torch.autograd.Function):
     ...     @staticmethod
     ...     def forward(ctx, x):
     ...         return (1 - abs(x)).clamp(min=0)
     >>> register_op(Hat, kind="hat", kinks=(-1.0, 0.0, 1.0)).kind
     'hat'
+    >>> class Network(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return Hat.apply(x)
+    >>> trace_segment(Network(), torch.tensor([-2.0]), torch.tensor([2.0])).t.tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     op = getattr(op, "_opoverload", op)  # What torch.library.custom_op returns.
     if not _is_seen(op):
@@ -479,8 +486,8 @@ def supported() -> list[dict[str, str]]:
 
     Examples
     --------
-    >>> [row["kind"] for row in supported() if row["operation"] == "relu"]
-    ['relu']
+    >>> [row["lines"] for row in supported() if row["operation"] in ("exp", "relu")]
+    ['refused: not piecewise affine', 'bends at 0']
     """
     _load()
     with _LOCK:
@@ -488,12 +495,67 @@ def supported() -> list[dict[str, str]]:
     return [_row(entry) for entry in operations]
 
 
+def page() -> str:
+    """Write the page of the documentation that lists what ships with nlbench.
+
+    ``python -m nlbench.probes.ops > docs/operations.md`` makes it anew.
+    """
+    rows = [row for row in supported() if row["from"] == "nlbench"]
+    traced = [row for row in rows if row["lines"] and not row["lines"].startswith("refused")]
+    refused = [row for row in rows if row["lines"].startswith("refused")]
+    kinds = [row for row in rows if row["kind"]]
+    followed = [row for row in rows if row["graph"]]
+    caveats = {row["operation"]: row["caveats"].replace("line: ", "") for row in rows}
+    parts = [
+        _PREFACE,
+        "## Traced on a segment\n",
+        "| operation | on a segment | caveat |\n| --- | --- | --- |",
+        *(f"| `{r['operation']}` | {r['lines']} | {caveats[r['operation']]} |" for r in traced),
+        "\n## Refused on a segment\n",
+        "Known, and not affine in pieces: `absdev` integrates along the segment instead.\n",
+        _names(refused),
+        "\n## Activations\n",
+        "| operation | kind of its sites |\n| --- | --- |",
+        *(f"| `{r['operation']}` | {r['kind']} |" for r in kinds),
+    ]
+    if followed:
+        parts += ["\n## Followed in the channel graph\n", _names(followed)]
+    return "\n".join([*parts, ""])
+
+
+def _names(rows: Iterable[Mapping[str, str]]) -> str:
+    return ", ".join(f"`{row['operation']}`" for row in rows) + "."
+
+
+_PREFACE = """# Operations
+
+What nlbench knows of PyTorch's operations, made from its registry (`nlbench list ops` shows it
+with what your plugins add). An operation has one name here, whichever way it is called: `mul` is
+`*`, `torch.mul` and `Tensor.mul_`. What is made of other operations, as `relu6` of `hardtanh`, is
+traced by what it is made of.
+
+An operation that is not listed is refused as unknown. Your own is registered in one line:
+
+```python
+nlbench.register_op(torch.ops.mylib.hat, kind="hat", kinks=(-1.0, 0.0, 1.0))
+```
+
+for one of `torch.library`, or a subclass of `torch.autograd.Function`, that works on numbers one
+by one and is continuous and affine between the kinks. A package registers its own by an entry
+point of the group `nlbench.ops`, which names a module whose import does that, or a function. For
+operations of another sort `line=` takes what makes the rule of a call (see
+`nlbench.probes.lines.ops.rule`).
+"""
+
+
 def _row(entry: Operation) -> dict[str, str]:
     lines = ""
     if entry.traced:
         lines = f"bends {entry.bends}" if entry.bends else "affine"
-    elif entry.refused:
-        lines = f"refused: {entry.refused}"
+    elif (same := _OPERATIONS.get(entry.kind)) is not None and same.traced:
+        lines = f"as {entry.kind}"  # The name of a function that calls it.
+    elif entry.refused or entry.kind:
+        lines = f"refused: {entry.refused or 'not piecewise affine'}"
     caveats = [f"{aspect}: {text}" for aspect, text in entry.caveats.items()]
     own = all(said.startswith("nlbench") for said in entry.sources.values())
     return {
@@ -647,3 +709,10 @@ elementwise("keeps", *PLUMBING)
 elementwise("sums", *SUMS)
 elementwise("affine", *(AFFINE - SUMS))
 elementwise("bends", *BENT)
+
+
+if __name__ == "__main__":
+    # By the module's own name: what is registered is registered there.
+    from nlbench.probes import ops
+
+    print(ops.page(), end="")

@@ -5,19 +5,173 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from nlbench.errors import RequestError
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
 
-from .record import Record
+from .record import NUMBER, Record, check_fields
 
 if TYPE_CHECKING:
     from nlbench.execution.numerics import Machine
 
-__all__ = ["contents", "make_manifest", "manifest_text", "measure_facts", "now"]
+__all__ = ["Manifest", "make_manifest", "manifest_text", "measure_facts", "now"]
+
+
+@dataclass(frozen=True)
+class Manifest(Mapping[str, Any]):
+    """What decided a run's numbers, and what came of its cells.
+
+    As a mapping it has what its file has: the fields that say anything.
+
+    Parameters
+    ----------
+    nlbench : str
+        Version that made it.
+    created : str
+        When, in UTC.
+    command : str
+        The last command line.
+    request : mapping
+        What it asked for.
+    environment : mapping
+        See `nlbench.execution.numerics.describe_environment`.
+    device, dtype : str
+        Of the models.
+    seconds : float
+        That all calls have taken.
+    calls : tuple of mapping
+        Every call that added to the run: ``command``, ``request``, ``started``, ``seconds``.
+    unfinished : bool
+        Whether it was interrupted, or is being written.
+    saving : bool
+        Whether the folder is being written whole; nothing else is known then.
+    merged : mapping
+        ``from`` which runs, and when.
+    order : tuple of str
+        Keys of the records.
+    subjects, environments : tuple of mapping
+        What the records tell of theirs; environments only where there are several.
+    measures, probes : mapping
+        Facts of measures, options of probes, by name.
+    cells : mapping of str to int
+        Number of cells by status.
+    rest : mapping
+        What somebody else keeps here.
+
+    Examples
+    --------
+    >>> manifest = Manifest(command="nlbench run", unfinished=True)
+    >>> dict(manifest)
+    {'command': 'nlbench run', 'unfinished': True}
+    >>> Manifest.from_dict(manifest.to_dict(), "here") == manifest
+    True
+    """
+
+    nlbench: str = ""
+    created: str = ""
+    command: str = ""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    device: str = ""
+    seconds: float = 0.0
+    unfinished: bool = False
+    saving: bool = False
+    merged: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[Mapping[str, Any], ...] = ()
+    order: tuple[str, ...] = ()
+    dtype: str = ""
+    subjects: tuple[Mapping[str, Any], ...] = ()
+    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    environments: tuple[Mapping[str, Any], ...] = ()
+    cells: Mapping[str, int] = field(default_factory=dict)
+    rest: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Content of the manifest's file; `from_dict` reads it."""
+        given = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-1]}
+        said = {name: value for name, value in given.items() if value or name in _ALWAYS}
+        if self.saving:
+            said = {"saving": True}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in {**said, **self.rest}.items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], origin: str = "the manifest") -> Manifest:
+        """Make a manifest of what `to_dict` gave, or of what claims to be that.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If a field is of another type.
+        """
+        if isinstance(content, Manifest):
+            return content
+        known = {entry.name for entry in fields(cls)[:-1]}
+        given = {name: value for name, value in content.items() if name in known}
+        given = {name: value for name, value in given.items() if value is not None}
+        try:
+            check_fields("manifest", given, {name: _KINDS[name] for name in given})
+            for name in ("calls", "subjects", "environments"):
+                for entry in given.get(name, ()):
+                    check_fields(name.removesuffix("s"), entry, _ENTRIES.get(name, {}))
+            for name, what in (("measures", "measure"), ("probes", "probe")):
+                for entry in given.get(name, {}).values():
+                    check_fields(what, entry, {})
+            check_fields("merged", given.get("merged", {}), {})
+            counts = given.get("cells", {})
+            check_fields("cells", counts, dict.fromkeys(counts, (int,)))
+            keys = {str(number): key for number, key in enumerate(given.get("order", ()))}
+            check_fields("order", keys, dict.fromkeys(keys, (str,)))
+        except ValueError as error:
+            raise RequestError(f"{origin} is no manifest of a run ({error})") from error
+        given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+        return cls(**given, rest={n: v for n, v in content.items() if n not in known})
+
+    def of_records(self, records: Sequence[Record]) -> Manifest:
+        """Add what records tell: subjects, measures, probes, counts by status.
+
+        ``environments`` lists all that cells were measured in, where a run was extended
+        elsewhere or with other versions.
+        """
+        environments = _distinct(record.machine["environment"] for record in records)
+        statuses = [record.result.status for record in records]
+        return replace(
+            self,
+            order=tuple(record.key for record in records),
+            dtype=", ".join(dict.fromkeys(str(r.machine["dtype"]) for r in records)),
+            subjects=_distinct(record.subject for record in records),
+            measures={r.measure["name"]: dict(r.measure) for r in records},
+            probes={r.probe["name"]: dict(r.probe["options"]) for r in records},
+            environments=environments if len(environments) > 1 else (),
+            cells={status: statuses.count(status) for status in dict.fromkeys(statuses)},
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return self.to_dict()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+
+_ALWAYS = ("command", "seconds", "order", "dtype", "subjects", "measures", "probes", "cells")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("nlbench", "created", "command", "device", "dtype"), (str,)),
+    **dict.fromkeys(("request", "environment", "merged", "measures", "probes", "cells"), (dict,)),
+    **dict.fromkeys(("calls", "order", "subjects", "environments"), (list, tuple)),
+    **dict.fromkeys(("unfinished", "saving"), (bool,)),
+    "seconds": NUMBER,
+}
+_ENTRIES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "subjects": {"model": (str,), "weights": (str,), "data": (str,), "seed": (int,)},
+    "calls": {"command": (str,)},
+}
 
 
 def measure_facts(measure: type[Measure], options: Mapping[str, OptionValue]) -> dict[str, Any]:
@@ -40,42 +194,22 @@ def make_manifest(
     *,
     command: str = "",
     created: str | None = None,
-) -> dict[str, Any]:
-    """What is known before a cell is measured; `contents` adds what the records tell."""
-    return {
-        "nlbench": machine.environment["packages"]["nlbench"],
-        "created": created or now(),
-        "command": command,
-        "request": dict(request),
-        "environment": dict(machine.environment),
-        "device": str(machine.device),
-        "seconds": 0.0,
-    }
+) -> Manifest:
+    """What is known before a cell is measured; `Manifest.of_records` adds what the records tell."""
+    return Manifest(
+        nlbench=machine.environment["packages"]["nlbench"] or "",
+        created=created or now(),
+        command=command,
+        request=dict(request),
+        environment=dict(machine.environment),
+        device=str(machine.device),
+    )
 
 
-def contents(records: Sequence[Record]) -> dict[str, Any]:
-    """What the manifest says of the records: subjects, measures, probes, counts by status.
-
-    ``environments`` lists all that cells were measured in, where a run was extended elsewhere
-    or with other versions.
-    """
-    subjects = _distinct(record.subject for record in records)
-    environments = _distinct(record.machine["environment"] for record in records)
-    statuses = [record.result.status for record in records]
-    return {
-        "order": [record.key for record in records],
-        "dtype": ", ".join(dict.fromkeys(str(r.machine["dtype"]) for r in records)),
-        "subjects": subjects,
-        "measures": {r.measure["name"]: dict(r.measure) for r in records},
-        "probes": {r.probe["name"]: dict(r.probe["options"]) for r in records},
-        **({"environments": environments} if len(environments) > 1 else {}),
-        "cells": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
-    }
-
-
-def _distinct(facts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _distinct(facts: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Those that differ, in the order of their first appearance."""
-    return list({json.dumps(dict(f), sort_keys=True): dict(f) for f in facts}.values())
+    found = {json.dumps(dict(f), sort_keys=True, default=str): dict(f) for f in facts}
+    return tuple(found.values())
 
 
 def now() -> str:
@@ -110,7 +244,7 @@ def _lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if manifest.get("unfinished"):
         yield "unfinished", "it was interrupted, or is being written"
     if "merged" in manifest:
-        yield "merged", ", ".join(manifest["merged"]["from"])
+        yield "merged", ", ".join(map(str, manifest["merged"].get("from", [])))
     yield from _pairs("request", manifest.get("request", {}))
     yield from _environment(manifest.get("environment", {}))
     for other in manifest.get("environments", [])[1:]:

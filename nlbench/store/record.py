@@ -1,58 +1,63 @@
-"""A run: records of cells in memory or on disk, and the tidy table made of them.
-
-On disk a run is a folder: ``manifest.json``, one ``cells/KEY.json`` a cell,
-``scores.csv`` (the tidy table) and ``report.html``.
-"""
+"""The record of a cell: one result and everything that decided it."""
 
 from __future__ import annotations
 
-import html
 import json
-import math
-import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
-from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.files import is_unused, locked, make_folder, write_atomically
-from nlbench.measure import Result, Value
+from nlbench.files import parse_json
+from nlbench.measure import Result, Status, Value
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from nlbench.signature import Signature
-
-__all__ = ["COLUMNS", "FORMAT", "Record", "Run", "load_run"]
+__all__ = [
+    "FORMAT",
+    "Record",
+    "check_fields",
+    "is_plain_name",
+    "parse_content",
+    "plain",
+    "recorded_facts",
+    "same_subject",
+]
 
 
 FORMAT = 1
-COLUMNS = (
-    "model",
-    "weights",
-    "data",
-    "seed",
-    "measure",
-    "place",
-    "statistic",
-    "value",
-    "n",
-    "status",
-    "reason",
-)
+
+Kinds = tuple[type, ...]
+NUMBER: Kinds = (int, float)
+_SUBJECT = {"model": (str,), "weights": (str,), "data": (str,), "seed": (int,)}
+_MEASURE = {"name": (str,), "version": (str,), "options": (dict,)}
+_PROBE = {"name": (str,), "options": (dict,)}
+_MACHINE = {"device": (str,), "dtype": (str,), "environment": (dict,)}
+_RESULT = {"summary": (dict,), "values": (list,), "n": (int,), "status": (str,), "reason": (str,)}
+_VALUE = {"place": (str,), "statistics": (dict,), "n": (int,), "status": (str,), "reason": (str,)}
+_OPTIONAL: Mapping[str, Mapping[str, Kinds]] = {
+    "subject": {"key": (str,)},
+    "measure": {
+        "bounds": (list,),
+        "description": (str,),
+        "more_means": (str,),
+        "options": (dict,),
+        "probe": (str,),
+        "source": (dict,),
+    },
+    "call": {"request": (dict,), "seconds": NUMBER, "started": (str,)},
+    "merged": {"at": (str,), "from": (list,)},
+}
 
 
 @dataclass(frozen=True)
 class Record:
-    """One finished cell: a reading and everything that decided it.
+    """One finished cell: a result and everything that decided it.
 
     Parameters
     ----------
     key : str
-        Hash of everything that decides the numbers.
+        Hash of everything that decides the numbers; it names the record's file.
     subject : mapping
         ``model``, ``weights``, ``data``, ``seed`` and what else is known of the subject.
     measure : mapping
@@ -86,8 +91,8 @@ class Record:
 
     @property
     def is_done(self) -> bool:
-        """Whether the cell needs no other try."""
-        return self.result.status != "failed"
+        """Whether there is an answer: a number, or that there is nothing to measure."""
+        return self.result.status in ("ok", "undefined")
 
     @property
     def identity(self) -> tuple[str, str, str, int, str]:
@@ -101,40 +106,79 @@ class Record:
             str(self.measure["name"]),
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Content of the record's file; `from_dict` reads it."""
+        return {"format": FORMAT, **asdict(self)}
+
     def to_json(self) -> str:
         """Text of the record's file."""
-        content = {"format": FORMAT, **asdict(self)}
-        return json.dumps(content, indent=1, allow_nan=False, default=_plain) + "\n"
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False, default=plain) + "\n"
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Record:
-        """Read a record's file.
+        """Read a record's file, which anybody may have written.
 
         Raises
         ------
         nlbench.RequestError
-            If it is damaged or of a newer format.
+            If it is damaged, of a newer format, or no record.
         """
-        content = _parse(text, origin)
+        return cls.from_dict(parse_content(text, origin), origin)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], origin: str) -> Record:
+        """Make a record of what `to_dict` gave, or of what claims to be that.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it is none.
+        """
         try:
-            result = content.pop("result")
-            values = tuple(Value(**value) for value in result.pop("values"))
-            return cls(result=Result(values=values, **result), **content)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RequestError(f"{origin} is not a record of a cell ({error})") from error
+            rest = {name: value for name, value in content.items() if name != "format"}
+            if "reading" in rest:
+                raise ValueError("it has a 'reading', as nlbench wrote before its first release")
+            if not is_plain_name(rest.get("key")):
+                raise ValueError(f"its key {str(rest.get('key'))[:80]!r} is no plain name")
+            check_fields("subject", rest["subject"], _SUBJECT)
+            check_fields("measure", rest["measure"], _MEASURE)
+            _check_bounds(rest["measure"].get("bounds"))
+            check_fields("probe", rest["probe"], _PROBE)
+            check_fields("machine", rest["machine"], _MACHINE)
+            given: dict[str, Any] = {"seconds": 0.0, "finished": "", "traceback": "", "costs": {}}
+            given |= rest
+            text = dict.fromkeys(("finished", "traceback"), (str,))
+            check_fields("record", given, {"seconds": NUMBER, **text, "costs": (dict,)})
+            _check_numbers("costs", given["costs"])
+            return cls(**{**rest, "result": _result(rest["result"])})
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+            raise RequestError(f"{origin} is not a record of a cell ({what})") from error
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} can't be recorded")
+def is_plain_name(name: object) -> bool:
+    """Whether something can name a file of a folder, and nothing outside of it.
+
+    Examples
+    --------
+    >>> is_plain_name("3f2a"), is_plain_name("../3f2a"), is_plain_name("a/b"), is_plain_name("")
+    (True, False, False, False)
+    """
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def _parse(text: str, origin: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RequestError(f"{origin} is damaged: {error}") from error
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+def parse_content(text: str, origin: str, *, finite: bool = True) -> dict[str, Any]:
+    """Read a file that states nlbench's format.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is damaged, wasn't written by nlbench, or by a newer one.
+    """
+    content = parse_json(text, origin, finite=finite)
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise RequestError(f"{origin} was not written by nlbench")
     if content["format"] > FORMAT:
@@ -142,245 +186,131 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
             f"{origin} has format {content['format']}, from a newer nlbench; "
             f"this one reads up to {FORMAT}"
         )
-    del content["format"]
-    return content
+    return {name: value for name, value in content.items() if name != "format"}
 
 
-@dataclass
-class Run:
-    """Records of cells and what they share.
-
-    Parameters
-    ----------
-    manifest : dict
-        What was asked for, on which machine, when, with which versions.
-    records : list of Record
-    path : Path, optional
-        The run's folder.
-
-    Examples
-    --------
-    >>> import torch, nlbench
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-    >>> run = nlbench.evaluate(model, torch.randn(64, 4), measures=["r2"])
-    >>> list(run.scores.columns[:6])
-    ['model', 'weights', 'data', 'seed', 'measure', 'place']
-    >>> 0 < run["r2"].summary["value"] < 1
-    True
-    """
-
-    manifest: dict[str, Any]
-    records: list[Record] = field(default_factory=list)
-    path: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.path.name if self.path else "run"
-
-    @cached_property
-    def scores(self) -> pd.DataFrame:
-        """The tidy table: one number a row.
-
-        Columns ``model, weights, data, seed, measure, place, statistic, value, n, status,
-        reason``. ``place`` is empty for the summary, else the site, path or layer. What has
-        no value is one row with an empty value, its status and its reason.
-        """
-        import pandas as pd
-
-        rows = [row for record in self.records for row in _rows(record)]
-        return pd.DataFrame(rows, columns=list(COLUMNS))
-
-    def __getitem__(self, measure: str) -> Result:
-        """Reading of a measure, where the run has one subject."""
-        found = [r.result for r in self.records if r.measure["name"] == measure]
-        if len(found) != 1:
-            have = sorted({str(r.measure["name"]) for r in self.records})
-            raise KeyError(f"{len(found)} readings of '{measure}' here; measures: {have}")
-        return found[0]
-
-    def signature(self, measure: str) -> Signature:
-        """Give a site measure's values at all sites, where the run has one subject.
-
-        Raises
-        ------
-        KeyError
-            If the run has none, or several, of that measure.
-        nlbench.Undefined
-            If it lists no sites.
-
-        Examples
-        --------
-        >>> import torch, nlbench
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-        >>> nlbench.evaluate(model, torch.randn(64, 4), "r2").signature("r2").kinds
-        ('relu',)
-        """
-        from nlbench.signature import Signature
-
-        result = self[measure]
-        (record,) = (one for one in self.records if one.result is result)
-        kinds = record.probe.get("kinds", {})
-        return Signature.of(result, kinds=kinds, name=str(record.subject["model"]))
-
-    def __repr__(self) -> str:
-        """Say what the run has in one line."""
-        models = list(dict.fromkeys(str(r.subject["model"]) for r in self.records))
-        measures = list(dict.fromkeys(str(r.measure["name"]) for r in self.records))
-        statuses = [record.result.status for record in self.records]
-        counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
-        where = f" in {self.path}" if self.path else ""
-        what = f"{_few(models)} by {_few(measures)}" if self.records else "no cells"
-        return f"<Run{where}: {what}{f': {counts}' if counts else ''}>"
-
-    def _repr_html_(self) -> str:
-        """Show the summaries as a table, as a notebook does: a row a subject."""
-        title = f"<p>{html.escape(repr(self))}</p>"
-        if not self.records:
-            return title
-        scores = self.scores
-        kept = scores[(scores["place"] == "") & scores["statistic"].isin(["value"])]
-        columns = ["model", "weights", "data", "seed"]
-        table = kept.assign(
-            shown=[
-                f"{row.value:.4g}" if row.status == "ok" else str(row.status)
-                for row in kept.itertuples()
-            ]
-        ).pivot_table(index=columns, columns="measure", values="shown", aggfunc="first", sort=False)
-        body = table.reset_index().to_html(index=False, na_rep="", escape=True, border=0)
-        return f"{title}{body}"
-
-    @property
-    def failed(self) -> list[Record]:
-        """Cells that failed."""
-        return [record for record in self.records if not record.is_done]
-
-    def save(self, path: str | Path) -> Path:
-        """Write the run to a folder of its own: manifest, records and table.
-
-        One that is cut short can be saved to the same folder once more; until then nothing
-        takes what is there for a run.
-
-        Returns
-        -------
-        Path
-            The folder.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the folder holds something else, or can't be written.
-        """
-        folder = Path(path)
-        self._check_free(folder)
-        make_folder(folder / "cells")
-        with locked(folder):
-            # Once more: another process may have saved its own just before.
-            self._check_free(folder)
-            if folder != self.path or _is_half(folder):
-                begun = {"format": FORMAT, "saving": True}
-                write_atomically(folder / "manifest.json", json.dumps(begun) + "\n")
-                for left in (folder / "cells").glob("*.json"):
-                    left.unlink()
-            self.path = folder
-            for record in self.records:
-                self.write_record(record)
-            self.write_tables()
-        return self.path
-
-    def _check_free(self, folder: Path) -> None:
-        try:
-            is_free = folder == self.path or not os.path.lexists(folder) or is_unused(folder)
-        except OSError as error:
-            raise RequestError(f"can't write to {folder}: {error.strerror or error}") from error
-        if not is_free and not _is_half(folder):
-            raise RequestError(f"{folder} holds something else; choose another folder")
-
-    def report(self, output: str | Path) -> Path:
-        """Write the page that the command line writes as ``report.html``; give its path."""
-        page: Path = registry.load("reports", "html")([self], Path(output))
-        return page
-
-    def write_record(self, record: Record) -> None:
-        """Write one cell's file."""
-        assert self.path is not None
-        write_atomically(self.path / "cells" / f"{record.key}.json", record.to_json())
-
-    def write_tables(self) -> None:
-        """Write the manifest and the tidy table."""
-        assert self.path is not None
-        self.__dict__.pop("scores", None)
-        write_atomically(self.path / "scores.csv", self.scores.to_csv(index=False))
-        self.write_manifest()
-
-    def write_manifest(self) -> None:
-        """Write the manifest alone."""
-        assert self.path is not None
-        manifest = {"format": FORMAT, **self.manifest}
-        write_atomically(
-            self.path / "manifest.json", json.dumps(manifest, indent=1, default=_plain) + "\n"
-        )
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _rows(record: Record) -> Iterable[tuple[object, ...]]:
-    identity, result = record.identity, record.result
-    whole = Value("", result.summary, result.n, result.status, result.reason, result.parts)
-    for value in (whole, *result.values):
-        numbers = value.numbers or {"value": math.nan}
-        for statistic, number in numbers.items():
-            yield (*identity, value.place, statistic, number, value.n, value.status, value.reason)
-
-
-def load_run(path: str | Path) -> Run:
-    """Read a run's folder.
-
-    Parameters
-    ----------
-    path : str or Path
-        The folder, as ``nlbench run --out`` names it.
+def check_fields(what: str, content: object, kinds: Mapping[str, Kinds]) -> None:
+    """Refuse content that lacks a field, or has one of another type.
 
     Raises
     ------
-    nlbench.RequestError
-        If it is not a run's folder or a file in it is damaged.
+    ValueError
+        Naming the field.
     """
-    folder = Path(path)
-    file = folder / "manifest.json"
-    if not file.is_file():
-        raise RequestError(f"{folder} is not a run: it has no manifest.json")
-    manifest = _parse(_read(file), str(file))
-    if _is_begun(manifest):
-        raise RequestError(
-            f"{folder} is not a run: saving one there was cut short; do it again, or remove it"
-        )
-    records = [
-        Record.from_json(_read(cell), str(cell))
-        for cell in sorted((folder / "cells").glob("*.json"))
-    ]
-    order = {key: place for place, key in enumerate(manifest.get("order", []))}
-    records.sort(key=lambda record: (order.get(record.key, len(order)), record.identity))
-    return Run(manifest, records, folder)
+    if not isinstance(content, dict):
+        raise ValueError(f"{what} is a {type(content).__name__}, expected an object")
+    for name, expected in kinds.items():
+        if name not in content:
+            raise ValueError(f"{what} has no '{name}'")
+        _check_kind(f"{what}.{name}", content[name], expected)
+    for name, expected in _OPTIONAL.get(what, {}).items():
+        if content.get(name) is not None:
+            _check_kind(f"{what}.{name}", content[name], expected)
 
 
-def _is_half(folder: Path) -> bool:
-    """Whether a folder holds nothing but what is left of a run whose saving was cut short."""
-    file = folder / "manifest.json"
-    try:
-        return file.is_file() and _is_begun(_parse(_read(file), str(file)))
-    except RequestError:
-        return False
+def _check_kind(what: str, value: object, kinds: Kinds) -> None:
+    is_right = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+    if not is_right:
+        expected = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
+        raise ValueError(f"{what} is a {type(value).__name__}, expected {expected}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{what} is out of bounds")
 
 
-def _is_begun(manifest: Mapping[str, Any]) -> bool:
-    return manifest == {"saving": True}
+_WORDS = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number",
+    int: "a whole number",
+    list: "a list",
+    str: "a text",
+    tuple: "a list",
+}
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"can't read {path}: {error}") from error
+def _check_numbers(what: str, content: Mapping[str, object]) -> None:
+    for name, value in content.items():
+        _check_kind(f"{what}.{name}", value, NUMBER)
+
+
+def _check_parts(parts: object) -> None:
+    _check_kind("parts", parts, (dict,))
+    for name, part in parts.items() if isinstance(parts, dict) else ():
+        numbers: Any = dict(enumerate(part)) if isinstance(part, list) else part
+        _check_kind(f"parts.{name}", numbers, (dict,))
+        _check_numbers(f"parts.{name}", numbers)
+
+
+def _check_bounds(bounds: object) -> None:
+    if bounds is None:
+        return
+    is_pair = isinstance(bounds, list) and len(bounds) == 2
+    for bound in bounds if isinstance(bounds, list) and is_pair else [()]:
+        if bound is not None:
+            _check_kind("measure.bounds", bound, NUMBER)
+
+
+def _result(content: object) -> Result:
+    check_fields("result", content, _RESULT)
+    assert isinstance(content, dict)
+    values = []
+    for value in content["values"]:
+        check_fields("value", value, _VALUE)
+        _check_numbers("statistics", value["statistics"])
+        _check_parts(value.get("parts", {}))
+        values.append(Value(**value))
+    _check_numbers("summary", content["summary"])
+    _check_parts(content.get("parts", {}))
+    _check_kind("result.notes", content.get("notes", {}), (dict,))
+    for entry in (content, *content["values"]):
+        if entry["status"] not in get_args(Status):
+            raise ValueError(f"unknown status {entry['status'][:40]!r}")
+    return Result(**{**content, "values": tuple(values)})
+
+
+def plain(value: object) -> object:
+    """What JSON has for a value that it doesn't know."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} can't be recorded")
+
+
+_DECIDED = ("weights_hash", "sample_hash", "preprocessing")
+
+
+def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
+    """What is recorded of each subject that its other cells must find unchanged.
+
+    Returns
+    -------
+    dict
+        From a subject's key to those of its facts.
+    """
+    facts: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        key = record.subject.get("key")
+        if key and record.is_done:
+            facts[key] = {n: record.subject[n] for n in _DECIDED if n in record.subject}
+    return facts
+
+
+def same_subject(facts: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
+    """Say what is no longer as recorded of a subject; else nothing.
+
+    Examples
+    --------
+    >>> facts = {"model": "vgg8", "data": "digits", "sample_hash": "a"}
+    >>> same_subject(facts, {"sample_hash": "a"})
+    ''
+    >>> same_subject(facts, {"sample_hash": "b"}).partition(" is no longer")[0]
+    'vgg8 on digits: the sample hash'
+    """
+    for name, value in recorded.items():
+        if name in facts and facts[name] != value:
+            return (
+                f"{facts['model']} on {facts['data']}: the {name.replace('_', ' ')} is no longer "
+                "that of the cells which the run already holds; choose another --out"
+            )
+    return ""

@@ -314,7 +314,7 @@ class DrawnBatches(Batches):
         for part in self.parts():
             assert part.labels is not None
             inputs = part.inputs.to(self._dtype)
-            yield from zip(inputs.split(most), part.labels.split(most), strict=True)
+            yield from zip(torch.split(inputs, most), torch.split(part.labels, most), strict=True)
 
     def parts(self) -> Iterator[Sample]:
         """Give all samples with their images and labels."""

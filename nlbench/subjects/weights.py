@@ -13,7 +13,7 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from nlbench.files import check_is_file, write_atomically
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["load_weights", "save_weights"]
+__all__ = ["calibrate", "load_weights", "save_weights", "statistics_of"]
 
 
 HEADER_LENGTH = struct.Struct("<Q")
@@ -327,3 +327,56 @@ def _reason(error: Exception) -> str:
     """The error's words on one line."""
     words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
     return " ".join(words.split())[:200]
+
+
+def statistics_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """List the layers of batch norm that keep statistics."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
+def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
+    """Set batch norm's statistics to those of samples: their mean over batches.
+
+    Only the layers of batch norm work as in training meanwhile; dropout, for one, doesn't.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    batches : iterable of tensor
+        On its device.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a batch is too small, or the model can't be run.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer = torch.nn.BatchNorm1d(2).eval()
+    >>> calibrate(layer, [torch.tensor([[0.0, 1.0], [2.0, 1.0]])])
+    >>> layer.running_mean.tolist(), layer.running_var.tolist()
+    ([1.0, 1.0], [2.0, 0.0])
+    """
+    import torch
+
+    layers: list[Any] = statistics_of(model)
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # The mean over all batches.
+            layer.train()
+        with torch.no_grad():
+            for batch in batches:
+                model(batch.clone())
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RequestError(f"batch norm can't be calibrated on the samples: {reason}") from error
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+            layer.eval()

@@ -62,7 +62,7 @@ def test_evaluate_gives_the_same_kind_of_object_as_load_run(tmp_path):
     loaded = nlbench.load_run(tmp_path / "mine")
     assert type(loaded) is type(result)
     assert loaded.scores.equals(result.scores)
-    json.dumps(loaded.manifest)
+    json.dumps(dict(loaded.manifest))
 
 
 @pytest.mark.parametrize(

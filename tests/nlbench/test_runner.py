@@ -1,4 +1,5 @@
 import math
+import shutil
 import subprocess
 
 import pytest
@@ -6,12 +7,14 @@ import torch
 from torch import nn
 
 import nlbench
+from nlbench import plan as planning
 from nlbench import registry
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.execution import numerics as environment
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.options import Option
 from nlbench.plan import Request
+from nlbench.progress import Monitor
 from nlbench.runner import run
 
 QUICK = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 1}
@@ -92,7 +95,7 @@ def names(monkeypatch):
         "measures": {m.name: m for m in (good, crashing, exiting, Wrong, Counting)},
         "models": {"tiny": tiny, "nan": nan_model, "smooth": smooth, "broken": broken},
     }
-    load, entries = registry.load, registry.entries
+    load, entries, find = registry.load, registry.entries, registry.find
 
     def both(group):
         found = dict(entries(group))
@@ -102,7 +105,11 @@ def names(monkeypatch):
     def local_first(group, name):
         return local.get(group, {}).get(name) or load(group, name)
 
+    def found(group, name):
+        return both(group)[name] if name in local.get(group, {}) else find(group, name)
+
     monkeypatch.setattr(registry, "entries", both)
+    monkeypatch.setattr(registry, "find", found)
     monkeypatch.setattr(registry, "load", local_first)
     return local
 
@@ -278,7 +285,7 @@ def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_pa
         ({"data": ("digit",)}, "did you mean 'digits'"),
         ({"models": "vg8"}, "did you mean 'vgg8'"),
         ({"measures": "afinity"}, "did you mean 'affinity'"),
-        ({"split": "validation"}, "expected test or train"),
+        ({"split": "validation"}, "split: unknown 'validation'"),
         ({"samples": -1}, "samples: -1 is out of bounds"),
         ({"device": "cuda:99"}, "device 'cuda:99' is absent"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
@@ -415,3 +422,48 @@ def test_every_call_of_a_run_is_in_its_manifest(names, tmp_path):
     calls = nlbench.load_run(result.path).manifest["calls"]
     assert [call["command"] for call in calls] == ["first", "second"]
     assert [call["request"]["measures"] for call in calls] == [["good"], ["counting"]]
+
+
+class Heard(Monitor):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def warn(self, message):
+        self.lines.append(message)
+
+
+def test_fewer_samples_than_were_asked_for_are_said_once(names, tmp_path):
+    heard = Heard()
+    run(request("good", samples=10**9, seeds=(0, 1)), tmp_path / "run", progress=heard)
+    (line,) = heard.lines
+    assert line.startswith("1000000000 samples of digits were asked for; its test split has 512")
+
+
+def test_a_run_whose_folder_is_deleted_meanwhile_ends_with_one_line(names, tmp_path):
+    class Deleting(Counting):
+        """Deletes the folder of the run."""
+
+        def reset(self):
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    names["measures"]["deleting"] = Deleting
+    with pytest.raises(RequestError, match="can't write to") as caught:
+        run(request("deleting,good", seeds=(0, 1)), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_planning_reads_a_checkpoint_once_however_many_seeds_there_are(
+    names, tmp_path, monkeypatch
+):
+    torch.save(tiny().state_dict(), tmp_path / "w.pt")
+    read = []
+    choose = planning.choose_weights
+    monkeypatch.setattr(planning, "choose_weights", lambda spec: read.append(spec) or choose(spec))
+    wanted = request(weights=str(tmp_path / "w.pt"), seeds=tuple(range(50)))
+    plan = planning.make_plan(wanted, "cpu", print)
+    assert len(plan.cells) == 50
+    assert len(read) == 1

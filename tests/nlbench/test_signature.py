@@ -195,3 +195,13 @@ def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook()
     assert "undefined" in empty._repr_html_()
     assert repr(nlbench.Run({}, [])) == "<Run: no cells>"
     assert nlbench.Run({}, [])._repr_html_() == "<p>&lt;Run: no cells&gt;</p>"
+
+
+def test_a_site_whose_name_is_a_formula_is_text_in_a_spreadsheet(tmp_path):
+    from nlbench.files import spreadsheet_text
+
+    sites = ("=1+1", "@SUM(A1)", "'quoted", "plain")
+    signature = Signature(sites, ("",) * 4, (0.5,) * 4, ("ok",) * 4)
+    table = pd.read_csv(signature.to_csv(tmp_path / "s.csv"))
+    assert [site[0] for site in table["site"]] == ["'", "'", "'", "p"]
+    assert tuple(map(spreadsheet_text, table["site"])) == sites

@@ -1,6 +1,7 @@
 """A run killed at random moments: nothing finished is lost, nothing is half written.
 
-``python tests/stress/test_kills.py 200`` kills as often as it is told.
+``python tests/stress/test_kills.py 200`` kills as often as it is told, a third of the times
+with each executor.
 """
 
 import json
@@ -10,19 +11,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from hostile import write_plugin
 
+EXECUTORS = ("serial", "processes", "dask")
+GONE_SECONDS = 10.0
+"""What workers have to end in; two seconds are meant, a busy machine may take longer."""
 
-def attempt(folder, seeds, delay=None):
-    """Run a grid in a process that is killed after a while; give its exit status.
+
+def begin(folder, seeds, executor):
+    """Start a grid in a process of its own; give its number.
 
     The process is forked from one that has imported PyTorch and computed nothing, so that
     the moments fall into the run and not into imports.
@@ -32,14 +37,7 @@ def attempt(folder, seeds, delay=None):
 
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if delay is not None:
-
-        def kill():
-            time.sleep(delay)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=kill, daemon=True).start()
+        return child
     wanted = Request(
         ("plain", "drawing"),
         ("mini", "mini2"),
@@ -48,12 +46,48 @@ def attempt(folder, seeds, delay=None):
         seeds=tuple(range(seeds)),
         samples=8,
     )
+    workers = None if executor == "serial" else 2
     try:
-        run(wanted, folder, execution=ExecutionOptions(threads=1))
+        run(
+            wanted,
+            folder,
+            execution=ExecutionOptions(threads=1, executor=executor, workers=workers),
+        )
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)
+
+
+def attempt(folder, seeds, executor, delay=None, *, counted_from_a_new_cell=False):
+    """Run a grid, killed after a while if that is said.
+
+    Returns
+    -------
+    int
+        Its exit status.
+    float
+        Seconds until its last worker was gone.
+    """
+    before = set(folder.glob("cells/*.json"))
+    child = begin(folder, seeds, executor)
+    workers = []
+    if delay is not None:
+        clock = None if counted_from_a_new_cell else time.monotonic()
+        while not (has_ended := os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            if clock is None and set(folder.glob("cells/*.json")) - before:
+                clock = time.monotonic()
+            if clock is not None and time.monotonic() > clock + delay:
+                break
+            time.sleep(0.005)
+        if not has_ended:
+            workers = psutil.Process(child).children(recursive=True)
+            os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    killed = time.monotonic()
+    left = psutil.wait_procs(workers, timeout=GONE_SECONDS)[1]
+    assert not left, f"workers go on after their run was killed: {left}"
+    return status, time.monotonic() - killed
 
 
 def whole_records(folder):
@@ -64,43 +98,77 @@ def whole_records(folder):
     }
 
 
-def kill_and_resume(place, kills, seeds, rng):
-    plugin = place / "plugin"
-    plugin.mkdir()
-    sys.path.insert(0, str(write_plugin(plugin)))
-    begin = time.monotonic()
-    assert attempt(place / "straight", seeds) == 0
-    length = time.monotonic() - begin
-    expected = (place / "straight" / "scores.csv").read_bytes()
-    killed = rounds = 0
+def kill_and_resume(place, kills, seeds, rng, executor, expected):
+    """Kill a grid again and again, and take it up until it is done."""
+    begun = time.monotonic()
+    assert attempt(place / f"{executor}-straight", seeds, executor)[0] == 0
+    length = time.monotonic() - begun
+    killed = rounds = during = 0
+    slowest = 0.0
     while killed < kills:
-        folder = place / f"run{rounds}"
+        folder = place / f"{executor}{rounds}"
         rounds += 1
         finished = {}
         while killed < kills:
-            if attempt(folder, seeds, rng.random() * length) == 0:
+            # Much of a run with workers is their start: every other kill falls among cells.
+            among_cells = killed % 2 == 0
+            status, seconds = attempt(
+                folder,
+                seeds,
+                executor,
+                rng.random() * (0.5 if among_cells else length),
+                counted_from_a_new_cell=among_cells,
+            )
+            if status == 0:
                 break
             killed += 1
+            slowest = max(slowest, seconds)
             now = whole_records(folder) if folder.exists() else {}
             assert finished.items() <= now.items(), "a finished cell was lost or changed"
+            during += 0 < len(now) < 4 * seeds
             finished = now
-        assert attempt(folder, seeds) == 0
+        assert attempt(folder, seeds, executor)[0] == 0
         assert finished.items() <= whole_records(folder).items()
         assert (folder / "scores.csv").read_bytes() == expected
         assert not list(folder.rglob("*.part"))
-    return {"kills": killed, "runs": rounds, "cells": 4 * seeds, "seconds": round(length, 2)}
+    return {
+        "executor": executor,
+        "kills": killed,
+        "kills_between_first_and_last_cell": during,
+        "runs": rounds,
+        "cells": 4 * seeds,
+        "seconds_of_a_run": round(length, 2),
+        "slowest_end_of_workers": round(slowest, 2),
+    }
+
+
+def kill_all(place, kills, seeds):
+    """Kill runs of all executors; each comes to the table of an undisturbed one."""
+    plugin = place / "plugin"
+    plugin.mkdir()
+    sys.path.insert(0, str(write_plugin(plugin)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    assert attempt(place / "straight", seeds, "serial")[0] == 0
+    expected = (place / "straight" / "scores.csv").read_bytes()
+    share, rest = divmod(kills, len(EXECUTORS))
+    rng = random.Random(1)
+    return [
+        kill_and_resume(place, share + (number < rest), seeds, rng, executor, expected)
+        for number, executor in enumerate(EXECUTORS)
+        if share + (number < rest)
+    ]
 
 
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_no_finished_cell():
     done = subprocess.run(
-        [sys.executable, __file__, "12"], capture_output=True, text=True, check=False
+        [sys.executable, __file__, "6"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["kills"] == 12
+    assert sum(part["kills"] for part in json.loads(done.stdout)) == 6
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-        print(json.dumps(kill_and_resume(Path(place), kills, 12, random.Random(1))))
+        print(json.dumps(kill_all(Path(place), kills, 12), indent=1))

@@ -1,4 +1,4 @@
-"""A hundred malformed requests and files: one clear line each, and nothing overwritten."""
+"""Three hundred malformed requests and files: one clear line each, and nothing overwritten."""
 
 import json
 import os
@@ -7,14 +7,22 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hostile import write_plugin
 from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import nlbench
 from nlbench.cli.app import main
+from nlbench.errors import RequestError, one_line
+from nlbench.hashing import state_hash
 from nlbench.request import Request
 from nlbench.runner import run
+from nlbench.subjects.weights import load_weights
 
 BROKEN = "raise RuntimeError('no such luck')\n"
 
@@ -68,29 +76,35 @@ def state(folder):
 
 QUICK = ["--measures", "r2", "--model", "mini", "--weights", "init", "--samples", "8"]
 
-LONG = "x" * 5000
+LONG = "x" * 100_000
+NINES = "9" * 5000
 FLAGS = {
     "--measures": ["", ",", "r3", "[", "zzz*", "?", LONG, "r2;rm", "ü", "../r2", "r2\nr2",
-                   "crooked"],
-    "--model": ["", "mini3", "[!", "nosuch/*", "/", LONG, "vgg*8*9", "ミニ", " "],
-    "--data": ["", "digit", "nosuch*", LONG, "digits/"],
-    "--seeds": ["-1", "1.5", "one", "1,,x", "9" * 40, "²", "nan"],
-    "--samples": ["-1", "many", "1e3", "9" * 30, "nan", ""],
+                   "crooked", "r2\x1b[31m", "absdev,nosuch", "ci[fa"],
+    "--model": ["", "mini3", "[!", "nosuch/*", "/", LONG, "vgg*8*9", "ミニ", " ",
+                "mini/", "timm/", "torchvision/resnet1", f"torchvision/{LONG}"],
+    "--data": ["", "digit", "nosuch*", LONG, "digits/", "digits.size=3"],
+    "--seeds": ["-1", "1.5", "one", "1,,x", "9" * 40, "²", "nan", NINES, "5-1", "1-",
+                "0-999999999", "1-2-3", "0x1"],
+    "--samples": ["-1", "many", "1e3", "9" * 30, "nan", "", NINES, "1_000", "٣"],
     "--split": ["", "validation", LONG],
     "--device": ["", "gpu", "cuda:99", "cuda:-1", "cuda:²", "cpu:5", "tpu"],
     "--precision": ["", "float8", "double", "TF32"],
     "--set": ["", "x", "=", "r2=1", "r2.=1", ".r2=1", "r2.nosuch=1", "sites.batch=0",
-              "sites.batch=nan", "sites.batch=1e400", "lines.number=3", f"{LONG}.x=1"],
+              "sites.batch=nan", "sites.batch=1e400", "lines.number=3", f"{LONG}.x=1",
+              f"r2.folds={NINES}", f"r2.folds={LONG}", "r2..folds=3",
+              "sites.attention=maybe", "r2.folds=\x1b[2J", "=x", "sites=1"],
     "--rerun": ["", "some", "ALL"],
-    "--timeout": ["0", "-3", "nan", "inf", "soon"],
-    "--memory": ["", "0", "lots", "-4GB", "1e99GB", "4PB"],
+    "--timeout": ["0", "-3", "nan", "inf", "soon", "1e300", NINES, "", "1,5"],
+    "--memory": ["", "0", "lots", "-4GB", "1e99GB", "4PB", NINES, "4 GBs", "٤GB"],
     "--executor": ["", "threads", "process"],
-    "--workers": ["0", "-1", "2", "x"],
-    "--threads": ["0", "-1", "1.5"],
+    "--workers": ["0", "-1", "2", "x", "100000", NINES],
+    "--threads": ["0", "-1", "1.5", "100000", NINES, ""],
     "--address": ["tcp://nowhere:1"],
     "--progress": ["", "loud"],
-    "--weights": ["", "nowhere.pt", "trained", LONG, "a\0b"],
-    "--config": ["nowhere.toml", "."],
+    "--weights": ["", "nowhere.pt", "trained", LONG, "a\0b", "*.pt",
+                  "nowhere/*.pt", "[", "/dev/null"],
+    "--config": ["nowhere.toml", ".", "/dev/zero", LONG, "a\0b"],
     "--out": ["", LONG, "a\0b"],
 }  # fmt: skip
 
@@ -111,6 +125,14 @@ TOML = [
     "measures = [['r2']]", "timeout = -1", "memory = 'lots'", "executor = 'x'", "split = ''",
     "device = 'cuda:77'", "set = []", "[set.r2]\nnosuch = 1", "[set]\n'' = 1", "weights = ['']",
     "measures = ['zzz*']", "out = ''", "precision = 'x'", "model = 7",
+    f"samples = {NINES}", f"model = '{LONG}'", "set." + "a." * 5000 + "b = 1", "x = " + "[" * 5000,
+    "x = " + "{a=" * 5000, "threads = 100000", "workers = 0", "measures = 'r2'\nmeasure = 'r2'",
+    "[set]\n'a.b' = 1\na.b = 2", "[set.r2]\nfolds = [1]", "[set]\nr2 = 3", "report = 'yes'",
+    "seeds = '5-1'", "seeds = []", "seeds = [1.5]", "seeds = {a = 1}", "timeout = inf",
+    "timeout = nan", "memory = true", "memory = 0", "data = {}", "sites = 3", "progress = 'loud'",
+    "address = 'tcp://x:1'", "rerun = 3", "split = ['test']", "device = ''", "\x1b = 1",
+    "'\\u001b[2J' = 1", "dry_run = true", "config = 'c.toml'", "samples = -1", "samples = 1e3",
+    "weights = [1]", "weights = []", "model = ['a', ['b']]", "measures = [{a = 1}]",
 ]  # fmt: skip
 
 
@@ -207,6 +229,113 @@ def test_a_spoilt_run_is_refused_and_left_as_it_is(finished, call, tmp_path, cas
     before = state(tmp_path / "r")
     assert_refused(*call("run", *QUICK, "--out", "r"))
     assert state(tmp_path / "r") == before
+
+
+COMMANDS = [
+    ["list"], ["list", "nonsense"], ["list", ""], ["list", "sites"],
+    ["list", "sites", "--model", ""],
+    ["list", "sites", "--model", "nosuch"], ["list", "measures", "--model", "mini"],
+    ["list", "datasets", "--all"], ["list", "recipes", "--traceable"], ["list", "ops", "extra"],
+    ["list", "models", "--model", "zzz*"], ["list", "models", "--model", ","],
+    ["list", "sites", "--model", "mini", "--data", "nosuch"],
+    ["show"], ["show", ""], ["show", "afinity"], ["show", LONG], ["show", "a\0b"], ["show", "."],
+    ["show", "mini", "--cite"], ["show", "crooked"], ["show", "torchvision/nosuch"],
+    ["report"], ["report", "nowhere"], ["report", "."], ["report", LONG],
+    ["merge"], ["merge", "nowhere", "--out", "x"], ["merge", ".", "--out", "x"],
+    ["train"], ["train", "--model", "mini"], ["train", "--model", "mini", "--out", "w.bin"],
+    ["train", "--model", "nosuch", "--out", "w.safetensors"],
+    ["train", "--model", "mini", "--out", "w.safetensors", "--epochs", "x"],
+    ["train", "--model", "mini", "--out", "w.safetensors", "--epochs", "0"],
+    ["train", "--model", "mini", "--out", "w.safetensors", "--seeds", "5-1"],
+    ["train", "--model", "mini", "--out", "w.safetensors", "--set", "x"],
+    ["train", "--model", "mini", "--out", "w.safetensors", "--label-noise", "2"],
+    ["run", "--nosuch"], ["run", "extra"], ["run", "--samples"], ["run", "--report=maybe"],
+    ["nosuch"], ["--nosuch"], [""], [LONG], [f"--{LONG}"], ["run", f"--{LONG}"],
+    ["run", f"-{LONG}=3"], ["rum"], ["lst"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda arguments: " ".join(arguments)[:60])
+def test_a_malformed_command_is_one_line_and_leaves_nothing(finished, call, tmp_path, arguments):
+    assert_refused(*call(*arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
+@pytest.mark.parametrize("what", ["config", "weights", "image"])
+def test_what_is_no_file_is_refused_without_waiting(finished, call, tmp_path, what, kind):
+    place = tmp_path / "images" / "first" / "one.png" if what == "image" else tmp_path / what
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.symlink_to(place.name)
+    if what == "image":
+        (tmp_path / "images" / "second").mkdir()
+        arguments = ["--data", "images", "--set", "images.folder=images", "--set", "images.side=8"]
+        arguments = [*QUICK, *arguments[:4]]
+    else:
+        given = dict(zip(QUICK[::2], QUICK[1::2], strict=True)) | {f"--{what}": what}
+        arguments = [part for pair in given.items() for part in pair]
+    assert_refused(*call("run", *arguments, "--out", "r"))
+    assert not (tmp_path / "r").exists()
+
+
+class Odd(dict):
+    """A mapping that can't be gone through."""
+
+    def __iter__(self):
+        raise RuntimeError("no such luck")
+
+
+INPUTS = [
+    None, 7, 7.5, "text", b"bytes", object(), print, [], (), {}, [None], [7], ["text"], [[]], [()],
+    [{}], ({},), ([],), (None,), {"x": None}, {"x": [1.0]}, {7: "x"}, range(3), iter(()), {"a"},
+    torch.zeros(()), torch.zeros(4), torch.zeros(0, 4), [torch.zeros(4)], [torch.zeros(())],
+    (torch.zeros(3, 4), torch.zeros(2, 4)), (torch.zeros(3, 4), torch.zeros(3, 4)),
+    (torch.zeros(3, 4), torch.ones(3, 4).long()), {"a": torch.zeros(3, 4), "b": torch.zeros(3)},
+    [torch.zeros(3, 4), torch.zeros(3, 5)], [(torch.zeros(3, 4), torch.zeros(2))],
+    [(torch.zeros(3, 4), torch.zeros(3), torch.zeros(3))], np.zeros((3, 4)), [np.zeros((3, 4))],
+    (np.zeros((3, 4)),), {"x": np.zeros((3, 4))}, TensorDataset(torch.zeros(3, 4)),
+    pd.DataFrame({"x": [1.0]}), [[1.0, 2.0]], [torch.zeros(3, 4), None], nn.Linear(4, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("inputs", INPUTS, ids=lambda inputs: type(inputs).__name__)
+def test_malformed_inputs_are_one_line(inputs):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(RequestError) as caught:
+        nlbench.evaluate(model, inputs, ["r2", "nlc"])
+    message = str(caught.value)
+    assert message.startswith(("inputs", "labels"))
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+LAYOUTS = [
+    {"state_dict": {}}, {"state_dict": 3}, {"model_state_dict": [1]}, {"model": None}, {}, [], 7,
+    {"state_dict": {"a": {"b": torch.zeros(1)}}}, {3: torch.zeros(1)}, {"": torch.zeros(1)},
+    {".": torch.zeros(1), "..": torch.zeros(1)}, {"_orig_mod.": torch.zeros(1)},
+    {"pytorch-lightning_version": "2", "state_dict": {"loss.weight": torch.ones(1)}},
+    {f"{LONG}.weight": torch.zeros(1)}, {"module." * 2000 + "weight": torch.zeros(1)},
+    {"x\x1b[2J\ny": torch.zeros(1)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", LAYOUTS, ids=lambda content: type(content).__name__)
+def test_a_checkpoint_of_any_other_layout_is_refused_and_changes_nothing(tmp_path, content):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    before = state_hash(model)
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(RequestError) as caught:
+        load_weights(model, tmp_path / "w.pt")
+    assert len(one_line(str(caught.value))) <= 2000
+    assert state_hash(model) == before
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

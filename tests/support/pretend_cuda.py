@@ -150,6 +150,14 @@ class PretendTensor(torch.Tensor):
         return _dispatch(func, args, kwargs or {})
 
 
+def _generator(device="cpu"):
+    # PyTorch can't make one of a device that isn't there, nor tell whose it is.
+    return _GENERATOR("cpu" if torch.device(device).type == "cuda" else device)
+
+
+_GENERATOR = torch.Generator
+
+
 class _Mode(TorchDispatchMode):
     """Sees what is asked for on the device without a tensor of it, such as ``torch.zeros``."""
 
@@ -195,6 +203,7 @@ class PretendCuda(contextlib.ExitStack):
         self.enter_context(mock.patch.object(torch, "tensor", _made_then_moved(torch.tensor)))
         as_tensor = _made_then_moved(torch.as_tensor)
         self.enter_context(mock.patch.object(torch, "as_tensor", as_tensor))
+        self.enter_context(mock.patch.object(torch, "Generator", _generator))
         self.enter_context(mock.patch.object(threading.Thread, "run", _in_mode(_RUN)))
         # Its kernels are operations of their own, which a CPU doesn't have.
         self.enter_context(torch.backends.cudnn.flags(enabled=False))
@@ -348,7 +357,14 @@ def _dispatch(func, args, kwargs):
     here = [x for x in tensors if isinstance(x, PretendTensor)]
     wanted = kwargs.get("device")
     wanted = torch.device(wanted) if wanted is not None else None
-    if name in ("_to_copy", "_pin_memory"):
+    if name == "to":
+        # In inference mode `Tensor.to` comes as it is.
+        others = [x for x in args[1:] if isinstance(x, torch.Tensor)]
+        devices = [x for x in args[1:] if isinstance(x, torch.device)]
+        wanted = (devices + [x.device for x in others] + [wanted])[0]
+        args = tuple(CPU if isinstance(x, torch.device) else x for x in args)
+        args = (args[0], *(x.held if isinstance(x, PretendTensor) else x for x in args[1:]))
+    if name in ("_to_copy", "_pin_memory", "to"):
         return _copied(func, tensors[0], wanted, args, kwargs)
     if name in ("copy_", "_copy_from", "set_"):
         return _overwritten(func, tensors, args, kwargs)
@@ -356,11 +372,6 @@ def _dispatch(func, args, kwargs):
         return func(*args, **kwargs)
     if here and wanted is None:
         _check_mixture(name, tensors)
-    for generator in tree_iter((args, kwargs)):
-        if isinstance(generator, torch.Generator) and generator.device.type == "cpu":
-            raise RuntimeError(
-                f"Expected a 'cuda' device type for generator but found 'cpu' in {name}"
-            )
     is_mask = name in INDEXING and any(
         isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
         for index in args[1] or ()
@@ -406,9 +417,9 @@ def _copied(func, source, wanted, args, kwargs):
     if target.type == "meta":
         return func(held, *args[1:], **kwargs)
     named = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-    if func._schema.name.endswith("_to_copy"):
+    if func._schema.name.endswith("_to_copy") or "device" in kwargs:
         named["device"] = CPU
-    output = func(held, **named)
+    output = func(held, *args[1:], **named)
     if target.type != "cuda":
         if isinstance(source, PretendTensor) and not kwargs.get("non_blocking"):
             _current().waited("to the CPU")

@@ -356,7 +356,8 @@ def _expanded(call: Call) -> Tensor:
 
 def _taken(call: Call, axes: Iterable[int]) -> Tensor:
     """Entries are picked along axes: of channels, one that is taken again is another one."""
-    given, nodes = call.arg(0, "input"), _moved(call)
+    given = call.arg(0, "input")
+    nodes: Tensor = _moved(call)
     if not any(call.is_of_channels(given, axis) for axis in axes):
         return nodes
     entries = torch.arange(given.numel()).reshape(given.shape)

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
     from .estimate import SegmentEstimate, chord_parts
     from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
+    from .planes import Plane, plane
     from .refined import estimate_segment
     from .trace import SegmentTrace
 
 __all__ = [
     "LINES",
     "Lines",
+    "Plane",
     "SegmentEstimate",
     "SegmentTrace",
     "TracedSegment",
@@ -28,6 +30,7 @@ __all__ = [
     "estimate_segment",
     "is_channels_last",
     "observe_paths",
+    "plane",
     "trace_segment",
     "trace_segments",
 ]
@@ -42,12 +45,27 @@ class Lines(Probe):
         "paths": Option(
             "closed",
             "closed: loops of translated images; open: from an image through augmentations; "
-            "random: loops through noise; pairs: straight lines between samples",
-            choices=("closed", "open", "random", "pairs"),
+            "random: loops through noise; pairs: straight lines between samples; directions: "
+            "straight lines from samples",
+            choices=("closed", "open", "random", "pairs", "directions"),
         ),
-        "number": Option(4, "number of paths", minimum=1, maximum=1e6),
-        "anchors": Option(8, "segments of a path, but for pairs", minimum=2, maximum=1e4),
-        "radius": Option(4.0, "pixels by which an anchor is translated", minimum=0.0, maximum=1e4),
+        "direction": Option(
+            "random",
+            "of directions: random: uniform on the sphere; sign: every number up or down; "
+            "gradient: up the gradients of the largest outputs",
+            choices=("random", "sign", "gradient"),
+        ),
+        "number": Option(4, "number of paths; samples of directions", minimum=1, maximum=1e6),
+        "anchors": Option(
+            8, "segments of a path, but for pairs; directions of a sample", minimum=2, maximum=1e4
+        ),
+        "radius": Option(
+            4.0,
+            "pixels by which an anchor is translated; of directions their length, in units of "
+            "the network's inputs",
+            minimum=0.0,
+            maximum=1e4,
+        ),
         "seed": Option(
             0, "decides open and random paths, the same for all models", minimum=0, maximum=2**53
         ),
@@ -146,12 +164,14 @@ def is_channels_last(images: Tensor) -> bool:
 __getattr__ = lazy_exports(
     __name__,
     {
+        "Plane": "planes",
         "SegmentEstimate": "estimate",
         "SegmentTrace": "trace",
         "TracedSegment": "lines",
         "chord_parts": "estimate",
         "estimate_segment": "refined",
         "observe_paths": "lines",
+        "plane": "planes",
         "trace_segment": "lines",
         "trace_segments": "lines",
     },

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import UnsupportedOperation
 
+from .exact import COINCIDENT
 from .ops.rule import noise_of, peak
 from .program import Computed, Program, agree, run_alone, walk, walk_measured
 from .trace import SegmentTrace
@@ -127,7 +128,9 @@ def _resolution(trace: SegmentTrace) -> float:
     """How far from a breakpoint of a trace those of the network may lie."""
     if trace.method == "sampling":
         return 1 / trace.notes["resolution"]
-    return trace.notes["sensitivity"] if trace.method == "adaptive" else 64 * trace.precision
+    if trace.method == "adaptive":
+        return trace.notes["sensitivity"]
+    return COINCIDENT[torch.float64 if trace.precision < 1e-12 else torch.float32]
 
 
 def _inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:

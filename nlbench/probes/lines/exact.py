@@ -6,19 +6,29 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite
-from nlbench.probes.budget import Load, share_out
+from nlbench.probes.budget import Load, halving, share_out
 from nlbench.probes.lines.ops.rule import peak
 
 from .program import Program, load_of
 from .threads import work_off
-from .trace import SegmentTrace
+from .trace import SegmentTrace, distance
 
-__all__ = ["COINCIDENT", "Chunk", "Values", "refined", "split", "trace_exactly", "trace_program"]
+__all__ = [
+    "COINCIDENT",
+    "Chunk",
+    "Values",
+    "refined",
+    "spaced",
+    "split",
+    "trace_exactly",
+    "trace_program",
+]
 
 
 COINCIDENT = {torch.float64: 1e-12, torch.float32: 1e-7}
@@ -111,11 +121,9 @@ def refined(chunk: Chunk, site: int, coincident: float) -> Chunk:
     order = _order(new, owner[interval]) if several else new.argsort()
     new, interval, share = new[order], interval[order], share[order]
     apart = (new - before[order] > coincident) & (after[order] - new > coincident)
-    distinct = new.diff() > coincident
-    if several:
-        distinct |= owner[interval].diff() > 0
-    apart[1:] &= distinct
     interval, share, new = interval[apart], share[apart], new[apart]
+    distinct = spaced(new, coincident, owner[interval])
+    interval, share, new = interval[distinct], share[distinct], new[distinct]
     t, owner = torch.cat([t, new]), torch.cat([owner, owner[interval]])
     order = _order(t, owner) if several else t.argsort()
     old = torch.arange(len(origins), device=t.device)
@@ -128,6 +136,34 @@ def refined(chunk: Chunk, site: int, coincident: float) -> Chunk:
         torch.cat([old, interval])[order],
         torch.cat([torch.zeros(len(old), dtype=t.dtype, device=t.device), share])[order],
     )
+
+
+def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor:
+    """Tell which of increasing numbers, of one segment after another, to keep: (m,).
+
+    Each is farther than `gap` from the last that is kept, not only from its neighbour: many
+    in a row are thinned, however close, and not all one.
+
+    Examples
+    --------
+    >>> t = torch.tensor([0.0, 0.6, 1.2, 1.8, 2.4, 9.0])
+    >>> spaced(t, 1.0, torch.zeros(6)).tolist()
+    [True, False, True, False, True, True]
+    """
+    kept = torch.ones(len(t), dtype=torch.bool, device=t.device)
+    close = (t.diff() <= gap) & (owner.diff() == 0)
+    if not bool(close.any()):
+        return kept
+    last, places = -1, t.tolist()
+    for i in (close.nonzero().squeeze(1) + 1).tolist():
+        if i - 1 > last or kept[i - 1]:
+            anchor = i - 1  # What it is compared with: the last one that is kept.
+        if places[i] - places[anchor] <= gap:
+            kept[i] = False
+        else:
+            anchor = i
+        last = i
+    return kept
 
 
 def _order(t: Tensor, owner: Tensor) -> Tensor:
@@ -202,6 +238,8 @@ def trace_exactly(
     """
     segments = iter(segments)
     load: Load | None = None
+    # Fewer points than were thought to fit, once memory has run out.
+    most = 0
     while group := list(itertools.islice(segments, together or 1)):
         device = group[0][0].device
         if load is None:
@@ -210,7 +248,13 @@ def trace_exactly(
                 together = TOGETHER_GPU
                 group += itertools.islice(segments, together - 1)
         threads, points = _room(load, device, memory)
-        yield from _trace_group(program, group, limit or points, threads)
+        most = min(most or limit or points, limit or points)
+
+        def attempt(points: int, group: Sequence[Segment] = group, threads: int = threads) -> Any:
+            return list(_trace_group(program, group, points, threads))
+
+        traces, most = halving(attempt, most, device, least=2)
+        yield from traces
 
 
 def trace_program(
@@ -255,7 +299,7 @@ def _trace_group(
                 return [], []
 
         work_off(split(whole, limit), work, threads, lambda chunk: chunk.step, stopped)
-    lengths = [float(torch.linalg.vector_norm((end - start).double())) for start, end in group]
+    lengths = [distance(start, end) for start, end in group]
     for (t, y, origins), length in zip(arrived.joined(len(group)), lengths, strict=True):
         if not torch.isfinite(y).all():
             raise NotFinite("the network's output is not finite on the segment")

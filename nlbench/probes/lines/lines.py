@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation, nearest
 from nlbench.hashing import tensor_hash
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes.budget import share_out
 from nlbench.probes.model_state import tensors_of, typed_copy
 
 from . import LINES, is_channels_last
@@ -28,9 +29,16 @@ from .baselines import trace_adaptively, trace_by_sampling
 from .check import check_trace
 from .estimate import SegmentEstimate
 from .exact import trace_exactly
-from .paths import closed_paths, noise_paths, open_paths, pair_paths, translations
+from .paths import (
+    closed_paths,
+    direction_paths,
+    noise_paths,
+    open_paths,
+    pair_paths,
+    translations,
+)
 from .plot_data import Sketch
-from .program import record, refusal
+from .program import load_of, record, refusal
 from .quadrature import integrate_along
 from .refined import BUDGET, EVALUATIONS, TOLERANCE, check_ends, estimate_all, on_device
 from .threads import by_itself
@@ -49,6 +57,8 @@ __all__ = [
 ]
 
 
+CHECKED_TOGETHER = 16
+"""Most points of a trace to be compared with the network at once."""
 METHODS = ("exact", "adaptive", "sampling")
 """How breakpoints are found, best first."""
 TOGETHER = 64
@@ -203,9 +213,11 @@ def trace_segments(
         traces = trace_adaptively(program, segments, sensitivity=sensitivity, memory=memory)
     else:
         traces = trace_by_sampling(program, segments, resolution=resolution, memory=memory)
+    _, together = share_out(load_of(program, first), device, memory, CHECKED_TOGETHER)
     for trace, start, end in zip(traces, starts, ends, strict=True):
+        points = torch.stack([start, end]).to(device, dtype)
         with by_itself():
-            check_trace(program, network, torch.stack([start, end]).to(device, dtype), trace)
+            check_trace(program, network, points, trace, together=together)
         yield trace
 
 
@@ -372,7 +384,7 @@ def observe(
     if not samples.inputs.is_floating_point():
         kind = str(samples.inputs.dtype).removeprefix("torch.")
         raise Undefined(f"the inputs are {kind}: there are no lines between them")
-    paths = _paths(samples, options)
+    paths = _paths(model, samples, options)
     segments = paths.shape[1] - 1
     facts["segments"] = paths.shape[0] * segments
     facts["paths_hash"] = tensor_hash(paths)
@@ -443,7 +455,7 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     )
 
 
-def _paths(samples: Samples, options: ProbeOptions) -> Tensor:
+def _paths(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tensor:
     number, kind = int(options["number"]), str(options["paths"])
     anchors, radius = int(options["anchors"]), float(options["radius"])
     seed = int(options["seed"])
@@ -451,6 +463,15 @@ def _paths(samples: Samples, options: ProbeOptions) -> Tensor:
     _check_size(samples.inputs, options)
     if kind == "pairs":
         return pair_paths(samples.inputs[: 2 * number])
+    if kind == "directions":
+        return direction_paths(
+            samples.inputs[:number],
+            anchors,
+            radius,
+            kind=str(options["direction"]),
+            seed=seed,
+            model=model,
+        )
     if kind == "random":
         return noise_paths(samples.inputs, number, anchors, seed)
     images = samples.inputs if samples.images is None else samples.images

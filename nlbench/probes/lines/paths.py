@@ -5,11 +5,22 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, nearest
 
-__all__ = ["closed_paths", "noise_paths", "open_paths", "pair_paths", "translations"]
+__all__ = [
+    "DIRECTIONS",
+    "closed_paths",
+    "direction_paths",
+    "noise_paths",
+    "open_paths",
+    "pair_paths",
+    "translations",
+]
+
+DIRECTIONS = ("random", "sign", "gradient")
+"""Kinds of directions away from a sample."""
 
 
 def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]:
@@ -60,7 +71,7 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     anchors : int
         At least 2.
     radius : float
-        In pixels, not negative.
+        In pixels: enough that two anchors differ, and less than the images' sides.
 
     Returns
     -------
@@ -82,7 +93,18 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     """
     _check_images(images)
     _check_anchors(anchors, radius)
-    moved = [_translated(images, right, down) for right, down in translations(anchors, radius)]
+    shifts, (height, width) = translations(anchors, radius), images.shape[-2:]
+    if any(abs(right) >= width or abs(down) >= height for right, down in shifts):
+        raise RequestError(
+            f"a radius of {radius:g} for images of {height} × {width}: an anchor would have "
+            "nothing of the image but its edge"
+        )
+    if len(set(shifts)) < 2:
+        raise RequestError(
+            f"a radius of {radius:g}: all {anchors} anchors are the same whole-pixel translation, "
+            "so the paths have no length"
+        )
+    moved = [_translated(images, right, down) for right, down in shifts]
     return torch.stack([*moved, moved[0]], dim=1)
 
 
@@ -263,3 +285,88 @@ def pair_paths(inputs: Tensor) -> Tensor:
         )
     pairs = len(inputs) // 2
     return inputs[: 2 * pairs].reshape(pairs, 2, *inputs.shape[1:])
+
+
+def direction_paths(
+    inputs: Tensor,
+    directions: int,
+    radius: float,
+    *,
+    kind: str = "random",
+    seed: int = 0,
+    model: nn.Module | None = None,
+) -> Tensor:
+    """Go from each sample in some directions, each by the same distance.
+
+    Parameters
+    ----------
+    inputs : tensor of shape (n, *input)
+    directions : int
+        Of each sample; at least 1.
+    radius : float
+        Euclidean length of each path, in units of the inputs, as the network is given them.
+    kind : {"random", "sign", "gradient"}
+        Uniform on the sphere; all coordinates changed alike, up or down at random; up the
+        gradients of the largest outputs, of the largest first.
+    seed : int
+        Of the first two kinds. The directions of a sample depend on its position alone.
+    model : torch.nn.Module, optional
+        Of the last kind: whose gradients, in eval mode.
+
+    Returns
+    -------
+    tensor of shape (n * directions, 2, *input)
+
+    Raises
+    ------
+    nlbench.RequestError
+        Also where a gradient is zero, or there are fewer outputs than directions.
+
+    Examples
+    --------
+    >>> paths = direction_paths(torch.zeros(1, 4), 2, radius=3.0, kind="sign")
+    >>> paths.shape, paths[:, 1].abs().unique().tolist()
+    (torch.Size([2, 2, 4]), [1.5])
+    """
+    if not (radius > 0 and math.isfinite(radius)):
+        raise RequestError(f"a radius of {radius:g} for directions, expected more than 0")
+    if kind not in DIRECTIONS:
+        raise RequestError(f"unknown directions '{kind}'{nearest(kind, DIRECTIONS)}")
+    x = inputs.detach()
+    if kind == "gradient":
+        if model is None:
+            raise RequestError("directions of gradients need a model")
+        away = torch.stack([_gradients(model, one, directions) for one in x])
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        away = torch.stack([_drawn(one, directions, kind, generator) for one in x])
+    # (n, directions, *input)
+    length = torch.linalg.vector_norm(away.flatten(2).double(), dim=2)
+    if not bool((length > 0).all()):
+        raise RequestError("a direction has no length: the output does not depend on the input")
+    size = (radius / length).reshape(*length.shape, *[1] * (x.ndim - 1)).to(x.device)
+    start = x[:, None].expand(-1, directions, *x.shape[1:])
+    end = (start.double() + size * away.to(x.device).double()).to(x.dtype)
+    return torch.stack([start, end], 2).flatten(0, 1)
+
+
+def _drawn(one: Tensor, directions: int, kind: str, generator: torch.Generator) -> Tensor:
+    drawn = torch.randn(directions, *one.shape, dtype=torch.float64, generator=generator)
+    return drawn if kind == "random" else torch.where(drawn < 0, -1.0, 1.0)
+
+
+def _gradients(model: nn.Module, one: Tensor, directions: int) -> Tensor:
+    """Gradients (directions, *input) of the largest outputs at one input."""
+    parameter = next(model.parameters(), one)
+    with torch.inference_mode(False), torch.enable_grad():
+        x = one.clone().to(parameter.device, parameter.dtype)[None].requires_grad_(True)
+        outputs = model(x).flatten()
+        if len(outputs) < directions:
+            raise RequestError(
+                f"{directions} directions of gradients, but the network has {len(outputs)} outputs"
+            )
+        found = [
+            torch.autograd.grad(output, x, retain_graph=True)[0][0]
+            for output in outputs.topk(directions).values
+        ]
+    return torch.stack(found)

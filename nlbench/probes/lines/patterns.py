@@ -200,6 +200,16 @@ class Piecewise:
     direct: dict[int, Call]
 
     @property
+    def first(self) -> set[int]:
+        """Steps before which nothing bends: what they are told is affine along a segment."""
+        bent: set[int] = set()
+        for step in self.program.steps:
+            if step.output in self.pieces or bent & set(step.inputs):
+                bent.add(step.output)
+        inputs = {step.output: step.inputs for step in self.program.steps}
+        return {output for output in self.pieces if not bent & set(inputs[output])}
+
+    @property
     def rests(self) -> set[float]:
         """Values at which units may rest for a while, other than 0."""
         return {c for p in self.pieces.values() if isinstance(p, Kinks) for c in p.rests}

@@ -305,26 +305,32 @@ def _checked_alone(program: Program, example: Tensor) -> Tensor:
     Raises
     ------
     nlbench.UnsupportedOperation
-        Of the step that gives other values for all of them together.
+        Of the step that gives other values for an example beside another one.
     """
-    found: list[Tensor] = list(example.split(1)) if program.output == 0 else []
+    count = len(example)
     with torch.inference_mode():
-        walks = [walk(program, one) for one in (example, *example.split(1))]
-        for together, *alone in zip(*walks, strict=True):
-            step = together.step
-            expected = torch.cat([one.output for one in alone])
-            if not torch.isfinite(expected).all():
-                raise NotFinite(f"the output of {step.operation} at {step.place} is not finite")
-            errors = torch.cat([one.bound.expand_as(one.output[:1]) for one in alone])
-            tolerance = AGREEMENT[example.dtype] * expected.abs()
-            tolerance += ROUNDED * torch.finfo(example.dtype).eps * errors
-            # An infinite tolerance is none.
-            same = ((together.output - expected).abs() <= tolerance) & tolerance.isfinite()
-            if not bool(same.all()):
-                raise step.refusal("it mixes the samples of a batch")
-            if step.output == program.output:
-                found = [one.output for one in alone]
-    return torch.cat(found)
+        outputs = [
+            _checked_beside(program, example[i : i + 1], example[(i + 1) % count :][:1])
+            for i in range(count)
+        ]
+    return torch.cat(outputs)
+
+
+def _checked_beside(program: Program, one: Tensor, other: Tensor) -> Tensor:
+    precision, output = torch.finfo(one.dtype).eps, one
+    steps = zip(walk(program, one), walk(program, torch.cat([other, one])), strict=True)
+    for alone, together in steps:
+        step, expected = alone.step, alone.output
+        if not torch.isfinite(expected).all():
+            raise NotFinite(f"the output of {step.operation} at {step.place} is not finite")
+        tolerance = AGREEMENT[one.dtype] * expected.abs() + ROUNDED * precision * alone.bound
+        # An infinite tolerance is none.
+        same = ((together.output[1:] - expected).abs() <= tolerance) & tolerance.isfinite()
+        if not bool(same.all()):
+            raise step.refusal("it mixes the samples of a batch")
+        if step.output == program.output:
+            output = expected
+    return output
 
 
 def _program(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Program:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.probes.modules import SiteName, SiteNames
-from nlbench.probes.ops import known, load_errors
+from nlbench.probes.ops import known, load_errors, qualified_name
 
 from .ops import kinks as kinked_ops
 from .ops.rule import Call, Input, NotAffine, Rule, peak
@@ -88,7 +89,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # keeps them, so that neither identities nor storages are used again.
         self._values: dict[int, int] = {}
         self._bound_at: dict[int, int] = {}
-        self._changed_at: dict[int, int] = {}
+        # What was overwritten, by storage: when, which of its numbers, and with what.
+        self._writes: dict[int, list[tuple[int, Tensor, Any]]] = {}
+        self._input_shape = tuple(example.shape[1:])
         self._constants: set[int] = set()
         self._alive: list[Tensor] = []
         # Where maxima lie: made beside the maxima, mostly left unused.
@@ -105,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Follow which module is running and what it calls, and record what is dispatched."""
-        with self._names.hooked(), self._names, self:
+        with self._names.hooked(), self._names, _Registered(self), self:
             yield
 
     @property
@@ -116,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def output_value(self, output: Tensor) -> int:
         """Give the number of the network's output, a constant one included."""
-        self._refuse_stale([output], "forward")
+        self._refresh(output, "forward")
         if id(output) not in self._values:
             constant = output.clone()
             rule = Rule(
@@ -129,11 +132,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = tuple(args), kwargs or {}
-        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
+        args, kwargs = _by_position(func, tuple(args), kwargs or {})
         written = _written(func, args, kwargs)
         name = _operation_name(func, bool(written))
-        self._refuse_stale(tensors, name)
+        return self._record(func, name, args, kwargs, written)
+
+    def whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of a registered autograd function, and not what it is made of."""
+        name = qualified_name(func)
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            return self._record(func, name, args, kwargs, [])
+
+    def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
+        """Refuse to hand out the memory of what depends on the input."""
+        if args and id(args[0]) in self._values:
+            raise self._refusal(name, "the values of the input decide what is computed")
+
+    def _record(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], written: Any
+    ) -> Any:
+        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
+        for tensor in tensors:
+            self._refresh(tensor, name)
         traced = list({id(a): a for a in tensors if id(a) in self._values}.values())
         constants = {_storage(a) for a in tensors if id(a) not in self._values}
         if any(id(a) in self._indices for a in tensors):
@@ -141,29 +161,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not traced:
             if any(_storage(a) in self._constants for a in written):
                 raise self._refusal(name, "it changes a constant that was read before")
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            for tensor in written:
+                if _storage(tensor) in self._writes:
+                    self._note_write(tensor, None)
+            return result
         if name in _READS_VALUES:
             raise self._refusal(name, "the values of the input decide what is computed")
         numbers = {id(a): Input(i) for i, a in enumerate(traced)}
         spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
         if _ignores_values(name, spec):
             return func(*args, **kwargs)
+        if name in ("copy", "fill", "zero") and written:
+            return self._copy(func, args, spec, traced)
         operation = known(name)
         if operation is None or not operation.traced:
             return self._decompose(func, name, args, kwargs)
+        function = func
         if written:
             if len(written) != 1 or written[0] is not args[0]:
                 raise self._refusal(name, "it writes into a given tensor")
             # The result overwrites the first argument: keep what it was.
             spec = (_kept_constant(spec[0]), *spec[1:])
-            func_out = getattr(getattr(torch.ops.aten, name), func._overloadname)
-        else:
-            func_out = func
+            function = getattr(getattr(torch.ops.aten, name), func._overloadname)
         shapes = tuple(tuple(a.shape) for a in traced)
         result = func(*args, **kwargs)
         self._constants |= constants
-        call = Call(name, func_out, spec, spec_kwargs, shapes, ())
-        self._add(call, traced, result, written)
+        self._add(Call(name, function, spec, spec_kwargs, shapes, ()), traced, result, written)
         return result
 
     def _decompose(
@@ -208,10 +232,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 rule = _rule_of(made)
             except NotAffine as error:
                 raise self._refusal(call.name, str(error)) from None
-            if written:
-                self._clock += 1
-                self._changed_at[_storage(tensor)] = self._clock
             self._add_step(call.name, inputs, rule, tensor)
+            if written:
+                self._note_write(tensor, self._values[id(tensor)])
 
     def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
         value, shape = len(self.steps) + 1, tuple(output.shape[1:])
@@ -224,11 +247,71 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bound_at[id(tensor)] = self._clock
         self._alive.append(tensor)
 
-    def _refuse_stale(self, tensors: Sequence[Tensor], name: str) -> None:
-        for tensor in tensors:
-            changed = self._changed_at.get(_storage(tensor), 0)
-            if changed > self._bound_at.get(id(tensor), 0):
-                raise self._refusal(name, "it reads a tensor whose memory was changed in place")
+    def _copy(self, func: Any, args: tuple[Any, ...], spec: Sequence[Any], traced: Any) -> Any:
+        """Record what is assigned to a tensor, or to a slice of one."""
+        target, source = args[0], spec[1] if len(spec) > 1 else None
+        result = func(*args)
+        shape = tuple(target.shape)
+        if target.dtype != self._dtype or not shape or shape[0] != 1:
+            raise self._refusal("copy", "it writes into a tensor of another kind or shape")
+        if isinstance(source, Input):
+            tensor = traced[source.index]
+            call = Call("expand", _expanded, (Input(0), shape), {}, (tuple(tensor.shape),), shape)
+            if tensor.dtype != self._dtype or tensor.ndim != len(shape):
+                raise self._refusal("copy", "it moves or drops the axis of samples")
+            self._add_step("copy", [self._values[id(tensor)]], _rule_of(call), target)
+            self._note_write(target, self._values[id(target)])
+        else:
+            self._note_write(target, None)
+            self._refresh(target, "copy")
+        return result
+
+    def _note_write(self, tensor: Tensor, value: int | None) -> None:
+        """Note that a tensor was overwritten, with a value or, None, with constants."""
+        self._clock += 1
+        content = tensor.clone() if value is None else value
+        self._writes.setdefault(_storage(tensor), []).append(
+            (self._clock, _places_of(tensor), content)
+        )
+        if value is not None:
+            self._bound_at[id(tensor)] = self._clock
+
+    def _refresh(self, tensor: Tensor, name: str) -> None:
+        """Bring a tensor up to date whose memory was overwritten under another name."""
+        for clock, places, content in self._writes.get(_storage(tensor), ()):
+            if clock <= self._bound_at.get(id(tensor), 0):
+                continue
+            own = _places_of(tensor)
+            order = torch.full((int(max(own.max(), places.max())) + 1,), -1)
+            order[places] = torch.arange(len(places))
+            source = order[own]
+            hit = source >= 0
+            if bool(hit.any()):
+                if tensor.ndim == 0 or len(tensor) != 1 or tensor.dtype != self._dtype:
+                    raise self._refusal(name, "it reads a tensor whose memory was changed in place")
+                self._assign(tensor, content, hit.nonzero().squeeze(1), source[hit])
+            elif id(tensor) not in self._values:
+                continue
+            self._bound_at[id(tensor)] = clock
+
+    def _assign(self, tensor: Tensor, content: Any, places: Tensor, source: Tensor) -> None:
+        """Add the step that puts overwritten numbers to their places in a tensor."""
+        base, value = self._values.get(id(tensor)), content
+        given = [v for v in (base, value) if isinstance(v, int)]
+        if not given:
+            return  # Constants in a constant.
+        numbers = {v: Input(i) for i, v in enumerate(dict.fromkeys(given))}
+        arguments = [
+            numbers[v] if isinstance(v, int) else (tensor.clone() if v is None else v)
+            for v in (base, value)
+        ]
+        shape = tuple(tensor.shape)
+        shapes = tuple((1, *self._shape_of(v)) for v in numbers)
+        call = Call("assigned", _expanded, (*arguments, places, source), {}, shapes, shape)
+        self._add_step("copy", list(numbers), _rule_of(call), tensor)
+
+    def _shape_of(self, value: int) -> tuple[int, ...]:
+        return self.steps[value - 1].shape if value else self._input_shape
 
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
         return UnsupportedOperation((self._composites or [name])[0], self._names.place, why)
@@ -242,6 +325,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _READS_VALUES = frozenset(
     "_local_scalar_dense item is_nonzero equal allclose nonzero resolve_conj resolve_neg".split()  # noqa: SIM905
 )
+# What hands out a tensor's memory without an operation that would be dispatched.
+_READS_MEMORY = {
+    "__array__", "__deepcopy__", "__dlpack__", "__reduce_ex__", "_typed_storage", "data_ptr",
+    "numpy", "share_memory_", "storage", "tolist", "untyped_storage",
+}  # fmt: skip
 _MAKES_CONSTANTS = frozenset(
     [f"{value}_like" for value in ("zeros", "ones", "full", "empty")]
     + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
@@ -264,6 +352,38 @@ def _rule_of(call: Call) -> Rule:
     return rule
 
 
+class _Registered(TorchFunctionMode):
+    """Tells a recorder of calls that are made of several operations, but known as one."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READS_MEMORY:
+            self._recorder.refuse_reading(name, args)
+        if hasattr(func, "nlbench_op"):
+            operation = known(qualified_name(func))
+            if operation is not None and operation.traced:
+                return self._recorder.whole(func, tuple(args), kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _by_position(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Move arguments that were passed by name to their places, as far as there is no gap."""
+    rest = dict(kwargs)
+    for argument in func._schema.arguments[len(args) :]:
+        if argument.kwarg_only or argument.name not in rest:
+            break
+        args = (*args, rest.pop(argument.name))
+    return args, rest
+
+
 def _operation_name(func: Any, in_place: bool) -> str:
     name: str = func.overloadpacket.__name__
     name = name.removesuffix("_") if in_place else name
@@ -282,6 +402,17 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
             given = args[i] if i < len(args) else kwargs.get(argument.name)
             written += [a for a in tree_iter(given) if isinstance(a, Tensor)]
     return written
+
+
+def _places_of(tensor: Tensor) -> Tensor:
+    """Give where in its storage each number of a tensor lies, (numel,)."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    places = torch.arange(size)
+    return places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).flatten()
+
+
+def _expanded(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.expand(len(x), *shape[1:])
 
 
 def _kept_constant(argument: Any) -> Any:

@@ -39,7 +39,20 @@ from .program import AGREEMENT, run_alone, typed_copy
 from .quadrature import integrate_along
 from .record import Step
 
-__all__ = ["BUDGET", "EVALUATIONS", "TOLERANCE", "estimate_all", "estimate_segment", "probes"]
+__all__ = [
+    "BUDGET",
+    "EVALUATIONS",
+    "TOLERANCE",
+    "Estimator",
+    "Windows",
+    "check_ends",
+    "crossed",
+    "estimate_all",
+    "estimate_segment",
+    "on_device",
+    "probes",
+    "sides_of",
+]
 
 TOLERANCE = 1e-3
 EVALUATIONS = 4096
@@ -161,6 +174,7 @@ class _Group:
         self, piecewise: Piecewise, segments: Sequence[Segment], flats: Tensor, chunk: int
     ) -> None:
         self._piecewise, self._flats, self._chunk = piecewise, flats, chunk
+        self._first = piecewise.first
         self._starts = torch.stack([start for start, _ in segments])
         self._ends = torch.stack([end for _, end in segments])
         self._device, self._dtype = self._starts.device, self._starts.dtype
@@ -170,7 +184,7 @@ class _Group:
         self._leads: dict[int, Tensor] = {}
         self._at_start: dict[int, Tensor] = {}  # (s, rows, positions) by step
         self._switches: list[Tensor] = []  # (s, steps that bend) of each level
-        self._coincident = torch.zeros(len(segments), device=self._device)
+        self._at_nodes = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
         self._places = {
             step.output: i for i, step in enumerate(s for s in piecewise.program.steps if s.site)
@@ -184,7 +198,7 @@ class _Group:
         index = torch.tensor(which, device=self._device)
         self._starts, self._ends = self._starts[index], self._ends[index]
         self.values = self.values[index]
-        self._coincident, self.undecided = self._coincident[index], self.undecided[index]
+        self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
         self._switches = [found[index] for found in self._switches]
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
         self._at_start = {key: members[index] for key, members in self._at_start.items()}
@@ -214,7 +228,7 @@ class _Group:
                 return
             for i, (margin, kink) in enumerate(pieces.margins(x)):
                 flat = margin.flatten(1)
-                above, below, _ = _sides_of(flat, kink)
+                above, below, _ = sides_of(flat, kink)
                 sides = self._sides.get((step.output, i))
                 if sides is None:
                     shape = (count * (FIRST + 1), above.shape[1])
@@ -230,21 +244,22 @@ class _Group:
             at = owner[part], nodes.repeat(count)[part]
             outputs.append(self._run(at[0], at[1] / FIRST, watch))
         self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
-        met = torch.zeros(count, FIRST - 1, device=self._device)
+        met = torch.zeros(count, FIRST - 1, dtype=torch.bool, device=self._device)
         for key, sides in self._sides.items():
             shape = (count, FIRST + 1, -1)
             sides.above, sides.below = sides.above.reshape(shape), sides.below.reshape(shape)
             sides.counted = torch.full_like(sides.above[:, 0], -1)
-            resting = zeros[key].reshape(shape)[:, 1:-1]
+            resting = zeros[key].reshape(shape)
             a, b = sides.above, sides.below
-            opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
-            met += ones(resting & opposite)
+            if key[0] in self._first:
+                opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
+                met |= (resting[:, 1:-1] & opposite).any(2)
             for i in range(1, FIRST + 1):
-                # A unit that can't be told from its kink stays where it was.
-                unknown = ~(a[:, i] | b[:, i])
+                # A unit that can't be told from its kink stays where it was, unless it rests.
+                unknown = ~(a[:, i] | b[:, i] | resting[:, i])
                 a[:, i] |= unknown & a[:, i - 1]
                 b[:, i] |= unknown & b[:, i - 1]
-        self._coincident += (met - 1).clamp(min=0).sum(1)
+        self._at_nodes += met.sum(1)
         self._leads = {key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()}
         self._switches.append(self._switched(found, FIRST))
 
@@ -260,7 +275,7 @@ class _Group:
         rows_watched = {s * steps + i: (s, n) for s in range(count) for n, i in enumerate(_WATCHED)}
         alike: dict[tuple[int, int], list[list[Tensor]]] = {}
         new, switched = _Found(), _Found()
-        met = torch.zeros(count * steps, device=self._device)
+        met = torch.zeros(count * steps, dtype=torch.bool, device=self._device)
         between: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         leads: dict[int, list[Tensor]] = {}
         row = 0
@@ -277,22 +292,22 @@ class _Group:
                 key = step.output, number
                 sides = self._sides[key]
                 flat = margin.flatten(1)
-                above, below, noise = _sides_of(flat, kink)
+                above, below, noise = sides_of(flat, kink)
                 left = sides.above[s, i], sides.below[s, i]
                 right = sides.above[s, i + 1], sides.below[s, i + 1]
-                unknown = ~(above | below)
-                sure = unknown & (left[0] | left[1]) & (right[0] | right[1])
-                at, unit = bits_of(sure)
-                if len(at):
-                    opposite = _crossed(left, right)
-                    is_resting = flat[at, unit] == kink
-                    is_opposite = _set(opposite, at, unit)
-                    _add_ones(met, at[is_resting & is_opposite] + row)
-                    _add_ones(self.undecided, s[at[~is_resting & ~is_opposite]])
+                unknown = ~(above | below) & (left[0] | left[1])
+                if bool(unknown.any()):
+                    resting = packed(flat == kink)
+                    opposite = crossed(left, right)
+                    if step.output in self._first:
+                        met[rows] |= (unknown & resting & opposite).any(1)
+                    unknown &= ~resting
+                    doubtful = ones(unknown & (right[0] | right[1]) & ~opposite)
+                    self.undecided.index_add_(0, s, doubtful.to(self.undecided.dtype))
                 above |= unknown & left[0]
                 below |= unknown & left[1]
                 middle = above, below
-                twice = _crossed(left, middle) & _crossed(middle, right) & sides.counted[s]
+                twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
                 at, unit = bits_of(twice)
                 if len(at):
                     value = (flat[at, unit] - kink).abs()[:, None]
@@ -329,7 +344,7 @@ class _Group:
         if second:
             self._leave_out_copies(alike)
         self._leave_out_new_copies(new, steps)
-        self._coincident += (met.reshape(count, steps) - 1).clamp(min=0).sum(1)
+        self._at_nodes += met.reshape(count, steps).sum(1)
         self._switches.append(self._switched(switched, 2 * steps))
 
     def counts(self) -> Tensor:
@@ -346,12 +361,9 @@ class _Group:
                 crossed = a[:, :-1] & b[:, 1:] | b[:, :-1] & a[:, 1:]
                 crossed &= sides.counted[:, None]
                 result[level, :, self._places[output]] += ones(crossed).sum(1)
+        # All units that are zero at one node, where the inputs are, make one boundary.
+        result[:, :, :1] += self._at_nodes[:, None]
         return result
-
-    @property
-    def coincident(self) -> Tensor:
-        """How many boundaries fall on others, exactly at a node: (s,)."""
-        return self._coincident
 
     def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
         shape = (-1,) + (1,) * (self._starts.ndim - 1)
@@ -419,7 +431,7 @@ class _Group:
     def _first_leads(
         self, step: Step, pieces: Leaders, x: Sequence[Tensor], rows: slice, found: _Found
     ) -> None:
-        windows = _Windows.of(pieces, x, self._flats)
+        windows = Windows.of(pieces, x, self._flats)
         if step.output not in self._leads:
             shape = (len(self) * (FIRST + 1), windows.lead.shape[1])
             self._leads[step.output] = windows.lead.new_full(shape, -1)
@@ -452,7 +464,7 @@ class _Group:
         steps: int,
         found: _Found,
     ) -> Tensor:
-        windows = _Windows.of(pieces, x, self._flats)
+        windows = Windows.of(pieces, x, self._flats)
         kept = self._leads[step.output]
         left = kept[s, i]
         windows.keep(left, slice(None))
@@ -465,7 +477,7 @@ class _Group:
         return windows.lead
 
     def _led_from_start(
-        self, step: Step, windows: _Windows, s: Tensor, rows: Tensor, lead: Tensor
+        self, step: Step, windows: Windows, s: Tensor, rows: Tensor, lead: Tensor
     ) -> Tensor:
         """Leaders at the start: of those that are tied there, the one that leads behind it."""
         if not len(rows):
@@ -476,11 +488,12 @@ class _Group:
         return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
 
     def _add_switches(
-        self, step: Step, windows: _Windows, other: Tensor, interval: Tensor, found: _Found
+        self, step: Step, windows: Windows, other: Tensor, interval: Tensor, found: _Found
     ) -> None:
         """Note where a window's leader differs from that at a neighbour.
 
-        Not where that one rests at a kink here: its unit's crossing may be all that happens.
+        Not where that one rests at a kink here, or the two are equal, as units are that all
+        rest: what happens is the crossing of a unit before them.
         """
         lead, members = windows.lead, windows.members
         row, group = ((lead != other) & (lead >= 0) & (other >= 0)).nonzero().unbind(1)
@@ -489,7 +502,7 @@ class _Group:
         channel = group // (lead.shape[1] // members.shape[1])
         mine = members[row, channel, lead[row, group].long()]
         theirs = members[row, channel, other[row, group].long()]
-        moving = ~torch.isin(theirs, self._flats)
+        moving = ~torch.isin(theirs, self._flats) & (mine != theirs)
         row, group = row[moving], group[moving]
         values = torch.stack([mine[moving], theirs[moving]], 1)
         close = _noise_of(members).flatten()[row]
@@ -497,7 +510,7 @@ class _Group:
 
 
 @dataclass
-class _Windows:
+class Windows:
     """Who leads the windows of a pooling at P points.
 
     `lead` (P, groups) are positions, -1 where a window rests; `members` (P, rows, positions)
@@ -508,12 +521,22 @@ class _Windows:
     members: Tensor
 
     @classmethod
-    def of(cls, pieces: Leaders, x: Sequence[Tensor], flats: Tensor) -> _Windows:
+    def of(cls, pieces: Leaders, x: Sequence[Tensor], flats: Tensor) -> Windows:
+        """Find them; windows whose largest is one of `flats` rest."""
         positions, members = pieces.lead(x)
         resting = torch.isin(members.gather(2, positions).flatten(1), flats)
         few = members.shape[2] < 2**15
         lead = positions.flatten(1).to(torch.int16 if few else torch.int32)
         return cls(lead.masked_fill_(resting, -1), members)
+
+    def switches(self, other: Tensor) -> Tensor:
+        """Count windows that others (P, groups) lead elsewhere: (P,)."""
+        row, group = ((self.lead != other) & (self.lead >= 0) & (other >= 0)).nonzero().unbind(1)
+        channel = group // (other.shape[1] // self.members.shape[1])
+        mine = self.members[row, channel, self.lead[row, group].long()]
+        theirs = self.members[row, channel, other[row, group].long()]
+        apart = mine - theirs > _noise_of(self.members).flatten()[row]
+        return torch.bincount(row[apart], minlength=len(other))
 
     def keep(self, before: Tensor, rows: slice) -> None:
         """Let who led before lead on where it is as large: units may be tied all along."""
@@ -534,7 +557,7 @@ def _noise_of(members: Tensor) -> Tensor:
     return ROUNDING[members.dtype] * size
 
 
-def _sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
+def sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
     """Tell which of (P, U) units are above a kink and which below, packed; and the noise (P, 1)."""
     if flat.shape[1]:
         # Both apart are 20 times as fast as `aminmax` on a CPU.
@@ -545,16 +568,9 @@ def _sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
     return packed(flat > kink + noise), packed(flat < kink - noise), noise
 
 
-def _crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+def crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Tell which units are above at one place and below at the other, packed."""
     return one[0] & other[1] | one[1] & other[0]
-
-
-def _set(words: Tensor, row: Tensor, unit: Tensor) -> Tensor:
-    return ((words[row, unit // 64] >> (unit % 64)) & 1).bool()
-
-
-def _add_ones(counts: Tensor, at: Tensor) -> None:
-    counts.index_add_(0, at, torch.ones(len(at), device=counts.device))
 
 
 def _clear(words: Tensor, units: Tensor) -> None:
@@ -594,13 +610,13 @@ class _Crossings:
         return self.error - self.lost <= SURE * tolerance * self.total
 
     @classmethod
-    def of(cls, counts: Tensor, coincident: float, undecided: float, lost: float) -> _Crossings:
+    def of(cls, counts: Tensor, undecided: float, lost: float) -> _Crossings:
         """Extrapolate (levels, steps that bend) counts of grids, each half as fine as the next.
 
         `lost` is what rounding may have made one.
         """
         totals = counts.sum(1)
-        seen = max(0.0, float(totals[-1]) - coincident)
+        seen = float(totals[-1])
         added = totals.diff().clamp(min=0)
         # What a halving adds is half of what the one before added: a sum of halves is the whole.
         last = added[-2:]
@@ -686,7 +702,7 @@ def _interpolated(values: Tensor, t: Tensor) -> Tensor:
     return (1 - share) * values[left] + share * values[left + 1]
 
 
-class _Estimator:
+class Estimator:
     """A network in one precision, which estimates groups of segments."""
 
     def __init__(
@@ -903,11 +919,11 @@ def estimate_all(
     first = next(waiting, None)
     if first is None:
         return
-    estimators: dict[torch.dtype, _Estimator] = {}
+    estimators: dict[torch.dtype, Estimator] = {}
 
-    def estimator(wanted: torch.dtype) -> _Estimator:
+    def estimator(wanted: torch.dtype) -> Estimator:
         if wanted not in estimators:
-            estimators[wanted] = _Estimator(model, wanted, first, memory)
+            estimators[wanted] = Estimator(model, wanted, first, memory)
         return estimators[wanted]
 
     single = dtype or torch.float32
@@ -937,7 +953,7 @@ def _in_groups(states: list[_State], most: int) -> list[list[_State]]:
 
 @torch.inference_mode()
 def _estimate(
-    estimator: _Estimator,
+    estimator: Estimator,
     states: list[_State],
     tolerance: float,
     evaluations: int,
@@ -963,9 +979,7 @@ def _estimate(
         )
         for i, state in enumerate(active):
             undecided = float(group.undecided[i]) / group.steps
-            state.crossings = _Crossings.of(
-                counts[:, i], float(group.coincident[i]), undecided, lost
-            )
+            state.crossings = _Crossings.of(counts[:, i], undecided, lost)
             state.values, state.steps_counted = group.values[i], group.steps
             if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):
                 continue
@@ -981,7 +995,7 @@ def _estimate(
 
 
 def _leaves(
-    estimator: _Estimator, state: _State, tolerance: float, budget: int, may_be_rough: bool
+    estimator: Estimator, state: _State, tolerance: float, budget: int, may_be_rough: bool
 ) -> bool:
     """Tell, from nine points, whether a segment is for an exact trace or for more precision."""
     assert state.crossings is not None
@@ -1000,14 +1014,14 @@ def _leaves(
     return state.is_rough
 
 
-def _rounding(estimator: _Estimator, values: Tensor) -> Tensor:
+def _rounding(estimator: Estimator, values: Tensor) -> Tensor:
     """What rounding leaves of the distances of values (n, k) to their chord: (k,)."""
     size = values.abs().amax() if values.numel() else values.new_zeros(())
     return (2 * torch.finfo(estimator.dtype).eps * size).expand(values.shape[1])
 
 
 def _integrate(
-    estimator: _Estimator, states: list[_State], tolerance: float, evaluations: int
+    estimator: Estimator, states: list[_State], tolerance: float, evaluations: int
 ) -> None:
     """Halve grids until the distances to the chord are known."""
     states = [s for s in states if not (s.is_rough and estimator.dtype == torch.float32)]
@@ -1033,7 +1047,7 @@ def _integrate(
                 state.values = _interleaved(state.values[None], middle[None])[0]
 
 
-def _is_close(estimator: _Estimator, state: _State, tolerance: float) -> bool:
+def _is_close(estimator: Estimator, state: _State, tolerance: float) -> bool:
     assert state.deviation is not None
     error = torch.linalg.vector_norm(state.deviation.error)
     allowed = torch.linalg.vector_norm(state.deviation.total) * tolerance
@@ -1041,7 +1055,7 @@ def _is_close(estimator: _Estimator, state: _State, tolerance: float) -> bool:
     return bool(error <= torch.maximum(allowed, 2 * floor))
 
 
-def _result(estimator: _Estimator, state: _State, tolerance: float) -> SegmentEstimate:
+def _result(estimator: Estimator, state: _State, tolerance: float) -> SegmentEstimate:
     crossings, deviation = state.crossings, state.deviation
     assert crossings is not None
     assert deviation is not None

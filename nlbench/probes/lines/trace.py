@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 
-__all__ = ["SegmentTrace", "slope_changes"]
+__all__ = ["SegmentTrace", "distance", "slope_changes"]
 
 
 RESOLVED = 256
@@ -78,6 +78,19 @@ class SegmentTrace:
         """
         counts = torch.bincount(self.origins[1:-1], minlength=len(self.sites)).tolist()
         return dict(zip(self.sites, counts, strict=True))
+
+
+def distance(start: Tensor, end: Tensor) -> float:
+    """Give the Euclidean length of a segment, also where squares would vanish or overflow.
+
+    Examples
+    --------
+    >>> distance(torch.tensor([3e-200, 0]).double(), torch.tensor([0, 4e-200]).double())
+    5e-200
+    """
+    start, end = start.double(), end.double()
+    size = max(float(start.abs().amax()), float(end.abs().amax())) if start.numel() else 0.0
+    return size * float(torch.linalg.vector_norm(end / size - start / size)) if size else 0.0
 
 
 def slope_changes(trace: SegmentTrace) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.axes import batch_first, softmax_axis
+from nlbench.probes.axes import batch_first, softmax_axis, tensors_in
 from nlbench.probes.modules import SiteName, SiteNames, Writing, input_of
 from nlbench.probes.ops import FUSED
 
@@ -162,7 +162,7 @@ class Watch(SiteNames):
         self._written: dict[int, _Written] = {}
         self._gates = Gates()
         self._logits = Logits()
-        self._unseen = Unseen(self.layouts.is_sampled)
+        self._unseen = Unseen()
         # Hooks run under the override too; what the probe itself computes is no operation.
         self._paused = False
 
@@ -204,7 +204,6 @@ class Watch(SiteNames):
             else:
                 output = func(*args, **kwargs)
             self.follow(func, args, kwargs, output)
-            self._unseen.follow(func, args, kwargs, output, self._place, is_site=False)
             if name in FUSED:
                 self._on_unseen(f"{name} of {self._place}")
             return output
@@ -217,8 +216,7 @@ class Watch(SiteNames):
             self.layouts.adopt(x, given)
         begun = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
         output = func(*args, **kwargs)
-        self.follow(func, args, kwargs, output)
-        self._unseen.follow(func, args, kwargs, output, self._place, is_site=True)
+        self.follow(func, args, kwargs, output, is_site=True)
         call = Call(site, begun, self._end(begun, output))
         if kind in GATE_KINDS:
             call.gate = self._gates.begin(given, output)
@@ -235,11 +233,15 @@ class Watch(SiteNames):
     def _place(self) -> str:
         return self.path or "the model"
 
-    def follow(self, func: Any, args: Any, kwargs: Any, output: object) -> None:
-        """Note what became of the axes, and of the outputs of sigmoids."""
+    def follow(
+        self, func: Any, args: Any, kwargs: Any, output: object, *, is_site: bool = False
+    ) -> None:
+        """Note what became of the axes, and what the output is made of."""
         super().follow(func, args, kwargs, output)
         self._gates.follow(func, args, kwargs, output, self.layouts.is_constant)
-        self._logits.follow(func, args, kwargs, output, self.layouts.is_sampled)
+        given = [t for t in tensors_in((*args, *kwargs.values())) if self.layouts.is_sampled(t)]
+        self._logits.follow(func, args, given, output)
+        self._unseen.follow(func, given, output, self._place, is_site=is_site)
 
     def _attend(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function that computes attention, and look at the softmax inside."""

@@ -201,6 +201,14 @@ class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self._x)
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> Unreduced:
+        """Give the results of a function of the results."""
+        x, y = (
+            {k: v if isinstance(v, Exception) else function(v) for k, v in side.items()}
+            for side in (self._x, self._y)
+        )
+        return Unreduced(x, y)
+
     def renamed(self, names: Mapping[str, str]) -> Unreduced:
         """Give the same results under other names: those that `names` maps to."""
         return Unreduced(

@@ -177,15 +177,16 @@ class Logits:
         self,
         func: Any,
         args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        operands: Sequence[Tensor],
         output: object,
-        is_sampled: Callable[[Tensor], bool],
     ) -> None:
-        """Note an operation."""
+        """Note an operation on tensors that come from the model's input, among its arguments."""
         name = operation_name(func)
-        operands = [t for t in tensors_in((*args, *kwargs.values())) if is_sampled(t)]
+        is_followed = self._products or self._divided or self._fates
+        if not operands or not (is_followed or name in _INNER or name in _FACTORS):
+            return
         outputs = list(tensors_in((output,)))
-        if not operands or not outputs:
+        if not outputs:
             return
         are_products = any(tensor in self._products for tensor in operands)
         fates = [fate for t in operands if (fate := self._fates.get(t)) is not None]
@@ -210,12 +211,13 @@ class Logits:
             self._fates.update(dict.fromkeys(outputs, fate))
 
 
+_FACTORS = {*_PRODUCTS, "div", "divide", "true_divide", "truediv"}
 _INNER = {"matmul", "rmatmul", "bmm", "baddbmm", "einsum"}
 
 
 def _factor(name: str, args: Sequence[Any]) -> float | None:
     """What number a tensor is multiplied by; None in any other operation."""
-    if len(args) < 2 or name not in {*_PRODUCTS, "div", "divide", "true_divide", "truediv"}:
+    if len(args) < 2 or name not in _FACTORS:
         return None
     numbers = [float(value) for value in args[:2] if isinstance(value, int | float)]
     if len(numbers) != 1 or not numbers[0]:

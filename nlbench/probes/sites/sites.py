@@ -395,7 +395,8 @@ def _rows(watch: Watch, seen: _Pass, pair: Tensor) -> dict[str, Tensor]:
 
 def _norm(tensor: Tensor) -> Tensor:
     """Of each sample's numbers: samples that swap some show in it."""
-    return tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32)).norm(dim=1)
+    wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
+    return torch.linalg.vector_norm(wide, dim=1)
 
 
 def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) -> list[Site]:
@@ -463,11 +464,13 @@ def observe(
     unseen: dict[str, None] = {}
     functions, names = _functions(listeners)
 
-    def tell(observation: SiteBatch) -> None:
+    def tell(item: tuple[SiteBatch, Callable[[], None]]) -> None:
+        observation, arrived = item
+        arrived()
         for listener, wanted in zip(listeners, names, strict=True):
             listener.update(_with(observation, wanted))
 
-    def batches(given: Iterable[Tensor], background: Background[SiteBatch]) -> Iterator[Tensor]:
+    def batches(given: Iterable[Tensor], background: Background[_Item]) -> Iterator[Tensor]:
         before = rng_state(resources.device)
         for number, batch in enumerate(given):
             is_quiet = number == 1 and rng_state(resources.device) == before
@@ -480,7 +483,7 @@ def observe(
 
         def on_observation(observation: SiteBatch) -> None:
             sites.setdefault(observation.place, observation.site)
-            background.put(observation)
+            background.put(_on_host(observation))
 
         facts["samples"] = observe_sites(
             model,
@@ -535,5 +538,37 @@ def _with(observation: SiteBatch, names: Mapping[str, str]) -> SiteBatch:
     return replace(observation, unreduced=observation.unreduced.renamed(names))
 
 
-def _bytes(observation: SiteBatch) -> int:
-    return observation.x.nbytes + observation.y.nbytes
+def _bytes(item: _Item) -> int:
+    return item[0].x.nbytes + item[0].y.nbytes
+
+
+# A site's batch, and what waits until its numbers have come from the device.
+_Item = tuple[SiteBatch, Callable[[], None]]
+
+
+def _on_host(observation: SiteBatch) -> _Item:
+    """Have what is left of an activation copied to the CPU, where the measures compute.
+
+    It is small, what they do to it is many small steps, and each of these would be a kernel and
+    often a wait of the network's own pass; so a GPU has nothing to do but the network.
+    """
+    device = observation.x.device
+    if device.type == "cpu":
+        return observation, lambda: None
+    # To pinned memory, without waiting. Other devices than CUDA's have no such copies.
+    is_cuda = device.type == "cuda"
+
+    def fetched(tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", non_blocking=is_cuda)
+
+    unreduced = observation.unreduced
+    if isinstance(unreduced, Unreduced):
+        unreduced = unreduced.mapped(fetched)
+    moved = replace(
+        observation, x=fetched(observation.x), y=fetched(observation.y), unreduced=unreduced
+    )
+    if not is_cuda:
+        return moved, lambda: None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return moved, event.synchronize

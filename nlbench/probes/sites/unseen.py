@@ -10,7 +10,7 @@ or a gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -36,19 +36,13 @@ Remark = tuple[str, str]
 class Unseen:
     """Follows, in one forward pass, what bends outside of sites.
 
-    Parameters
-    ----------
-    is_sampled : callable
-        Whether a tensor comes from the model's input.
-
     Attributes
     ----------
     found : dict of (place, operation)
         In order of call.
     """
 
-    def __init__(self, is_sampled: Callable[[Tensor], bool]) -> None:
-        self._is_sampled = is_sampled
+    def __init__(self) -> None:
         # The tensor that each was made of, number by number.
         self._roots: MutableMapping[Tensor, object] = WeakTensorKeyDictionary()
         # Made of the input's shape alone.
@@ -60,19 +54,17 @@ class Unseen:
     def follow(
         self,
         func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        given: Sequence[Tensor],
         output: object,
         place: str,
         *,
         is_site: bool,
     ) -> None:
-        """Note an operation at a place."""
+        """Note an operation, at a place, on tensors that come from the model's input."""
         outputs = list(tensors_in((output,)))
-        given = [t for t in tensors_in((*args, *kwargs.values())) if self._is_sampled(t)]
-        operands = [t for t in given if t not in self._constants]
         if not outputs or not given:
             return
+        operands = [t for t in given if t not in self._constants] if self._constants else given
         name = operation_name(func)
         if not operands or name.startswith("new_") or name.endswith("_like"):
             self._constants.update(dict.fromkeys(outputs))
@@ -102,7 +94,7 @@ class Unseen:
         return self._roots.setdefault(tensor, object())
 
     def _used(self, name: str, operands: Iterable[Tensor], outputs: Sequence[Tensor]) -> None:
-        for tensor in operands:
+        for tensor in operands if self._open else ():
             remark = self._open.get(tensor)
             if remark is None or name in _STATISTICS or not outputs[0].is_floating_point():
                 continue
@@ -141,7 +133,7 @@ class Unseen:
 
         Examples
         --------
-        >>> unseen = Unseen(lambda tensor: True)
+        >>> unseen = Unseen()
         >>> unseen.found = {("mlp", "erf"): None, ("mlp", "mul"): None}
         >>> list(unseen.remarks())
         ['erf and mul of mlp']

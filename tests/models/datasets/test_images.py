@@ -4,8 +4,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from nlbench.errors import RequestError
-from nlbench.models.datasets.image_files import read_image
 from nlbench.models.datasets.images import imagenet, images
+from nlbench.models.datasets.items import read_image
 from nlbench.subjects.data import Preprocessing, dataset_info
 
 

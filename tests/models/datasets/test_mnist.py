@@ -8,7 +8,7 @@ import torch
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from nlbench.errors import RequestError
-from nlbench.models.datasets.torch_arrays import fashion_mnist, mnist
+from nlbench.models.datasets.published import fashion_mnist, mnist
 from nlbench.models.networks.vgg import vgg8
 from nlbench.models.training.loop import train
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.models.datasets.image_files import read_image
+from nlbench.models.datasets.items import read_image
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.load import build_model
 from nlbench.subjects.model import model_info

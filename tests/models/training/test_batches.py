@@ -12,8 +12,8 @@ from torch.utils.data import Subset
 
 from nlbench.errors import RequestError
 from nlbench.hashing import state_hash
-from nlbench.models.datasets.arrays import ByteImages
 from nlbench.models.datasets.images import images
+from nlbench.models.datasets.items import ByteImages
 from nlbench.models.training import tasks as loading
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import Recipe

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accuracies import accuracy
 from torch import nn
 
 import nlbench
@@ -12,7 +13,6 @@ from nlbench.errors import RequestError
 from nlbench.files import locked
 from nlbench.models.networks import vgg
 from nlbench.models.training.linearise import LinearisingRequest, linearise
-from nlbench.models.training.tasks import accuracy
 from nlbench.progress import Monitor
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
@@ -251,6 +251,7 @@ def test_two_processes_never_train_into_one_folder(tmp_path, start):
 def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, start):
     class Heard(Monitor):
         def __init__(self):
+            super().__init__()
             self.lines = []
 
         def warn(self, message):

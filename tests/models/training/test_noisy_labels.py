@@ -2,11 +2,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from accuracies import accuracy
 
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.models.datasets.digits import digits
 from nlbench.models.networks.vgg import vgg8
-from nlbench.models.training.tasks import accuracy, corrupt_labels
+from nlbench.models.training.tasks import corrupt_labels
 from nlbench.probes.lines.lines import trace_segments
 from nlbench.probes.lines.paths import closed_paths
 from nlbench.subjects.model import model_info

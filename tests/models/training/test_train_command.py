@@ -72,7 +72,7 @@ def test_a_threshold_that_is_missed_is_said_and_is_exit_status_1(train, tmp_path
         (["--seeds", "0,4294967296", "--out", "nets"], "the seed is 4294967296, expected 0 to"),
         (["--model", "vgg", "--seeds", "0,1", "--out", "nets"], "did you mean 'vgg8'"),
         (["--checkpoint-epochs", "1,3", "--out", "x.safetensors"], "3 is beyond the last epoch, 1"),
-        (["--label-noise", "1.5", "--out", "x.safetensors"], "less than or equal to 1"),
+        (["--label-noise", "1.5", "--out", "x.safetensors"], "expected at most 1"),
     ],
 )
 def test_a_wrong_command_is_one_line_and_leaves_nothing(train, tmp_path, arguments, message):

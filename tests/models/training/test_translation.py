@@ -12,7 +12,7 @@ from nlbench.models.sparsified import nonlinear_units
 from nlbench.models.sparsified.linearisation import post_training
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import translation
-from nlbench.models.training.translation import bleu, token_accuracy, translate
+from nlbench.models.training.translation import bleu, translate
 
 CPU = torch.device("cpu")
 
@@ -75,9 +75,9 @@ def test_token_accuracy_counts_tokens_and_end_marks_but_no_padding(data):
     right = total = 0
     for source, wanted in zip(pairs.inputs[:, 0].tolist(), pairs.wanted.tolist(), strict=True):
         for a, b in zip(source, wanted, strict=True):
-            total += b != PAD
-            right += b != PAD and a == b
-    assert token_accuracy(copies, pairs, data.classes, CPU) == right / total
+            total += b != -100
+            right += b != -100 and a == b
+    assert data.task(translation, 0.0, 0).accuracy(copies, "test", CPU) == right / total
 
 
 def test_the_loss_leaves_padding_out(data):
@@ -88,14 +88,14 @@ def test_the_loss_leaves_padding_out(data):
         -float(logits[i, j].log_softmax(0)[token])
         for i, row in enumerate(wanted.tolist())
         for j, token in enumerate(row)
-        if token != PAD
+        if token != -100
     ]
     assert float(task.loss(logits, wanted)) == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
 
 
 def test_a_network_that_is_no_translator_is_refused(data):
     task = data.task(translation, 0.0, 0)
-    with pytest.raises(RequestError, match="one logit a token at each place"):
+    with pytest.raises(RequestError, match="one logit a class"):
         task.loss(torch.zeros(4, 10), data.train.wanted[:4])
 
 
@@ -103,7 +103,7 @@ def test_accuracy_of_a_translator_that_gives_nan_is_an_error(data):
     network = TransformerTiny(data.classes)
     nn.init.constant_(network.logits.bias, float("nan"))
     with pytest.raises(NotFinite, match="not finite"):
-        token_accuracy(network, data.test, data.classes, CPU)
+        data.task(translation, 0.0, 0).accuracy(network, "test", CPU)
 
 
 def test_bleu_is_that_of_the_formula():

@@ -153,7 +153,7 @@ def test_probes_reports_recipes_and_commands_are_listed():
 def test_operations_are_listed_with_what_is_known_of_them():
     rows = {row["operation"]: row for row in listed("ops")}
     assert {"relu", "conv2d", "max_pool2d"} <= rows.keys()
-    assert rows["relu"]["activation"] == "relu"
+    assert rows["relu"]["kind"] == "relu"
     table = CliRunner().invoke(app, ["list", "ops"]).stdout.splitlines()
     assert table[0].split()[0] == "operation"
 

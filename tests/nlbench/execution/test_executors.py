@@ -50,21 +50,6 @@ def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path)
     assert [r.key for r in one.records] == [r.key for r in two.records]
 
 
-def test_in_processes_only_the_guilty_cell_fails(plugin, tmp_path):
-    result = run(
-        request("killed,plain"),
-        tmp_path / "run",
-        execution=ExecutionOptions(executor="processes", workers=2),
-    )
-    found = {(r.subject["model"], r.measure["name"]): r.result.status for r in result.records}
-    assert found == {
-        ("mini", "killed"): "failed",
-        ("mini", "plain"): "ok",
-        ("mini2", "killed"): "failed",
-        ("mini2", "plain"): "ok",
-    }
-
-
 @pytest.mark.slow
 def test_a_dask_cluster_that_loses_a_worker_delivers_every_cell(plugin, tmp_path):
     distributed = pytest.importorskip("distributed")

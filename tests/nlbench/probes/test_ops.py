@@ -1,6 +1,7 @@
 """One registry says what is known of an operation, whoever says it."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
@@ -210,3 +211,20 @@ def test_a_plugin_may_name_a_function_that_registers(monkeypatch):
     assert ops.activation_kind("plugged_by_a_function") == "hat"
     assert nn.Fold in ops.named_modules()
     assert ops.known(name) is None
+
+
+def test_the_page_of_the_documentation_is_current():
+    page = Path(__file__).parents[3] / "docs" / "operations.md"
+    assert page.read_text(encoding="utf-8") == ops.page(), (
+        "make it anew: python -m nlbench.probes.ops > docs/operations.md"
+    )
+
+
+def test_what_is_listed_as_refused_is_refused_and_what_is_traced_has_a_rule():
+    rows = {row["operation"]: row["lines"] for row in ops.supported()}
+    assert rows["relu"] == "bends at 0"
+    assert rows["linear"] == "affine"
+    assert rows["exp"] == "refused: not piecewise affine"
+    for name, lines in rows.items():
+        says_so = lines.startswith("bends") or lines == "affine"
+        assert ops.known(name).traced == says_so

@@ -19,7 +19,7 @@ from nlbench.plan import kept_plan, make_plan
 from nlbench.progress import Monitor
 from nlbench.request import Request
 from nlbench.runner import run
-from nlbench.store import run_folder as opening
+from nlbench.store.run_folder import RunFolder
 
 HELPED = """
 from nlbench_helped.parts.width import WIDTH
@@ -194,5 +194,5 @@ def test_a_subject_of_which_no_record_can_be_written_fails_alone(plugin, tmp_pat
 
 def test_a_folder_in_which_a_worker_left_a_cell_is_not_taken_back(plugin, tmp_path):
     result = run(request(), tmp_path / "run")
-    opening.remove_run(result.path)
+    RunFolder(result.path).remove()
     assert len(nlbench.load_run(result.path).records) == 1

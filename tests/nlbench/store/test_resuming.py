@@ -10,13 +10,11 @@ import pytest
 from hostile import write_plugin
 
 import nlbench
-from nlbench import runner
 from nlbench.errors import RequestError
 from nlbench.plan import kept_plan
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import preview, run
-from nlbench.store import run_folder as opening
-from nlbench.store.run_folder import merge_runs
+from nlbench.store.run_folder import RunFolder, merge_runs
 
 
 @pytest.fixture
@@ -50,16 +48,21 @@ def test_what_would_be_done_is_known_and_nothing_is_written(plugin, tmp_path):
     assert names(foreseen.recorded) == [("mini", "plain")]
 
 
-def test_what_is_impossible_is_said_with_the_reason_and_recorded_as_failed(plugin, tmp_path):
+def test_what_is_impossible_is_said_with_the_reason_and_recorded_as_skipped(plugin, tmp_path):
     wanted = request("plain", "mini,vgg8", weights="trained")
     foreseen = preview(wanted, tmp_path / "run")
     assert names(foreseen.impossible) == [("mini", "plain")]
     assert "no trained checkpoint of mini" in foreseen.impossible[0].target.impossible
     result = run(wanted, tmp_path / "run")
     assert {r.subject["model"]: r.result.status for r in result.records} == {
-        "mini": "failed",
+        "mini": "skipped",
         "vgg8": "ok",
     }
+    assert not result.failed
+    assert names(preview(wanted, tmp_path / "run").recorded) == [
+        ("mini", "plain"),
+        ("vgg8", "plain"),
+    ]
 
 
 def test_several_weights_are_several_subjects(plugin, tmp_path):
@@ -150,7 +153,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(plugin, tmp_path):
 def test_two_processes_do_not_write_to_one_run(plugin, tmp_path):
     result = run(request(), tmp_path / "run")
     with (
-        opening.open_run(result.path, runner.make_plan(request(), "cpu", print)),
+        RunFolder(result.path).open(),
         pytest.raises(RequestError, match="another nlbench is writing"),
     ):
         run(request("plain,r2"), result.path)
@@ -211,7 +214,7 @@ def test_runs_that_do_not_go_together_are_not_merged(plugin, tmp_path, changes):
         record["result"]["summary"]["value"] += 1
         run(request("plain"), tmp_path / "two")
         file.write_text(json.dumps(record))
-        says = "different readings of plain of mini"
+        says = "different results of plain of mini"
     else:
         run(request("plain", **changes), tmp_path / "two")
         says = "don't go together"

@@ -344,6 +344,11 @@ def hardtanh(call: Call) -> Rule:
     return _clip(call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0), call)
 
 
+@line_rule("relu6", bends="at 0 and 6")
+def relu6(call: Call) -> Rule:
+    return _clip(0.0, 6.0, call)
+
+
 @line_rule("clamp", "clip", "clamp_min", bends="at its bounds", caveat="bounds are numbers")
 def clamp(call: Call) -> Rule:
     return _clip(call.argument(1, "min"), call.argument(2, "max"), call)

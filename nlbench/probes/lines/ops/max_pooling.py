@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor
 from nlbench.probes.ops import line_rule
 
 from .kinks import changed
-from .rule import Call, Crossings, Front, Margin, Rule, noise_of
+from .rule import Apply, Call, Crossings, Front, Margin, Rule, noise_of
 
 __all__ = [
+    "envelopes",
     "max_pool",
     "overtakes",
     "pooling_windows",
@@ -36,21 +37,50 @@ def max_pool(call: Call) -> Rule:
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
     )
+    return envelopes(call, windows, lambda x: x.flatten(-axes))
+
+
+def envelopes(
+    call: Call,
+    windows: Tensor,
+    lines: Apply,
+    restored: Callable[[Tensor], Tensor] | None = None,
+) -> Rule:
+    """Make the rule of a call that takes the largest of each of some sets of lines.
+
+    Parameters
+    ----------
+    call : Call
+    windows : tensor of shape (windows, members)
+        See `pooling_windows`.
+    lines : callable
+        From the input at P points to (P, ..., positions), each the input at some place or its
+        negative.
+    restored : callable, optional
+        From maxima, (P, channels, windows), to the output; by default they are reshaped.
+    """
+
+    def output(maxima: Tensor) -> Tensor:
+        if restored is not None:
+            return restored(maxima)
+        return maxima.reshape(len(maxima), *call.shape[1:])
 
     def positions(x: Tensor, bound: Tensor) -> Tensor:
-        """Bounds with the spatial axes flattened: one of each channel, or of each position."""
-        if any(size > 1 for size in bound.shape[-axes:]):
-            bound = bound.expand(*bound.shape[:-axes], *x.shape[-axes:])
-        return bound.flatten(-axes)
+        """Bounds in the order of the lines: one of each channel, or of each position."""
+        if bound.ndim == x.ndim and call.name.partition("pool")[1]:
+            axes = int(call.name.partition("pool")[2][0])
+            if all(size == 1 for size in bound.shape[-axes:]):
+                return bound.flatten(-axes)
+        return lines(bound.expand_as(x)).abs()
 
     def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        return window_overtakes(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
+        return window_overtakes(lines(inputs[0]), windows, noise(inputs, bounds))
 
     def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        top, _ = window_leaders(inputs[0].flatten(-axes), windows, noise(inputs, bounds))
+        top, _ = window_leaders(lines(inputs[0]), windows, noise(inputs, bounds))
         return changed(lambda a, b: ~(a & b).any(-1), top)
 
     def advance(
@@ -59,20 +89,31 @@ def max_pool(call: Call) -> Rule:
         bounds: Sequence[Tensor],
         rate_bounds: Sequence[Tensor],
     ) -> Front:
-        x, rate = inputs[0].flatten(-axes), rates[0].flatten(-axes)
+        x, rate = lines(inputs[0]), lines(rates[0])
         front = window_front(x, rate, windows, noise(inputs, bounds))
-        shape = (len(x), *call.shape[1:])
-        return replace(front, value=front.value.reshape(shape), rate=front.rate.reshape(shape))
+        return replace(front, value=output(front.value), rate=output(front.rate))
 
-    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], result: Tensor) -> Tensor:
         given = positions(inputs[0], bounds[0])
-        if given.shape[-1] == 1:
+        if given.shape[-1] == 1 and bounds[0].ndim == result.ndim:
             return bounds[0]
-        return window_tops(inputs[0].flatten(-axes), windows, given).reshape(output.shape)
+        return output(window_tops(lines(inputs[0]), windows, given)).abs()
 
     # Members, who is largest, and which change places.
-    workspace = 4 * windows.numel() * (call.shape[1] if len(call.shape) > axes + 1 else 1)
-    return Rule(call.apply, bound, bend, advance=advance, differ=differ, workspace=workspace)
+    rest = math.prod(call.shapes[0][1:]) // max(1, lines_of(call, lines))
+    return Rule(
+        call.apply,
+        bound,
+        bend,
+        advance=advance,
+        differ=differ,
+        workspace=4 * windows.numel() * max(1, rest),
+    )
+
+
+def lines_of(call: Call, lines: Apply) -> int:
+    """How many positions the lines of a call have."""
+    return int(lines(torch.empty(call.shapes[0], device="meta")).shape[-1])
 
 
 def pooling_windows(

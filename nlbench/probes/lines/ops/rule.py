@@ -51,6 +51,7 @@ __all__ = [
     "sign_changes",
     "single",
     "squared_sums",
+    "unit_crossings",
 ]
 
 
@@ -227,6 +228,18 @@ def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
     noise : tensor of shape (P, ...), each axis of full size or 1
         Magnitude up to which a margin can't be told from zero.
     """
+    interval, _, share = unit_crossings(margin, noise)
+    return interval, share
+
+
+def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find where which units pass through zero; see `sign_changes`.
+
+    Returns
+    -------
+    interval, unit, share : tensor of shape (m,)
+        The unit as an index into those of a point.
+    """
     above = margin > noise
     interval, unit = _places((above[:-1] ^ above[1:]).reshape(len(above) - 1, -1))
     flat = margin.reshape(len(margin), -1)
@@ -236,8 +249,8 @@ def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
     left, right = left.double(), right.double()
     near, far = noise[(interval, *cell)], noise[(interval + 1, *cell)]
     opposite = ((left > near) & (right < -far)) | ((left < -near) & (right > far))
-    interval, left, right = interval[opposite], left[opposite], right[opposite]
-    return interval, left / (left - right)
+    left, right = left[opposite], right[opposite]
+    return interval[opposite], unit[opposite], left / (left - right)
 
 
 def _places(found: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,18 @@ def gathering(call: Call) -> Rule:
     return Rule(apply, moved(apply))
 
 
+@line_rule("max_unpool2d", "max_unpool3d", caveat="constant indices")
+def unpooling(call: Call) -> Rule:
+    only_first_traced(call, "where it puts numbers depends on the input")
+    index, size = call.args[1], call.argument(2, "output_size")
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        result: Tensor = call.function(points[0], of_each(index, len(points[0])), size)
+        return result
+
+    return Rule(apply, moved(apply))
+
+
 def of_each(constant: Any, count: int) -> Any:
     """Repeat a constant with an axis of one sample for `count` of them."""
     return constant.expand(count, *constant.shape[1:])
@@ -124,26 +136,27 @@ def _is_values(argument: Any) -> bool:
     return isinstance(argument, Tensor) and argument.is_floating_point()
 
 
-@line_rule("assigned")
+@line_rule("assigned", caveat="what `copy_` and assignment to a slice make of a tensor")
 def assigned(call: Call) -> Rule:
-    """A tensor of which a view was overwritten: see `nlbench.probes.lines.record`."""
-    base, value, places = call.args
+    """A tensor some numbers of which were overwritten; see `nlbench.probes.lines.record`."""
+    base, value, places, source = call.args
 
-    def put(base: Any, value: Any, count: int) -> Tensor:
-        flat = of_each(base, count).flatten(1).clone()
-        flat[:, places] = of_each(value, count).flatten(1)
+    def put(base: Tensor, value: Tensor, count: int) -> Tensor:
+        flat = of_each(base, count).reshape(count, -1).clone()
+        places_there, source_there = places.to(flat.device), source.to(flat.device)
+        flat[:, places_there] = of_each(value, count).reshape(count, -1)[:, source_there]
         return flat.reshape(count, *call.shape[1:])
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         given = [points[a.index] if isinstance(a, Input) else a for a in (base, value)]
-        return put(*given, len(points[0]))
+        return put(given[0], given[1], len(points[0]))
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         given = [
             bounds[a.index].expand_as(x[a.index]) if isinstance(a, Input) else torch.zeros_like(a)
             for a in (base, value)
         ]
-        return put(*given, len(output))
+        return put(given[0], given[1], len(output))
 
     return Rule(apply, bound)
 

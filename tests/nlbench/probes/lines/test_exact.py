@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.models.networks.vgg import vgg8
+from nlbench.probes.lines import exact
 from nlbench.probes.lines.exact import trace_exactly, trace_program
 from nlbench.probes.lines.lines import trace_segment
 from nlbench.probes.lines.paths import closed_paths
@@ -189,3 +190,27 @@ def test_what_a_site_contributes_adds_up_to_the_crossings(drawn):
     for name, count in trace.contributions.items():
         origins = [trace.sites[i] for i in trace.origins[1:-1].tolist()]
         assert origins.count(name) == count
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_trace_carries_fewer_points_where_memory_runs_out(together, monkeypatch):
+    torch.manual_seed(3)
+    network = mlp(0, widths=(3, 16, 16, 2)).double()
+    segments = [tuple(3 * torch.randn(2, 3, dtype=torch.float64)) for _ in range(3)]
+    program = record(network, torch.stack(segments[0]))
+    expected = list(trace_exactly(program, segments, together=together))
+    assert sum(trace.regions for trace in expected) > 24
+    carried, advance = [], exact._advance
+
+    def cramped(program, chunk, *given):
+        carried.append(len(chunk.t))
+        if len(chunk.t) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return advance(program, chunk, *given)
+
+    monkeypatch.setattr(exact, "_advance", cramped)
+    found = list(trace_exactly(program, segments, together=together, limit=16))
+    assert max(carried) > 8
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.t, other.t, rtol=0, atol=1e-12)
+        torch.testing.assert_close(one.values, other.values, rtol=1e-10, atol=1e-10)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nlbench.errors import RequestError
 from nlbench.probes.lines.paths import (
     closed_paths,
+    direction_paths,
     noise_paths,
     open_paths,
     pair_paths,
@@ -45,7 +46,7 @@ def test_halves_are_rounded_away_from_zero():
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 9), st.floats(0, 6), st.integers(1, 6), st.integers(1, 6))
+@given(st.integers(2, 9), st.floats(1, 6), st.integers(7, 9), st.integers(7, 9))
 def test_each_anchor_is_the_image_moved_with_its_edges_replicated(anchors, radius, height, width):
     images = torch.rand(2, 3, height, width)
     paths = closed_paths(images, anchors, radius)
@@ -183,3 +184,49 @@ def test_an_open_path_that_can_not_move_is_refused(images, radius):
 def test_noise_without_statistics_is_refused(inputs, wrong):
     with pytest.raises(RequestError, match=wrong):
         noise_paths(inputs, 1)
+
+
+@pytest.mark.parametrize("kind", ["random", "sign"])
+def test_directions_have_the_radius_and_depend_on_the_position_alone(kind):
+    inputs = torch.randn(3, 2, 5)
+    paths = direction_paths(inputs, 4, 2.5, kind=kind, seed=1)
+    assert paths.shape == (12, 2, 2, 5)
+    assert paths[:, 0].equal(inputs.repeat_interleave(4, 0))
+    away = (paths[:, 1] - paths[:, 0]).flatten(1)
+    torch.testing.assert_close(away.norm(dim=1), torch.full((12,), 2.5))
+    assert direction_paths(inputs[:1], 4, 2.5, kind=kind, seed=1).equal(paths[:4])
+    if kind == "sign":
+        torch.testing.assert_close(away.abs(), torch.full((12, 10), 2.5 / 10**0.5))
+
+
+def test_gradient_directions_climb_the_largest_outputs():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
+    x = torch.randn(2, 4)
+    paths = direction_paths(x, 2, 1e-3, kind="gradient", model=model)
+    for i in range(2):
+        order = model(x[i : i + 1])[0].topk(2).indices
+        for k in range(2):
+            start, end = model(paths[2 * i + k])[:, order[k]]
+            jacobian = torch.autograd.functional.jacobian(lambda z: model(z[None])[0], x[i])
+            expected = float(jacobian[order[k]].norm())
+            assert float(end - start) / 1e-3 == pytest.approx(expected, rel=1e-2)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_directions_without_length_are_refused():
+    with pytest.raises(RequestError):
+        direction_paths(torch.zeros(1, 3), 2, 0.0)
+    constant = torch.nn.Linear(3, 2)
+    torch.nn.init.zeros_(constant.weight)
+    with pytest.raises(RequestError):
+        direction_paths(torch.zeros(1, 3), 2, 1.0, kind="gradient", model=constant)
+
+
+@pytest.mark.parametrize(
+    ("radius", "message"),
+    [(40.0, "nothing of the image but its edge"), (0.0, "the paths have no length")],
+)
+def test_a_radius_at_which_closed_paths_are_none_is_refused(radius, message):
+    with pytest.raises(RequestError, match=message):
+        closed_paths(torch.rand(1, 3, 32, 32), radius=radius)

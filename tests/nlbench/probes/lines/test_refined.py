@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -10,7 +10,7 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
 from nlbench.probes.lines.refined import PROBES, estimate_all, probes
-from tests.support.segments import Depthwise, Functional, mlp, networks, small_residual
+from tests.support.segments import Block, Depthwise, Functional, mlp, networks, small_residual
 
 
 def pooled(seed, act=nn.ReLU, pool=lambda: nn.MaxPool2d(3, 2, 1), channels=6):
@@ -84,14 +84,34 @@ def test_sites_make_as_many_boundaries_as_in_the_exact_trace():
         assert found.contributions[site] == pytest.approx(count, abs=1.5)
 
 
-@settings(deadline=None, max_examples=30)
-@given(networks())
-def test_the_lower_bound_is_one_for_any_network(case):
-    network, start, end = case
+@settings(deadline=None, max_examples=15)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([nn.ReLU, nn.ReLU6, nn.Hardtanh]),
+    st.sampled_from(["add", "cat"]),
+    st.booleans(),
+)
+def test_the_lower_bound_is_one(seed, act, mode, replicated):
+    network = small_residual(seed, act, mode)
+    start, end = ends(seed, (2, 4, 4), 2.0)
+    if replicated:
+        start[:, :, 2:], end[:, :, 2:] = start[:, :, 1:2], end[:, :, 1:2]
     trace = trace_segment(network, start, end)
-    found = estimate_segment(network, start, end, evaluations=150, dtype=torch.float64)
+    found = estimate_segment(network, start, end, evaluations=300, dtype=torch.float64)
     assert found.at_least <= trace.crossings
-    assert found.at_least >= 0.9 * trace.crossings - 3
+    assert found.at_least >= 0.95 * trace.crossings - 2
+
+
+@settings(deadline=None, max_examples=10)
+@given(networks())
+def test_contrived_ties_cost_few_boundaries(case):
+    network, start, end = case
+    # What a leaky unit hands on as it is bends again where it has bent.
+    has_skips = any(isinstance(m, Block) for m in network.modules())
+    assume(not (has_skips and isinstance(network[2], (nn.LeakyReLU, nn.PReLU))))
+    trace = trace_segment(network, start, end)
+    found = estimate_segment(network, start, end, evaluations=300, dtype=torch.float64)
+    assert found.at_least == pytest.approx(trace.crossings, rel=0.1, abs=8)
 
 
 @pytest.mark.parametrize("network", [small_residual(1, mode="cat", pool=nn.MaxPool2d), Depthwise()])
@@ -136,7 +156,7 @@ def test_a_segment_that_begins_on_a_boundary_does_not_cross_it():
     assert found.at_least == 0
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=6)
 @given(st.integers(0, 10**6), st.sampled_from([5, 20, 64]))
 def test_neither_memory_nor_company_decides_a_number(seed, megabytes):
     network = mlp(seed, widths=(3, 30, 30, 2))
@@ -183,7 +203,7 @@ def test_a_bump_between_the_nodes_is_seen_by_the_probes():
     network = Functional(bump)
     found = estimate_segment(network, torch.zeros(1), torch.ones(1), evaluations=64)
     assert not found.converged
-    assert found.relative_error > 0.5
+    assert float(found.deviation_error) > width**2
 
 
 def test_too_few_evaluations_are_said():
@@ -231,10 +251,12 @@ def test_auto_is_exact_within_the_budget_and_refined_beyond():
         assert trace.t.tolist() == other.t.tolist()
         assert trace.values.tolist() == other.values.tolist()
     counts = sorted(trace.crossings for trace in exact)
-    few = [seen.trace for seen in observe_paths(network, paths, method="auto", budget=counts[1])]
-    assert sorted(trace.method for trace in few) == ["exact", "refined", "refined"]
+    few = [
+        seen.trace for seen in observe_paths(network, paths, method="auto", budget=counts[1] + 1)
+    ]
+    assert sorted(trace.method for trace in few) == ["exact", "exact", "refined"]
     for trace, other in zip(exact, few, strict=True):
-        assert (other.method == "exact") == (trace.regions <= counts[1])
+        assert (other.method == "exact") == (trace.crossings <= counts[1])
 
 
 def test_an_estimate_lets_the_caller_go_on_computing():

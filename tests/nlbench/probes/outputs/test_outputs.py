@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accuracies import accuracy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score as by_scikit_learn
@@ -12,7 +13,6 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.measures.accuracy import accuracy_score
 from nlbench.models.datasets.digits import digits
 from nlbench.models.networks.vgg import vgg8
-from nlbench.models.training.tasks import accuracy
 from nlbench.subjects.samples import draw
 
 

@@ -8,7 +8,7 @@ import torch
 from torchvision import datasets
 
 from nlbench.errors import RequestError
-from nlbench.models.datasets.torch_arrays import cifar10, cifar100
+from nlbench.models.datasets.published import cifar10, cifar100
 from nlbench.models.networks.vgg import vgg8
 from nlbench.models.training.loop import train
 from nlbench.subjects.data import dataset_info

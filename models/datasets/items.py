@@ -1,0 +1,268 @@
+"""What the datasets consist of: items in memory, of files, and drawn when they are asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import Dataset as TorchDataset
+
+from nlbench.errors import RequestError
+from nlbench.files import check_is_file
+from nlbench.subjects.data import Preprocessing
+
+__all__ = [
+    "ByteImages",
+    "Held",
+    "ImageFiles",
+    "Noise",
+    "Patterns",
+    "prototypes_of",
+    "read_image",
+    "stream",
+]
+
+
+Arrays = tuple[np.ndarray, np.ndarray]
+Files = list[tuple[str, int]]
+
+LARGEST = 2**30
+"""Bytes that an image file may have."""
+
+
+class Held(TorchDataset[tuple[Tensor, int]]):
+    """Rows of a tensor beside their labels, in memory; without labels 0 stands for each."""
+
+    def __init__(self, rows: Tensor, labels: Sequence[int] | None = None) -> None:
+        self.rows = rows
+        self.labels = [0] * len(rows) if labels is None else list(labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.rows[index], self.labels[index]
+
+
+class ByteImages(TorchDataset[tuple[Tensor, int]]):
+    """Images with labels that are read when the first of them is asked for.
+
+    Item ``i`` is a float32 image in [0, 1] and its label.
+
+    Parameters
+    ----------
+    read : callable
+        Gives bytes of shape (n, channels, height, width) and labels of shape (n,).
+    padding : int
+        Rows and columns of zeros on each side.
+    channels : int
+        3 copies a grey image's one channel three times; otherwise the images' own number.
+
+    Examples
+    --------
+    >>> items = ByteImages(lambda: (np.full((2, 1, 3, 3), 255, np.uint8), np.array([4, 7])))
+    >>> len(items), items[1][0].max().item(), items[1][1]
+    (2, 1.0, 7)
+    """
+
+    def __init__(self, read: Callable[[], Arrays], padding: int = 0, channels: int = 1) -> None:
+        self._read = read
+        self._padding = padding
+        self._channels = channels
+
+    def __len__(self) -> int:
+        return len(self._arrays[1])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Convert several at once."""
+        images, labels = (array[np.asarray(indices, dtype=np.int64)] for array in self._arrays)
+        made = torch.from_numpy(images).to(torch.float32) / 255
+        made = functional.pad(made, [self._padding] * 4)
+        if made.shape[1] < self._channels:
+            made = made.expand(-1, self._channels, -1, -1).contiguous()
+        return list(zip(made, labels.tolist(), strict=True))
+
+    def read_labels(self) -> list[int]:
+        """All labels; no image is converted."""
+        return [int(label) for label in self._arrays[1]]
+
+    @cached_property
+    def _arrays(self) -> Arrays:
+        return self._read()
+
+
+class ImageFiles(TorchDataset[tuple[Tensor, int]]):
+    """Image files with labels; each is read and cropped when it is asked for.
+
+    Parameters
+    ----------
+    find : callable
+        Gives paths with labels; called once, when the first item or the length is wanted.
+    preprocessing : Preprocessing
+        All but the normalisation is applied.
+    """
+
+    def __init__(self, find: Callable[[], Files], preprocessing: Preprocessing) -> None:
+        self._find = find
+        self._preprocessing = preprocessing
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self._files[index]
+        return read_image(path, self._preprocessing), label
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
+        """Read several at once; decoding and resizing run beside each other."""
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+            return list(threads.map(self.__getitem__, indices))
+
+    def read_labels(self) -> list[int]:
+        """All labels; no image is read."""
+        return [label for _, label in self._files]
+
+    @cached_property
+    def _files(self) -> Files:
+        return self._find()
+
+
+def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Tensor:
+    """Read an image file, resize it and cut out its centre.
+
+    Parameters
+    ----------
+    path : path
+        Any format that Pillow reads; grey images get three equal channels. Of 16 bits a
+        number the upper 8 are used.
+    preprocessing : Preprocessing
+        Applied but for the normalisation.
+
+    Returns
+    -------
+    tensor of shape (3, crop, crop)
+        In [0, 1].
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be read, or its numbers have no largest value that would be white.
+    """
+    # A pipe would be waited for, and a device read, for ever.
+    check_is_file(Path(path), LARGEST)
+    try:
+        with Image.open(path) as file:
+            image = _coloured(file)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise RequestError(f"can't read the image {path}: {error}") from error
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as pictures
+
+    side = preprocessing.resize
+    image = pictures.resize(
+        image,
+        [side, side] if preprocessing.squash else [side],
+        interpolation=InterpolationMode(preprocessing.interpolation),
+        antialias=True,
+    )
+    image = pictures.center_crop(image, [preprocessing.crop])
+    pixels: Tensor = pictures.to_tensor(image)
+    return pixels
+
+
+def _coloured(image: Image.Image) -> Image.Image:
+    """Give 8 bits in each of three channels."""
+    # Pillow would clip these numbers to 0 … 255 without a word.
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        kind = "whole numbers of 32 bits" if image.mode == "I" else "floats"
+        raise ValueError(f"its pixels are {kind}, expected 8 or 16 bits")
+    return image.convert("RGB")
+
+
+class Noise(TorchDataset[tuple[Tensor, int]]):
+    """Uniform noise in [0, 1] with labels at random, each item from a seed of its own."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, size: int, seed: int, part: int):
+        self._shape = shape
+        self._classes = classes
+        self._size = size
+        self._streams = (seed, part)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = stream(*self._streams, index)
+        tensor = torch.rand(self._shape, generator=generator)
+        return tensor, int(torch.randint(self._classes, (), generator=generator))
+
+
+def stream(*parts: int) -> torch.Generator:
+    """Give a generator to each combination of numbers from 0 to 2³¹ - 1.
+
+    Combinations that differ in the last number alone never share one. Others may, far apart:
+    PyTorch seeds its generator on the CPU with 32 bits.
+    """
+    state = 0
+    for part in parts:
+        # A linear congruential step with the constants of Steele and Vigna (2021).
+        state = (state * 0xD1342543DE82EF95 + part + 1) % 2**63
+    return torch.Generator().manual_seed(state)
+
+
+class Patterns(TorchDataset[tuple[Tensor, int]]):
+    """Pictures of `synthetic`, each drawn from a seed of its own when it is asked for."""
+
+    def __init__(
+        self, prototypes: Tensor, size: int, difficulty: float, seed: int, part: int
+    ) -> None:
+        self._prototypes = prototypes
+        self._size = size
+        self._difficulty = difficulty
+        self._streams = (seed, part)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = stream(*self._streams, index)
+        classes, _, side, _ = self._prototypes.shape
+        label = index % classes
+        reach = side // 8
+        down, right = torch.randint(-reach, reach + 1, (2,), generator=generator).tolist()
+        figure = self._prototypes[label].roll((down, right), dims=(1, 2))
+        clutter = _fields(1, self._prototypes.shape[1:], generator)[0]
+        grain = torch.randn(figure.shape, generator=generator)
+        d = self._difficulty
+        mixed = (
+            math.sqrt(1 - d) * figure + math.sqrt(0.8 * d) * clutter + math.sqrt(0.2 * d) * grain
+        )
+        return (0.5 + mixed / 6).clamp(0, 1), label
+
+
+def _fields(count: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Smooth random pictures of mean 0 and variance 1: coarse noise, enlarged."""
+    channels, side, _ = shape
+    coarse = torch.randn(count, channels, 5, 5, generator=generator)
+    fine = functional.interpolate(coarse, size=(side, side), mode="bicubic", align_corners=True)
+    axes = (1, 2, 3)
+    return (fine - fine.mean(axes, keepdim=True)) / fine.std(axes, keepdim=True)
+
+
+def prototypes_of(classes: int, shape: Sequence[int], seed: int) -> Tensor:
+    """One smooth pattern a class, (classes, *shape), for `Patterns`."""
+    return _fields(classes, shape, stream(seed, 2))

@@ -1,0 +1,68 @@
+"""Commands that plugins bring along."""
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from nlbench.cli.app import add_commands, app
+
+
+def own(name, value):
+    return EntryPoint(name, value, "nlbench.commands")
+
+
+@pytest.fixture
+def small():
+    made = typer.Typer()
+
+    @made.command()
+    def run():
+        """Say that it is the core's."""
+        print("the core's")
+
+    return made
+
+
+def hello(to: str = "you"):
+    """Greet somebody."""
+    print(f"hello {to}")
+
+
+def test_a_plugin_adds_a_command_under_its_entry_points_name(small, monkeypatch):
+    monkeypatch.setitem(sys.modules, "greeting", sys.modules[__name__])
+    add_commands(small, [own("greet", "greeting:hello")])
+    assert "hello me" in CliRunner().invoke(small, ["greet", "--to", "me"]).output
+    assert "the core's" in CliRunner().invoke(small, ["run"]).output
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        (own("run", "greeting:hello"), "there is one of that name"),
+        (own("greet", "greeting_nowhere:hello"), "ModuleNotFoundError"),
+        (own("greet", "greeting:missing"), "AttributeError"),
+    ],
+)
+def test_one_that_can_not_be_added_is_named_and_hides_no_other(
+    small, monkeypatch, capsys, point, message
+):
+    monkeypatch.setitem(sys.modules, "greeting", sys.modules[__name__])
+    add_commands(small, [point, own("other", "greeting:hello")])
+    said = capsys.readouterr().err
+    assert f"command '{point.name}'" in said
+    assert message in said
+    assert "hello you" in CliRunner().invoke(small, ["other"]).output
+    assert "the core's" in CliRunner().invoke(small, ["run"]).output
+
+
+def test_training_and_linearising_reach_the_command_line_as_a_plugins_commands_do():
+    assert {"train", "linearize"} <= {command.name for command in app.registered_commands}
+
+
+def test_the_command_line_is_there_without_pytorch():
+    code = "import sys, nlbench.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

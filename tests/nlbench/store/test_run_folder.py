@@ -1,0 +1,312 @@
+import json
+import math
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nlbench.errors import RequestError
+from nlbench.files import locked
+from nlbench.measure import Result, Value
+from nlbench.store.manifest import Manifest, manifest_text
+from nlbench.store.record import FORMAT, Record
+from nlbench.store.run_folder import COLUMNS, Run, RunFolder, load_run, merge_runs
+
+
+def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
+    return Record(
+        key=key,
+        subject={"model": model, "weights": "init", "data": "digits", "seed": seed, "key": "s"},
+        measure={"name": measure, "version": "1", "options": {}},
+        probe={"name": "sites", "options": {}},
+        machine={"device": "cpu", "dtype": "float32", "environment": {"python": "3.11"}},
+        result=result or Result.of({"a": 0.25, "b": 0.75}, n=8),
+        seconds=0.5,
+        finished="2026-01-01T00:00:00+00:00",
+    )
+
+
+def test_the_table_has_one_number_a_row_and_the_columns_of_the_design():
+    scores = Run({}, [record()]).scores
+    assert list(scores.columns) == list(COLUMNS)
+    summary = scores[scores.place == ""].set_index("statistic").value
+    assert summary["value"] == 0.5
+    assert summary["spread"] == 0.5
+    sites = scores[scores.place != ""]
+    assert list(sites.place) == ["a", "b"]
+    assert list(sites.value) == [0.25, 0.75]
+    assert set(scores.n) == {8}
+
+
+def test_what_is_missing_is_a_row_with_its_reason():
+    gone = Value.missing("c", "undefined", "constant output", 8)
+    result = Result.of([Value("a", {"value": 0.5}, 8), gone])
+    scores = Run({}, [record(result=result)]).scores
+    row = scores[scores.place == "c"].iloc[0]
+    assert math.isnan(row.value)
+    assert (row.status, row.reason, row.statistic) == ("undefined", "constant output", "value")
+    failed = Run({}, [record(result=Result.missing("failed", "boom"))]).scores
+    assert list(failed.status) == ["failed"]
+    assert failed.reason[0] == "boom"
+
+
+def test_a_saved_run_is_loaded_with_the_same_table(tmp_path):
+    first = Run({"order": ["k2", "k1"]}, [record(key="k1"), record("r2", key="k2")])
+    first.save(tmp_path / "run")
+    loaded = load_run(tmp_path / "run")
+    assert [r.key for r in loaded.records] == ["k2", "k1"]
+    by = ["measure", "place", "statistic"]
+    left = loaded.scores.sort_values(by, ignore_index=True)
+    assert left.equals(first.scores.sort_values(by, ignore_index=True))
+    assert (tmp_path / "run" / "scores.csv").read_text().splitlines()[0] == ",".join(COLUMNS)
+    assert loaded.name == "run"
+
+
+def test_a_result_is_found_by_its_measure_where_there_is_one_subject():
+    run = Run({}, [record(), record("r2")])
+    assert run["r2"].summary["value"] == 0.5
+    with pytest.raises(KeyError, match="0 results of 'cka'"):
+        run["cka"]
+
+
+def test_failures_are_told_from_what_is_merely_undefined():
+    run = Run(
+        {},
+        [
+            record(result=Result.missing("failed", "boom")),
+            record(result=Result.missing("undefined", "constant output")),
+        ],
+    )
+    assert [r.result.reason for r in run.failed] == ["boom"]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RequestError, match=r"is not a run: it has no manifest.json"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is damaged"),
+        ("[]", "was not written by nlbench"),
+        ('{"format": 1}', "is not a record"),
+        (json.dumps({"format": FORMAT + 1}), "from a newer nlbench"),
+        ('{"format": 1, "result": {"values": [3]}}', "is not a record"),
+        ('{"format": 1, "result": null}', "is not a record"),
+    ],
+)
+def test_a_damaged_record_is_one_line_that_names_the_file(tmp_path, content, says):
+    Run({"order": []}, [record()]).save(tmp_path / "run")
+    (tmp_path / "run" / "cells" / "k.json").write_text(content)
+    with pytest.raises(RequestError, match=says) as caught:
+        load_run(tmp_path / "run")
+    assert "k.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def half(tmp_path, monkeypatch):
+    """A folder in which saving two cells was cut short."""
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_table", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Run({}, [record(key="k1"), record("r2", key="k2")]).save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_whose_saving_was_cut_short_is_not_taken_for_one(half):
+    assert len(list((half / "cells").iterdir())) == 2
+    with pytest.raises(RequestError, match="saving one there was cut short") as caught:
+        load_run(half)
+    assert "\n" not in str(caught.value)
+
+
+def test_where_saving_was_cut_short_another_run_can_be_saved(half):
+    Run({}, [record(key="k3")]).save(half)
+    assert [r.key for r in load_run(half).records] == ["k3"]
+
+
+def test_a_run_that_is_saved_to_its_own_folder_again_is_there_all_the_time(tmp_path, monkeypatch):
+    run = Run({}, [record()])
+    run.save(tmp_path / "run")
+    monkeypatch.setattr(RunFolder, "write_table", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.save(tmp_path / "run")
+    assert len(load_run(tmp_path / "run").records) == 1
+
+
+def test_two_do_not_save_to_one_folder_at_a_time(tmp_path):
+    (tmp_path / "run" / "cells").mkdir(parents=True)
+    with locked(tmp_path / "run"), pytest.raises(RequestError, match="another nlbench is writing"):
+        Run({}, [record()]).save(tmp_path / "run")
+
+
+def spoiled(folder, change):
+    """A run of one cell, changed in its folder."""
+    Run({}, [record()]).save(folder)
+    cell = folder / "cells" / "k.json"
+    content = json.loads(cell.read_text())
+    change(folder, cell, content)
+    return folder
+
+
+def rewrite(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.mark.parametrize("key", ["../../owned", "/tmp/owned", "a/b", "", ".", "other", "k\0", 7])
+def test_a_record_whose_key_is_not_its_files_name_is_refused(tmp_path, key):
+    folder = spoiled(tmp_path / "run", lambda _, cell, c: rewrite(cell, {**c, "key": key}))
+    with pytest.raises(RequestError, match=r"k\.json is not a record of a cell") as caught:
+        load_run(folder)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RequestError, match="plain name"):
+        RunFolder(folder).record_file("../owned")
+
+
+def fifo(folder, cell, content):
+    cell.unlink()
+    os.mkfifo(cell)
+
+
+def device(folder, cell, content):
+    cell.unlink()
+    cell.symlink_to("/dev/zero")
+
+
+def cells_is_a_file(folder, cell, content):
+    cell.unlink()
+    cell.parent.rmdir()
+    cell.parent.write_text("")
+
+
+def manifest_is_a_fifo(folder, cell, content):
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+
+
+def nested(folder, cell, content):
+    rewrite(cell, "[" * 100_000)
+
+
+def nested_notes(folder, cell, content):
+    deep = '"notes": ' + '{"a":' * 50 + "1" + "}" * 50
+    rewrite(cell, json.dumps(content).replace('"notes": {}', deep))
+
+
+def long_number(folder, cell, content):
+    rewrite(cell, json.dumps(content).replace('"n": 8', '"n": ' + "9" * 5000))
+
+
+def half_a_character(folder, cell, content):
+    rewrite(cell, json.dumps(content).replace("vgg8", "\\ud800"))
+
+
+def not_a_number(folder, cell, content):
+    rewrite(cell, json.dumps(content).replace("0.25", "NaN"))
+
+
+def old(folder, cell, content):
+    rewrite(cell, {("reading" if name == "result" else name): v for name, v in content.items()})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [fifo, device, cells_is_a_file, manifest_is_a_fifo, nested, nested_notes, long_number,
+     half_a_character, not_a_number, old],
+)  # fmt: skip
+def test_a_crafted_run_is_one_line_that_names_the_file(tmp_path, change):
+    folder = spoiled(tmp_path / "run", change)
+    with pytest.raises(RequestError, match=str(tmp_path / "run")) as caught:
+        load_run(folder)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def paths_of(content, path=()):
+    yield path
+    if isinstance(content, dict | list):
+        entries = content.items() if isinstance(content, dict) else enumerate(content)
+        for name, value in entries:
+            yield from paths_of(value, (*path, name))
+
+
+def replaced(content, path, value):
+    if not path:
+        return value
+    copy = dict(content) if isinstance(content, dict) else list(content)
+    if value is None and isinstance(copy, dict) and len(path) == 1:
+        del copy[path[0]]
+    else:
+        copy[path[0]] = replaced(copy[path[0]], path[1:], value)
+    return copy
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=True)
+    | st.text(max_size=8)
+    | st.sampled_from(["../x", "ok", "failed", "a\nb"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_run_of_anybody_is_read_as_it_is_or_refused_in_a_line(tmp_path, data):
+    folder, out = tmp_path / "run", tmp_path / "out"
+    if not folder.exists():
+        Run(Manifest(order=("k",)).of_records([record()]), [record()]).save(folder)
+    file = data.draw(st.sampled_from([folder / "manifest.json", folder / "cells" / "k.json"]))
+    before = file.read_text()
+    content = json.loads(before)
+    path = data.draw(st.sampled_from(list(paths_of(content))))
+    file.write_text(json.dumps(replaced(content, path, data.draw(anything))))
+    said = f"{folder}: nothing"
+    try:
+        run = load_run(folder)
+        assert [r.key for r in run.records] == ["k"]
+        assert run.table()
+        assert isinstance(manifest_text(run.manifest), str)
+        merge_runs([folder], out)
+        assert [r.key for r in load_run(out).records] == ["k"]
+    except RequestError as error:
+        said = str(error)
+    finally:
+        file.write_text(before)
+        shutil.rmtree(out, ignore_errors=True)
+    assert "\n" not in said
+    assert str(folder) in said
+    assert {p.name for p in tmp_path.iterdir()} == {"run"}
+
+
+def test_nothing_is_written_into_a_folder_that_took_the_opened_ones_place(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.open():
+        folder.begin(Manifest(), [])
+        (tmp_path / "run").rename(tmp_path / "moved")
+        with pytest.raises(RequestError, match="can't write to"):
+            folder.add(record())
+        (tmp_path / "run" / "cells").mkdir(parents=True)
+        with pytest.raises(RequestError, match="it is another folder by now"):
+            folder.add(record())
+    assert not list((tmp_path / "run" / "cells").iterdir())
+
+
+def test_cells_behind_a_link_are_not_written_to(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    Run({}, []).save(tmp_path / "run")
+    (tmp_path / "run" / "cells").rmdir()
+    (tmp_path / "run" / "cells").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RequestError, match="is no folder, or a link"):  # noqa: SIM117
+        with RunFolder(tmp_path / "run").open():
+            pass
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -1,0 +1,40 @@
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.errors import nearest, one_line, shown
+
+
+@given(st.text(), st.integers(1, 50))
+def test_text_from_outside_becomes_one_line_without_control_characters(text, most):
+    line = one_line(text, most)
+    assert len(line) <= most
+    assert len(line.splitlines()) <= 1
+    assert not [c for c in line if unicodedata.category(c) in ("Cc", "Cs", "Co", "Cn")]
+    assert not set(line) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+@given(st.text(st.characters(categories=["L", "N", "P"]), max_size=30))
+def test_words_stay_as_they_are(text):
+    assert one_line(text) == text
+    assert shown(text) == text
+
+
+def test_joiners_of_scripts_and_emoji_stay():
+    for text in ("نمی\u200cخواهم", "👩\u200d🔬"):
+        assert one_line(text) == text
+
+
+def test_what_cannot_be_written_out_is_named():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert shown(nested) == "a list"
+    assert shown(10**5000) == "an int"
+
+
+def test_the_nearest_of_names_is_found_quickly_for_a_page_of_text():
+    names = [f"model{number}" for number in range(200)]
+    assert nearest("x" * 100_000, names).startswith("; there are: ")
+    assert nearest("model1", names, "zoo/") == "; did you mean 'zoo/model1'?"
