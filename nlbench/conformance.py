@@ -161,7 +161,7 @@ def _network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
     widths = (WIDTH, 12, 8, CLASSES)
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
-        linear = nn.utils.skip_init(nn.Linear, before, after)
+        linear = nn.Linear(before, after)
         with torch.no_grad():
             linear.weight.copy_(torch.randn(after, before, generator=made) * (2 / before) ** 0.5)
             linear.bias.copy_(0.1 * torch.randn(after, generator=made) + shift)
@@ -384,7 +384,8 @@ def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[_Trial, nn.Module,
 def _rotated(values: Tensor) -> Tensor:
     made = torch.Generator().manual_seed(values.shape[1])
     square = torch.randn(values.shape[1], values.shape[1], generator=made, dtype=torch.float64)
-    return values @ torch.linalg.qr(square).Q.to(values)
+    rotated: Tensor = values @ torch.linalg.qr(square).Q.to(values)
+    return rotated
 
 
 def _moved(values: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["Cell", "NamedRun", "Table"]
+__all__ = ["NamedRun", "Table", "TextCell"]
+
+Identity = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True)
@@ -22,16 +24,27 @@ class NamedRun:
     manifest : mapping
     drawings : mapping of (model, weights, data, seed) to mapping
         The drawn path of each subject that has one.
+    kinds : mapping of (model, weights, data, seed) to mapping
+        From the sites of each subject to their kinds.
+    costs : mapping of (model, weights, data, seed, measure) to mapping
+        What each cell cost: ``seconds``, ``peak_memory``, ….
+    remarks : mapping of (model, weights, data, seed) to sequence of str
+        What whoever reads the numbers has to know.
     """
 
     name: str
     scores: pd.DataFrame
     manifest: Mapping[str, Any]
-    drawings: Mapping[tuple[str, str, str, int], Mapping[str, Any]] = field(default_factory=dict)
+    drawings: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
+    kinds: Mapping[Identity, Mapping[str, str]] = field(default_factory=dict)
+    costs: Mapping[tuple[str, str, str, int, str], Mapping[str, float]] = field(
+        default_factory=dict
+    )
+    remarks: Mapping[Identity, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Cell:
+class TextCell:
     """One cell of a table: its text, what it sorts by, and a remark on hovering."""
 
     text: str
@@ -46,13 +59,16 @@ class Table:
 
     Parameters
     ----------
-    head : tuple of Cell
+    head : tuple of TextCell
         The remark of a head is its second line.
-    rows : tuple of tuple of Cell
+    rows : tuple of tuple of TextCell
     names : int
-        How many columns at the left are names; the rest are numbers.
+        How many columns at the left are names.
+    numbers : bool
+        Whether the rest are numbers.
     """
 
-    head: tuple[Cell, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    head: tuple[TextCell, ...]
+    rows: tuple[tuple[TextCell, ...], ...]
     names: int = 1
+    numbers: bool = False

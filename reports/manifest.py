@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .layout import Cell, NamedRun, Table
+from .layout import NamedRun, Table, TextCell
 from .text import settings_text
 
 __all__ = ["ManifestView", "manifest_view"]
@@ -27,8 +27,8 @@ class ManifestView:
         When, how long, on what, by which command.
     subjects, data, measures, probes : Table
     environment : tuple of pair of str
-    raw : str
-        The manifest as JSON, whole.
+    request : str
+        What was asked for, as JSON.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ManifestView:
     measures: Table
     probes: Table
     environment: tuple[tuple[str, str], ...]
-    raw: str
+    request: str
 
 
 def manifest_view(run: NamedRun) -> ManifestView:
@@ -61,16 +61,22 @@ def manifest_view(run: NamedRun) -> ManifestView:
         measures=_table(
             ("measure", "version", "options"),
             (
-                (Cell(name), _plain(about.get("version")), Cell(_settings(about.get("options"))))
+                (
+                    TextCell(name),
+                    _plain(about.get("version")),
+                    TextCell(_settings(about.get("options"))),
+                )
                 for name, about in measures
             ),
         ),
         probes=_table(
             ("probe", "options"),
-            ((Cell(name), Cell(_settings(options))) for name, options in probes),
+            ((TextCell(name), TextCell(_settings(options))) for name, options in probes),
         ),
         environment=tuple(_flat(manifest.get("environment") or {})),
-        raw=json.dumps(manifest, indent=2, ensure_ascii=False, default=str),
+        request=json.dumps(
+            manifest.get("request") or {}, indent=2, ensure_ascii=False, default=str
+        ),
     )
 
 
@@ -95,11 +101,11 @@ def _words(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _table(head: Iterable[str], rows: Iterable[tuple[Cell, ...]]) -> Table:
-    return Table(tuple(Cell(text) for text in head), tuple(rows))
+def _table(head: Iterable[str], rows: Iterable[tuple[TextCell, ...]]) -> Table:
+    return Table(tuple(TextCell(text) for text in head), tuple(rows))
 
 
-def _subject_row(subject: Mapping[str, Any]) -> tuple[Cell, ...]:
+def _subject_row(subject: Mapping[str, Any]) -> tuple[TextCell, ...]:
     parameters, accuracy = subject.get("parameters"), subject.get("accuracy")
     return (
         _plain(subject.get("model")),
@@ -107,30 +113,30 @@ def _subject_row(subject: Mapping[str, Any]) -> tuple[Cell, ...]:
         _hash(subject.get("weights_hash")),
         _plain(subject.get("data")),
         _plain(subject.get("seed")),
-        Cell("" if parameters is None else f"{int(parameters):,}"),
-        Cell("" if accuracy is None else f"{float(accuracy):.4f}"),
+        TextCell("" if parameters is None else f"{int(parameters):,}"),
+        TextCell("" if accuracy is None else f"{float(accuracy):.4f}"),
     )
 
 
-def _data_row(subject: Mapping[str, Any]) -> tuple[Cell, ...]:
+def _data_row(subject: Mapping[str, Any]) -> tuple[TextCell, ...]:
     samples = subject.get("samples")
     return (
         _plain(subject.get("data")),
         _plain(subject.get("split")),
-        Cell("" if samples is None else f"{int(samples):,}"),
+        TextCell("" if samples is None else f"{int(samples):,}"),
         _hash(subject.get("sample_hash")),
         _plain(subject.get("preprocessing")),
     )
 
 
-def _plain(value: Any) -> Cell:
-    return Cell("" if value is None else str(value))
+def _plain(value: Any) -> TextCell:
+    return TextCell("" if value is None else str(value))
 
 
-def _hash(value: Any) -> Cell:
+def _hash(value: Any) -> TextCell:
     text = "" if value is None else str(value)
     short = text[:_HASH_SHOWN] + ("…" if len(text) > _HASH_SHOWN else "")
-    return Cell(short, remark=text, status="hash")
+    return TextCell(short, remark=text, status="hash")
 
 
 def _settings(options: Mapping[str, Any] | None) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.style
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -18,79 +15,17 @@ from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
 
-from .layout import NamedRun
 from .panels import legend_label, short
-from .svg import STYLE, to_svg
-from .tables import labelled, subject_columns
-from .text import count, number, one_line
+from .svg import STYLE
+from .text import one_line
 
-__all__ = ["MOST_PICTURES", "Picture", "draw_path", "path_pictures"]
-
-MOST_PICTURES = 12  # of a page, each some 50 kB
+__all__ = ["draw_path"]
 
 _LINE, _CHORD, _ABOVE, _BELOW, _BARS = "#0072B2", "#444444", "#56B4E9", "#E69F00", "#444444"
 _WIDTH = 7.2  # inches
 _PANEL, _REST = 1.15, 0.95
 _ROW, _FLAT_ROW, _FEW = 0.26, 0.17, 10
 _LONGEST_NAME = 30
-
-
-@dataclass(frozen=True)
-class Picture:
-    """The drawn path of a subject.
-
-    Parameters
-    ----------
-    label : str
-        The subject.
-    svg, caption : str
-    """
-
-    label: str
-    svg: str
-    caption: str
-
-
-def path_pictures(runs: Sequence[NamedRun], scores: pd.DataFrame) -> list[Picture]:
-    """Draw the path that each subject's records hold, for the first `MOST_PICTURES` of them.
-
-    Parameters
-    ----------
-    runs : sequence of NamedRun
-    scores : DataFrame
-        Of all runs together, which names the subjects.
-    """
-    found: list[Picture] = []
-    for label, drawing in itertools.islice(_drawings(runs, scores), MOST_PICTURES):
-        title = f"{drawing['place']} of {label}"
-        svg = to_svg(draw_path(drawing), prefix=f"path-{len(found)}", title=title)
-        found.append(Picture(label, _with_short_paths(svg), _caption(drawing)))
-    return found
-
-
-def _drawings(
-    runs: Sequence[NamedRun], scores: pd.DataFrame
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Drawing of each subject under the subject's label, in the order of the runs."""
-    table = labelled(scores)
-    keys = subject_columns(table)
-    rows = table[[*keys, "subject"]].drop_duplicates().itertuples(index=False, name=None)
-    labels = {tuple(map(str, row[:-1])): str(row[-1]) for row in rows}
-    for run in runs:
-        for identity, drawing in run.drawings.items():
-            name = (run.name, *identity) if "run" in keys else identity
-            label = labels.get(tuple(map(str, name)))
-            if label is not None:
-                yield label, drawing
-
-
-def _caption(drawing: Mapping[str, Any]) -> str:
-    lengths = drawing["lengths"]
-    said = f"{drawing['place']}: {count(len(lengths), 'segment')}, {number(sum(lengths))} long"
-    if "breakpoints" in drawing:
-        how = "" if drawing["method"] == "exact" else f" ({drawing['method']})"
-        return f"{said}, {count(drawing['crossings'], 'breakpoint')}{how}."
-    return f"{said}; the network is not piecewise affine and has no breakpoints."
 
 
 def draw_path(drawing: Mapping[str, Any]) -> Figure:
@@ -231,36 +166,3 @@ def _outline(
     x = np.stack([edges[begins], edges[ends + 1]], 1).ravel()
     y = np.repeat(heights[ends], 2)
     return np.concatenate([[edges[0]], x, [edges[-1]]]), np.concatenate([[0.0], y, [0.0]])
-
-
-_PATH = re.compile(r' d="([MLz\d\s.e+-]*)"')
-
-
-def _with_short_paths(svg: str) -> str:
-    """Write polygons in steps of a tenth of a point: a quarter of the bytes, the same picture."""
-    return _PATH.sub(lambda match: f' d="{_in_steps(match[1])}"', svg)
-
-
-def _in_steps(path: str) -> str:
-    written, here = [], (0, 0)
-    for command, numbers in re.findall(r"([MLz])([^MLz]*)", path):
-        if command == "z":
-            written.append("z")
-            continue
-        x, y = (round(10 * float(value)) for value in numbers.split())
-        right, down = x - here[0], y - here[1]
-        if command == "M":
-            written.append(f"M{_tenths(x)} {_tenths(y)}")
-        elif down == 0:
-            written.append(f"h{_tenths(right)}")
-        elif right == 0:
-            written.append(f"v{_tenths(down)}")
-        else:
-            written.append(f"l{_tenths(right)}{'' if down < 0 else ' '}{_tenths(down)}")
-        here = (x, y)
-    return "".join(written)
-
-
-def _tenths(number: int) -> str:
-    text = f"{abs(number) / 10:g}".removeprefix("0") or "0"
-    return f"-{text}" if number < 0 else text

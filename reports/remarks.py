@@ -6,14 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
-from .board import missing_cells
 from .layout import NamedRun
-from .tables import Series, per_place
+from .leaderboard import Entry, Row, sort_measure
+from .tables import Scores, Series
 from .text import count, settings_text
 
-__all__ = ["Gap", "differences", "gaps", "summary_sentence", "unfinished"]
+__all__ = [
+    "Gap",
+    "differences",
+    "gaps",
+    "summary_sentence",
+    "unfinished",
+    "what_was_measured",
+]
 
 _SHOWN_PLACES = 6
 
@@ -29,19 +34,50 @@ class Gap:
     reason: str
 
 
-def summary_sentence(runs: Sequence[NamedRun], frame: pd.DataFrame, missing: Sequence[Gap]) -> str:
-    """Say in one sentence what was measured."""
-    names = list(frame.columns.unique("measure"))
+def what_was_measured(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]) -> str:
+    """Say in a few words what was measured, and on what."""
+    parts = [count(len(rows), "network"), count(len(scores.measures), "measure")]
+    if len(rows) < len(scores.subjects):
+        parts[0] += f" ({len(scores.subjects)} with their seeds)"
+    data = list(dict.fromkeys(subject.data for subject in scores.subjects))
+    if data:
+        parts.append(", ".join(data) if len(data) < 4 else count(len(data), "dataset"))
     samples = sorted(
         {int(s["samples"]) for run in runs for s in _subjects(run) if s.get("samples") is not None}
     )
-    sentence = f"{count(len(frame), 'subject')} and {count(len(names), 'measure')}"
     if samples:
         least = "" if len(samples) == 1 else f"{samples[0]:,} to "
-        sentence += f", on {least}{count(samples[-1], 'sample')} each"
-    ok = sum(int((frame[name, "status"] == "ok").sum()) for name in names)
-    cells = ok + sum(not gap.where for gap in missing)
-    return f"{sentence}: {ok} of {count(cells, 'cell')} {'has' if cells == 1 else 'have'} a value."
+        parts.append(f"{least}{count(samples[-1], 'sample')}")
+    return ", ".join(parts)
+
+
+def summary_sentence(
+    scores: Scores,
+    measures: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[Row],
+    missing: Sequence[Gap],
+) -> str:
+    """Say which network is the most nonlinear, how sure that is, and what is missing."""
+    said = []
+    first = sort_measure(measures, scores.measures)
+    ranked = [row for row in rows if first and row.entries[first].rank is not None]
+    if len(ranked) > 1 and first:
+        top, last = ranked[0], ranked[-1]
+        said.append(f"Most nonlinear by {first}: {top.label}{_sure(top.entries[first])}.")
+        said.append(f"Least: {last.label}{_sure(last.entries[first])}.")
+    cells = [scores[subject.label, name] for subject in scores.subjects for name in scores.measures]
+    ok = sum(cell.status == "ok" for cell in cells)
+    total = ok + sum(not gap.where for gap in missing)
+    verb = "has" if total == 1 else "have"
+    rest = "" if ok == total else f"; {total - ok} {'says' if total - ok == 1 else 'say'} why not"
+    said.append(f"{ok} of {count(total, 'cell')} {verb} a value{rest}.")
+    return " ".join(said)
+
+
+def _sure(entry: Entry) -> str:
+    if entry.best == entry.worst:
+        return f" (rank {entry.best})"
+    return f" (rank {entry.best} to {entry.worst})"
 
 
 def _subjects(run: NamedRun) -> list[Mapping[str, Any]]:
@@ -77,17 +113,22 @@ def differences(runs: Sequence[NamedRun]) -> list[str]:
     ]
 
 
-def gaps(runs: Sequence[NamedRun], scores: pd.DataFrame, frame: pd.DataFrame) -> list[Gap]:
+def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
     """List all that has no number: cells first, then places of cells that have one."""
     asked = {run.name: set(run.manifest.get("measures") or {}) for run in runs}
-    found = [
-        Gap(cell.subject, cell.measure, "", cell.status, cell.reason)
-        for cell in missing_cells(frame)
-        if cell.status != "absent" or not cell.run or cell.measure in asked.get(cell.run, ())
+    cells = [
+        (subject, name, scores[subject.label, name])
+        for subject in scores.subjects
+        for name in scores.measures
     ]
-    for name in frame.columns.unique("measure"):
-        for one in per_place(scores, name):
-            found += _place_gaps(one, name)
+    found = [
+        Gap(subject.label, name, "", cell.status, cell.reason)
+        for subject, name, cell in cells
+        if cell.status != "ok"
+        and (cell.status != "absent" or not subject.run or name in asked.get(subject.run, ()))
+    ]
+    for subject, name, cell in cells:
+        found += _place_gaps(Series(subject.label, cell.places), name)
     return found
 
 

@@ -1,22 +1,39 @@
-"""What a page shows of each measure: its meaning, its figures, its tables."""
+"""What a page shows: the leaderboard, agreement of measures, and what each measure means."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-import pandas as pd
+from markupsafe import Markup
 
-from .board import cell_texts, varying_columns
-from .figures import MOST_SERIES, figure_of
-from .layout import Cell, Table
-from .svg import to_svg
-from .tables import Series, labelled, per_place
-from .text import bounds_text, column_decimals, direction, number, settings_text
+from .agreement import Correlation
+from .fingerprint import Scale, strip
+from .leaderboard import Entry, Row, sort_measure
+from .tables import Scores
+from .text import bounds_text, direction, number, settings_text
 
-__all__ = ["Meaning", "Section", "board_remarks", "board_table", "meanings", "sections"]
+__all__ = ["Heatmap", "Meaning", "board_view", "heatmaps", "meanings"]
+
+_GROUPS = {
+    "sites": "Activations",
+    "lines": "Lines through input space",
+    "graph": "Channel graph",
+    "function": "Function as a whole",
+}
+_COEFFICIENTS = {
+    "spearman": "Spearman's ρ over networks",
+    "kendall": "Kendall's τ over networks",
+    "pearson": "Pearson's r over sites within networks",
+}
+
+_DENSE = 7  # with more measures a heatmap's cells leave the interval to the remark on hovering
+
+Measures = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,20 +52,7 @@ class Meaning:
     bibtex: str
 
 
-@dataclass(frozen=True)
-class Section:
-    """What is shown of one measure: figures, summary and a table of places a subject."""
-
-    name: str
-    probe: str
-    figures: tuple[str, ...]
-    caption: str
-    summary: Table
-    note: str
-    places: tuple[tuple[str, Table], ...]
-
-
-def meanings(measures: Mapping[str, Mapping[str, Any]]) -> list[Meaning]:
+def meanings(measures: Measures) -> list[Meaning]:
     """Say what each measure is."""
     found = []
     for name, about in measures.items():
@@ -70,199 +74,255 @@ def meanings(measures: Mapping[str, Mapping[str, Any]]) -> list[Meaning]:
     return found
 
 
-def board_table(frame: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Lay out a board: subjects, named by what differs, by measures."""
-    keys = list(varying_columns(frame)[0])
-    names = list(frame.columns.unique("measure"))
-    head = [Cell(key) for key in keys]
-    head += [Cell(n, remark=direction(measures.get(n, {}).get("more_means", ""))) for n in names]
-    columns = [[Cell(str(v), str(v)) for v in frame.index.get_level_values(key)] for key in keys]
-    for name in names:
-        cells = zip(
-            cell_texts(frame, name),
-            frame[name, "value"],
-            frame[name, "status"],
-            frame[name, "reason"],
-            strict=True,
-        )
-        columns.append([_board_cell(*cell) for cell in cells])
-    return Table(tuple(head), tuple(zip(*columns, strict=True)), len(keys))
+@dataclass(frozen=True)
+class BoardCell:
+    """One place of the leaderboard, as the page first shows it.
+
+    Parameters
+    ----------
+    status : str
+    text : str
+        The number, with as many digits as its interval allows.
+    exact : str
+        The number as Python writes it.
+    ranks : str
+        Between which ranks it moves.
+    place : str
+        Style that places the mark and its interval.
+    remark : str
+    """
+
+    status: str
+    text: str = ""
+    exact: str = ""
+    ranks: str = ""
+    place: str = ""
+    remark: str = ""
 
 
-def _board_cell(text: str, value: float, status: str, reason: str) -> Cell:
-    """One number of a board; a dagger says that there is a remark on it."""
-    marked = f"{text} †" if status == "ok" and reason else text
-    return Cell(marked, _sort(value), status, reason)
-
-
-def board_remarks(table: Table) -> list[str]:
-    """Say what the daggers of a board stand for."""
-    heads = [head.text for head in table.head]
-    return list(
-        dict.fromkeys(
-            f"{heads[column]} {cell.remark}"
-            for row in table.rows
-            for column, cell in enumerate(row)
-            if column >= table.names and cell.status == "ok" and cell.remark
-        )
+def board_view(
+    scores: Scores, measures: Measures, rows: Sequence[Row], content: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Lay out the leaderboard; `content` is what `nlbench.reports.embedded.pack` packed."""
+    names = list(scores.measures)
+    about = content["measures"]
+    first = sort_measure(measures, names)
+    strips = next(
+        (i for i, m in enumerate(about) if m["probe"] == "sites" and m["sense"] and m["strip"]),
+        next((i for i, m in enumerate(about) if m["probe"] == "sites" and m["strip"]), None),
     )
-
-
-def _sort(value: float) -> str:
-    return "" if math.isnan(value) else repr(float(value))
-
-
-def sections(
-    scores: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]], names: Iterable[str]
-) -> list[Section]:
-    """Work out figures and tables of each measure that says something."""
-    table = labelled(scores)
-    return [_section(table, measures, name, index) for index, name in enumerate(names)]
-
-
-def _section(
-    table: pd.DataFrame, measures: Mapping[str, Mapping[str, Any]], name: str, index: int
-) -> Section:
-    series = per_place(table, name)
-    probe = str(measures.get(name, {}).get("probe", ""))
-    drawn = [one for one in series if one.has_value]
-    if probe not in ("sites", "lines") and all(len(one.places) == 1 for one in drawn):
-        drawn = []  # one bar a subject would repeat the board
-    places = [(one.label, _places_table(one, probe)) for one in series]
-    places += _parts_tables(table, name)
-    return Section(
-        name=name,
-        probe=probe,
-        figures=tuple(_figures(table, measures, name, drawn, f"figure-{index}")),
-        caption=_caption(drawn, probe),
-        summary=_summary(table, name),
-        note=_note(table, name),
-        places=tuple(places),
-    )
-
-
-def _figures(
-    table: pd.DataFrame,
-    measures: Mapping[str, Mapping[str, Any]],
-    name: str,
-    drawn: Sequence[Series],
-    prefix: str,
-) -> Iterator[str]:
-    """As many figures as subjects need; each subject has the same colour all over the page."""
-    subjects = list(dict.fromkeys(table["subject"]))
-    for start in range(0, len(subjects), MOST_SERIES):
-        group = subjects[start : start + MOST_SERIES]
-        labels = [one.label for one in drawn if one.label in group]
-        if labels:
-            figure = figure_of(table[table["subject"].isin(group)], measures, name)
-            title = f"{name} of {', '.join(labels)}"
-            yield to_svg(figure, prefix=f"{prefix}-{start}", title=title)
-
-
-def _caption(series: Sequence[Series], probe: str) -> str:
-    places = [place for one in series for place in one.places]
-    if probe == "lines":
-        return "Share of paths whose value is at most x, one step function a subject."
-    if probe != "sites":
-        return "One bar a place."
-    said = "The score of every site, in order of call."
-    if any(place.statistics.get("std", 0) > 0 for place in places):
-        said += " Bars: one standard deviation over batches."
-    if any(math.isnan(place.value) for place in places):
-        said += " Hollow marks at the bottom edge: no value; the reason is in the table."
-    return said
-
-
-def _note(table: pd.DataFrame, name: str) -> str:
-    numbered = _numbered(set(table.loc[table["measure"] == name, "statistic"]))
-    if not numbered:
-        return ""
-    stems = ", ".join(sorted({one.rstrip("0123456789") for one in numbered}))
-    return f"Numbered values ({stems}) are in the run's table of scores."
-
-
-def _summary(table: pd.DataFrame, name: str) -> Table:
-    rows = table[(table["measure"] == name) & (table["place"] == "") & (table["status"] == "ok")]
-    found: dict[str, dict[str, float]] = {}
-    for label, statistic, value in rows[["subject", "statistic", "value"]].itertuples(index=False):
-        found.setdefault(label, {})[statistic] = float(value)
-    return _statistics_table("subject", list(found.items()), [])
-
-
-def _parts_tables(table: pd.DataFrame, name: str) -> list[tuple[str, Table]]:
-    """What a summary splits into: statistics called ``KIND:NAME``, a table a subject and kind."""
-    rows = table[(table["measure"] == name) & (table["place"] == "") & (table["status"] == "ok")]
-    found: dict[tuple[str, str], list[tuple[str, float]]] = {}
-    for label, statistic, value in rows[["subject", "statistic", "value"]].itertuples(index=False):
-        kind, colon, part = statistic.partition(":")
-        if colon:
-            found.setdefault((label, kind), []).append((part, float(value)))
-    return [(label, _parts_table(kind, parts)) for (label, kind), parts in found.items()]
-
-
-def _parts_table(kind: str, parts: Sequence[tuple[str, float]]) -> Table:
-    total = math.fsum(value for _, value in parts)
-    decimals = column_decimals([value for _, value in parts])
-    return Table(
-        (Cell(kind), Cell("value"), Cell("share")),
-        tuple(
-            (
-                Cell(part),
-                Cell(number(value, decimals), _sort(value)),
-                Cell(f"{100 * value / total:.1f} %" if total else "", _sort(value)),
-            )
-            for part, value in parts
-        ),
-    )
-
-
-def _places_table(one: Series, probe: str) -> Table:
-    kind = {"sites": "site", "lines": "path"}.get(probe, "place")
-    values = [(place.name, place.statistics) for place in one.places]
-    extra = [
-        (Cell(f"{place.n:,}", str(place.n)), _remark(place.status, place.reason))
-        for place in one.places
+    order = _grouped(about)
+    starts = {group[0] for group in order}
+    columns = [
+        {
+            "name": name,
+            "direction": _direction(about[i]["sense"]),
+            "first": i in starts,
+            "sorted": _sorted(about[i]["sense"]) if name == first else "",
+        }
+        for i, name in enumerate(names)
     ]
-    return _statistics_table(kind, values, extra)
-
-
-def _remark(status: str, reason: str) -> Cell:
-    text = reason if status == "ok" else f"{status}: {reason}"
-    return Cell(text, text, status)
-
-
-def _numbered(names: Collection[str]) -> set[str]:
-    """Find the statistics that are one number a logit: ``logit0``, ``logit1``, and so on."""
-    stems = {name[:-1] for name in names if name.endswith("0") and not name[-2:-1].isdigit()}
-    return {name for name in names if name[-1:].isdigit() and name.rstrip("0123456789") in stems}
-
-
-def _statistics_table(
-    kind: str,
-    rows: Sequence[tuple[str, Mapping[str, float]]],
-    extra: Sequence[tuple[Cell, Cell]],
-) -> Table:
-    """One row a name, one column a statistic; ``logit0`` and ``site:relu`` are left out."""
-    numbered = _numbered({name for _, found in rows for name in found})
-    names = dict.fromkeys(
-        n for _, found in rows for n in found if n not in numbered and ":" not in n
+    marks = [Scale(**m["mark"]) if m["mark"] else None for m in about]
+    shown = [
+        {
+            "index": index,
+            "slug": quote(row.label.encode("utf-8", "replace"), safe=""),
+            "name": row.subjects[0].model.rpartition("/")[2] or row.subjects[0].model,
+            "about": _about(row, scores),
+            "strip": ""
+            if strips is None
+            else _strip(row, scores, strips, content, content["rows"][index]["subjects"][0]),
+            "cells": [
+                _board_cell(row.entries[name], about[i], marks[i]) for i, name in enumerate(names)
+            ],
+        }
+        for index, row in enumerate(rows)
+    ]
+    over = {entry.over for row in rows for entry in row.entries.values() if entry.over}
+    remarks = dict.fromkeys(
+        f"{name} {row.entries[name].reason}"
+        for row in rows
+        for name in names
+        if row.entries[name].status == "ok" and row.entries[name].reason
     )
-    names = {n: None for n in ("value", "std") if n in names} | names
-    columns = [[Cell(name) for name, _ in rows]]
-    most = column_decimals([found.get("value", math.nan) for _, found in rows])
-    for statistic in names:
-        values = [found.get(statistic, math.nan) for _, found in rows]
-        decimals = column_decimals(values)
-        if statistic == "std" and decimals is not None and most is not None:
-            decimals = min(decimals, most)  # a spread is not known more finely than its value
-        texts = ["" if math.isnan(v) else number(v, decimals) for v in values]
-        columns.append([Cell(text, _sort(v)) for text, v in zip(texts, values, strict=True)])
-    head = [kind, *names]
-    with_reasons = any(reason.text for _, reason in extra)
-    if extra:
-        head.append("n")
-        columns.append([n for n, _ in extra])
-    if with_reasons:
-        head.append("reason")
-        columns.append([reason for _, reason in extra])
-    return Table(tuple(Cell(text) for text in head), tuple(zip(*columns, strict=True)))
+    return {
+        "columns": columns,
+        "groups": [
+            {"title": _GROUPS.get(about[group[0]]["probe"], "Other"), "columns": len(group)}
+            for group in order
+        ],
+        "rows": shown,
+        "strips": strips is not None,
+        "strip_name": "" if strips is None else names[strips],
+        "ramp": _ramp(about[strips]) if strips is not None else {},
+        "kinds": _kinds(content["kindOrder"]),
+        "drawn": " or ".join(o for o in ("seeds", "sites", "paths", "places") if o in over)
+        or "places",
+        "remarks": list(remarks)[:6],
+    }
+
+
+def _grouped(about: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Neighbouring measures of one probe."""
+    return [
+        [index for index, _ in group]
+        for _, group in itertools.groupby(enumerate(about), key=lambda pair: pair[1]["probe"])
+    ]
+
+
+def _direction(sense: int) -> str:
+    return {1: "↑ nonlinear", -1: "↓ nonlinear"}.get(sense, "no direction")
+
+
+def _sorted(sense: int) -> str:
+    return "descending" if sense > 0 else "ascending"
+
+
+def _about(row: Row, scores: Scores) -> str:
+    """What tells the row's network apart, beside its name."""
+    subject = row.subjects[0]
+    provider = subject.model.rpartition("/")[0]
+    varies = {
+        key: len({getattr(other, key) for other in scores.subjects}) > 1 for key in ("data", "seed")
+    }
+    weights = subject.group[2] if len(row.subjects) > 1 else subject.weights
+    parts = [subject.run, provider, weights, subject.data if varies["data"] else ""]
+    if len(row.subjects) > 1:
+        parts.append(f"{len(row.subjects)} seeds")
+    elif varies["seed"]:
+        parts.append(f"seed {subject.seed}")
+    return " · ".join(part for part in parts if part)
+
+
+def _strip(
+    row: Row, scores: Scores, measure: int, content: Mapping[str, Any], subject: int
+) -> Markup:
+    about = content["measures"][measure]
+    places = scores[row.subjects[0].label, about["name"]].places
+    if not places:
+        return Markup("")
+    cell = content["cells"][subject][measure]
+    order = {kind: index for index, kind in enumerate(content["kindOrder"])}
+    kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
+    values = [place.value for place in places]
+    finite = [value for value in values if math.isfinite(value)]
+    title = f"{row.label}: {about['name']} of {len(values)} sites in order of call"
+    if finite:
+        title += f", from {number(min(finite))} to {number(max(finite))}"
+    return strip(values, Scale(**about["strip"]), kinds, title=title)
+
+
+def _ramp(about: Mapping[str, Any]) -> dict[str, str]:
+    scale = about["strip"]
+    ends = [scale["low"], scale["high"]]
+    least, most = ends if scale["sense"] > 0 else ends[::-1]
+    word = "more nonlinear" if about["sense"] else "more"
+    return {"least": f"{about['name']} {number(least)}", "most": f"{number(most)}, {word}"}
+
+
+def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
+    """Legend of the marks below a strip; only where there are several kinds."""
+    if len(kinds) < 2:
+        return []
+    marks = ("", "M0 3h20v5h-20z", "M0 3h9v5h-9z", "M11 3h9v5h-9z", "M6 3h8v5h-8z")
+    shown = [{"name": kind, "mark": marks[i]} for i, kind in enumerate(kinds[:4])]
+    if len(kinds) > 4:
+        shown.append({"name": ", ".join(kinds[4:]), "mark": marks[4]})
+    return shown
+
+
+def _board_cell(entry: Entry, about: Mapping[str, Any], mark: Scale | None) -> BoardCell:
+    if entry.status != "ok" or not math.isfinite(entry.value):
+        status = entry.status if entry.status != "ok" else "undefined"
+        return BoardCell(status, remark=entry.reason or "no finite number")
+    place = ""
+    if entry.rank is not None and mark is not None:
+        ends = [mark.position(entry.low), mark.position(entry.high)]
+        ends = sorted(end for end in ends if math.isfinite(end)) or [mark.position(entry.value)] * 2
+        place = f"--p:{mark.position(entry.value):.3f};--a:{ends[0]:.3f};--z:{ends[-1]:.3f}"
+    return BoardCell(
+        "ok",
+        number(entry.value, about["decimals"]),
+        repr(entry.value),
+        ranks_text(entry.best, entry.worst),
+        place,
+        entry.reason,
+    )
+
+
+def ranks_text(best: int | None, worst: int | None) -> str:
+    """Write between which ranks a subject moves.
+
+    Examples
+    --------
+    >>> ranks_text(1, 3), ranks_text(2, 2), ranks_text(None, None)
+    ('1–3', '2', '')
+    """
+    if best is None or worst is None:
+        return ""
+    return str(best) if best == worst else f"{best}–{worst}"
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """Agreement by one coefficient, as a table: a line a measure, None on the diagonal."""
+
+    kind: str
+    caption: str
+    names: tuple[str, ...]
+    rows: tuple[tuple[HeatCell | None, ...], ...]
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """One pair of measures."""
+
+    pair: str
+    text: str
+    small: tuple[str, ...]
+    level: str
+    title: str
+
+
+def heatmaps(
+    found: Mapping[str, Mapping[tuple[str, str], Correlation]], names: Sequence[str], networks: int
+) -> list[Heatmap]:
+    """Lay out agreement, a heatmap a coefficient; none of coefficients that no pair has."""
+    maps = []
+    for kind, pairs in found.items():
+        if not any(math.isfinite(c.value) for c in pairs.values()):
+            continue
+        mine = [name for name in names if any(name in pair for pair in pairs)]
+        maps.append(
+            Heatmap(
+                kind,
+                _COEFFICIENTS[kind],
+                tuple(mine),
+                tuple(
+                    tuple(_heat_cell(pairs, names, a, b, kind) if a != b else None for b in mine)
+                    for a in mine
+                ),
+            )
+        )
+    return maps
+
+
+def _heat_cell(
+    pairs: Mapping[tuple[str, str], Correlation], names: Sequence[str], a: str, b: str, kind: str
+) -> HeatCell:
+    c = pairs.get((a, b)) or pairs[b, a]
+    pair = f"{names.index(a)},{names.index(b)}"
+    said = f"{_COEFFICIENTS[kind]} of {a} and {b}"
+    of = f"n {c.n}" if not c.groups else f"n {c.n} in {c.groups}"
+    if not math.isfinite(c.value):
+        why = "too few" if c.n < 3 else "no spread"
+        return HeatCell(pair, "–", (of, why), "empty", f"{said}: {of}, {why}")
+    level = min(5, math.ceil(abs(c.value) * 5 - 1e-9))
+    title = f"{said}: {c.value:+.3f}, {of}"
+    small = [of]
+    if math.isfinite(c.low):
+        if len(names) <= _DENSE:
+            small.insert(0, f"{c.low:+.2f} to {c.high:+.2f}")
+        title += f", interval {c.low:+.3f} to {c.high:+.3f}"
+    colour = "" if level == 0 else f"{'p' if c.value > 0 else 'n'}{level}"
+    return HeatCell(pair, f"{c.value:+.2f}", tuple(small), colour, title)

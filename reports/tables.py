@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
 
-__all__ = ["Place", "Series", "labelled", "per_place", "subject_columns"]
+__all__ = [
+    "Cell",
+    "Place",
+    "Scores",
+    "Series",
+    "Subject",
+    "labelled",
+    "per_place",
+    "subject_columns",
+]
 
 _SUBJECT = ("run", "model", "weights", "data", "seed")
 _REQUIRED = (*_SUBJECT[1:], "measure", "place", "statistic", "value", "n", "status", "reason")
@@ -63,6 +75,158 @@ class Series:
         return any(math.isfinite(place.value) for place in self.places)
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What names a subject of the table.
+
+    Parameters
+    ----------
+    label : str
+        Its model and whatever else tells it from the others.
+    run : str
+        Empty where the table is of one run.
+    model, weights, data : str
+    seed : int
+    """
+
+    label: str
+    run: str
+    model: str
+    weights: str
+    data: str
+    seed: int
+
+    @property
+    def group(self) -> tuple[str, str, str, str]:
+        """What it shares with the same network of other seeds: run, model, weights, data.
+
+        Weights that were made under a seed are named after it: ``random-0.5-seed0``.
+        """
+        weights = self.weights.removesuffix(f"-seed{self.seed}")
+        return (self.run, self.model, weights, self.data)
+
+    @property
+    def identity(self) -> tuple[str, str, str, int]:
+        """What names it in its run."""
+        return (self.model, self.weights, self.data, self.seed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One subject by one measure: what the table says of it.
+
+    Parameters
+    ----------
+    statistics : mapping of str to float
+        Of the subject as a whole; ``value`` is the measure's number.
+    n : int
+    status, reason : str
+        ``absent`` where nothing is recorded.
+    places : tuple of Place
+    """
+
+    statistics: Mapping[str, float]
+    n: int
+    status: str
+    reason: str
+    places: tuple[Place, ...] = ()
+
+    @property
+    def value(self) -> float:
+        """The number; NaN where there is none."""
+        found = self.statistics.get("value", math.nan) if self.status == "ok" else math.nan
+        return found if math.isfinite(found) else math.nan
+
+    @property
+    def place_values(self) -> NDArray[np.float64]:
+        """Numbers of the places that have one, in order."""
+        values = np.array([place.value for place in self.places], dtype=np.float64)
+        return values[np.isfinite(values)]
+
+
+_ABSENT = Cell({}, 0, "absent", "nothing is recorded")
+
+
+class Scores:
+    """A tidy table, read once: subjects, measures and what each says of each.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `labelled` takes it.
+    measures : iterable of str
+        Names in the order wanted; those of the table that it lacks follow.
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"model": "a", "weights": "init", "data": "digits", "seed": 0,
+    ...     "measure": "affinity", "place": ["", "relu"], "statistic": "value",
+    ...     "value": [0.9, 0.9], "n": 64, "status": "ok", "reason": ""})
+    >>> scores = Scores(table)
+    >>> scores["a", "affinity"].value, len(scores["a", "affinity"].places)
+    (0.9, 1)
+    """
+
+    def __init__(self, table: pd.DataFrame, measures: Iterable[str] = ()) -> None:
+        table = labelled(table)
+        runs = table["run"] if "run" in table.columns else [""] * len(table)
+        self._cells: dict[tuple[str, str], _Growing] = {}
+        subjects: dict[str, Subject] = {}
+        names = dict.fromkeys(measures)
+        columns = ["subject", "measure", "place", "statistic", "value", "n", "status", "reason"]
+        identities = ["model", "weights", "data", "seed"]
+        rows = zip(
+            *(table[name] for name in columns), runs, *(table[i] for i in identities), strict=True
+        )
+        for label, measure, place, statistic, value, n, status, reason, run, *identity in rows:
+            if label not in subjects:
+                model, weights, data, seed = identity
+                subjects[label] = Subject(
+                    label, str(run), str(model), str(weights), str(data), int(seed or 0)
+                )
+            names.setdefault(measure)
+            cell = self._cells.get((label, measure))
+            if cell is None:
+                cell = self._cells[label, measure] = _Growing()
+            cell.add(place, statistic, value, n, status, reason)
+        self.subjects = tuple(subjects.values())
+        self.measures = tuple(names)
+        self._done: dict[tuple[str, str], Cell] = {}
+
+    def __getitem__(self, key: tuple[str, str]) -> Cell:
+        """Cell of a subject's label and a measure; its status is ``absent`` without a record."""
+        if key not in self._done:
+            self._done[key] = self._cells[key].done() if key in self._cells else _ABSENT
+        return self._done[key]
+
+
+class _Growing:
+    """A cell while its rows come in."""
+
+    def __init__(self) -> None:
+        self.statistics: dict[str, dict[str, float]] = {}
+        self.about: dict[str, tuple[int, str, str]] = {}
+
+    def add(
+        self, place: str, statistic: str, value: float, n: float, status: str, reason: str
+    ) -> None:
+        found = self.statistics.setdefault(place, {})
+        if status == "ok":
+            found[statistic] = float(value)
+        if place not in self.about or statistic == "value":
+            self.about[place] = (0 if n is None or n != n else int(n), status, reason)
+
+    def done(self) -> Cell:
+        places = tuple(
+            Place(name, found, *self.about[name])
+            for name, found in self.statistics.items()
+            if name != ""
+        )
+        if "" not in self.statistics:
+            return replace(_ABSENT, places=places)
+        return Cell(self.statistics[""], *self.about[""], places)
+
+
 def subject_columns(scores: pd.DataFrame) -> list[str]:
     """Name the columns that tell subjects apart: ``run`` only where there is one."""
     return [name for name in _SUBJECT if name in scores.columns]
@@ -101,16 +265,30 @@ def labelled(scores: pd.DataFrame) -> pd.DataFrame:
     table = scores.reindex(columns=[*scores.columns, *absent]).reset_index(drop=True)
     keys = subject_columns(table)
     for name in (*keys, "measure", "place", "statistic", "status", "reason"):
-        table[name] = pd.Series([_plain(v) for v in table[name]], index=table.index, dtype=object)
+        table[name] = _plain_column(table[name])
     _check_unique(table, keys)
     varying = [name for name in keys if name == "model" or len(set(table[name])) > 1]
-    labels = _labels(list(_rows(table, keys)), [keys.index(name) for name in varying])
-    table["subject"] = pd.Series(labels, index=table.index, dtype=object)
+    subjects = list(_rows(table, keys))
+    distinct = list(dict.fromkeys(subjects))
+    labels = dict(zip(distinct, _labels(distinct, [keys.index(n) for n in varying]), strict=True))
+    table["subject"] = pd.Series([labels[s] for s in subjects], index=table.index, dtype=object)
     return table
 
 
 def _rows(table: pd.DataFrame, columns: list[str]) -> zip[tuple[object, ...]]:
     return zip(*(table[name] for name in columns), strict=True)
+
+
+def _plain_column(column: pd.Series) -> pd.Series:
+    """Bring a column to plain values; each that differs is looked at once."""
+    known: dict[tuple[type, object], str | int] = {}
+    plain = []
+    for value in column.tolist():
+        key = (value.__class__, value)
+        if key not in known:
+            known[key] = _plain(value)
+        plain.append(known[key])
+    return pd.Series(plain, index=column.index, dtype=object)
 
 
 def _plain(value: object) -> str | int:
@@ -123,15 +301,16 @@ def _plain(value: object) -> str | int:
 
 
 def _labels(subjects: Sequence[tuple[object, ...]], varying: Sequence[int]) -> list[str]:
-    """One label a row; subjects whose names run together are numbered."""
-    labels: dict[tuple[object, ...], str] = {}
-    for subject in dict.fromkeys(subjects):
+    """One label a subject; those whose names run together are numbered."""
+    labels: list[str] = []
+    taken: Counter[str] = Counter()
+    for subject in subjects:
         seed = len(subject) - 1
         parts = (f"seed {subject[i]}" if i == seed else str(subject[i]) for i in varying)
         label = " · ".join(part for part in parts if part)
-        taken = sum(other == label for other in labels.values())
-        labels[subject] = f"{label} ({taken + 1})" if taken else label
-    return [labels[subject] for subject in subjects]
+        taken[label] += 1
+        labels.append(f"{label} ({taken[label]})" if taken[label] > 1 else label)
+    return labels
 
 
 def _check_unique(table: pd.DataFrame, keys: list[str]) -> None:
@@ -157,21 +336,8 @@ def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
         Subjects and places in the order of the table. Subjects without places are
         left out.
     """
-    table = labelled(scores)
-    rows = table[(table["measure"] == measure) & (table["place"] != "")]
-    return [
-        Series(str(label), _places(group)) for label, group in rows.groupby("subject", sort=False)
+    read = Scores(scores)
+    series = [
+        Series(subject.label, read[subject.label, measure].places) for subject in read.subjects
     ]
-
-
-def _places(rows: pd.DataFrame) -> tuple[Place, ...]:
-    columns = ["place", "statistic", "value", "n", "status", "reason"]
-    statistics: dict[str, dict[str, float]] = {}
-    about: dict[str, tuple[int, str, str]] = {}
-    for place, statistic, value, n, status, reason in rows[columns].itertuples(index=False):
-        found = statistics.setdefault(place, {})
-        if status == "ok":
-            found[statistic] = float(value)
-        if place not in about or statistic == "value":
-            about[place] = (0 if pd.isna(n) else int(n), status, reason)
-    return tuple(Place(name, found, *about[name]) for name, found in statistics.items())
+    return [one for one in series if one.places]

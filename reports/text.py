@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "column_decimals",
     "count",
     "direction",
+    "interval_decimals",
     "number",
     "one_line",
     "settings_text",
@@ -53,6 +55,33 @@ def column_decimals(values: Iterable[float]) -> int | None:
         return 0
     # A hair less: a column of shares reads alike whether or not one of them is 1.
     return _decimals(0.999 * largest)
+
+
+def interval_decimals(values: Iterable[float], halves: Iterable[float]) -> int | None:
+    """Decimals of a column, as many as its intervals allow.
+
+    Parameters
+    ----------
+    values : iterable of float
+        The numbers of one column.
+    halves : iterable of float
+        Half the width of each interval; NaN where there is none.
+
+    Returns
+    -------
+    int or None
+        Those of `column_decimals`, or fewer: the interval of middling width then has two digits.
+
+    Examples
+    --------
+    >>> interval_decimals([0.8012, 0.8553], [0.09, 0.03]), interval_decimals([7.0, 13.0], [])
+    (3, 0)
+    """
+    most = column_decimals(values)
+    widths = [half for half in halves if math.isfinite(half) and half > 0]
+    if most is None or not widths:
+        return most
+    return min(most, max(0, 1 - math.floor(math.log10(median(widths)))))
 
 
 def _decimals(size: float) -> int:

@@ -23,7 +23,9 @@ from nlbench.errors import NlbenchError, RequestError, shown
 from nlbench.registry import entry_points
 
 from .check_measure import check_measure
+from .cite import cite
 from .common import Interrupted, note
+from .compare import compare
 from .doctor import doctor
 from .listing import list_
 from .merge import merge
@@ -69,6 +71,8 @@ app.command()(run)
 app.command("list")(list_)
 app.command()(show)
 app.command()(report)
+app.command()(compare)
+app.command()(cite)
 app.command()(merge)
 app.command()(plane)
 app.command()(doctor)

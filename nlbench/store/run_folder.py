@@ -9,7 +9,6 @@ anybody: what is in it is read as data, checked, and never taken for the name of
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import math
 import os
@@ -40,7 +39,6 @@ from .record import FORMAT, Record, is_plain_name, parse_content, plain
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nlbench.signature import Signature
 
 __all__ = ["COLUMNS", "Run", "RunFolder", "decided_by", "load_run", "merge_runs"]
 
@@ -119,30 +117,6 @@ class Run:
             raise KeyError(f"{len(found)} results of '{measure}' here; measures: {have}")
         return found[0]
 
-    def signature(self, measure: str) -> Signature:
-        """Give a site measure's values at all sites, where the run has one subject.
-
-        Raises
-        ------
-        KeyError
-            If the run has none, or several, of that measure.
-        nlbench.Undefined
-            If it lists no sites.
-
-        Examples
-        --------
-        >>> import torch, nlbench
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-        >>> nlbench.evaluate(model, torch.randn(64, 4), "r2").signature("r2").kinds
-        ('relu',)
-        """
-        from nlbench.signature import Signature
-
-        result = self[measure]
-        (record,) = (one for one in self.records if one.result is result)
-        kinds = record.probe.get("kinds", {})
-        return Signature.of(result, kinds=kinds, name=str(record.subject["model"]))
-
     def __repr__(self) -> str:
         """Say what the run has in one line."""
         models = list(dict.fromkeys(str(r.subject["model"]) for r in self.records))
@@ -152,23 +126,6 @@ class Run:
         where = f" in {self.path}" if self.path else ""
         what = f"{_few(models)} by {_few(measures)}" if self.records else "no cells"
         return f"<Run{where}: {what}{f': {counts}' if counts else ''}>"
-
-    def _repr_html_(self) -> str:
-        """Show the summaries as a table, as a notebook does: a row a subject."""
-        title = f"<p>{html.escape(repr(self))}</p>"
-        if not self.records:
-            return title
-        scores = self.scores
-        kept = scores[(scores["place"] == "") & scores["statistic"].isin(["value"])]
-        columns = ["model", "weights", "data", "seed"]
-        table = kept.assign(
-            shown=[
-                f"{row.value:.4g}" if row.status == "ok" else str(row.status)
-                for row in kept.itertuples()
-            ]
-        ).pivot_table(index=columns, columns="measure", values="shown", aggfunc="first", sort=False)
-        body = table.reset_index().to_html(index=False, na_rep="", escape=True, border=0)
-        return f"{title}{body}"
 
     @property
     def failed(self) -> list[Record]:
@@ -209,6 +166,64 @@ class Run:
         """Write the page that the command line writes as ``report.html``; give its path."""
         page: Path = registry.load("reports", "html")([self], Path(output))
         return page
+
+    def leaderboard(
+        self, measures: Sequence[str] | None = None, *, seeds: str = "together"
+    ) -> pd.DataFrame:
+        """Set the subjects side by side, with ranks and how sure they are.
+
+        Parameters
+        ----------
+        measures : sequence of str, optional
+            Which; by default all. The first that has a direction orders the rows.
+        seeds : {"together", "apart"}
+            Whether the seeds of a network make one row.
+
+        Returns
+        -------
+        DataFrame
+            One row a subject; columns ``(measure, field)`` with the fields ``value, std, low,
+            high, rank, tied, best, worst, quantile, n, over, status, reason``.
+        """
+        frame: pd.DataFrame = _report("leaderboard", self, measures, seeds=seeds)
+        return frame
+
+    def agreement(self) -> pd.DataFrame:
+        """Correlate the measures, pair by pair: over networks, and over sites within them."""
+        frame: pd.DataFrame = _report("agreement", self)
+        return frame
+
+    def signature(self, subject: str | None = None, measure: str | None = None) -> Any:
+        """Give the `nlbench.Signature` of a subject, named by its label, by a measure."""
+        return _report("signature", self, subject, measure)
+
+    def fingerprint(self, measure: str | None = None) -> Any:
+        """Draw each network as a strip over its depth, coloured by score: a matplotlib figure."""
+        return _report("fingerprint", self, measure)
+
+    def plot(self, measure: str) -> Any:
+        """Draw what a measure says of each place, a series a subject: a matplotlib figure."""
+        return _report("plot", self, measure)
+
+    def to_latex(self, *, ranks: bool = True) -> str:
+        """Write the leaderboard as a LaTeX table with booktabs' rules."""
+        return str(_report("latex", self, ranks=ranks))
+
+    def to_markdown(self, *, ranks: bool = True) -> str:
+        """Write the leaderboard as a Markdown table."""
+        return str(_report("markdown", self, ranks=ranks))
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write the tidy table as Parquet, which needs the package pyarrow; give its path."""
+        return Path(_report("parquet", self, path))
+
+    def _repr_html_(self) -> str:
+        return str(_report("notebook", self))
+
+
+def _report(name: str, *given: Any, **options: Any) -> Any:
+    """Call a report by its registered name: this module knows none."""
+    return registry.load("reports", name)(*given, **options)
 
 
 def _few(names: list[str]) -> str:

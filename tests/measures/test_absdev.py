@@ -123,8 +123,7 @@ def test_a_reading_sums_segments_per_logit_and_takes_the_norm():
     for path, value in zip(paths, result.values, strict=True):
         pairs = itertools.pairwise(path)
         sums = sum(absolute_deviation(trace_segment(net, a, b)) for a, b in pairs)
-        assert value.statistics["logit0"] == pytest.approx(float(sums[0]))
-        assert value.statistics["logit1"] == pytest.approx(float(sums[1]))
+        assert value.parts["logit"] == pytest.approx(sums.tolist())
         assert value.statistics["value"] == pytest.approx(math.hypot(*sums.tolist()))
         length = float(path.diff(dim=0).norm(dim=1).sum())
         assert value.statistics["length"] == pytest.approx(length)
@@ -149,15 +148,13 @@ def test_a_reading_parts_the_deviation_by_sign_and_by_segment():
         TracedSegment(0, 0, trace_of([0, 0.5, 1], [[0, 0], [3, -1], [0, 0]], 2.0)),
         TracedSegment(0, 1, trace_of([0, 0.5, 1], [[0, 0], [-4, 0], [0, 0]], 1.0)),
     ]
-    found = reading_of(observations).values[0].statistics
-    assert found["logit0"] == 5
-    assert found["logit1"] == 1
-    assert found["above0"] == 3
-    assert found["above1"] == 0
+    (value,) = reading_of(observations).values
+    found, parts = value.statistics, value.parts
+    assert parts["logit"] == (5, 1)
+    assert parts["above"] == (3, 0)
     assert found["above"] == 3
     assert found["below"] == pytest.approx(math.hypot(2, 1))
-    assert found["segment0"] == pytest.approx(math.hypot(3, 1))
-    assert found["segment1"] == 2
+    assert parts["segment"] == pytest.approx((math.hypot(3, 1), 2))
     assert found["variation"] == pytest.approx(math.hypot(6 + 8, 2))
     assert "error" not in found
 

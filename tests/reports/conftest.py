@@ -106,7 +106,10 @@ def missing_row(
 
 def frame(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     """Rows as a tidy table."""
-    return pd.DataFrame(list(rows), columns=list(COLUMNS))
+    # As objects: with pyarrow installed pandas makes its own strings of names, and those can't
+    # hold what UTF-8 can't.
+    table = pd.DataFrame(list(rows), columns=list(COLUMNS), dtype=object)
+    return table.astype({"value": float, "n": int, "seed": int}) if len(table) else table
 
 
 def manifest_of(scores: pd.DataFrame, measures: Sequence[str] = tuple(DETAILS)) -> dict[str, Any]:

@@ -199,10 +199,11 @@ _PIECES: dict[str, _Maker] = {
 def pieces_of(call: Call) -> Pieces | None:
     """Say how the pieces of a call's units are told apart; None if that isn't known."""
     maker = _PIECES.get(call.name)
-    if maker is None:
-        entry = known(call.name)
-        return _bends(entry.kinks) if entry is not None and entry.kinks is not None else None
-    return maker(call)
+    if maker:
+        return maker(call)
+    # An operation that somebody registered with its kinks.
+    found = known(call.name)
+    return None if found is None or found.kinks is None else _bends(found.kinks)
 
 
 @dataclass(frozen=True)

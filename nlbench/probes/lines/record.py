@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a registered autograd function, and not what it is made of."""
         name = qualified_name(func)
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             return self._record(func, name, args, kwargs, [])
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:

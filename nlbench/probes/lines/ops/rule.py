@@ -359,7 +359,7 @@ def peaks(x: Tensor, others: Sequence[int]) -> Tensor:
     """Give the largest magnitude over some axes; NaN if there is one."""
     if 0 in (x.shape[i] for i in others):
         return x.abs().sum(list(others))
-    return torch.maximum(x.amax(others), x.amin(others).neg_())
+    return torch.maximum(x.amax(tuple(others)), x.amin(tuple(others)).neg_())
 
 
 def squared_sums(errors: Tensor, squares: Tensor, size: float) -> Tensor:

@@ -1,0 +1,259 @@
+"""Agreement of measures: whether two of them order networks, or sites, alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import kendalltau, spearmanr
+
+from .leaderboard import CONFIDENCE, Row, sense_of
+from .tables import Scores
+
+__all__ = [
+    "Correlation",
+    "agreement",
+    "agreement_frame",
+    "kendall",
+    "paired_share",
+    "spearman",
+    "within_groups",
+]
+
+_WIDTH = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A correlation with what it is made of.
+
+    Parameters
+    ----------
+    value : float
+        NaN where there is none, because there are too few pairs or one side is constant.
+    low, high : float
+        Interval; NaN where there are too few pairs for one.
+    n : int
+        Pairs.
+    groups : int
+        Networks that the pairs are of; 0 where the networks are the pairs.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+    groups: int = 0
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
+    """Spearman's rank correlation with an interval.
+
+    Parameters
+    ----------
+    x, y : arrays of shape (n,)
+        Pairs with a number that is not finite are left out.
+
+    References
+    ----------
+    D. G. Bonett, T. A. Wright, "Sample size requirements for estimating Pearson, Kendall and
+    Spearman correlations", Psychometrika 65, 2000: the variance of the Fisher-transformed
+    coefficient is (1 + r² / 2) / (n - 3).
+
+    Examples
+    --------
+    >>> spearman([1, 2, 3, 4, 5], [2, 4, 6, 8, 9]).value
+    1.0
+    """
+    x, y = _pairs(x, y)
+    if not _varies(x, y):
+        return _none(len(x))
+    value = float(spearmanr(x, y).statistic)
+    return _with_interval(value, len(x), 1 + value**2 / 2, len(x) - 3)
+
+
+def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
+    """Kendall's tau-b with an interval.
+
+    Parameters
+    ----------
+    x, y : arrays of shape (n,)
+        Pairs with a number that is not finite are left out.
+
+    References
+    ----------
+    As for `spearman`: the variance of the Fisher-transformed coefficient is 0.437 / (n - 4).
+
+    Examples
+    --------
+    >>> round(kendall([1, 2, 3], [1, 3, 2]).value, 4)
+    0.3333
+    """
+    x, y = _pairs(x, y)
+    if not _varies(x, y):
+        return _none(len(x))
+    return _with_interval(float(kendalltau(x, y).statistic), len(x), 0.437, len(x) - 4)
+
+
+def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
+    """Pearson's correlation within groups: what is left when each group's means are taken off.
+
+    Parameters
+    ----------
+    pairs : sequence of pairs of arrays of shape (n_i,)
+        One pair a network: two measures of the same sites.
+
+    References
+    ----------
+    J. Z. Bakdash, L. R. Marusich, "Repeated measures correlation", Frontiers in Psychology 8,
+    2017: the coefficient has n - k - 1 degrees of freedom for k groups.
+
+    Examples
+    --------
+    >>> within_groups([([0, 1, 2], [5, 6, 7]), ([0, 1, 2], [-3, -2, -1])]).value
+    1.0
+    """
+    centred: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    for one, other in pairs:
+        x, y = _pairs(one, other)
+        if len(x) > 1:
+            centred.append((x - x.mean(), y - y.mean()))
+    if not centred:
+        return _none(0)
+    x = np.concatenate([pair[0] for pair in centred])
+    y = np.concatenate([pair[1] for pair in centred])
+    scale = math.sqrt(float(x @ x) * float(y @ y))
+    if not scale > 0:
+        return Correlation(math.nan, math.nan, math.nan, len(x), len(centred))
+    value = min(1.0, max(-1.0, float(x @ y) / scale))
+    found = _with_interval(value, len(x), 1.0, len(x) - len(centred) - 2)
+    return Correlation(found.value, found.low, found.high, len(x), len(centred))
+
+
+def _pairs(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    one, other = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    kept = np.isfinite(one) & np.isfinite(other)
+    return one[kept], other[kept]
+
+
+def _varies(x: NDArray[np.float64], y: NDArray[np.float64]) -> bool:
+    return len(x) > 2 and bool(np.ptp(x) > 0) and bool(np.ptp(y) > 0)
+
+
+def _none(n: int) -> Correlation:
+    return Correlation(math.nan, math.nan, math.nan, n)
+
+
+def _with_interval(value: float, n: int, variance: float, freedom: int) -> Correlation:
+    """Interval by Fisher's transformation; a coefficient of ±1 has no width to transform."""
+    if freedom < 1 or not math.isfinite(value):
+        return Correlation(value, math.nan, math.nan, n)
+    if abs(value) > 1 - 1e-12:  # one, but for rounding
+        value = math.copysign(1.0, value)
+        return Correlation(value, value, value, n)
+    half = _WIDTH * math.sqrt(variance / freedom)
+    middle = math.atanh(value)
+    return Correlation(value, math.tanh(middle - half), math.tanh(middle + half), n)
+
+
+def agreement(
+    rows: Sequence[Row], scores: Scores, measures: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[tuple[str, str], Correlation]]:
+    """Correlate all pairs of measures, with their directions undone.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        A leaderboard, seeds together: a network counts once.
+    scores : Scores
+    measures : mapping of str to mapping
+
+    Returns
+    -------
+    dict
+        ``spearman`` and ``kendall`` over networks, ``pearson`` over sites within networks
+        (measures of the probe ``sites`` alone); each by pair of measures, in the order of the
+        scores, every pair once. Positive: what is more nonlinear by the one is so by the
+        other. A measure without direction is taken as it is.
+    """
+    senses = {name: sense_of(measures.get(name, {})) or 1 for name in scores.measures}
+    columns = {
+        name: senses[name] * np.array([row.entries[name].value for row in rows])
+        for name in scores.measures
+    }
+    pairs = [(a, b) for i, a in enumerate(scores.measures) for b in scores.measures[i + 1 :]]
+    found: dict[str, dict[tuple[str, str], Correlation]] = {
+        "spearman": {(a, b): spearman(columns[a], columns[b]) for a, b in pairs},
+        "kendall": {(a, b): kendall(columns[a], columns[b]) for a, b in pairs},
+        "pearson": {},
+    }
+    sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
+    places = {name: _places(scores, name, senses[name]) for name in sites}
+    for a, b in pairs:
+        if a in places and b in places:
+            found["pearson"][a, b] = within_groups(_common(places[a], places[b]))
+    return found
+
+
+def _places(scores: Scores, name: str, sense: int) -> list[dict[str, float]]:
+    return [
+        {place.name: sense * place.value for place in scores[subject.label, name].places}
+        for subject in scores.subjects
+    ]
+
+
+def _common(
+    one: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]
+) -> list[tuple[list[float], list[float]]]:
+    pairs = []
+    for x, y in zip(one, other, strict=True):
+        names = [name for name in x if name in y]
+        pairs.append(([x[name] for name in names], [y[name] for name in names]))
+    return pairs
+
+
+def agreement_frame(found: Mapping[str, Mapping[tuple[str, str], Correlation]]) -> pd.DataFrame:
+    """Write agreement as a tidy table: a coefficient and a pair of measures a row."""
+    rows = [
+        (kind, a, b, c.value, c.low, c.high, c.n, c.groups)
+        for kind, pairs in found.items()
+        for (a, b), c in pairs.items()
+    ]
+    columns = ["coefficient", "measure", "other", "value", "low", "high", "n", "networks"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def paired_share(differences: ArrayLike) -> Correlation:
+    """Share of differences above zero, ties counting half, with Wilson's interval.
+
+    Parameters
+    ----------
+    differences : array of shape (n,)
+
+    References
+    ----------
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
+    Journal of the American Statistical Association 22, 1927.
+
+    Examples
+    --------
+    >>> share = paired_share([1.0, 2.0, -1.0, 3.0])
+    >>> share.value, round(share.low, 3), round(share.high, 3)
+    (0.75, 0.301, 0.954)
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    values = values[np.isfinite(values)]
+    n = len(values)
+    if n == 0:
+        return _none(0)
+    share = float((values > 0).mean() + (values == 0).mean() / 2)
+    z = _WIDTH**2
+    middle = (share + z / (2 * n)) / (1 + z / n)
+    half = _WIDTH / (1 + z / n) * math.sqrt(share * (1 - share) / n + z / (4 * n**2))
+    return Correlation(share, max(0.0, middle - half), min(1.0, middle + half), n)

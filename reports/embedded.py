@@ -1,0 +1,262 @@
+"""The data inside the page: the tidy table, packed, and what the page says beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nlbench.errors import RequestError
+
+from .fingerprint import Scale
+from .layout import NamedRun
+from .leaderboard import Row, family_of, sense_of
+from .tables import Cell, Scores, Subject
+from .text import column_decimals, interval_decimals
+
+__all__ = ["COLUMNS", "numbered", "pack", "read_page", "to_script", "unpack"]
+
+COLUMNS = (
+    "run", "model", "weights", "data", "seed", "measure", "place", "statistic", "value", "n",
+    "status", "reason",
+)  # fmt: skip
+
+_SCRIPT = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+_FACTS = (
+    "weights_hash", "parameters", "accuracy", "preprocessing", "split", "samples", "sample_hash",
+    "weights_metadata", "data_options", "mode", "omega",
+)  # fmt: skip
+
+Measures = Mapping[str, Mapping[str, Any]]
+
+
+def pack(
+    scores: Scores, measures: Measures, rows: Sequence[Row], runs: Sequence[NamedRun]
+) -> dict[str, Any]:
+    """Pack everything that a page shows, or lets be taken away, into plain values.
+
+    Places' numbered statistics (one a logit, one a segment) and their parts (``site:NAME``)
+    stay in the run's own table: they are many and the page doesn't show them.
+    """
+    positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
+    by_name = {run.name: run for run in runs}
+    lists = _Lists()
+    return {
+        "measures": [
+            _measure(name, measures.get(name, {}), [row.entries[name] for row in rows], scores)
+            for name in scores.measures
+        ],
+        "subjects": [
+            _subject(subject, by_name.get(subject.run, runs[0])) for subject in scores.subjects
+        ],
+        "rows": [
+            {
+                "label": row.label,
+                "subjects": [positions[subject.label] for subject in row.subjects],
+                "cells": [_entry(row.entries[name]) for name in scores.measures],
+            }
+            for row in rows
+        ],
+        "cells": [
+            [
+                _cell(scores[subject.label, name], subject, name, by_name, lists)
+                for name in scores.measures
+            ]
+            for subject in scores.subjects
+        ],
+        "names": lists.names,
+        "kinds": lists.kinds,
+        "runs": [run.name for run in runs],
+    }
+
+
+class _Lists:
+    """Lists of places, each kept once: the measures of a probe share theirs."""
+
+    def __init__(self) -> None:
+        self.names: list[list[str]] = []
+        self.kinds: list[list[str]] = []
+        self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+
+    def index(self, names: tuple[str, ...], kinds: tuple[str, ...]) -> int:
+        key = (names, kinds)
+        if key not in self._found:
+            self._found[key] = len(self.names)
+            self.names.append(list(names))
+            self.kinds.append(list(kinds) if any(kinds) else [])
+        return self._found[key]
+
+
+def _measure(
+    name: str, about: Mapping[str, Any], entries: Sequence[Any], scores: Scores
+) -> dict[str, Any]:
+    sense = sense_of(about)
+    places = [v for s in scores.subjects for v in scores[s.label, name].place_values]
+    strip = Scale.of(places, sense, clip=True)
+    mark = Scale.of([entry.value for entry in entries], sense)
+    values = [entry.value for entry in entries if math.isfinite(entry.value)]
+    halves = [(entry.high - entry.low) / 2 for entry in entries if math.isfinite(entry.value)]
+    bounds = [None if b is None or math.isinf(b) else b for b in about.get("bounds") or (None,) * 2]
+    return {
+        "name": name,
+        "probe": str(about.get("probe", "")),
+        "sense": sense,
+        "mark": mark and mark.packed(),
+        "strip": strip and strip.packed(),
+        "description": str(about.get("description", "")).strip(),
+        "bounds": bounds,
+        "decimals": interval_decimals(values, halves),
+        "all": column_decimals(values),
+    }
+
+
+def _subject(subject: Subject, run: NamedRun) -> dict[str, Any]:
+    facts: Mapping[str, Any] = next(
+        (
+            known
+            for known in run.manifest.get("subjects") or []
+            if tuple(str(known.get(key)) for key in ("model", "weights", "data", "seed"))
+            == tuple(map(str, subject.identity))
+        ),
+        {},
+    )
+    return {
+        "label": subject.label,
+        "run": subject.run,
+        "model": subject.model,
+        "weights": subject.weights,
+        "data": subject.data,
+        "seed": subject.seed,
+        "family": family_of(subject.model),
+        "facts": {key: facts[key] for key in _FACTS if facts.get(key) not in (None, "", {})},
+        "remarks": list(run.remarks.get(subject.identity, ())),
+        "drawing": run.drawings.get(subject.identity),
+    }
+
+
+def _entry(entry: Any) -> list[Any]:
+    numbers = (entry.value, entry.std, entry.low, entry.high)
+    ranks = (entry.rank, entry.tied, entry.best, entry.worst, entry.quantile)
+    return [*map(_number, numbers), *ranks, entry.n, entry.over, entry.status, entry.reason]
+
+
+def _cell(
+    cell: Cell, subject: Subject, measure: str, runs: Mapping[str, NamedRun], lists: _Lists
+) -> dict[str, Any]:
+    packed: dict[str, Any] = {"s": cell.status, "n": cell.n}
+    if cell.reason:
+        packed["r"] = cell.reason
+    if cell.statistics:
+        packed["t"] = {name: _number(value) for name, value in cell.statistics.items()}
+    run = runs.get(subject.run) or next(iter(runs.values()))
+    costs = run.costs.get((*subject.identity, measure))
+    if costs:
+        packed["cost"] = dict(costs)
+    if cell.places:
+        kinds = run.kinds.get(subject.identity, {})
+        names = tuple(place.name for place in cell.places)
+        packed["p"] = lists.index(names, tuple(kinds.get(name, "") for name in names))
+        found = dict.fromkeys(name for place in cell.places for name in place.statistics)
+        left_out = numbered(found)
+        packed["c"] = {
+            name: [_number(place.statistics.get(name)) for place in cell.places]
+            for name in found
+            if name not in left_out and ":" not in name
+        }
+        counts = [place.n for place in cell.places]
+        packed["k"] = counts[0] if len(set(counts)) == 1 else counts
+        remarks = [
+            [index, place.status, place.reason]
+            for index, place in enumerate(cell.places)
+            if place.status != "ok" or place.reason
+        ]
+        if remarks:
+            packed["m"] = remarks
+    return packed
+
+
+def _number(value: float | None) -> float | str | None:
+    """Give a number as JSON can hold it; one that is not finite by its name in JavaScript."""
+    if value is None or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def numbered(names: Collection[str]) -> set[str]:
+    """Find the statistics that are one number a logit: ``logit0``, ``logit1``, and so on.
+
+    Examples
+    --------
+    >>> sorted(numbered(["value", "logit0", "logit1", "q90"]))
+    ['logit0', 'logit1']
+    """
+    stems = {name[:-1] for name in names if name.endswith("0") and not name[-2:-1].isdigit()}
+    return {name for name in names if name[-1:].isdigit() and name.rstrip("0123456789") in stems}
+
+
+def to_script(content: Mapping[str, Any]) -> str:
+    r"""Write plain values as JSON that may stand inside a ``<script>``.
+
+    Examples
+    --------
+    >>> to_script({"name": "</script>"})
+    '{"name":"\\u003c/script>"}'
+    """
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # A line separator ends a line for some readers of scripts; a less-than sign may begin a tag.
+    for character in "<\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def unpack(content: Mapping[str, Any]) -> pd.DataFrame:
+    """Make the tidy table of what `pack` packed."""
+    rows: list[tuple[Any, ...]] = []
+    for subject, cells in zip(content["subjects"], content["cells"], strict=True):
+        identity = tuple(subject[key] for key in ("run", "model", "weights", "data", "seed"))
+        for measure, cell in zip(content["measures"], cells, strict=True):
+            if cell["s"] == "absent":
+                continue
+            key = (*identity, measure["name"])
+            state = (cell["n"], cell["s"], cell.get("r", ""))
+            numbers = cell.get("t") or {"value": "NaN"}
+            rows += [(*key, "", name, float(value), *state) for name, value in numbers.items()]
+            rows += [(*key, *row) for row in _place_rows(content, cell)]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _place_rows(content: Mapping[str, Any], cell: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    if "p" not in cell:
+        return []
+    rows: list[tuple[Any, ...]] = []
+    remarks = {index: (status, reason) for index, status, reason in cell.get("m", ())}
+    for index, place in enumerate(content["names"][cell["p"]]):
+        n = cell["k"] if isinstance(cell["k"], int) else cell["k"][index]
+        state = (n, *remarks.get(index, ("ok", "")))
+        numbers = {name: column[index] for name, column in cell["c"].items()}
+        numbers = {name: value for name, value in numbers.items() if value is not None}
+        for name, value in (numbers or {"value": "NaN"}).items():
+            rows.append((place, name, float(value), *state))
+    return rows
+
+
+def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read the tidy table out of a page that nlbench wrote.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file is none.
+    """
+    found = _SCRIPT.search(Path(path).read_text(encoding="utf-8"))
+    if not found:
+        raise RequestError(f"{path} holds no scores; expected a page written by nlbench report")
+    return unpack(json.loads(found[1]))

@@ -1,0 +1,200 @@
+"""What is taken away from a run: CSV, Markdown, LaTeX, Parquet, citations."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from nlbench.errors import RequestError
+from nlbench.files import write_atomically
+
+from .leaderboard import Row, leaderboard, sense_of
+from .sections import ranks_text
+from .tables import Scores
+from .text import interval_decimals, number, one_line
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
+
+__all__ = [
+    "latex_text",
+    "markdown_table",
+    "neutral",
+    "original",
+    "read_csv",
+    "to_csv",
+    "to_latex",
+    "to_markdown",
+    "to_parquet",
+]
+
+_BEGINS = "=+-@\t\r"
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "–": "--", "±": r"$\pm$", "∞": r"$\infty$", "·": r"$\cdot$",
+}  # fmt: skip
+
+
+def neutral(text: str) -> str:
+    """Keep a spreadsheet from taking a text for a formula; `original` undoes it.
+
+    Examples
+    --------
+    >>> neutral("=cmd|' /C calc'!A0"), neutral("vgg8")
+    ("'=cmd|' /C calc'!A0", 'vgg8')
+    """
+    return f"'{text}" if text[:1] and text[0] in f"'{_BEGINS}" else text
+
+
+def original(text: str) -> str:
+    """Give the text that `neutral` was given.
+
+    Examples
+    --------
+    >>> original(neutral("=1+1")), original("vgg8")
+    ('=1+1', 'vgg8')
+    """
+    return text[1:] if text[:1] == "'" and text[1:2] and text[1] in f"'{_BEGINS}" else text
+
+
+def to_csv(table: pd.DataFrame) -> str:
+    """Write a table as CSV that a spreadsheet can't mistake for formulas.
+
+    Texts, and names of columns, that begin like a formula get an apostrophe; numbers are left
+    alone. `read_csv` takes it off again.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([neutral(str(name)) for name in table.columns])
+    for row in table.itertuples(index=False, name=None):
+        writer.writerow([_csv_cell(value) for value in row])
+    return stream.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, str):
+        return neutral(value)
+    return "" if value is None or value != value else value
+
+
+def read_csv(file: str | os.PathLike[str] | io.StringIO) -> pd.DataFrame:
+    """Read what `to_csv` wrote: the same names and texts as before.
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"=model": ["=1+1", "b"], "value": [-0.5, 2.0]})
+    >>> read_csv(io.StringIO(to_csv(table))).equals(table)
+    True
+    """
+    table = pd.read_csv(file, keep_default_na=True)
+    table.columns = [original(str(name)) for name in table.columns]
+    for name in table.columns:
+        if not pd.api.types.is_numeric_dtype(table[name]):
+            table[name] = [original(v) if isinstance(v, str) else v for v in table[name]]
+    return table
+
+
+def to_parquet(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
+    """Write a table as Parquet.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the package pyarrow is not installed.
+    """
+    stream = io.BytesIO()
+    try:
+        table.to_parquet(stream, engine="pyarrow", index=False)
+    except ImportError as error:
+        raise RequestError(
+            "Parquet needs the package pyarrow; pip install 'nlbench[parquet]'"
+        ) from error
+    write_atomically(Path(path), stream.getvalue())
+    return Path(path)
+
+
+def latex_text(text: str) -> str:
+    r"""Write a text so that LaTeX prints it as it is.
+
+    Examples
+    --------
+    >>> latex_text("mobilenet_v3 & 50 %")
+    'mobilenet\\_v3 \\& 50 \\%'
+    """
+    return "".join(_LATEX.get(c, c) for c in text)
+
+
+def to_latex(run: Run, *, ranks: bool = True) -> str:
+    r"""Write a run's leaderboard as a LaTeX table with booktabs' rules.
+
+    Parameters
+    ----------
+    run : nlbench.store.run_folder.Run
+    ranks : bool
+        Whether the ranks between which a network moves stand behind each number.
+
+    Returns
+    -------
+    str
+        A ``tabular``; needs ``\usepackage{booktabs}``.
+    """
+    head, rows = _texts(run, ranks)
+    lines = [
+        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+        r"  \toprule",
+        *(f"  {' & '.join(map(latex_text, line))} \\\\" for line in [head]),
+        r"  \midrule",
+        *(f"  {' & '.join(map(latex_text, line))} \\\\" for line in rows),
+        r"  \bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown(run: Run, *, ranks: bool = True) -> str:
+    """Write a run's leaderboard as a Markdown table; see `to_latex`."""
+    head, rows = _texts(run, ranks)
+    return markdown_table(head, rows)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table: the first column to the left, the others to the right."""
+    lines = [_markdown_line(head), "| --- |" + " ---: |" * (len(head) - 1)]
+    return "\n".join([*lines, *map(_markdown_line, rows)]) + "\n"
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
+    texts = (
+        one_line(c).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for c in cells
+    )
+    return f"| {' | '.join(texts)} |"
+
+
+def _texts(run: Run, ranks: bool) -> tuple[list[str], list[list[str]]]:
+    measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
+    scores = Scores(run.scores, measures)
+    rows = leaderboard(scores, measures)
+    columns = [_column(rows, name, measures.get(name, {}), ranks) for name in scores.measures]
+    lines = [[row.label, *(c[i] for c in columns)] for i, row in enumerate(rows)]
+    return ["network", *scores.measures], lines
+
+
+def _column(rows: Sequence[Row], name: str, about: Mapping[str, Any], ranks: bool) -> list[str]:
+    entries = [row.entries[name] for row in rows]
+    decimals = interval_decimals(
+        [e.value for e in entries], [(e.high - e.low) / 2 for e in entries]
+    )
+    found = []
+    for entry in entries:
+        text = number(entry.value, decimals) if entry.status == "ok" else entry.status
+        moves = ranks_text(entry.best, entry.worst) if sense_of(about) and len(rows) > 1 else ""
+        found.append(f"{text} ({moves})" if ranks and moves and entry.status == "ok" else text)
+    return found

@@ -1,0 +1,326 @@
+"""What a run gives from Python: frames, figures, and what a notebook shows of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.style
+import numpy as np
+import pandas as pd
+from markupsafe import Markup, escape
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+
+from nlbench import Signature
+from nlbench.errors import RequestError, nearest
+
+from .agreement import agreement, agreement_frame
+from .exports import to_parquet
+from .figures import figure_of
+from .fingerprint import Scale, strip
+from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
+from .sections import ranks_text
+from .svg import STYLE
+from .tables import Scores
+from .text import interval_decimals, number, one_line
+
+if TYPE_CHECKING:
+    from nlbench.measure import Result
+    from nlbench.store.run_folder import Run
+
+__all__ = [
+    "agreement_of",
+    "fingerprint_of",
+    "html_of",
+    "leaderboard_of",
+    "parquet_of",
+    "plot_of",
+    "signature_of",
+]
+
+# The levels of the page's strips in light, from the least nonlinear to the most.
+COLOURS = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3d7eb6", "#23639e",
+           "#10457e", "#05234f")  # fmt: skip
+_MOST_ROWS = 30
+
+
+def _read(run: Run) -> tuple[Scores, Mapping[str, Mapping[str, Any]]]:
+    measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
+    return Scores(run.scores, measures), measures
+
+
+def leaderboard_of(
+    run: Run, measures: Sequence[str] | None = None, *, seeds: str = "together"
+) -> pd.DataFrame:
+    """Set a run's subjects side by side, with ranks and how sure they are.
+
+    Parameters
+    ----------
+    run : nlbench.store.run_folder.Run
+    measures : sequence of str, optional
+        Which; by default all. The first that has a direction orders the rows.
+    seeds : {"together", "apart"}
+        Whether the seeds of a network make one row.
+
+    Returns
+    -------
+    DataFrame
+        One row a subject; columns ``(measure, field)`` with the fields ``value, std, low, high,
+        rank, tied, best, worst, quantile, n, over, status, reason``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the run lacks a measure.
+    """
+    if seeds not in ("together", "apart"):
+        raise RequestError(f"seeds='{seeds}', expected 'together' or 'apart'")
+    scores, known = _read(run)
+    names = list(scores.measures) if measures is None else list(measures)
+    for name in names:
+        _check(name, scores.measures, "measure")
+    table = run.scores[run.scores["measure"].isin(names)]
+    rows = leaderboard(Scores(table, names), known, together=seeds == "together")
+    return leaderboard_frame(rows, names)
+
+
+def agreement_of(run: Run) -> pd.DataFrame:
+    """Correlate a run's measures, pair by pair.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``coefficient, measure, other, value, low, high, n, networks``: Spearman's and
+        Kendall's over networks, Pearson's over sites within networks, directions undone.
+    """
+    scores, measures = _read(run)
+    return agreement_frame(agreement(leaderboard(scores, measures), scores, measures))
+
+
+def signature_of(run: Run, subject: str | None = None, measure: str | None = None) -> Signature:
+    """Take a network's signature out of a run.
+
+    Parameters
+    ----------
+    run : nlbench.store.run_folder.Run
+    subject : str, optional
+        Label of the subject, as on the leaderboard, or its model's name where that is enough;
+        may be left out where there is one.
+    measure : str, optional
+        By default the first measure of activations that has values.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there is no such subject or measure, or several subjects have the name.
+    """
+    scores, measures = _read(run)
+    name = _site_measure(scores, measures, measure)
+    chosen = _subject(scores, subject)
+    for record in run.records:
+        if record.identity == (*chosen.identity, name):
+            kinds = record.probe.get("kinds") or {}
+            return Signature.of(record.result, kinds=kinds, name=chosen.label)
+    raise RequestError(f"the run has no {name} of {chosen.label}")
+
+
+def _subject(scores: Scores, name: str | None) -> Any:
+    found = [s for s in scores.subjects if name in (None, s.label)]
+    found = found or [s for s in scores.subjects if name == s.model]
+    if len(found) == 1:
+        return found[0]
+    labels = [name for s in scores.subjects for name in (s.label, s.model)]
+    if not found:
+        raise RequestError(f"the run has no subject '{name}'{nearest(str(name), labels)}")
+    said = "no subject was named" if name is None else f"'{name}' may be any"
+    raise RequestError(f"{said} of {len(found)}: {', '.join(s.label for s in found[:8])}")
+
+
+def _check(name: str, names: Sequence[str], what: str) -> None:
+    if name not in names:
+        raise RequestError(f"the run has no {what} '{name}'{nearest(name, names)}")
+
+
+def _site_measure(
+    scores: Scores, measures: Mapping[str, Mapping[str, Any]], name: str | None
+) -> str:
+    if name is not None:
+        _check(name, scores.measures, "measure")
+        return name
+    sites = [n for n in scores.measures if measures.get(n, {}).get("probe") == "sites"]
+    drawn = [n for n in sites if any(len(scores[s.label, n].place_values) for s in scores.subjects)]
+    directed = [n for n in drawn if sense_of(measures.get(n, {}))]
+    if not drawn:
+        raise RequestError("the run has no measure of activations with a value at any site")
+    return (directed or drawn)[0]
+
+
+def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
+    """Draw the fingerprints of a run's networks: a strip each, coloured by score over depth.
+
+    Parameters
+    ----------
+    run : nlbench.store.run_folder.Run
+    measure : str, optional
+        By default the first measure of activations that has values.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The most nonlinear network on top; sites without a value are hatched.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no site has a value.
+    """
+    scores, measures = _read(run)
+    name = _site_measure(scores, measures, measure)
+    rows = leaderboard(Scores(run.scores[run.scores["measure"] == name], [name]), measures)
+    drawn = [(row.label, scores[row.subjects[0].label, name].places) for row in rows]
+    drawn = [(label, places) for label, places in drawn if places]
+    values = [place.value for _, places in drawn for place in places]
+    scale = Scale.of(values, sense_of(measures.get(name, {})), clip=True)
+    if scale is None:
+        raise RequestError(f"{name} has no value at any site; expected at least one")
+    colours = LinearSegmentedColormap.from_list("nonlinear", COLOURS)
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(7.2, 0.9 + 0.28 * len(drawn)), layout="constrained")
+        axes = figure.add_subplot()
+        for row, (_, places) in enumerate(drawn):
+            edges = np.linspace(0, 1, len(places) + 1)
+            for begin, end, place in zip(edges[:-1], edges[1:], places, strict=True):
+                position = scale.position(place.value)
+                observation: dict[str, Any] = {"color": colours(position)}
+                if math.isnan(position):
+                    observation = {"facecolor": "white", "edgecolor": "#999999", "hatch": "////"}
+                axes.barh(row, end - begin, 0.74, left=begin, linewidth=0, **observation)
+        axes.set_yticks(range(len(drawn)), [one_line(label) for label, _ in drawn])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("relative depth: input to output")
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        ends = [scale.low, scale.high] if scale.sense > 0 else [scale.high, scale.low]
+        mappable = matplotlib.cm.ScalarMappable(Normalize(0, 1), colours)
+        bar = figure.colorbar(mappable, ax=axes, ticks=[0, 1], aspect=max(8, 4 * len(drawn)))
+        bar.ax.set_yticklabels([number(end) for end in ends])
+        bar.set_label(
+            f"{name}, darker: {'more nonlinear' if sense_of(measures.get(name, {})) else 'more'}"
+        )
+    return figure
+
+
+def plot_of(run: Run, measure: str) -> Figure:
+    """Draw what a measure says of each place: signatures, distributions over paths, or bars.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the run lacks the measure, it has no value, or there are too many subjects for one
+        figure.
+    """
+    scores, measures = _read(run)
+    _check(measure, scores.measures, "measure")
+    return figure_of(run.scores, measures, measure)
+
+
+def parquet_of(run: Run, path: Any) -> Any:
+    """Write a run's tidy table as Parquet, and give its path; needs the package pyarrow."""
+    return to_parquet(run.scores, path)
+
+
+def html_of(shown: Run | Result) -> str:
+    """Write what a notebook shows of a run, or of what one measure says of one subject."""
+    return str(_run_html(shown) if hasattr(shown, "records") else _reading_html(shown))
+
+
+def _run_html(run: Any) -> Markup:
+    scores, measures = _read(run)
+    rows = leaderboard(scores, measures)
+    if not rows:
+        return Markup("<p>{}: no scores are recorded</p>").format(run.name)
+    try:
+        name = _site_measure(scores, measures, None)
+        places = [p.value for s in scores.subjects for p in scores[s.label, name].places]
+        scale = Scale.of(places, sense_of(measures.get(name, {})), clip=True)
+    except RequestError:
+        name, scale = "", None
+    head = ["network", *([f"fingerprint ({name})"] if scale else []), *scores.measures]
+    body = [_row_html(row, scores, measures, name, scale, rows) for row in rows[:_MOST_ROWS]]
+    more = len(rows) - len(body)
+    note = Markup("<p>and {} more: run.leaderboard()</p>").format(more) if more > 0 else ""
+    return _table_html(head, body) + note
+
+
+def _row_html(
+    row: Row,
+    scores: Scores,
+    measures: Mapping[str, Mapping[str, Any]],
+    name: str,
+    scale: Scale | None,
+    rows: Sequence[Row],
+) -> list[Markup]:
+    cells = [Markup("<b>{}</b>").format(row.label)]
+    if scale:
+        values = [place.value for place in scores[row.subjects[0].label, name].places]
+        drawn = strip(values, scale, title=row.label, colours=dict(enumerate(COLOURS)))
+        cells.append(Markup('<div style="width:200px">{}</div>').format(drawn))
+    for measure in scores.measures:
+        entries = [other.entries[measure] for other in rows]
+        decimals = interval_decimals(
+            [e.value for e in entries], [(e.high - e.low) / 2 for e in entries]
+        )
+        entry = row.entries[measure]
+        if entry.status != "ok":
+            cells.append(Markup('<i title="{}">{}</i>').format(entry.reason, entry.status))
+            continue
+        ranks = ranks_text(entry.best, entry.worst) if len(rows) > 1 else ""
+        text = Markup('<span title="{!r}">{}</span>').format(
+            entry.value, number(entry.value, decimals)
+        )
+        cells.append(text + Markup(" <small>({})</small>").format(ranks) if ranks else text)
+    return cells
+
+
+def _reading_html(result: Any) -> Markup:
+    if result.status != "ok":
+        return Markup("<p><i>{}</i>: {}</p>").format(result.status, result.reason)
+    names = list(dict.fromkeys(n for v in result.values for n in v.statistics if ":" not in n))[:8]
+    summary = [Markup("<b>all</b>")]
+    summary += [escape(_written(result.summary.get(n))) for n in names]
+    rows = [summary]
+    for value in result.values[:_MOST_ROWS]:
+        cells = [escape(_written(value.statistics.get(n))) for n in names]
+        if value.status != "ok" and cells:
+            cells[0] = Markup('<i title="{}">{}</i>').format(value.reason, value.status)
+        rows.append([escape(value.place), *cells])
+    if not names:
+        names, rows = (
+            list(result.summary),
+            [[Markup("<b>all</b>"), *(escape(number(v)) for v in result.summary.values())]],
+        )
+    more = len(result.values) - _MOST_ROWS
+    note = Markup("<p>and {} more places</p>").format(more) if more > 0 else Markup("")
+    return _table_html(["place", *names], rows) + note
+
+
+def _written(value: float | None) -> str:
+    return "" if value is None else number(value)
+
+
+def _table_html(head: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
+    def line(tag: str, cells: Sequence[Any]) -> Markup:
+        style = ("text-align:left", "text-align:right")
+        return Markup("<tr>{}</tr>").format(
+            Markup("").join(
+                Markup(f'<{tag} style="{style[place > 0]}">{{}}</{tag}>').format(cell)
+                for place, cell in enumerate(cells)
+            )
+        )
+
+    return Markup("<table><thead>{}</thead><tbody>{}</tbody></table>").format(
+        line("th", head), Markup("").join(line("td", row) for row in rows)
+    )

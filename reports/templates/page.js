@@ -1,0 +1,1189 @@
+"use strict";
+/* The tables are in the page already; this sorts, filters and switches them, draws figures from
+   the data inside the page, and keeps the state of the view in the address. */
+const D = JSON.parse(document.getElementById("data").textContent);
+const $ = (selector, within = document) => within.querySelector(selector);
+const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
+const SVG = "http://www.w3.org/2000/svg";
+
+/* Elements are made with text content only: a name is never read as markup. */
+function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter(child => child !== null && child !== undefined));
+  return element;
+}
+
+/* Numbers, as nlbench.reports.text writes them. */
+const num = value => (value === null || value === undefined ? NaN : Number(value));
+const commas = text => { const [whole, part] = text.split("."); return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part === undefined ? "" : "." + part); };
+function exponent(value, digits) {
+  let text = value.toExponential(digits);
+  const rest = value.toExponential(digits + 25).split("e")[0].slice(-25), [mantissa, power] = text.split("e");
+  if (rest[0] === "5" && !/[1-9]/.test(rest.slice(1)) && "13579".includes(mantissa.slice(-1))) text = (value - Math.sign(value) * 10 ** (power - digits) / 2).toExponential(digits);
+  return text.replace(/e([+-])(\d)$/, "e$10$2");
+}
+/* Halves go to the even digit, as in Python; toFixed takes them up. */
+function fixed(value, decimals) {
+  const text = value.toFixed(decimals);
+  const rest = value.toFixed(decimals + 25).slice(-25);
+  if (rest[0] !== "5" || /[1-9]/.test(rest.slice(1)) || "02468".includes(text.slice(-1))) return text;
+  return (value - Math.sign(value) * 10 ** -decimals / 2).toFixed(decimals);
+}
+function fmt(value, decimals) {
+  if (Number.isNaN(value)) return "nan";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "-∞";
+  const size = Math.abs(value);
+  if (value === 0) return (0).toFixed(decimals || 0);
+  if (decimals === null || decimals === undefined) {
+    if (size >= 1e7 || size < 1e-3) return exponent(value, 3);
+    return commas(fixed(value, Math.max(0, 3 - Math.floor(Math.log10(size)))));
+  }
+  if (Number(fixed(size, decimals)) === 0) return exponent(value, 0);
+  return size >= 1e21 ? exponent(value, 3) : commas(fixed(value, decimals));
+}
+const signed = (value, decimals) => (value > 0 ? "+" : value === 0 ? "±" : "") + fmt(value, decimals);
+
+/* What was packed: entries of rows, cells of subjects. */
+const VALUE = 0, STD = 1, LOW = 2, HIGH = 3, RANK = 4, TIED = 5, BEST = 6, WORST = 7, QUANTILE = 8, N = 9, OVER = 10, STATUS = 11, REASON = 12;
+const M = D.measures, ROWS = D.rows, SUBJECTS = D.subjects;
+const siteMeasures = M.map((m, i) => i).filter(i => M[i].probe === "sites" && M[i].strip);
+const lineMeasures = M.map((m, i) => i).filter(i => M[i].probe === "lines" && M[i].strip);
+const cellOf = (subject, measure) => D.cells[subject][measure];
+const rowCell = (row, measure) => cellOf(ROWS[row].subjects[0], measure);
+const places = cell => ("p" in cell ? D.names[cell.p] : []);
+const placeValues = cell => ("c" in cell && cell.c.value ? cell.c.value.map(num) : []);
+const kindsOf = cell => ("p" in cell ? D.kinds[cell.p] : []);
+const remarkOf = (cell, index) => (cell.m || []).find(([place]) => place === index);
+function position(scale, value) {
+  if (!scale || !Number.isFinite(value)) return NaN;
+  let {low, high} = scale;
+  if (scale.log) [low, high, value] = [Math.log(low), Math.log(high), Math.log(Math.max(value, 1e-300))];
+  if (!(high > low)) return 0.5;
+  const share = Math.min(1, Math.max(0, (value - low) / (high - low)));
+  return scale.sense > 0 ? share : 1 - share;
+}
+const LEVELS = 10;
+const level = p => Math.min(LEVELS - 1, Math.floor(p * LEVELS));
+
+/* The state of the view, and its place in the address. */
+const firstSorted = $("th[aria-sort]");
+const START = {
+  q: "", sort: firstSorted ? M[+firstSorted.dataset.column].name : "", back: "", show: "values", spread: "", base: "", hide: "",
+  strip: $("#strip-measure") ? $("#strip-measure").textContent : "", over: "", agree: "", x: "", y: "", by: "", line: "", ref: "", stat: "", fact: "", subject: "", open: "", all: "", family: "", weights: "", data: "", seed: "", run: "",
+};
+const state = {...START};
+const LISTS = ["hide", "over", "open", "family", "weights", "data", "seed", "run"];
+const list = key => (state[key] ? state[key].split(",").map(decodeURIComponent) : []);
+const setList = (key, values) => { state[key] = values.map(encodeURIComponent).join(","); };
+function readHash() {
+  Object.assign(state, START);
+  for (const part of location.hash.slice(1).split("&")) {
+    const [key, value = ""] = part.split("=");
+    if (!(key in START)) continue;
+    try { state[key] = LISTS.includes(key) ? value : decodeURIComponent(value); } catch { /* not ours */ }
+  }
+}
+function hashOf() {
+  return Object.keys(START).filter(key => state[key] !== START[key])
+    .map(key => key + "=" + (LISTS.includes(key) ? state[key] : encodeURIComponent(state[key]))).join("&");
+}
+let written = null;
+function writeHash() {
+  written = hashOf();
+  const target = "#" + written;
+  if (target !== location.hash && !(written === "" && location.hash === "")) history.replaceState(null, "", target);
+}
+const measureIndex = name => M.findIndex(m => m.name === name);
+
+/* ---- The leaderboard ---- */
+const board = $("#board");
+const body = board && board.tBodies[0];
+const lines = body ? $$("tr", body) : [];
+const SHIFT = $("th.print") ? 2 : 1;
+/* So many rows are laid out at once that sorting them is quick; the rest on demand. */
+const MOST_ROWS = ROWS.length > 100 ? 60 : ROWS.length;
+const fitting = ROWS.map(() => true);
+const visible = row => fitting[row];
+let order = ROWS.map((_, row) => row);
+function showRows(all = state.all !== "") {
+  let shown = 0, waiting = 0;
+  for (const row of order) {
+    const hidden = !fitting[row] || (!all && shown >= MOST_ROWS);
+    if (lines[row].hidden !== hidden) lines[row].hidden = hidden;
+    if (!hidden) freshStrip(row);
+    if (!hidden) shown++; else if (fitting[row]) waiting++;
+  }
+  const more = $("#more");
+  if (more) { more.hidden = waiting === 0; more.textContent = `Show the other ${waiting}`; }
+}
+addEventListener("beforeprint", () => board && showRows(true));
+addEventListener("afterprint", () => board && showRows());
+function facetsOf(row) {
+  const first = SUBJECTS[ROWS[row].subjects[0]];
+  return {family: [first.family], weights: [first.weights], data: [first.data], run: [first.run], seed: ROWS[row].subjects.map(s => String(SUBJECTS[s].seed))};
+}
+const FACETS = ["family", "weights", "data", "seed", "run"].map(key => [key, [...new Set(ROWS.flatMap((_, row) => facetsOf(row)[key]))].filter(v => v !== "")]).filter(([, values]) => values.length > 1);
+const facetCache = ROWS.map((_, row) => facetsOf(row));
+const searchCache = ROWS.map(row => row.subjects.map(s => [SUBJECTS[s].label, SUBJECTS[s].model, SUBJECTS[s].weights, SUBJECTS[s].data, SUBJECTS[s].family, SUBJECTS[s].run].join(" ")).join(" ").toLowerCase());
+
+const rangeText = entry => (entry[BEST] === null ? "" : entry[BEST] === entry[WORST] ? String(entry[BEST]) : entry[BEST] + "–" + entry[WORST]);
+function cellTexts(row, measure) {
+  const entry = ROWS[row].cells[measure], m = M[measure];
+  const value = num(entry[VALUE]);
+  if (entry[STATUS] !== "ok" || !Number.isFinite(value)) return null;
+  const ranks = rangeText(entry);
+  const base = state.base === "" ? -1 : ROWS.findIndex(r => r.label === state.base);
+  let text;
+  if (state.show === "ranks") text = entry[RANK] === null ? "–" : (entry[TIED] ? "=" : "") + entry[RANK];
+  else if (state.show === "quantiles") text = entry[QUANTILE] === null ? "–" : Math.round(100 * entry[QUANTILE]) + " %";
+  else if (base >= 0 && base !== row) {
+    const other = num(ROWS[base].cells[measure][VALUE]);
+    text = Number.isFinite(other) ? signed(value - other, m.decimals) : "–";
+  } else text = fmt(value, m.decimals);
+  let small = ranks;
+  if (state.spread && state.show === "values") {
+    const std = num(entry[STD]);
+    small = Number.isFinite(std) ? "± " + fmt(std, m.decimals) : "";
+  }
+  return [text, small];
+}
+function drawCells() {
+  lines.forEach((line, row) => {
+    line.classList.toggle("base", state.base !== "" && ROWS[row].label === state.base);
+    M.forEach((_, measure) => {
+      const texts = cellTexts(row, measure);
+      if (!texts) return;
+      const cell = line.cells[measure + SHIFT];
+      const bold = cell.firstChild, small = cell.lastChild;
+      if (bold.firstChild.data !== texts[0]) bold.firstChild.data = texts[0];
+      if (small.textContent !== texts[1]) small.replaceChildren(h("span", {}, texts[1]));
+    });
+  });
+}
+const drawnState = {};
+const changed = (name, ...keys) => {
+  const now = keys.map(key => state[key]).join("\u0001");
+  const differs = drawnState[name] !== now;
+  drawnState[name] = now;
+  return differs;
+};
+function drawBoard() {
+  if (!board) return;
+  if (changed("cells", "show", "spread", "base")) drawCells();
+  if (changed("filter", "q", ...FACETS.map(([key]) => key))) {
+    const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = FACETS.map(([key]) => [key, list(key)]).filter(([, values]) => values.length);
+    let shown = 0;
+    ROWS.forEach((_, row) => {
+      fitting[row] = words.every(word => searchCache[row].includes(word)) && wanted.every(([key, values]) => facetCache[row][key].some(v => values.includes(v)));
+      shown += fitting[row];
+    });
+    const said = $("#shown");
+    if (said) said.textContent = shown === ROWS.length ? "" : `${shown} of ${ROWS.length} networks`;
+    drawnState.rows = null;
+  }
+  if (changed("sort", "sort", "back")) sortBoard();
+  if (changed("rows", "all")) showRows();
+  if (changed("hide", "hide")) hideColumns();
+  if (changed("strip", "strip")) drawStrips();
+  if (changed("open", "open")) openSeeds();
+}
+function sortBoard() {
+  const measure = measureIndex(state.sort);
+  const back = state.back ? -1 : 1;
+  order = ROWS.map((_, row) => row);
+  if (measure >= 0) {
+    const sense = M[measure].sense || 1;
+    const key = ROWS.map(row => (row.cells[measure][STATUS] === "ok" ? sense * num(row.cells[measure][VALUE]) : NaN));
+    order.sort((a, b) => (Number.isNaN(key[a]) - Number.isNaN(key[b])) || back * (key[b] - key[a]) || a - b);
+  } else if (state.sort === "name") {
+    const compare = new Intl.Collator(undefined, {numeric: true}).compare;
+    order.sort((a, b) => back * compare(ROWS[a].label, ROWS[b].label) || a - b);
+  }
+  $$("tr.seed", body).forEach(line => line.remove());
+  drawnState.open = null;
+  // Rows that will not be seen leave first: moving them then costs nothing.
+  showRows();
+  body.append(...order.map(row => lines[row]));
+  $$("thead [data-column]", board).forEach(head => {
+    const column = head.dataset.column;
+    const mine = column === "name" ? state.sort === "name" : +column === measure;
+    if (!mine) return head.removeAttribute("aria-sort");
+    const down = column === "name" ? !!state.back : (M[measure].sense || 1) * back > 0;
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  });
+}
+function hideColumns() {
+  const hidden = new Set(list("hide").map(measureIndex));
+  let style = $("#hidden-columns");
+  if (!style) document.head.append(style = h("style", {id: "hidden-columns"}));
+  style.textContent = [...hidden].filter(i => i >= 0).map(i => `.board tr:not(.groups) > :nth-child(${i + 1 + SHIFT}) { display: none; }`).join("\n");
+  let column = 0;
+  $$(".groups th", board).forEach(head => {
+    const size = +(head.dataset.size || (head.dataset.size = head.colSpan));
+    const left = Array.from({length: size}, (_, i) => column + i).filter(i => !hidden.has(i)).length;
+    column += size;
+    head.hidden = left === 0;
+    if (left) head.colSpan = left;
+  });
+}
+function openSeeds() {
+  $$("tr.seed", body).forEach(line => line.remove());
+  const open = new Set(list("open"));
+  ROWS.forEach((row, index) => {
+    const button = $(".seeds", lines[index]);
+    if (!button) return;
+    button.setAttribute("aria-expanded", open.has(row.label));
+    if (!open.has(row.label)) return;
+    const made = row.subjects.map(subject => {
+      const line = h("tr", {class: "seed"}, h("th", {scope: "row"}, h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[subject].label)}, "seed " + SUBJECTS[subject].seed)));
+      if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(subject, measureIndex(state.strip)) || ""));
+      M.forEach((m, measure) => {
+        const cell = cellOf(subject, measure), value = num((cell.t || {}).value);
+        const fine = cell.s === "ok" && Number.isFinite(value);
+        line.append(fine ? h("td", {class: "num", "data-v": value}, h("b", {}, fmt(value, m.decimals)), h("small")) : missing(cell.s, cell.r));
+      });
+      return line;
+    });
+    lines[index].after(...made);
+  });
+}
+const missing = (status, reason) => h("td", {class: "num none " + status}, h("button", {type: "button", title: reason || ""}, status), h("small", {}, reason || ""));
+
+/* ---- Strips ---- */
+function path(d, name) { const made = document.createElementNS(SVG, "path"); made.setAttribute("d", d); made.setAttribute("class", name); return made; }
+const kindIndex = kind => Math.max(0, Math.min(4, D.kindOrder.indexOf(kind)));
+function stripOf(subject, measure) {
+  const cell = cellOf(subject, measure);
+  const values = placeValues(cell);
+  if (!values.length && !places(cell).length) return null;
+  const count = places(cell).length, kinds = kindsOf(cell);
+  const width = 1000 / count, gap = count < 24 ? 4.5 : count < 90 ? 1.5 : 0;
+  const boxes = {}, marks = {};
+  for (let site = 0; site < count; site++) {
+    const p = position(M[measure].strip, values[site] === undefined ? NaN : values[site]);
+    const x = (site * width).toFixed(1);
+    const name = Number.isNaN(p) ? "qx" : "q" + level(p);
+    boxes[name] = (boxes[name] || "") + `M${x} 0h${Math.max(width - gap, width / 2).toFixed(1)}v20H${x}z`;
+    const kind = kinds.length ? kindIndex(kinds[site]) : 0;
+    if (kind) {
+      const [begin, share] = [[0, 1], [0, .45], [.55, .45], [.3, .4]][kind - 1];
+      const w = ((width - gap) * share).toFixed(1);
+      marks["k" + kind] = (marks["k" + kind] || "") + `M${(site * width + begin * (width - gap)).toFixed(1)} 22h${w}v5h-${w}z`;
+    }
+  }
+  const marked = Object.keys(marks).length > 0;
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("class", "strip" + (marked ? "" : " low"));
+  svg.setAttribute("viewBox", "0 0 1000 " + (marked ? 27 : 20));
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `${SUBJECTS[subject].label}: ${M[measure].name} of ${count} sites in order of call`);
+  for (const name of Object.keys(boxes).sort()) svg.append(path(boxes[name], name));
+  for (const name of Object.keys(marks).sort()) svg.append(path(marks[name], name));
+  return svg;
+}
+const drawnStrips = ROWS.map(() => START.strip);
+function freshStrip(row) {
+  if (SHIFT !== 2 || drawnStrips[row] === state.strip) return;
+  drawnStrips[row] = state.strip;
+  const made = stripOf(ROWS[row].subjects[0], measureIndex(state.strip));
+  lines[row].cells[1].replaceChildren(...(made ? [made] : []));
+}
+function drawStrips() {
+  const measure = measureIndex(state.strip);
+  if (SHIFT !== 2 || measure < 0) return;
+  lines.forEach((line, row) => { if (!line.hidden) freshStrip(row); });
+  $("#strip-measure").textContent = state.strip;
+  const scale = M[measure].strip;
+  const ends = scale.sense > 0 ? [scale.low, scale.high] : [scale.high, scale.low];
+  const ramp = $("#ramp").children;
+  ramp[0].textContent = M[measure].name + " " + fmt(ends[0]);
+  ramp[2].textContent = fmt(ends[1]) + (M[measure].sense ? ", more nonlinear" : ", more");
+  drawnState.open = null;
+}
+
+/* ---- Tooltips: what is under the pointer, and beside it in numbers ---- */
+const tip = $("#tip");
+function say(text, event) {
+  tip.textContent = text;
+  if (!text) return;
+  const {width, height} = tip.getBoundingClientRect();
+  tip.style.left = Math.max(4, Math.min(innerWidth - width - 4, event.clientX + 12)) + "px";
+  tip.style.top = (event.clientY + 18 + height > innerHeight ? event.clientY - height - 10 : event.clientY + 18) + "px";
+}
+function describe(row, measure) {
+  const entry = ROWS[row].cells[measure], m = M[measure];
+  if (entry[STATUS] !== "ok") return `${m.name}, ${ROWS[row].label}: ${entry[STATUS]}: ${entry[REASON]}`;
+  const parts = [`${m.name} ${fmt(num(entry[VALUE]), m.all)}`];
+  if (entry[OVER]) {
+    const half = fmt(num(entry[LOW]), m.all) + " to " + fmt(num(entry[HIGH]), m.all);
+    parts.push(`${Math.round(100 * D.confidence)} % interval over ${entry[OVER]} ${half}`);
+  }
+  if (Number.isFinite(num(entry[STD]))) parts.push("standard deviation " + fmt(num(entry[STD]), m.all));
+  if (entry[RANK] !== null) parts.push(`${entry[RANK] - 1} surely more nonlinear; rank between ${entry[BEST]} and ${entry[WORST]} of ${ROWS.filter(r => r.cells[measure][RANK] !== null).length}`);
+  if (entry[N]) parts.push(`${entry[N].toLocaleString("en")} samples`);
+  if (entry[REASON]) parts.push(entry[REASON]);
+  return parts.join("; ");
+}
+function stripSite(event) {
+  const svg = event.target.closest(".strip");
+  const line = event.target.closest("tr[data-row]");
+  if (!svg || !line) return null;
+  const box = svg.getBoundingClientRect();
+  const cell = rowCell(+line.dataset.row, measureIndex(state.strip));
+  const names = places(cell);
+  const site = Math.min(names.length - 1, Math.max(0, Math.floor((event.clientX - box.left) / box.width * names.length)));
+  return siteText(cell, site, measureIndex(state.strip));
+}
+function siteText(cell, site, measure) {
+  const value = placeValues(cell)[site];
+  const remark = remarkOf(cell, site);
+  const kind = kindsOf(cell)[site];
+  const said = Number.isFinite(value) ? fmt(value) : remark ? `${remark[1]}: ${remark[2]}` : "no value";
+  return `${places(cell)[site]}${kind ? ` (${kind})` : ""}: ${M[measure].name} ${said}`;
+}
+if (body) {
+  body.addEventListener("pointermove", event => {
+    const site = stripSite(event);
+    if (site) return say(site, event);
+    const cell = event.target.closest("td.num");
+    const line = event.target.closest("tr[data-row]");
+    say(cell && line ? describe(+line.dataset.row, cell.cellIndex - SHIFT) : "", event);
+  });
+  body.addEventListener("pointerleave", () => say(""));
+  body.addEventListener("click", event => {
+    const why = event.target.closest(".none button");
+    if (why) why.setAttribute("aria-expanded", String(why.parentNode.classList.toggle("open")));
+    const strip = event.target.closest("td.print .strip");
+    const line = event.target.closest("tr[data-row]");
+    if (strip && line) toggleOver(ROWS[+line.dataset.row].label, true);
+  });
+}
+
+/* ---- Taking away ---- */
+function download(name, text, type) {
+  const link = h("a", {href: URL.createObjectURL(new Blob([text], {type})), download: name});
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+let copied = "";
+async function copy(text, what) {
+  copied = text;
+  try { await navigator.clipboard.writeText(text); } catch {
+    const area = h("textarea", {style: "position:fixed;left:-99em"});
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  const said = $("#copied");
+  if (said) { said.textContent = what + " copied"; setTimeout(() => { said.textContent = ""; }, 3000); }
+}
+/* A spreadsheet takes a cell that begins like this for a formula; an apostrophe before it stops
+   that, and nlbench.reports.exports takes it off again. */
+const neutral = text => (/^['=+\-@\t\r]/.test(text) ? "'" + text : text);
+const csvCell = value => {
+  const text = typeof value === "number" ? (Number.isNaN(value) ? "" : String(value)) : neutral(String(value ?? ""));
+  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+};
+const toCsv = rows => rows.map(row => row.map(csvCell).join(",")).join("\n") + "\n";
+const slash = text => String(text).replaceAll("\\", "\\\\").replaceAll("|", "\\|").replaceAll("\n", " ").replaceAll("<", "&lt;");
+const LATEX = {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "–": "--", "±": "$\\pm$", "∞": "$\\infty$", "·": "$\\cdot$", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}"};
+const latex = text => String(text).replace(/[\\~^–±∞·<>|]|[&%$#_{}]/g, c => LATEX[c] || "\\" + c);
+function view() {
+  const hidden = new Set(list("hide").map(measureIndex));
+  const columns = M.map((_, i) => i).filter(i => !hidden.has(i));
+  const shown = order.filter(visible);
+  const head = ["network", ...columns.map(i => M[i].name)];
+  const cells = shown.map(row => [ROWS[row].label, ...columns.map(i => {
+    const texts = cellTexts(row, i);
+    if (!texts) return ROWS[row].cells[i][STATUS];
+    return texts[0] + (state.spread && state.show === "values" && texts[1] ? " " + texts[1] : "");
+  })]);
+  return {columns, order: shown, head, cells};
+}
+function asMarkdown() {
+  const {head, cells} = view();
+  const line = row => "| " + row.map(slash).join(" | ") + " |";
+  return [line(head), "| --- |" + " ---: |".repeat(head.length - 1), ...cells.map(line)].join("\n") + "\n";
+}
+function asLatex() {
+  const {head, cells} = view();
+  const line = row => "  " + row.map(latex).join(" & ") + " \\\\";
+  return ["\\begin{tabular}{l" + "r".repeat(head.length - 1) + "}", "  \\toprule", line(head), "  \\midrule", ...cells.map(line), "  \\bottomrule", "\\end{tabular}"].join("\n") + "\n";
+}
+function asCsv() {
+  const {columns, order} = view();
+  const head = ["run", "model", "weights", "data", "seeds", ...columns.flatMap(i => [M[i].name, M[i].name + " low", M[i].name + " high", M[i].name + " rank", M[i].name + " status"])];
+  return toCsv([head, ...order.map(row => {
+    const first = SUBJECTS[ROWS[row].subjects[0]];
+    return [first.run, first.model, first.weights, first.data, ROWS[row].subjects.map(s => SUBJECTS[s].seed).join(" "), ...columns.flatMap(i => {
+      const entry = ROWS[row].cells[i];
+      return [num(entry[VALUE]), num(entry[LOW]), num(entry[HIGH]), entry[RANK] === null ? NaN : entry[RANK], entry[STATUS]];
+    })];
+  })]);
+}
+function tidy() {
+  const rows = [["run", "model", "weights", "data", "seed", "measure", "place", "statistic", "value", "n", "status", "reason"]];
+  SUBJECTS.forEach((subject, s) => M.forEach((m, i) => {
+    const cell = cellOf(s, i);
+    if (cell.s === "absent") return;
+    const key = [subject.run, subject.model, subject.weights, subject.data, subject.seed, m.name];
+    for (const [name, value] of Object.entries(cell.t || {value: "NaN"})) rows.push([...key, "", name, num(value), cell.n, cell.s, cell.r || ""]);
+    places(cell).forEach((place, index) => {
+      const [, status, reason] = remarkOf(cell, index) || [index, "ok", ""];
+      const n = Array.isArray(cell.k) ? cell.k[index] : cell.k;
+      const found = Object.entries(cell.c).filter(([, column]) => column[index] !== null);
+      for (const [name, column] of found.length ? found : [["value", null]]) rows.push([...key, place, name, column ? num(column[index]) : NaN, n, status, reason]);
+    });
+  }));
+  return toCsv(rows);
+}
+
+/* ---- Figures: one list of marks, written as SVG here and as SVG or PDF to take away ---- */
+const INK = {ink: "#17191e", quiet: "#5b6270", rule: "#e1e4ea", c0: "#0b6fb8", c1: "#c85a08", c2: "#0d8266", c3: "#b34a8b", c4: "#16181d", c5: "#a07800", c6: "#3f9bd0", c7: "#71767f", q0: "#f4f1f8", q1: "#e2e6f2", q2: "#c9d8ea", q3: "#abc8e1", q4: "#87b2d6", q5: "#6099c8", q6: "#3d7eb6", q7: "#23639e", q8: "#10457e", q9: "#05234f", none: "#b3b8c2", above: "#8fb2d4", below: "#e8c3a9"};
+const DASHES = ["", "6 2", "2 2", "7 2 2 2", "4 4", "1 3", "9 3", "3 1"];
+const esc = text => String(text).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
+const r1 = x => (Math.round(10 * x) / 10).toString();
+/* Figures are drawn as wide as the window lets them be read. */
+const room = most => Math.max(330, Math.min(most, innerWidth - 48));
+const pen = document.createElement("canvas").getContext("2d");
+class Figure {
+  constructor(width, height, title) { this.width = width; this.height = height; this.title = title; this.items = []; this.rows = []; }
+  line(points, colour, {width = 1, dash = 0, fill = null, alpha = 1, data = null} = {}) { if (points.length) this.items.push({type: "line", points, colour, width, dash, fill, alpha, data}); return this; }
+  mark(x, y, kind, colour, size = 3, data = null, hollow = false) { this.items.push({type: "mark", x, y, kind, colour, size, data, hollow}); return this; }
+  text(x, y, text, {anchor = "start", size = 10, colour = "quiet", turn = 0} = {}) { this.items.push({type: "text", x, y, text, anchor, size, colour, turn}); return this; }
+  outline({x, y, kind, size: s}) {
+    if (kind === 1) return [[x - s, y - s], [x + s, y - s], [x + s, y + s], [x - s, y + s]];
+    if (kind === 2) return [[x, y - 1.25 * s], [x + 1.15 * s, y + s], [x - 1.15 * s, y + s]];
+    if (kind === 3) return [[x, y - 1.35 * s], [x + 1.35 * s, y], [x, y + 1.35 * s], [x - 1.35 * s, y]];
+    if (kind === 4) return [[x, y + 1.25 * s], [x + 1.15 * s, y - s], [x - 1.15 * s, y - s]];
+    return null;
+  }
+  svg(alone) {
+    const paint = name => (alone ? INK[name] : `var(--${name}, ${INK[name]})`);
+    const out = [];
+    for (const item of this.items) {
+      if (item.type === "line") {
+        const d = item.points.map((p, i) => (p ? (i && item.points[i - 1] ? "L" : "M") + r1(p[0]) + " " + r1(p[1]) : "")).join("");
+        const look = item.fill ? `fill="${paint(item.fill)}" fill-opacity="${item.alpha}" stroke="none"` : `fill="none" stroke="${paint(item.colour)}" stroke-width="${item.width}"${item.dash ? ` stroke-dasharray="${DASHES[item.dash]}"` : ""}`;
+        out.push(`<path d="${d}" ${look}${item.data && !alone ? ` data-tip="${esc(item.data)}"` : ""}/>`);
+      } else if (item.type === "mark") {
+        const points = this.outline(item);
+        const look = item.hollow ? `fill="none" stroke="${paint(item.colour)}"` : `fill="${paint(item.colour)}"`;
+        const data = item.data && !alone ? ` data-tip="${esc(item.data)}"` : "";
+        out.push(points ? `<path d="M${points.map(p => p.map(r1).join(" ")).join("L")}z" ${look}${data}/>` : `<circle cx="${r1(item.x)}" cy="${r1(item.y)}" r="${item.size}" ${look}${data}/>`);
+      } else {
+        const turn = item.turn ? ` transform="rotate(${item.turn} ${r1(item.x)} ${r1(item.y)})"` : "";
+        out.push(`<text x="${r1(item.x)}" y="${r1(item.y)}" font-size="${item.size}" text-anchor="${item.anchor}" fill="${paint(item.colour)}"${turn}>${esc(item.text)}</text>`);
+      }
+    }
+    const outer = alone ? ` width="${this.width}" height="${this.height}" font-family="Helvetica, Arial, sans-serif"` : "";
+    return `<svg xmlns="${SVG}" class="chart" role="img" viewBox="0 0 ${this.width} ${this.height}"${outer}><title>${esc(this.title)}</title>${out.join("")}</svg>`;
+  }
+  csv() { return toCsv(this.rows); }
+  pdf() {
+    const flip = y => this.height - y;
+    const rgb = name => [1, 3, 5].map(i => (parseInt(INK[name].slice(i, i + 2), 16) / 255).toFixed(3)).join(" ");
+    const f = x => x.toFixed(2);
+    const out = [];
+    for (const item of this.items) {
+      const points = item.type === "line" ? item.points : item.type === "mark" ? this.outline(item) || Array.from({length: 16}, (_, i) => [item.x + item.size * Math.cos(Math.PI * i / 8), item.y + item.size * Math.sin(Math.PI * i / 8)]) : null;
+      if (points) {
+        const filled = item.type === "mark" ? !item.hollow : item.fill;
+        out.push(filled ? rgb(item.fill || item.colour) + " rg" : `${rgb(item.colour)} RG ${item.width || 1} w [${item.dash ? DASHES[item.dash] : ""}] 0 d`);
+        points.forEach((point, i) => { if (point) out.push(`${f(point[0])} ${f(flip(point[1]))} ${i && points[i - 1] ? "l" : "m"}`); });
+        out.push(filled ? "f" : item.type === "mark" ? "s" : "S");
+      } else {
+        // Letters that the standard font lacks become question marks.
+        const plain = {"ρ": "rho", "τ": "tau", "–": "-", "→": "->", "−": "-", "…": "...", "∞": "inf"};
+        const text = [...item.text].map(c => plain[c] || (c.charCodeAt(0) < 256 ? c : "?")).join("");
+        pen.font = `${item.size}px Helvetica, Arial, "Liberation Sans", sans-serif`;
+        const wide = pen.measureText(text).width;
+        const shift = item.anchor === "end" ? wide : item.anchor === "middle" ? wide / 2 : 0;
+        const matrix = item.turn ? `0 1 -1 0 ${f(item.x)} ${f(flip(item.y) - shift)}` : `1 0 0 1 ${f(item.x - shift)} ${f(flip(item.y))}`;
+        out.push(`BT ${rgb(item.colour)} rg /F1 ${item.size} Tf ${matrix} Tm (${text.replace(/[\\()]/g, "\\$&")}) Tj ET`);
+      }
+    }
+    const stream = out.join("\n");
+    const objects = ["<</Type/Catalog/Pages 2 0 R>>", "<</Type/Pages/Kids[3 0 R]/Count 1>>",
+      `<</Type/Page/Parent 2 0 R/MediaBox[0 0 ${this.width} ${this.height}]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>`,
+      `<</Length ${stream.length}>>stream\n${stream}\nendstream`, "<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>"];
+    let text = "%PDF-1.4\n";
+    const offsets = objects.map((object, i) => { const at = text.length; text += `${i + 1} 0 obj\n${object}\nendobj\n`; return at; });
+    const xref = text.length;
+    text += `xref\n0 ${objects.length + 1}\n0000000000 65535 f \n${offsets.map(at => String(at).padStart(10, "0") + " 00000 n \n").join("")}trailer\n<</Size ${objects.length + 1}/Root 1 0 R>>\nstartxref\n${xref}\n%%EOF\n`;
+    return Uint8Array.from(text, c => c.charCodeAt(0));
+  }
+  /* Taken away, a figure bears its legend, which stands beside it on the page. */
+  withKeys() {
+    if (!this.keys) return this;
+    const whole = new Figure(this.width, this.height + 15 * this.keys.length + 8, this.title);
+    whole.items.push(...this.items);
+    this.keys.forEach((label, i) => {
+      const y = this.height + 8 + 15 * i;
+      whole.line([[60, y], [90, y]], "c" + i % 8, {width: 1.6, dash: i % 8}).mark(75, y, i % 5, "c" + i % 8, 3).text(98, y + 3.5, label, {colour: "ink"});
+    });
+    return whole;
+  }
+  tools(name) {
+    const file = name.replace(/[^\w.-]+/g, "-");
+    return h("span", {class: "tools"},
+      h("button", {type: "button", "aria-label": `${name} as SVG`, onclick: () => download(file + ".svg", this.withKeys().svg(true), "image/svg+xml")}, "SVG"),
+      h("button", {type: "button", "aria-label": `${name} as PDF`, onclick: () => download(file + ".pdf", this.withKeys().pdf(), "application/pdf")}, "PDF"),
+      h("button", {type: "button", "aria-label": `${name}: its data as CSV`, onclick: () => download(file + ".csv", this.csv(), "text/csv")}, "CSV"));
+  }
+  element() {
+    const holder = h("div");
+    holder.innerHTML = this.svg(false); // all names in it are escaped
+    holder.firstChild.style.maxWidth = Math.round(1.4 * this.width) + "px";
+    return holder.firstChild;
+  }
+}
+function ticks(low, high, count = 4) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map(k => k * power).find(s => s >= rough * 0.999);
+  const found = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-6; k++) found.push(+(k * step).toPrecision(12));
+  return found;
+}
+function logTicks(low, high) {
+  const found = [];
+  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) found.push(10 ** k);
+  const inside = found.filter(v => v >= low * 0.999 && v <= high * 1.001);
+  if (inside.length >= 2) return inside.filter((_, i) => i % Math.ceil(inside.length / 5) === 0);
+  return [low, high].map(v => +v.toPrecision(2));
+}
+const tickText = v => (v !== 0 && (Math.abs(v) >= 1e6 || Math.abs(v) < 1e-3) ? v.toExponential(0).replace("e+", "e") : String(+v.toPrecision(6)));
+/* An axis: from a number to a place between two ends. */
+function axis(values, from, to, {log = false, pad = 0.04, low = null, high = null} = {}) {
+  const finite = values.filter(Number.isFinite);
+  let a = low ?? Math.min(...finite), b = high ?? Math.max(...finite);
+  if (!finite.length && low === null) [a, b] = [0, 1];
+  log = log && a > 0;
+  const go = log ? Math.log : v => v;
+  let [x, y] = [go(a), go(b)];
+  if (!(y > x)) { const half = Math.abs(x) * 0.05 || 0.5; x -= half; y += half; } else { const room = pad * (y - x); if (low === null) x -= room; if (high === null) y += room; }
+  const at = v => from + (go(v) - x) / (y - x) * (to - from);
+  const back = log ? Math.exp : v => v;
+  at.ticks = log ? logTicks(back(x), back(y)) : ticks(back(x), back(y));
+  return at;
+}
+const wide = (values, factor = 50) => { const found = values.filter(Number.isFinite); const low = Math.min(...found); return found.length > 1 && low > 0 && Math.max(...found) > factor * low; };
+function frame(figure, x, y, left, top, right, bottom, xlabel, ylabel) {
+  for (const v of y.ticks) figure.line([[left, y(v)], [right, y(v)]], "rule").text(left - 6, y(v) + 3.5, tickText(v), {anchor: "end"});
+  if (x) for (const v of x.ticks) figure.line([[x(v), bottom], [x(v), bottom + 4]], "quiet").text(x(v), bottom + 15, tickText(v), {anchor: "middle"});
+  figure.line([[left, bottom], [right, bottom]], "quiet");
+  if (xlabel) figure.text((left + right) / 2, bottom + (x ? 30 : 16), xlabel, {anchor: "middle", size: 11});
+  if (ylabel) figure.text(left - 40, (top + bottom) / 2, ylabel, {anchor: "middle", size: 11, turn: -90});
+}
+document.addEventListener("pointermove", event => {
+  const mark = event.target.closest && event.target.closest("[data-tip]");
+  if (mark) say(mark.dataset.tip, event);
+  else if (!(body && body.contains(event.target))) say("");
+});
+
+/* ---- Where in the network: small multiples, and networks laid over each other ---- */
+const signatureAxis = (measure, from, to) => {
+  const scale = M[measure].strip, [low, high] = M[measure].bounds;
+  const full = low !== null && high !== null && scale.high - scale.low > 0.25 * (high - low) && scale.high <= high * 1.001 + 1e-9;
+  return axis([scale.low, scale.high], from, to, full ? {low: Math.min(low < 0 ? scale.low : low, scale.low), high: Math.max(high, scale.high), pad: 0} : {log: scale.log});
+};
+const KINDCOLOURS = ["c0", "c1", "c2", "c3", "c4"];
+function signature(subject, measure, width = 300, height = 126) {
+  const cell = cellOf(subject, measure), names = places(cell), values = placeValues(cell), kinds = kindsOf(cell);
+  const stds = (cell.c && cell.c.std ? cell.c.std : []).map(num);
+  const figure = new Figure(width, height, `${M[measure].name} of ${SUBJECTS[subject].label}, site by site`);
+  const left = 38, right = width - 6, top = 6, bottom = height - 18;
+  const y = signatureAxis(measure, bottom, top);
+  const x = site => (names.length > 1 ? left + 6 + (right - left - 12) * site / (names.length - 1) : (left + right) / 2);
+  frame(figure, null, y, left, top, right, bottom);
+  figure.text(left, height - 4, "input").text(right, height - 4, "output", {anchor: "end"});
+  const fit = v => Math.min(bottom, Math.max(top, v));
+  let band = [];
+  const flush = () => { if (band.length > 1) figure.line([...band.map(([a, , b]) => [a, b]), ...band.map(([a, b]) => [a, b]).reverse()], "c0", {fill: "c0", alpha: 0.16}); band = []; };
+  names.forEach((_, site) => {
+    if (Number.isFinite(values[site]) && stds[site] > 0) band.push([x(site), fit(y(values[site] - stds[site])), fit(y(values[site] + stds[site]))]);
+    else flush();
+  });
+  flush();
+  figure.line(gaps(names.map((_, site) => (Number.isFinite(values[site]) ? [x(site), fit(y(values[site]))] : null))), "quiet", {width: 0.9});
+  const size = names.length > 90 ? 1.3 : names.length > 40 ? 1.9 : 2.6;
+  figure.rows = [["site", "kind", M[measure].name, "std over batches", "status"]];
+  names.forEach((name, site) => {
+    const kind = kinds.length ? kindIndex(kinds[site]) : 0;
+    const fine = Number.isFinite(values[site]);
+    figure.rows.push([name, kinds[site] || "", fine ? values[site] : NaN, Number.isFinite(stds[site]) ? stds[site] : NaN, fine ? "ok" : (remarkOf(cell, site) || [0, ""])[1]]);
+    figure.mark(x(site), fine ? fit(y(values[site])) : bottom, kind, fine ? KINDCOLOURS[kind] : "none", size, siteText(cell, site, measure), !fine);
+  });
+  return figure;
+}
+/* A line may begin anew after a site without a value: one null there breaks it. */
+const gaps = points => points.filter((p, i) => p || (i && points[i - 1]));
+function statisticsText(cell, measure) {
+  const t = cell.t || {}, decimals = M[measure].all === null ? null : Math.min(3, M[measure].all);
+  const parts = [`${places(cell).length} sites`];
+  if ("value" in t) parts.push(`mean ${fmt(num(t.value), decimals)}`);
+  if ("min" in t && "max" in t) parts.push(`${fmt(num(t.min), decimals)} to ${fmt(num(t.max), decimals)}`);
+  return parts.join(" · ");
+}
+const watcher = "IntersectionObserver" in window ? new IntersectionObserver(entries => entries.forEach(entry => { if (entry.isIntersecting) { watcher.unobserve(entry.target); entry.target.draw(); } }), {rootMargin: "600px"}) : null;
+function drawMulti() {
+  const holder = $("#multi");
+  if (!holder || !changed("multi", "strip", "q", "sort", "back", ...FACETS.map(([key]) => key))) return;
+  const measure = measureIndex(state.strip);
+  const wanted = order.filter(visible);
+  const over = new Set(list("over"));
+  holder.replaceChildren(...wanted.map(row => {
+    const subject = ROWS[row].subjects[0], cell = cellOf(subject, measure);
+    if (!places(cell).length) return h("figure", {}, h("figcaption", {}, h("b", {}, ROWS[row].label), h("span", {}, `${cell.s}${cell.r ? ": " + cell.r : ""}`)));
+    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Lay over others", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, (ROWS[row].subjects.length > 1 ? `seed ${SUBJECTS[subject].seed} · ` : "") + statisticsText(cell, measure)));
+    const figure = h("figure", {"data-label": ROWS[row].label}, caption);
+    figure.draw = () => { if (figure.children.length === 1) { const made = signature(subject, measure); figure.append(made.element()); } };
+    if (watcher) watcher.observe(figure); else figure.draw();
+    return figure;
+  }));
+}
+addEventListener("beforeprint", () => $$("#multi figure").slice(0, 120).forEach(figure => figure.draw && figure.draw()));
+function toggleOver(label, scroll = false) {
+  const over = list("over");
+  setList("over", over.includes(label) ? over.filter(other => other !== label) : [...over, label].slice(-8));
+  update();
+  if (scroll && list("over").length) $("#over").scrollIntoView({block: "nearest"});
+}
+function drawOver() {
+  const holder = $("#over");
+  if (!holder || !changed("over", "over", "strip")) return;
+  const over = list("over").map(label => ROWS.findIndex(row => row.label === label)).filter(row => row >= 0);
+  $$("#multi [aria-pressed]").forEach(button => button.setAttribute("aria-pressed", String(list("over").includes(button.textContent))));
+  holder.hidden = !over.length;
+  if (!over.length) return;
+  const measure = measureIndex(state.strip), width = room(920), height = 320;
+  const figure = new Figure(width, height, `${M[measure].name} of ${over.map(row => ROWS[row].label).join(", ")} over relative depth`);
+  const left = 54, right = width - 10, top = 8, bottom = height - 38;
+  const y = signatureAxis(measure, bottom, top), x = axis([0, 1], left, right, {low: 0, high: 1});
+  frame(figure, x, y, left, top, right, bottom, "relative depth: input 0, output 1", M[measure].name);
+  figure.rows = [["network", "site", "relative depth", M[measure].name]];
+  over.forEach((row, index) => {
+    const cell = rowCell(row, measure), names = places(cell), values = placeValues(cell);
+    const depth = site => (names.length > 1 ? site / (names.length - 1) : 0.5);
+    figure.line(gaps(names.map((_, site) => (Number.isFinite(values[site]) ? [x(depth(site)), y(values[site])] : null))), "c" + index, {width: 1.5, dash: index});
+    names.forEach((name, site) => {
+      figure.rows.push([ROWS[row].label, name, depth(site), Number.isFinite(values[site]) ? values[site] : NaN]);
+      if (Number.isFinite(values[site])) figure.mark(x(depth(site)), y(values[site]), index % 5, "c" + index, names.length > 60 ? 2 : 3.2, `${ROWS[row].label}, ${siteText(cell, site, measure)}`);
+    });
+  });
+  figure.keys = over.map(row => ROWS[row].label);
+  holder.replaceChildren(keys(figure.keys), figure.element(),
+    h("div", {class: "bar"}, figure.tools("networks laid over each other"), h("button", {type: "button", class: "linkish", onclick: () => { state.over = ""; update(); }}, "clear")));
+}
+function keys(labels) {
+  return h("ul", {class: "keys"}, labels.map((label, index) => {
+    const key = new Figure(30, 12, label);
+    key.line([[0, 6], [30, 6]], "c" + index % 8, {width: 1.6, dash: index % 8}).mark(15, 6, index % 5, "c" + index % 8, 3);
+    const item = h("li", {}, key.element(), label);
+    item.firstChild.setAttribute("aria-hidden", "true");
+    return item;
+  }));
+}
+
+/* ---- Signatures compared: heatmap with dendrogram, map, statistics against facts ---- */
+function drawMaps() {
+  const holder = $("#maps");
+  if (!holder || !changed("maps", "strip", "stat", "fact")) return;
+  const found = D.maps[state.strip];
+  if (!found) return void holder.replaceChildren(h("p", {class: "note"}, `Fewer than three networks have a signature by ${state.strip}.`));
+  const parts = [distanceFigure(found), mapFigure(found), statisticsFigure()];
+  holder.replaceChildren(...parts.filter(Boolean));
+}
+const short = (text, most) => (text.length > most ? text.slice(0, Math.ceil(most / 2) - 1) + "…" + text.slice(-Math.floor(most / 2)) : text);
+function distanceFigure(found) {
+  const n = found.rows.length, order = found.order;
+  const between = (i, j) => (i === j ? 0 : found.distances[Math.max(i, j)][Math.min(i, j)]);
+  const most = Math.max(...found.distances.flat(), 1e-300);
+  const labels = order.map(i => ROWS[found.rows[i]].label), size = Math.max(5, Math.min(26, 400 / n)), left = 150, tree = 70;
+  const width = left + n * size + 8, height = tree + n * size + 20;
+  const figure = new Figure(Math.max(width, 420), height, `Distances between signatures by ${state.strip}, with their dendrogram`);
+  figure.rows = [["network", ...labels]];
+  labels.forEach((label, row) => {
+    figure.rows.push([label, ...order.map(j => between(order[row], j))]);
+    figure.text(left - 6, tree + row * size + size / 2 + 3.5, short(label, 26), {anchor: "end", size: Math.min(10, size * 0.95), colour: "ink"});
+    order.forEach((j, column) => {
+      const d = between(order[row], j), x = left + column * size, y = tree + row * size;
+      figure.line([[x, y], [x + size - 0.6, y], [x + size - 0.6, y + size - 0.6], [x, y + size - 0.6]], "q", {fill: "q" + level(1 - d / most), data: row > column ? `${label} and ${labels[column]}: ${fmt(d)}` : null});
+    });
+  });
+  const at = order.map((leaf, place) => [leaf, place]).sort((p, q) => p[0] - q[0]).map(([, place]) => [left + place * size + size / 2, tree - 3]);
+  const top = found.merges.length ? found.merges[found.merges.length - 1][2] : 1;
+  for (const [a, b, d] of found.merges) {
+    const y = tree - 3 - (top > 0 ? (tree - 14) * d / top : 0), [p, q] = [at[a], at[b]];
+    figure.line([p, [p[0], y], [q[0], y], q], "quiet", {width: 0.9});
+    at.push([(p[0] + q[0]) / 2, y]);
+  }
+  figure.text(left, height - 4, `coloured like the diagonal: near; largest distance ${fmt(most)}`);
+  return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
+}
+function mapFigure(found) {
+  const points = found.points.map(([x, y], i) => ({x, y, label: ROWS[found.rows[i]].label, group: found.rows[i], kind: null}));
+  const figure = scatter(points, "first axis of the map", "second", false);
+  return h("figure", {}, h("figcaption", {}, h("b", {}, "A map"), " · near networks have like signatures"), figure.element(), figure.tools(`map of signatures by ${state.strip}`));
+}
+const STATISTICS = ["value", "min", "median", "max", "spread", "std"];
+function statisticsFigure() {
+  const measure = measureIndex(state.strip);
+  const facts = {sites: s => places(cellOf(s, measure)).length, parameters: s => num(SUBJECTS[s].facts.parameters), accuracy: s => num(SUBJECTS[s].facts.accuracy), year: s => num((SUBJECTS[s].facts.weights_metadata || {}).year)};
+  const known = Object.keys(facts).filter(key => new Set(ROWS.map(row => facts[key](row.subjects[0])).filter(Number.isFinite)).size > 2);
+  if (!known.length) return null;
+  const fact = known.includes(state.fact) ? state.fact : known[0], statistic = STATISTICS.includes(state.stat) ? state.stat : "min";
+  const points = ROWS.map((row, index) => { const s = row.subjects[0], t = cellOf(s, measure).t || {}; return {x: facts[fact](s), y: num(t[statistic]), label: row.label, group: index}; }).filter(p => Number.isFinite(p.x) && Number.isFinite(p.y));
+  const rho = spearman(points.map(p => p.x), points.map(p => p.y));
+  const pick = (key, values, chosen, name) => h("select", {"aria-label": name, onchange: event => { state[key] = event.target.value; update(); }}, values.map(v => h("option", {value: v, selected: v === chosen}, v === "value" ? "mean" : v)));
+  const said = Number.isFinite(rho.r) ? ` · Spearman's ρ ${rho.r.toFixed(2)}${"low" in rho ? ` (${rho.low.toFixed(2)} to ${rho.high.toFixed(2)})` : ""}, n ${rho.n}` : "";
+  const figure = scatter(points, fact, `${statistic === "value" ? "mean" : statistic} ${state.strip}`, false);
+  return h("figure", {}, h("figcaption", {}, h("b", {}, "Signatures against what is known"), said), h("div", {class: "bar"}, h("label", {}, "up", pick("stat", STATISTICS, statistic, "Statistic of the signature")), h("label", {}, "across", pick("fact", known, fact, "What is known of the network"))), figure.element(), figure.tools(`${statistic} of signatures against ${fact}`));
+}
+
+/* ---- Agreement: any two measures against each other ---- */
+function drawAgreement() {
+  const holder = $("#scatter");
+  if (!holder) return;
+  const heats = $$(".heats");
+  if (!state.agree || !heats.some(heat => heat.dataset.kind === state.agree)) state.agree = START.agree = heats[0].dataset.kind;
+  heats.forEach(heat => { heat.hidden = heat.dataset.kind !== state.agree; });
+  $$("#agree-controls [data-agree]").forEach(button => button.setAttribute("aria-pressed", String(button.dataset.agree === state.agree)));
+  if (!state.x || measureIndex(state.x) < 0) { const td = $(".heats:not([hidden]) [data-pair]"); const [a, b] = td.dataset.pair.split(",").map(Number); state.x = START.x = M[a].name; state.y = START.y = M[b].name; }
+  const [a, b] = [measureIndex(state.x), Math.max(0, measureIndex(state.y))];
+  const both = M[a].probe === "sites" && M[b].probe === "sites";
+  const bySite = state.by === "site" && both || state.by === "" && state.agree === "pearson" && both;
+  $$(".heats td.on").forEach(td => td.classList.remove("on"));
+  $$(`.heats [data-pair="${a},${b}"], .heats [data-pair="${b},${a}"]`).forEach(td => td.classList.add("on"));
+  if (!changed("scatter", "x", "y", "by", "agree", "q", ...FACETS.map(([key]) => key))) return;
+  const points = [];
+  ROWS.forEach((row, index) => {
+    if (!visible(index)) return;
+    if (!bySite) {
+      const [x, y] = [a, b].map(m => num(row.cells[m][VALUE]));
+      if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: row.label, group: index});
+      return;
+    }
+    for (const subject of row.subjects) {
+      const [one, other] = [cellOf(subject, a), cellOf(subject, b)];
+      const found = new Map(places(other).map((name, i) => [name, placeValues(other)[i]]));
+      places(one).forEach((name, i) => {
+        const [x, y] = [placeValues(one)[i], found.get(name)];
+        if (Number.isFinite(x) && Number.isFinite(y)) points.push({x, y, label: `${SUBJECTS[subject].label}, ${name}`, group: index, kind: kindsOf(one)[i]});
+      });
+    }
+  });
+  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), ` · ${bySite ? "a mark a site" : "a mark a network"} · n ${points.length}`));
+  if (!points.length) return void holder.append(h("p", {}, "No pair has both values."));
+  const figure = scatter(points, M[a].name, M[b].name, bySite);
+  holder.append(figure.element(), figure.tools(`${M[b].name} against ${M[a].name}`));
+}
+function scatter(points, xname, yname, small) {
+  const width = room(560), height = Math.min(400, width * 0.85), left = 62, right = width - 12, top = 10, bottom = height - 42;
+  const figure = new Figure(width, height, `${yname} against ${xname}`);
+  const x = axis(points.map(p => p.x), left, right, {log: wide(points.map(p => p.x))}), y = axis(points.map(p => p.y), bottom, top, {log: wide(points.map(p => p.y))});
+  for (const v of x.ticks) figure.line([[x(v), top], [x(v), bottom]], "rule");
+  frame(figure, x, y, left, top, right, bottom, xname, yname);
+  figure.rows = [["what", xname, yname]];
+  const few = !small && points.length <= 14;
+  const boxes = [];
+  points.forEach(p => {
+    figure.rows.push([p.label, p.x, p.y]);
+    const kind = p.kind ? kindIndex(p.kind) : 0;
+    figure.mark(x(p.x), y(p.y), kind, small ? "c" + p.group % 8 : "c0", small ? 2.6 : 4, `${p.label}: ${xname} ${fmt(p.x)}, ${yname} ${fmt(p.y)}`);
+    if (!few) return;
+    const text = short(p.label, 34), wide = 5.4 * text.length;
+    const end = x(p.x) + wide + 8 > right, at = [x(p.x) + (end ? -8 : 8), y(p.y) + 3.5];
+    const from = end ? at[0] - wide : at[0];
+    while (boxes.some(([a, b, line]) => a < from + wide && from < b && Math.abs(line - at[1]) < 11)) at[1] += 2;
+    boxes.push([from, from + wide, at[1]]);
+    figure.text(at[0], at[1], text, {anchor: end ? "end" : "start", size: 10, colour: "ink"});
+  });
+  return figure;
+}
+
+/* ---- Lines ---- */
+const rankOf = values => { const order = values.map((v, i) => [v, i]).sort((p, q) => p[0] - q[0]); const out = []; for (let i = 0; i < order.length;) { let j = i; while (j < order.length && order[j][0] === order[i][0]) j++; for (let k = i; k < j; k++) out[order[k][1]] = (i + j - 1) / 2; i = j; } return out; };
+function pearson(x, y) { const n = x.length, mx = x.reduce((s, v) => s + v, 0) / n, my = y.reduce((s, v) => s + v, 0) / n; let a = 0, b = 0, c = 0; for (let i = 0; i < n; i++) { a += (x[i] - mx) * (y[i] - my); b += (x[i] - mx) ** 2; c += (y[i] - my) ** 2; } return a / Math.sqrt(b * c); }
+function spearman(x, y) {
+  const n = x.length, r = n > 2 ? pearson(rankOf(x), rankOf(y)) : NaN;
+  if (!Number.isFinite(r) || n < 4 || Math.abs(r) > 1 - 1e-12) return {r, n};
+  const half = 1.959963984540054 * Math.sqrt((1 + r * r / 2) / (n - 3));
+  return {r, n, low: Math.tanh(Math.atanh(r) - half), high: Math.tanh(Math.atanh(r) + half)};
+}
+function shareAbove(differences) {
+  const n = differences.length, z = 1.959963984540054, z2 = z * z;
+  const share = (differences.filter(d => d > 0).length + differences.filter(d => d === 0).length / 2) / n;
+  const middle = (share + z2 / (2 * n)) / (1 + z2 / n), half = z / (1 + z2 / n) * Math.sqrt(share * (1 - share) / n + z2 / (4 * n * n));
+  return {share, n, low: Math.max(0, middle - half), high: Math.min(1, middle + half)};
+}
+const MOST = 8;
+function pathsOf(row, measure) {
+  return ROWS[row].subjects.flatMap(subject => { const cell = cellOf(subject, measure), values = placeValues(cell); return places(cell).map((name, i) => ({name: ROWS[row].subjects.length > 1 ? SUBJECTS[subject].seed + "/" + name : name, value: values[i]})).filter(p => Number.isFinite(p.value)); });
+}
+function drawLines() {
+  const holder = $("#lines");
+  if (!holder || !lineMeasures.length || !changed("lines", "line", "ref", "q", "sort", "back", ...FACETS.map(([key]) => key))) return;
+  let measure = measureIndex(state.line);
+  if (!lineMeasures.includes(measure)) measure = lineMeasures[0];
+  $$("#lines-controls [data-line]").forEach(button => button.setAttribute("aria-pressed", String(+button.dataset.line === measure)));
+  const m = M[measure];
+  const along = order.filter(row => visible(row) && pathsOf(row, measure).length);
+  const shown = along.slice(0, MOST);
+  const parts = [];
+  const ecdf = new Figure(room(560), 360, `Share of paths with ${m.name} at most x`);
+  const all = shown.flatMap(row => pathsOf(row, measure).map(p => p.value));
+  const [left, right, top, bottom] = [62, room(560) - 12, 10, 318];
+  const x = axis(all, left, right, {log: wide(all)}), y = axis([0, 1], bottom, top, {low: 0, high: 1});
+  frame(ecdf, x, y, left, top, right, bottom, m.name, "share of paths");
+  ecdf.rows = [["network", "path", m.name]];
+  shown.forEach((row, index) => {
+    const found = pathsOf(row, measure);
+    found.forEach(p => ecdf.rows.push([ROWS[row].label, p.name, p.value]));
+    const values = found.map(p => p.value).sort((p, q) => p - q);
+    const points = [];
+    values.forEach((v, i) => points.push([x(v), y(i / values.length)], [x(v), y((i + 1) / values.length)]));
+    ecdf.line(points, "c" + index, {width: 1.7, dash: index});
+  });
+  ecdf.keys = shown.map(row => `${ROWS[row].label} (${pathsOf(row, measure).length} paths)`);
+  parts.push(h("figure", {}, h("figcaption", {}, h("b", {}, `How ${m.name} is distributed over paths`), along.length > MOST ? ` · the first ${MOST} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
+  if (lineMeasures.length > 1) parts.push(lineScatter(shown));
+  parts.push(pairedTable(along, measure));
+  const sites = partsTable(shown, measure);
+  if (sites) parts.push(sites);
+  holder.replaceChildren(...parts);
+}
+function lineScatter(shown) {
+  const [a, b] = lineMeasures.slice(0, 2).sort((p, q) => (M[p].name === "density" ? -1 : M[q].name === "density" ? 1 : 0));
+  const points = [], found = [];
+  shown.forEach(row => {
+    const index = found.length; // colours go by the legend, which leaves out those without pairs
+    const ys = new Map(pathsOf(row, b).map(p => [p.name, p.value]));
+    const pairs = pathsOf(row, a).filter(p => ys.has(p.name)).map(p => ({x: p.value, y: ys.get(p.name), label: `${ROWS[row].label}, ${p.name}`, index}));
+    points.push(...pairs);
+    if (pairs.length) found.push([ROWS[row].label, spearman(pairs.map(p => p.x), pairs.map(p => p.y))]);
+  });
+  if (!points.length) return "";
+  const figure = new Figure(room(560), 360, `${M[b].name} against ${M[a].name}, a mark a path`);
+  const [left, right, top, bottom] = [66, room(560) - 12, 10, 318];
+  const x = axis(points.map(p => p.x), left, right, {log: wide(points.map(p => p.x))}), y = axis(points.map(p => p.y), bottom, top, {log: wide(points.map(p => p.y))});
+  frame(figure, x, y, left, top, right, bottom, M[a].name, M[b].name);
+  figure.rows = [["what", M[a].name, M[b].name]];
+  points.forEach(p => { figure.rows.push([p.label, p.x, p.y]); figure.mark(x(p.x), y(p.y), p.index % 5, "c" + p.index, 3.2, `${p.label}: ${M[a].name} ${fmt(p.x)}, ${M[b].name} ${fmt(p.y)}`); });
+  figure.keys = found.map(([label]) => label);
+  const rows = found.map(([label, s]) => h("tr", {}, h("th", {scope: "row"}, label), h("td", {class: "number"}, Number.isFinite(s.r) ? s.r.toFixed(2) : "–"), h("td", {class: "number"}, "low" in s ? `${s.low.toFixed(2)} to ${s.high.toFixed(2)}` : "–"), h("td", {class: "number"}, String(s.n))));
+  return h("figure", {}, h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), " · a mark a path"), keys(figure.keys), figure.element(), figure.tools(`${M[b].name} against ${M[a].name} by path`),
+    h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "network"), h("th", {scope: "col", class: "number"}, "Spearman's ρ"), h("th", {scope: "col", class: "number"}, "95 % interval"), h("th", {scope: "col", class: "number"}, "paths"))), h("tbody", {}, rows))));
+}
+function pairedTable(along, measure) {
+  const m = M[measure];
+  let ref = ROWS.findIndex(row => row.label === state.ref);
+  if (!along.includes(ref)) ref = along[0];
+  const base = new Map(pathsOf(ref, measure).map(p => [p.name, p.value]));
+  const select = h("select", {"aria-label": "Network to compare with", onchange: event => { state.ref = event.target.value; update(); }}, along.map(row => h("option", {value: ROWS[row].label, selected: row === ref}, ROWS[row].label)));
+  const rows = along.filter(row => row !== ref).slice(0, 60).map(row => {
+    const differences = pathsOf(row, measure).filter(p => base.has(p.name)).map(p => p.value - base.get(p.name));
+    if (!differences.length) return h("tr", {}, h("th", {scope: "row"}, ROWS[row].label), h("td", {class: "number", colspan: 4}, "no path in common"));
+    const s = shareAbove(differences), mean = differences.reduce((t, v) => t + v, 0) / differences.length;
+    return h("tr", {}, h("th", {scope: "row"}, ROWS[row].label), h("td", {class: "number"}, signed(mean, m.all)), h("td", {class: "number"}, `${(100 * s.share).toFixed(0)} %`), h("td", {class: "number"}, `${(100 * s.low).toFixed(0)} to ${(100 * s.high).toFixed(0)} %`), h("td", {class: "number"}, String(s.n)));
+  });
+  if (!rows.length) return "";
+  return h("div", {}, h("h3", {}, `${m.name}, path by path`), h("div", {class: "bar"}, h("label", {}, "less that of", select)),
+    h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["network", "mean difference", "share above zero", "95 % interval", "paths"].map((text, i) => h("th", {scope: "col", class: i ? "number" : null}, text)))), h("tbody", {}, rows))),
+    h("p", {class: "note"}, "The same paths through both networks; the interval of the share is Wilson's."));
+}
+function partsTable(shown, measure) {
+  const blocks = shown.map(row => {
+    const t = rowCell(row, measure).t || {};
+    const parts = Object.entries(t).filter(([name]) => name.includes(":")).map(([name, value]) => [name.slice(name.indexOf(":") + 1), num(value)]);
+    if (!parts.length) return null;
+    const total = parts.reduce((s, [, v]) => s + v, 0), most = Math.max(...parts.map(([, v]) => v));
+    const height = 22 + 15 * parts.length, figure = new Figure(560, height, `${M[measure].name} of ${ROWS[row].label} by site`);
+    figure.rows = [["site", M[measure].name]];
+    parts.forEach(([name, value], i) => {
+      figure.rows.push([name, value]);
+      const top = 8 + 15 * i, width = most > 0 ? 250 * value / most : 0;
+      figure.line([[200, top], [200 + width, top], [200 + width, top + 11], [200, top + 11]], "c0", {fill: "c0"}).text(194, top + 9.5, name.length > 34 ? name.slice(0, 16) + "…" + name.slice(-16) : name, {anchor: "end"}).text(206 + width, top + 9.5, `${fmt(value)}${total > 0 ? `, ${(100 * value / total).toFixed(1)} %` : ""}`);
+    });
+    return h("details", {}, h("summary", {}, ROWS[row].label), figure.element(), figure.tools(`${M[measure].name} of ${ROWS[row].label} by site`));
+  }).filter(Boolean);
+  return blocks.length ? h("div", {}, h("h3", {}, `${M[measure].name} by site`), blocks) : null;
+}
+
+/* ---- One network ---- */
+function drawSubject() {
+  const holder = $("#subject");
+  if (!changed("subject", "subject", "strip")) return;
+  let subject = SUBJECTS.findIndex(one => one.label === state.subject);
+  const row = ROWS.findIndex(one => one.label === state.subject);
+  if (subject < 0 && row >= 0) subject = ROWS[row].subjects[0];
+  holder.hidden = subject < 0;
+  if (subject < 0) return holder.replaceChildren();
+  const one = SUBJECTS[subject];
+  const parts = [h("div", {class: "bar"}, h("h2", {style: "margin:0"}, one.label), h("button", {type: "button", class: "plain push", onclick: () => { state.subject = ""; update(); const line = lines[row >= 0 ? row : 0]; if (line) $("a", line).focus(); }}, "Close"))];
+  const siblings = (ROWS.find(r => r.subjects.includes(subject)) || {subjects: []}).subjects.filter(s => s !== subject);
+  if (siblings.length) parts.push(h("p", {class: "note"}, "The same network: ", siblings.flatMap((s, i) => [i ? ", " : "", h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[s].label)}, "seed " + SUBJECTS[s].seed)])));
+  if (one.remarks.length) parts.push(h("div", {class: "notice"}, one.remarks.slice(0, 8).map(text => h("div", {}, text))));
+  const numbers = M.map((m, i) => {
+    const cell = cellOf(subject, i), t = cell.t || {}, value = num(t.value), cost = cell.cost || {};
+    const fine = cell.s === "ok" && Number.isFinite(value);
+    const more = Object.entries(t).filter(([name]) => name !== "value" && !name.includes(":") && !/\d$/.test(name)).map(([name, v]) => `${name} ${fmt(num(v), ["std", "min", "max", "median", "spread"].includes(name) ? m.all : null)}`).join(", ");
+    const entry = ROWS.find(r => r.subjects.length === 1 && r.subjects[0] === subject);
+    const ranked = entry && entry.cells[i][BEST] !== null ? rangeText(entry.cells[i]) : "";
+    const interval = entry && entry.cells[i][OVER] ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
+    return h("tr", {}, h("th", {scope: "row"}, m.name), fine ? h("td", {class: "number", "data-v": value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "seconds" in cost ? Number(cost.seconds).toFixed(2) + " s" : ""));
+  });
+  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "more of it", "n", "its own time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
+  const measure = measureIndex(state.strip);
+  if (measure >= 0 && places(cellOf(subject, measure)).length) {
+    const figure = signature(subject, measure, room(920), 260);
+    parts.push(h("h3", {}, `Signature: ${M[measure].name}`), stripOf(subject, measure), figure.element(), figure.tools(`signature of ${one.label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(subject, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(subject))));
+  }
+  for (const i of M.keys()) {
+    const bars = coreNetwork(one, subject, i);
+    if (bars) parts.push(...bars);
+  }
+  const others = M.map((m, i) => i).filter(i => M[i].probe !== "sites" && places(cellOf(subject, i)).length > 1);
+  for (const i of others) {
+    const cell = cellOf(subject, i), stats = Object.keys(cell.c);
+    parts.push(h("details", {}, h("summary", {}, `${M[i].name}: all ${places(cell).length} ${M[i].probe === "lines" ? "paths" : "places"}`), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["place", ...stats].map((text, k) => h("th", {scope: "col", class: k ? "number" : null}, text)))), h("tbody", {}, places(cell).map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), stats.map(s => h("td", {class: "number"}, cell.c[s][k] === null ? "" : fmt(num(cell.c[s][k]))))))))))) ;
+  }
+  if (one.drawing) parts.push(...drawnPath(one));
+  parts.push(h("h3", {}, "What decided the numbers"), h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {class: /hash/.test(name) ? "code" : null}, typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? value.toLocaleString("en", {maximumFractionDigits: 4}) : String(value))])));
+  holder.replaceChildren(...parts);
+  if (drawnState.routed) holder.scrollIntoView({block: "start"}), holder.focus({preventScroll: true});
+}
+/* What is left of each layer: units that are active, of all its units. */
+function coreNetwork(one, subject, measure) {
+  const cell = cellOf(subject, measure);
+  if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return null;
+  const names = places(cell), active = placeValues(cell), units = cell.c.units.map(num), most = Math.max(...units);
+  const figure = new Figure(room(700), 14 + 14 * names.length, `Active units of each layer of ${one.label}`);
+  figure.rows = [["layer", "active units", "units"]];
+  const left = 170, wide = figure.width - left - 90, at = v => wide * Math.sqrt(v / most);
+  names.forEach((name, k) => {
+    const top = 4 + 14 * k;
+    const bar = (v, fill, data) => figure.line([[left, top], [left + at(v), top], [left + at(v), top + 10], [left, top + 10]], fill, {fill, data});
+    figure.rows.push([name, active[k], units[k]]);
+    bar(units[k], "none", null);
+    bar(active[k], "c0", `${name}: ${fmt(active[k])} of ${fmt(units[k])} units are nonlinear`);
+    figure.text(left - 6, top + 9, short(name, 30), {anchor: "end", size: 9}).text(left + at(units[k]) + 6, top + 9, active[k] === units[k] ? fmt(units[k], 0) : `${fmt(active[k], 0)} of ${fmt(units[k], 0)}`, {size: 9});
+  });
+  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units of each layer, of all its units; lengths grow as the square root."), figure.element(), figure.tools(`core network of ${one.label}`)];
+}
+function sitesTable(subject) {
+  const columns = siteMeasures.filter(i => places(cellOf(subject, i)).length);
+  const first = cellOf(subject, columns[0]);
+  const names = places(first), kinds = kindsOf(first);
+  const found = columns.map(i => { const cell = cellOf(subject, i), values = placeValues(cell); return new Map(places(cell).map((name, k) => [name, [values[k], remarkOf(cell, k)]])); });
+  return h("div", {class: "wide", style: "max-height:34rem;overflow:auto", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "site"), kinds.length ? h("th", {scope: "col"}, "kind") : null, columns.map(i => h("th", {scope: "col", class: "number"}, M[i].name)))),
+    h("tbody", {}, names.map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), kinds.length ? h("td", {}, kinds[k]) : null, found.map(map => { const [value, remark] = map.get(name) || []; return Number.isFinite(value) ? h("td", {class: "number", "data-v": value}, fmt(value)) : h("td", {class: "number missing", title: remark ? remark[2] : ""}, remark ? remark[1] : "–"); }))))));
+}
+function moduleTree(subject, measure) {
+  const cell = cellOf(subject, measure), values = placeValues(cell), scale = M[measure].strip;
+  const root = {children: new Map(), values: []};
+  places(cell).forEach((name, site) => {
+    let node = root;
+    for (const part of name.split(/[./]/)) {
+      if (!node.children.has(part)) node.children.set(part, {children: new Map(), values: []});
+      node = node.children.get(part);
+      node.values.push(values[site]);
+    }
+  });
+  const write = (name, node) => {
+    while (node.children.size === 1 && node.values.length === [...node.children.values()][0].values.length) { const [[next, child]] = node.children; name += "." + next; node = child; }
+    const found = node.values.filter(Number.isFinite), mean = found.reduce((s, v) => s + v, 0) / found.length;
+    const swatch = h("i", {style: found.length ? `background:var(--q${level(position(scale, mean))})` : "background:var(--none)"});
+    const line = h("span", {}, swatch, name, h("span", {class: "note"}, found.length ? fmt(mean, M[measure].all) + (node.children.size ? `, mean of ${found.length}` : "") : "no value"));
+    if (!node.children.size) return h("li", {}, line);
+    return h("li", {}, h("details", {open: node.values.length < 40}, h("summary", {}, line), h("ul", {}, [...node.children].map(([part, child]) => write(part, child)))));
+  };
+  return h("ul", {class: "tree"}, [...root.children].map(([part, child]) => write(part, child)));
+}
+function drawnPath(one) {
+  const drawing = one.drawing;
+  try {
+    const numbers = row => row.split(/\s+/).map(Number);
+    const lengths = drawing.lengths, logits = drawing.logits, total = lengths.reduce((s, v) => s + v, 0) || 1;
+    const bars = (drawing.breakpoints || []).map(numbers), row = bars.length > 24 ? 11 : 16;
+    const width = 920, left = 150, right = width - 70, panel = 120;
+    const height = 10 + logits.length * (panel + 14) + (bars.length ? 26 + row * bars.length : 0) + 36;
+    const figure = new Figure(width, height, `${drawing.place} of ${one.label}: logits along it, with their chords`);
+    figure.rows = [["logit", "segment", "share of the segment", "network"]];
+    const x = axis([0, total], left, right, {low: 0, high: total});
+    let top = 10;
+    logits.forEach((logit, k) => {
+      const curves = drawing.curves.map(segment => numbers(segment[k])), y = axis(curves.flat(), top + panel, top);
+      figure.text(left - 62, top + panel / 2, "logit " + logit, {anchor: "end", size: 11, colour: "ink"});
+      for (const v of y.ticks) figure.line([[left, y(v)], [right, y(v)]], "rule").text(left - 6, y(v) + 3, tickText(v), {anchor: "end"});
+      let begin = 0;
+      curves.forEach((curve, segment) => {
+        const at = i => x(begin + lengths[segment] * i / Math.max(1, curve.length - 1));
+        const chord = i => curve[0] + (curve[curve.length - 1] - curve[0]) * i / Math.max(1, curve.length - 1);
+        curve.forEach((v, i) => figure.rows.push([logit, segment, i / Math.max(1, curve.length - 1), v]));
+        for (const [name, pick] of [["above", Math.max], ["below", Math.min]])
+          figure.line([...curve.map((v, i) => [at(i), y(pick(v, chord(i)))]), ...curve.map((_, i) => [at(i), y(chord(i))]).reverse()], name, {fill: name, alpha: 0.75});
+        figure.line([[at(0), y(curve[0])], [at(curve.length - 1), y(curve[curve.length - 1])]], "quiet", {dash: 1});
+        figure.line(curve.map((v, i) => [at(i), y(v)]), "c0", {width: 1.3});
+        begin += lengths[segment];
+        if (segment < curves.length - 1) figure.line([[x(begin), top], [x(begin), top + panel]], "rule");
+      });
+      top += panel + 14;
+    });
+    if (bars.length) {
+      figure.text(left, top + 12, "breakpoints of each site along the path, each row to its own scale", {size: 10});
+      top += 22;
+      bars.forEach((counts, k) => {
+        const most = Math.max(1, ...counts), step = (right - left) / counts.length, name = drawing.sites[k];
+        const points = [[left, top + row - 2]];
+        counts.forEach((c, i) => points.push([left + i * step, top + row - 2 - (row - 4) * c / most], [left + (i + 1) * step, top + row - 2 - (row - 4) * c / most]));
+        points.push([right, top + row - 2]);
+        figure.line(points, "quiet", {fill: "quiet"}).text(left - 6, top + row - 4, name.length > 24 ? name.slice(0, 11) + "…" + name.slice(-12) : name, {anchor: "end", size: 9}).text(right + 6, top + row - 4, fmt(counts.reduce((s, v) => s + v, 0), 0), {size: 9});
+        top += row;
+      });
+    }
+    for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
+    figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in units of the input`, {anchor: "middle", size: 11});
+    const said = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : "the network is not piecewise affine and has no breakpoints";
+    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${said}. Solid: the network, dashed: the chords; the shaded areas make up the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
+  } catch { return [h("p", {class: "missing"}, "The record's drawing of a path is damaged.")]; }
+}
+
+/* Figures that came drawn, and the table that they are drawn from. */
+function drawnBefore() {
+  $$(".drawn").forEach((section, place) => {
+    const name = $("h2", section).textContent.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+    $$(".card svg", section).forEach((svg, k) => svg.closest("figure").append(h("span", {class: "tools"}, h("button", {type: "button", "aria-label": `figure ${k + 1} as SVG`, onclick: () => { const alone = svg.cloneNode(true); alone.setAttribute("xmlns", SVG); download(`${name}-${k + 1}.svg`, alone.outerHTML, "image/svg+xml"); }}, "SVG"))));
+    const table = $("table.data", section);
+    if (table) table.parentNode.after(h("span", {class: "tools"}, h("button", {type: "button", "aria-label": "table as CSV", onclick: () => download(`${name}-${place + 1}.csv`, toCsv([...table.rows].map(row => [...row.cells].map(cell => cell.textContent))), "text/csv")}, "CSV")));
+  });
+}
+
+/* ---- Controls ---- */
+function menu(title, name, content, right = false) { return h("details", {class: "menu" + (right ? " right" : ""), "data-menu": name}, h("summary", {}, title), h("div", {}, content)); }
+function segment(label, options, key, apply) {
+  return h("span", {class: "seg", role: "group", "aria-label": label}, options.map(([value, text]) => h("button", {type: "button", "data-set": key, "data-value": value, "aria-pressed": "false", onclick: () => { state[key] = value; if (apply) apply(); update(); }}, text)));
+}
+function controls() {
+  const bar = $("#controls");
+  if (!bar) return;
+  bar.append(
+    h("input", {type: "search", id: "filter", placeholder: "Filter networks", "aria-label": "Filter networks", oninput: event => { state.q = event.target.value; update(); }}),
+    ...FACETS.map(([key, values]) => menu(key[0].toUpperCase() + key.slice(1), key, values.map(value => h("label", {}, h("input", {type: "checkbox", value, "data-facet": key, onchange: () => { setList(key, $$(`[data-facet="${key}"]:checked`).map(box => box.value)); update(); }}), value)))),
+    segment("What the cells show", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
+    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Standard deviation over places or seeds in place of the ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "± Spread"),
+    menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
+    h("label", {}, "difference to", h("select", {id: "base", "aria-label": "Show differences to", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
+    h("span", {class: "said", id: "shown", role: "status"}),
+    h("span", {class: "ends push"}, h("span", {class: "said", id: "copied", role: "status"}), menu("Copy", "copy", [["link to this view", () => copy(location.href, "link")], ["as CSV", () => copy(asCsv(), "CSV")], ["as Markdown", () => copy(asMarkdown(), "Markdown")], ["as LaTeX", () => copy(asLatex(), "LaTeX")]].map(([text, act]) => h("button", {type: "button", "data-copy": text, onclick: act}, text)), true),
+    menu("Download", "download", [["this table (CSV)", () => download("leaderboard.csv", asCsv(), "text/csv")], ["all numbers, tidy (CSV)", () => download("scores.csv", tidy(), "text/csv")]].map(([text, act]) => h("button", {type: "button", onclick: act}, text)), true)));
+  bar.hidden = false;
+  board.parentNode.after(h("button", {type: "button", class: "linkish", id: "more", hidden: true, onclick: () => { state.all = "1"; update(); }}));
+  $$("thead [data-column]", board).forEach(head => {
+    const column = head.dataset.column, name = column === "name" ? "name" : M[+column].name;
+    const small = $("small", head);
+    const button = h("button", {type: "button", class: "order", onclick: () => { state.back = state.sort === name ? (state.back ? "" : "1") : ""; state.sort = name; update(); }}, head.firstChild.textContent.trim());
+    head.replaceChildren(button, ...(small ? [small] : []));
+    if (column !== "name") small.replaceChildren(h("a", {href: "#meanings", title: M[+column].description, "aria-label": `${small.textContent}: what ${name} means`, onclick: event => { event.preventDefault(); define(+column); }}, small.textContent));
+  });
+  ROWS.forEach((row, index) => {
+    if (row.subjects.length < 2) return;
+    const small = $("th small", lines[index]);
+    small.replaceChildren(small.textContent.replace(/ ?·? ?\d+ seeds$/, ""), " ", h("button", {type: "button", class: "seeds", "aria-expanded": "false", onclick: () => { const open = list("open"); setList("open", open.includes(row.label) ? open.filter(o => o !== row.label) : [...open, row.label]); update(); }}, `${row.subjects.length} seeds`));
+  });
+  const where = $("#where-controls");
+  if (where) where.append(h("span", {class: "said"}, "By"), segment("Measure of strips and signatures", siteMeasures.map(i => [M[i].name, M[i].name]), "strip"));
+  const agree = $("#agree-controls");
+  if (agree) {
+    const kinds = $$(".heats").map(heat => heat.dataset.kind);
+    agree.append(h("span", {class: "seg", role: "group", "aria-label": "Coefficient"}, kinds.map(kind => h("button", {type: "button", "data-agree": kind, "aria-pressed": "false", onclick: () => { state.agree = kind; state.by = ""; update(); }}, {spearman: "Spearman, networks", kendall: "Kendall, networks", pearson: "Pearson, sites"}[kind]))));
+    const pick = key => h("select", {id: "pick-" + key, "aria-label": key === "x" ? "Across" : "Up", onchange: event => { state[key] = event.target.value; update(); }}, M.map(m => h("option", {value: m.name}, m.name)));
+    agree.append(h("label", {}, "across", pick("x")), h("label", {}, "up", pick("y")), segment("Marks", [["network", "Networks"], ["site", "Sites"]], "by"));
+    $$(".heats td[data-pair]").forEach(td => {
+      const choose = () => { const [a, b] = td.dataset.pair.split(",").map(Number); state.y = M[a].name; state.x = M[b].name; update(); };
+      const inner = h("button", {type: "button", onclick: choose, "aria-label": td.title});
+      inner.append(...td.childNodes);
+      td.append(inner);
+    });
+  }
+  const along = $("#lines-controls");
+  if (along && lineMeasures.length) along.append(h("span", {class: "seg", role: "group", "aria-label": "Measure"}, lineMeasures.map(i => h("button", {type: "button", "data-line": i, "aria-pressed": "false", onclick: () => { state.line = M[i].name; update(); }}, M[i].name))));
+  else if (along) along.closest("section").hidden = true;
+}
+function define(measure) {
+  const holder = $("#meanings");
+  if (!holder) return;
+  holder.open = true;
+  const target = $$("dt", holder).find(dt => dt.textContent === M[measure].name) || holder;
+  target.scrollIntoView({block: "center"});
+  target.focus({preventScroll: true});
+}
+function showControls() {
+  const filter = $("#filter");
+  if (!filter) return;
+  if (filter.value !== state.q) filter.value = state.q;
+  $("#base").value = state.base;
+  $("#spread").setAttribute("aria-pressed", String(!!state.spread));
+  $$("[data-set]").forEach(button => button.setAttribute("aria-pressed", String(state[button.dataset.set] === button.dataset.value)));
+  for (const [key] of FACETS) { const values = list(key); $$(`[data-facet="${key}"]`).forEach(box => { box.checked = values.includes(box.value); }); $(`[data-menu="${key}"] summary`).classList.toggle("on", values.length > 0); }
+  const hidden = list("hide");
+  M.forEach((m, i) => { $(`[data-column-box="${i}"]`).checked = !hidden.includes(m.name); });
+  $(`[data-menu="measures"] summary`).classList.toggle("on", hidden.length > 0);
+  for (const key of ["x", "y"]) { const pick = $("#pick-" + key); if (pick) pick.value = state[key]; }
+}
+document.addEventListener("click", event => { $$(".menu[open]").forEach(one => { if (!one.contains(event.target) || event.target.closest(".menu button")) one.open = false; }); });
+document.addEventListener("keydown", event => {
+  if (event.key !== "Escape") return;
+  const open = $(".menu[open]");
+  if (open) { open.open = false; $("summary", open).focus(); } else if (state.subject) { state.subject = ""; update(); }
+});
+
+/* What is above the fold is drawn at once, the rest when the browser has time. */
+let later = 0;
+function update() {
+  drawBoard();
+  showControls();
+  drawSubject();
+  writeHash();
+  clearTimeout(later);
+  later = setTimeout(drawRest, 0);
+}
+function drawRest() {
+  drawMulti();
+  drawOver();
+  drawMaps();
+  drawAgreement();
+  drawLines();
+  showControls();
+}
+addEventListener("hashchange", () => {
+  if (location.hash.slice(1) === written) return;
+  const anchor = location.hash && !location.hash.includes("=");
+  if (anchor) return;
+  const before = state.subject;
+  const link = location.hash.slice(1);
+  if (/^subject=[^&]*$/.test(link)) { // a link inside the page changes nothing else
+    try { state.subject = decodeURIComponent(link.slice(8)); } catch { /* not ours */ }
+  } else readHash();
+  drawnState.routed = state.subject !== before;
+  update();
+  drawnState.routed = false;
+});
+readHash();
+controls();
+drawnBefore();
+drawnState.routed = state.subject !== "";
+update();
+drawnState.routed = false;

@@ -1,0 +1,189 @@
+"""The leaderboard in a terminal: what fits its window, and how to see the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import rich.box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .leaderboard import Entry, Row, leaderboard, sort_measure
+from .sections import ranks_text
+from .tables import Scores
+from .text import (
+    column_decimals,
+    count,
+    direction,
+    interval_decimals,
+    number,
+    one_line,
+    value_with_std,
+)
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
+
+__all__ = ["print_leaderboard"]
+
+_MOST_ROWS = 40
+_ENDS = 10  # of the rows that are shown where not all are, so many are the least nonlinear
+_MOST_REMARKS = 12
+
+
+def print_leaderboard(run: Run, console: Console) -> None:
+    """Print a run's leaderboard, with as many measures and networks as fit the window.
+
+    Parameters
+    ----------
+    run : nlbench.store.run_folder.Run
+    console : rich.console.Console
+        Where to; its width decides how many measures are shown.
+    """
+    measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
+    scores = Scores(run.scores, measures)
+    rows = leaderboard(scores, measures, together=False)
+    what = f"{count(len(rows), 'subject')}, {count(len(scores.measures), 'measure')}"
+    _line(console, f"{run.name}: {what}")
+    if not rows:
+        _line(console, "no scores are recorded")
+        return
+    subjects, constant = _varying(rows)
+    if constant:
+        _line(console, constant)
+    columns = {name: _column(name, rows, measures.get(name, {})) for name in scores.measures}
+    shown = _fitting(columns, subjects, console.width)
+    picked = _picked(len(rows))
+    console.print()
+    console.print(_table(subjects, {name: columns[name] for name in shown}, picked))
+    console.print()
+    first = sort_measure(measures, scores.measures)
+    if first is not None and len(rows) > 1:
+        _line(
+            console,
+            f"sorted by {first}, most nonlinear first; "
+            "in brackets the ranks that a number moves between",
+        )
+    for hidden in _hidden(scores.measures, shown, len(rows), len(picked)):
+        _line(console, hidden)
+    remarks = _remarks(rows, scores.measures)
+    for remark in remarks[:_MOST_REMARKS]:
+        _line(console, remark)
+    if len(remarks) > _MOST_REMARKS:
+        _line(
+            console,
+            f"and {len(remarks) - _MOST_REMARKS} more remarks, in the table and on the page",
+        )
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(one_line(text)), soft_wrap=True)
+
+
+def _varying(rows: Sequence[Row]) -> tuple[dict[str, list[str]], str]:
+    """Split what names subjects: columns that differ, and one line that says the rest."""
+    texts = {
+        key: [one_line(getattr(row.subjects[0], key)) for row in rows]
+        for key in ("model", "weights", "data", "seed")
+    }
+    shown = {n: column for n, column in texts.items() if n == "model" or len(set(column)) > 1}
+    rest = {n: column[0] for n, column in texts.items() if n not in shown and column[0]}
+    return shown, ", ".join(f"{name} {value}" for name, value in rest.items())
+
+
+def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[str]:
+    """Head and texts of a measure's column."""
+    entries = [row.entries[name] for row in rows]
+    values = [entry.value for entry in entries]
+    head = f"{one_line(name)}\n{direction(about.get('more_means', 'neither'))}"
+    if len(rows) == 1:  # of the first of one, the spread over places says more than the rank
+        decimals = column_decimals([*values, entries[0].std])
+        return [head, *(_with_spread(entry, decimals) for entry in entries)]
+    decimals = interval_decimals(values, [(entry.high - entry.low) / 2 for entry in entries])
+    return [head, *(_text(entry, decimals) for entry in entries)]
+
+
+def _with_spread(entry: Entry, decimals: int | None) -> str:
+    return (
+        value_with_std(entry.value, entry.std, decimals) if entry.status == "ok" else entry.status
+    )
+
+
+def _text(entry: Entry, decimals: int | None) -> str:
+    if entry.status != "ok":
+        return entry.status
+    ranks = ranks_text(entry.best, entry.worst)
+    return f"{number(entry.value, decimals)} ({ranks})" if ranks else number(entry.value, decimals)
+
+
+def _width(texts: Sequence[str]) -> int:
+    # Padding on both sides, and the space that parts it from the next column.
+    return 3 + max(cell_len(line) for text in texts for line in text.split("\n"))
+
+
+def _fitting(
+    columns: Mapping[str, Sequence[str]], subjects: Mapping[str, Sequence[str]], width: int
+) -> list[str]:
+    """Measures that fit beside the subject's columns; one at least."""
+    widest = max(12, width // 3)
+    left = width - sum(min(_width([name, *texts]), widest) for name, texts in subjects.items())
+    shown: list[str] = []
+    for name, texts in columns.items():
+        if not shown or _width(texts) <= left:
+            shown.append(name)
+            left -= _width(texts)
+    return shown
+
+
+def _picked(rows: int) -> list[int]:
+    """Rows that are shown: all, or the most and the least nonlinear."""
+    if rows <= _MOST_ROWS:
+        return list(range(rows))
+    return [*range(_MOST_ROWS - _ENDS), *range(rows - _ENDS, rows)]
+
+
+def _hidden(measures: Sequence[str], shown: Sequence[str], rows: int, picked: int) -> list[str]:
+    """Say what isn't shown, and where it is."""
+    said = []
+    left_out = [name for name in measures if name not in shown]
+    if left_out:
+        said.append(f"not shown: {', '.join(left_out)}")
+    if picked < rows:
+        said.append(f"not shown: {rows - picked} subjects in the middle")
+    if said:
+        said.append("a wider window shows more; the page and scores.csv have everything")
+    return said
+
+
+def _table(
+    subjects: Mapping[str, Sequence[str]],
+    columns: Mapping[str, Sequence[str]],
+    picked: Sequence[int],
+) -> Table:
+    table = Table(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), pad_edge=True)
+    for name in subjects:
+        table.add_column(name, overflow="fold")
+    for head, *_ in columns.values():
+        table.add_column(Text(head), justify="right", no_wrap=True)
+    body = [*subjects.values(), *(texts for _, *texts in columns.values())]
+    for place, row in enumerate(picked):
+        if place and row != picked[place - 1] + 1:
+            table.add_row(*("⋮" for _ in body))
+        table.add_row(*(Text(column[row]) for column in body))
+    return table
+
+
+def _remarks(rows: Sequence[Row], measures: Sequence[str]) -> list[str]:
+    """Why cells have no number, and what is to be known of those that have one."""
+    found = []
+    for row in rows:
+        for name in measures:
+            entry = row.entries[name]
+            if entry.status != "ok":
+                found.append(f"{name}, {row.label}: {entry.status}: {entry.reason}")
+            elif entry.reason:
+                found.append(f"{name}, {row.label}: {entry.reason}")
+    return found

@@ -1,0 +1,411 @@
+"""The page in a real browser, where there is one."""
+
+import io
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nlbench.reports.embedded import read_page
+from nlbench.reports.exports import original
+from nlbench.reports.page import write_page
+from nlbench.reports.text import number
+from nlbench.store.manifest import Manifest
+from nlbench.store.run_folder import Run
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+from made_runs import made_run  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine"),
+    pytest.mark.slow,
+]
+QUIET = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+SCRIPT, FORMULA = "<script>alert(1)</script>", "=cmd|' /C calc'!A0"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    write_page(made_run(8, seeds=2), folder / "eight.html")
+    run = made_run(2, measures=("affinity", "r2", "absdev", "density"))
+    renamed = [_renamed(record) for record in run.records]
+    manifest = {**run.manifest, **Manifest().of_records(renamed)}
+    write_page(Run(manifest, renamed), folder / "hostile.html")
+    return folder
+
+
+def _renamed(record):
+    record.subject["model"] = SCRIPT + record.subject["model"]
+    if record.measure["name"] == "r2":
+        record.measure["name"] = FORMULA
+    return record
+
+
+class Seen:
+    """A page with everything that it said and asked for."""
+
+    def __init__(self, browser, path, hash="", **context):
+        self.context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, **context}
+        )
+        self.page = self.context.new_page()
+        self.said, self.asked = [], []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.address = path.as_uri()
+        self.page.goto(self.address + hash)
+        self.page.wait_for_timeout(150)
+
+    def names(self):
+        rows = "#board tbody tr[data-row]:not([hidden]) th a"
+        return self.page.locator(rows).all_inner_texts()
+
+    def column(self, number):
+        cells = f"#board tbody tr[data-row]:not([hidden]) > :nth-child({number})"
+        return self.page.locator(cells).evaluate_all("all => all.map(td => td.dataset.v)")
+
+    def hash(self):
+        return self.page.evaluate("location.hash")
+
+
+@pytest.fixture
+def eight(browser, files):
+    seen = Seen(browser, files / "eight.html")
+    yield seen
+    assert seen.said == []
+    elsewhere = [url for url in seen.asked if not url.startswith((seen.address, "blob:", "data:"))]
+    assert elsewhere == []
+    seen.context.close()
+
+
+def shown_values(page):
+    """Every element of the page that bears a number, with the number it stands for."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('[data-v]')].map(e => {
+            const tr = e.closest('tr'), text = (e.querySelector('b') || e).firstChild.data;
+            return {exact: Number(e.dataset.v), text, row: tr.dataset.row || null};
+        })"""
+    )
+
+
+def is_rounding(text, value):
+    """Whether a text is the number to the digits that it shows."""
+    read = float(text.replace(",", ""))
+    digits = re.sub(r"e.*", "", text.replace(",", "")).partition(".")[2]
+    power = int(text.partition("e")[2] or 0)
+    return abs(read - value) <= 0.500001 * 10.0 ** (power - len(digits))
+
+
+def test_every_number_on_the_page_is_the_tables(browser, files, eight):
+    scores = read_page(files / "eight.html")
+    summaries = scores[(scores["place"] == "") & (scores["statistic"] == "value")]
+    resources = summaries.groupby(["model", "measure"])["value"].mean()
+    known = {round(v, 12) for v in [*summaries["value"], *resources, *scores["value"]] if v == v}
+    eight.page.evaluate("setList('open', ROWS.map(row => row.label)); update()")
+    for label in ("vgg8", "torchvision/convnext8 · seed 1"):
+        eight.page.evaluate("label => { state.subject = label; update(); }", label)
+        found = shown_values(eight.page)
+        assert len(found) > 8 * 10 + 16 * 10
+        for one in found:
+            assert round(one["exact"], 12) in known
+            assert is_rounding(one["text"], one["exact"]), one
+
+
+def test_what_the_script_writes_is_what_python_wrote(eight):
+    before = eight.page.locator("#board td.num b").all_inner_texts()
+    eight.page.evaluate("drawCells()")
+    assert eight.page.locator("#board td.num b").all_inner_texts() == before
+
+
+def test_numbers_are_written_as_python_writes_them(eight):
+    random = np.random.default_rng(0)
+    values = [
+        *(random.normal(size=300) * 10.0 ** random.integers(-9, 12, 300)),
+        0.0,
+        -0.5,
+        1.0,
+        2.5,
+        0.125,
+        1.5,
+    ]
+    for decimals in (None, 0, 2, 5):
+        written = eight.page.evaluate("([all, d]) => all.map(v => fmt(v, d))", [values, decimals])
+        assert written == [number(float(value), decimals) for value in values]
+
+
+def test_a_header_sorts_by_mouse_and_by_keyboard(eight):
+    header = eight.page.locator("#board thead th.num button").nth(6)
+    assert header.inner_text() == "absdev"
+    header.click()
+    values = [float(v) for v in eight.column(9)]
+    assert values == sorted(values, reverse=True)
+    assert eight.page.locator("#board th[aria-sort]").get_attribute("aria-sort") == "descending"
+    header.focus()
+    eight.page.keyboard.press("Enter")
+    assert [float(v) for v in eight.column(9)] == values[::-1]
+    assert "sort=absdev" in eight.hash()
+
+
+def test_what_has_no_number_stays_last_whichever_way_it_is_sorted(eight):
+    header = eight.page.locator("#board thead th.num button").nth(7)
+    for _ in range(2):
+        header.click()
+        values = eight.column(10)
+        assert values[-3:] == [None] * 3
+        assert None not in values[:-3]
+
+
+def test_filter_facet_columns_and_switch_are_kept_in_the_address(eight, browser, files):
+    page = eight.page
+    page.fill("#filter", "torch")
+    page.click("[data-menu=family] summary")
+    for family in ("resnet", "swin"):
+        page.check(f"[data-facet=family][value={family}]")
+    page.keyboard.press("Escape")
+    page.click("[data-menu=measures] summary")
+    page.uncheck("[data-column-box='2']")
+    page.keyboard.press("Escape")
+    page.click("[data-set=show][data-value=ranks]")
+    assert sorted(eight.names()) == ["resnet8", "swin8"]
+    other = Seen(browser, files / "eight.html", eight.hash())
+    assert other.names() == eight.names()
+    assert not other.page.locator("#board thead th[data-column='2']").is_visible()
+    ranks = other.page.locator("#board tbody tr:not([hidden]) td:nth-child(3) b").all_inner_texts()
+    assert all(re.fullmatch(r"=?\d", rank) for rank in ranks)
+    assert other.page.input_value("#filter") == "torch"
+    other.context.close()
+
+
+def test_differences_to_a_chosen_row(eight):
+    eight.page.select_option("#base", "vgg8")
+    cells = "#board tr[data-row='{}'] td:nth-child(3)"
+    rows = eight.page.evaluate("ROWS.map(row => [row.label, num(row.cells[0][0])])")
+    base = dict(rows)["vgg8"]
+    for index, (label, value) in enumerate(rows):
+        text = eight.page.locator(cells.format(index)).locator("b").inner_text()
+        if label == "vgg8":
+            assert not text.startswith("+")
+        else:
+            assert is_rounding(text.replace("±", "").rstrip("†"), value - base)
+
+
+def test_seeds_open_under_their_network(eight):
+    button = eight.page.locator("tr[data-row='0'] button.seeds")
+    button.click()
+    assert button.get_attribute("aria-expanded") == "true"
+    assert eight.page.locator("tr.seed th").all_inner_texts() == ["seed 0", "seed 1"]
+    values = eight.page.locator("tr.seed td:nth-child(3)").evaluate_all(
+        "a => a.map(e => e.dataset.v)"
+    )
+    mean = float(eight.column(3)[0])
+    assert sum(map(float, values)) / 2 == pytest.approx(mean, rel=1e-12)
+
+
+def test_copies_are_what_is_shown(eight):
+    page = eight.page
+    page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")
+
+    def copied(how):
+        page.click("[data-menu=copy] summary")
+        page.click(f"[data-copy='{how}']")
+        page.wait_for_timeout(50)
+        return page.evaluate("copied")
+
+    table = pd.read_csv(io.StringIO(copied("as CSV")))
+    assert len(table) == 8
+    assert table["affinity"].tolist() == [float(v) for v in eight.column(3)]
+    markdown = copied("as Markdown").splitlines()
+    assert len(markdown) == 10
+    first = page.locator("#board td.num b").first.inner_text()
+    assert f"| {first} |" in markdown[2]
+    latex = copied("as LaTeX")
+    assert latex.startswith("\\begin{tabular}{l" + "r" * 12 + "}\n  \\toprule\n")
+    assert latex.count("\\\\") == 9
+    page.fill("#filter", "vgg")
+    assert copied("link to this view").endswith("#q=vgg")
+
+
+def test_the_tidy_table_can_be_taken_away(eight, files):
+    page = eight.page
+    page.click("[data-menu=download] summary")
+    with page.expect_download() as download:
+        page.click("text=all numbers, tidy (CSV)")
+    taken = pd.read_csv(download.value.path(), keep_default_na=False, na_values={"value": [""]})
+    held = read_page(files / "eight.html")
+    assert len(taken) == len(held)
+    pd.testing.assert_series_equal(taken["value"].astype(float), held["value"].astype(float))
+    assert taken["place"].tolist() == held["place"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "begins"), [("SVG", b"<svg"), ("PDF", b"%PDF-1.4"), ("CSV", b"what")]
+)
+def test_a_figure_can_be_taken_away(eight, kind, begins):
+    with eight.page.expect_download() as download:
+        eight.page.locator("#scatter .tools button", has_text=kind).click()
+    content = Path(download.value.path()).read_bytes()
+    assert content.startswith(begins)
+    if kind == "PDF":
+        assert int(re.findall(rb"startxref\n(\d+)", content)[0]) == content.index(b"xref\n0 6")
+
+
+def test_marks_have_the_colours_of_the_legend_also_where_a_network_is_left_out(eight):
+    page = eight.page
+    page.wait_for_timeout(200)
+    figure = page.locator("#lines figure").nth(1)
+    drawn = figure.locator("> svg [data-tip]").evaluate_all(
+        "all => all.map(e => [e.dataset.tip.split(',')[0], e.getAttribute('fill')])"
+    )
+    legend = figure.locator(".keys li").evaluate_all(
+        "all => all.map(e => [e.lastChild.data, e.querySelector('circle, path[fill^=var]')])"
+        ".map(([label, mark]) => [label, mark.getAttribute('fill')])"
+    )
+    assert len(legend) == 5  # three have no density
+    assert {tuple(pair) for pair in drawn} == set(map(tuple, legend))
+
+
+def test_a_network_has_a_page_of_its_own(eight):
+    eight.page.locator("#board tbody th a", has_text="vgg8").click()
+    subject = eight.page.locator("#subject")
+    assert subject.is_visible()
+    assert "layer0.0.act1" in subject.inner_text()
+    assert subject.locator("svg.chart").count() >= 1
+    assert eight.hash().startswith("#subject=vgg8")
+    eight.page.keyboard.press("Escape")
+    assert not subject.is_visible()
+
+
+def test_networks_are_laid_over_each_other(eight):
+    page = eight.page
+    page.locator("#multi").scroll_into_view_if_needed()
+    for place in (0, 1):
+        page.locator("#multi figcaption button").nth(place).click()
+    page.wait_for_timeout(100)
+    assert page.locator("#over .keys li").count() == 2
+    assert page.locator("#over svg.chart").count() == 3  # two keys and the figure
+    assert page.locator("#multi [aria-pressed=true]").count() == 2
+
+
+def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
+    page = eight.page
+    page.locator(".heats:not([hidden]) td[data-pair='0,2'] button").click()
+    page.wait_for_timeout(100)
+    assert "affinity against cka" in page.locator("#scatter").inner_text()
+    page.click("[data-agree=pearson]")
+    page.wait_for_timeout(100)
+    assert "a mark a site" in page.locator("#scatter").inner_text()
+
+
+@pytest.mark.parametrize("width", [360, 390, 900, 1440, 2560])
+def test_no_width_makes_the_page_itself_scroll_sideways(browser, files, width):
+    seen = Seen(browser, files / "eight.html", viewport={"width": width, "height": 900})
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert seen.page.locator("#board td.num b").first.is_visible()
+    assert seen.said == []
+    seen.context.close()
+
+
+def test_dark_is_dark_and_light_is_light(browser, files):
+    brightness = {}
+    for scheme in ("light", "dark"):
+        seen = Seen(browser, files / "eight.html", color_scheme=scheme)
+        style = "getComputedStyle(document.documentElement)"
+        colours = seen.page.evaluate(f"[{style}.backgroundColor, {style}.color]")
+        brightness[scheme] = [sum(map(int, re.findall(r"\d+", c)[:3])) for c in colours]
+        seen.context.close()
+    assert brightness["light"][0] > 600 > 200 > brightness["light"][1]
+    assert brightness["dark"][0] < 200 < 600 < brightness["dark"][1]
+
+
+def test_on_paper_there_are_no_controls_and_all_rows(eight):
+    eight.page.emulate_media(media="print")
+    assert not eight.page.locator("#controls").is_visible()
+    assert eight.page.locator("#board tbody tr[data-row]").count() == 8
+    assert eight.page.pdf()[:5] == b"%PDF-"
+
+
+def test_hostile_names_are_shown_and_not_run(browser, files):
+    seen = Seen(browser, files / "hostile.html")
+    page = seen.page
+    assert SCRIPT in page.locator("#multi").inner_text()
+    assert FORMULA in page.locator("#board thead").inner_text()
+    page.locator("#board tbody th a").first.click()
+    assert SCRIPT in page.locator("#subject").inner_text()
+    page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")
+    page.click("[data-menu=copy] summary")
+    page.click("[data-copy='as CSV']")
+    text = page.evaluate("copied")
+    assert f"'{FORMULA}" in text
+    read = pd.read_csv(io.StringIO(text))
+    assert FORMULA in {original(name) for name in read.columns}
+    assert seen.said == []
+    seen.context.close()
+
+
+def test_axe_finds_nothing_serious(browser, files):
+    pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    from axe_playwright_python.sync_playwright import Axe
+
+    for scheme in ("light", "dark"):
+        # axe is a script of its own, which the page's policy would refuse
+        context = {"color_scheme": scheme, "bypass_csp": True}
+        seen = Seen(browser, files / "eight.html", "#subject=vgg8", **context)
+        found = Axe().run(seen.page).response["violations"]
+        serious = [
+            (one["id"], [node["target"] for node in one["nodes"]][:3])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+        seen.context.close()
+
+
+def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):
+    run = made_run(1, measures=("pathlength",))
+    seen = Seen(browser, write_page(run, tmp_path / "one.html"))
+    assert seen.column(2) == ["8.0"]
+    assert seen.said == []
+    seen.context.close()
+
+
+def test_of_many_networks_the_first_are_laid_out_and_the_rest_on_demand(browser, tmp_path):
+    path = write_page(made_run(130, measures=("pathlength", "units")), tmp_path / "many.html")
+    seen = Seen(browser, path)
+    page = seen.page
+    assert len(seen.names()) == 60
+    page.evaluate("state.sort = 'units'; state.back = '1'; update()")
+    shortest = [float(value) for value in seen.column(3)]
+    assert shortest == sorted(shortest)
+    page.fill("#filter", "vgg")
+    assert all("vgg" in name for name in seen.names())
+    page.fill("#filter", "")
+    page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")
+    page.click("[data-menu=copy] summary")
+    page.click("[data-copy='as CSV']")
+    assert page.evaluate("copied").count("\n") == 131
+    page.click("#more")
+    assert len(seen.names()) == 130
+    assert "all=1" in seen.hash()
+    assert seen.said == []
+    seen.context.close()

@@ -1,0 +1,145 @@
+"""Two runs beside each other."""
+
+import io
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from nlbench.errors import RequestError
+from nlbench.measure import Result
+from nlbench.reports.compare import compare_runs
+from nlbench.reports.exports import read_csv
+from nlbench.store.manifest import Manifest
+from nlbench.store.run_folder import Run
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+from made_runs import made_run
+
+
+def changed(run, measure, change, **facts):
+    """The same run, with another reading of each cell of a measure."""
+    records = [
+        replace(r, result=change(r.result)) if r.measure["name"] == measure else r
+        for r in run.records
+    ]
+    return Run(
+        {**run.manifest, **Manifest().of_records(records), **facts}, records, Path("runs/after")
+    )
+
+
+def shifted(by):
+    def change(result):
+        values = [replace(v, statistics={"value": v.statistics["value"] + by(i)})
+                  for i, v in enumerate(result.values)]  # fmt: skip
+        return Result.of(values)
+
+    return change
+
+
+@pytest.fixture
+def before():
+    run = made_run(3, measures=("affinity", "absdev", "pathlength"))
+    return Run(run.manifest, run.records, Path("runs/before"))
+
+
+def test_a_run_compared_with_itself_shows_no_difference(before):
+    found = compare_runs(before, Run(before.manifest, before.records, Path("runs/same")))
+    assert len(found.differences) == 9
+    assert {d.change for d in found.differences} == {0.0}
+    assert found.explanations == found.alone == ()
+    assert found.broken(["* > 0"]) == []
+
+
+def test_differences_are_paired_over_places(before):
+    after = changed(before, "absdev", shifted(lambda i: 10.0 if i else -2.0))
+    found = [d for d in compare_runs(before, after).differences if d.measure == "absdev"]
+    for d in found:
+        assert d.change == pytest.approx((7 * 10 - 2) / 8)
+        assert (d.share.value, d.share.n) == (7 / 8, 8)
+        # the values spread over hundreds, their differences over twelve
+        assert 4 <= d.low < d.change < d.high <= 10
+
+
+def test_what_could_explain_a_difference_is_named(before):
+    other = {**before.manifest["measures"], "affinity": {"version": "2", "options": {"ridge": 0.1}}}
+    after = Run({**before.manifest, "device": "cuda", "measures": other}, before.records)
+    found = {what: (a, b) for what, a, b in compare_runs(before, after).explanations}
+    assert found == {
+        "device": ("cpu", "cuda"),
+        "affinity.version": ("1", "2"),
+        "affinity.ridge": ("", "0.1"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        ("absdev > 1", 3), ("absdev > 3", 0), ("absdev > -5", 3), ("absdev > +1", 3),
+        ("absdev < -1", 0), ("abs* > 0.0001%", 3), ("absdev > 99%", 0), ("affinity > 0", 0),
+    ],
+)  # fmt: skip
+def test_conditions_say_which_cells_changed_too_much(before, condition, count):
+    comparison = compare_runs(before, changed(before, "absdev", shifted(lambda i: 2.0)))
+    assert len(comparison.broken([condition])) == count
+
+
+def test_a_number_that_is_gone_breaks_any_condition_on_it(before):
+    gone = changed(before, "absdev", lambda _: Result.missing("failed", "out of memory"))
+    comparison = compare_runs(before, gone)
+    lines = comparison.broken(["absdev > 1000%"])
+    assert len(lines) == 3
+    assert all("out of memory" in line for line in lines)
+    assert math.isnan(comparison.frame().set_index("measure").loc["absdev", "second"].iloc[0])
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("absdev 5", "expected such as 'absdev > 5%'"),
+        ("absdef > 5%", "did you mean 'absdev'"),
+    ],
+)
+def test_a_condition_that_cannot_be_read_is_refused_in_one_line(before, condition, said):
+    with pytest.raises(RequestError, match=said):
+        compare_runs(before, before).broken([condition])
+
+
+def test_runs_of_one_subject_each_are_aligned_by_measure():
+    first, second = made_run(1, measures=("absdev",)), made_run(2, measures=("absdev",))
+    other = Run(second.manifest, second.records[1:])
+    (found,) = compare_runs(first, other).differences
+    assert "→" in found.subject
+
+
+def test_runs_that_share_nothing_are_refused(before):
+    with pytest.raises(RequestError, match="share no cell"):
+        compare_runs(before, made_run(3, measures=("density",)))
+
+
+def test_cells_of_one_run_alone_are_said(before):
+    fewer = Run(before.manifest, before.records[3:], Path("runs/fewer"))
+    found = compare_runs(before, fewer)
+    assert len(found.differences) == 6
+    assert found.alone[0][0] == "before"
+
+
+def test_it_is_printed_and_written_with_the_same_numbers(before, tmp_path):
+    after = changed(before, "absdev", shifted(lambda i: 2.0))
+    comparison = compare_runs(before, after)
+    stream = io.StringIO()
+    comparison.print(Console(file=stream, width=200))
+    texts = [stream.getvalue()]
+    for ending in ("html", "md"):
+        file = comparison.write(tmp_path / "new" / f"out.{ending}")
+        texts.append(file.read_text(encoding="utf-8"))
+    for text in texts:
+        assert text.count("100 % of 8") == 3
+    table = read_csv(comparison.write(tmp_path / "out.csv"))
+    np.testing.assert_allclose(table["difference"], comparison.frame()["difference"])
+    with pytest.raises(RequestError, match=r"ends in \.html, \.md, \.csv"):
+        comparison.write(tmp_path / "out.txt")

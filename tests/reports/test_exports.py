@@ -1,0 +1,82 @@
+"""CSV, Markdown, LaTeX and Parquet."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.reports.exports import (
+    latex_text,
+    neutral,
+    original,
+    read_csv,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+from made_runs import made_run
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=8)
+
+
+@given(st.text())
+def test_a_neutral_text_is_no_formula_and_reads_back(text) -> None:
+    written = neutral(text)
+    assert written[:1] not in tuple("=+-@\t\r")
+    assert original(written) == text
+
+
+@given(st.lists(st.tuples(texts, st.floats(-1e9, 1e9)), min_size=1, max_size=5), texts)
+def test_a_table_reads_back_with_names_texts_and_numbers(rows, name) -> None:
+    table = pd.DataFrame(rows, columns=[f"={name}", "value"], dtype=object)
+    stream = io.StringIO(to_csv(table))
+    again = pd.read_csv(stream, keep_default_na=False, dtype={0: str})
+    assert [original(text) for text in again.columns] == list(table.columns)
+    assert [original(str(t)) for t in again.iloc[:, 0]] == [row[0] for row in rows]
+    assert again["value"].astype(float).tolist() == [row[1] for row in rows]
+
+
+def test_a_formula_is_not_one_after_a_round_through_a_file(tmp_path) -> None:
+    table = pd.DataFrame({"model": ["=cmd|' /C calc'!A0", "@SUM(1)", "vgg8"], "x": [-1.5, 2, 3]})
+    file = tmp_path / "t.csv"
+    file.write_text(to_csv(table), encoding="utf-8")
+    assert "\n=" not in file.read_text()
+    assert "\n-1.5" not in file.read_text()
+    assert ",-1.5" in file.read_text()
+    pd.testing.assert_frame_equal(read_csv(file), table)
+
+
+def test_latex_prints_names_as_they_are() -> None:
+    assert latex_text(r"a_b\50%~") == r"a\_b\textbackslash{}50\%\textasciitilde{}"
+
+
+def test_latex_and_markdown_have_a_line_a_network_and_a_column_a_measure() -> None:
+    run = made_run(4, measures=("affinity", "r2", "density"))
+    latex = to_latex(run).splitlines()
+    assert latex[0] == r"\begin{tabular}{lrrr}"
+    rows = latex[4:-2]
+    assert len(rows) == 4
+    assert all(row.count("&") == 3 and row.endswith(r"\\") for row in rows)
+    markdown = to_markdown(run, ranks=False).splitlines()
+    assert len(markdown) == 6
+    assert "undefined" in "".join(markdown)
+    assert "(" not in "".join(markdown)
+
+
+@pytest.mark.skipif(
+    subprocess.run(["which", "pdflatex"], capture_output=True, check=False).returncode != 0,
+    reason="there is no pdflatex on this machine",
+)
+def test_latex_takes_the_table(tmp_path) -> None:
+    table = to_latex(made_run(4))
+    head = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
+    text = head + table + r"\end{document}"
+    (tmp_path / "t.tex").write_text(text)
+    subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True)

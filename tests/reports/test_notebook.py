@@ -1,0 +1,110 @@
+"""What a run gives from Python."""
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from nlbench.errors import RequestError
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+from made_runs import made_run
+
+
+@pytest.fixture(scope="module")
+def run():
+    return made_run(4, measures=("affinity", "r2", "absdev"), seeds=2)
+
+
+def test_the_leaderboard_is_a_frame_with_ranks(run):
+    frame = run.leaderboard()
+    assert len(frame) == 4
+    assert list(frame.columns.unique("measure")) == ["affinity", "r2", "absdev"]
+    values = frame["affinity", "value"].tolist()
+    assert values == sorted(values)
+    assert (frame["affinity", "best"] <= frame["affinity", "worst"]).all()
+    assert len(run.leaderboard(seeds="apart")) == 8
+    assert list(run.leaderboard(["absdev"]).columns.unique("measure")) == ["absdev"]
+
+
+def test_wrong_names_are_refused_with_the_nearest(run):
+    with pytest.raises(RequestError, match="did you mean 'affinity'"):
+        run.leaderboard(["afinity"])
+    with pytest.raises(RequestError, match="expected 'together' or 'apart'"):
+        run.leaderboard(seeds="mean")
+    with pytest.raises(RequestError, match="did you mean 'vgg8"):
+        run.signature("vgg9")
+    with pytest.raises(RequestError, match="'vgg8' may be any of 2"):
+        run.signature("vgg8")
+
+
+def test_a_signature_has_values_and_kinds_in_order_of_call(run):
+    found = run.signature("torchvision/convnext8 · seed 1", "affinity")
+    rows = run.scores.query(
+        "model == 'torchvision/convnext8' and seed == 1 and measure == 'affinity'"
+        " and place != '' and statistic == 'value'"
+    )
+    assert list(found.values) == rows["value"].tolist()
+    assert set(found.kinds) == {"relu", "gelu"}
+
+
+def test_the_fingerprint_has_a_strip_a_network_and_a_field_a_site(run):
+    figure = run.fingerprint()
+    assert isinstance(figure, Figure)
+    axes = figure.axes[0]
+    assert len(axes.get_yticklabels()) == 4
+    assert len(axes.patches) == 4 * 8
+
+
+def test_a_measure_is_drawn_as_suits_its_probe(run):
+    assert run.plot("affinity").axes[0].get_xlabel() == ""
+    assert run.plot("absdev").axes[0].get_ylabel() == "share of paths"
+    with pytest.raises(RequestError, match="did you mean 'absdev'"):
+        run.plot("absdef")
+
+
+def test_agreement_is_a_tidy_frame(run):
+    frame = run.agreement()
+    assert set(frame["coefficient"]) == {"spearman", "kendall", "pearson"}
+    assert frame["value"].dropna().between(-1, 1).all()
+
+
+def test_parquet_gives_the_scores_back(run, tmp_path):
+    pytest.importorskip("pyarrow")
+    again = pd.read_parquet(run.to_parquet(tmp_path / "scores.parquet"))
+    assert again["value"].tolist() == pytest.approx(run.scores["value"].tolist(), nan_ok=True)
+    assert again["model"].tolist() == run.scores["model"].tolist()
+
+
+class Cells(HTMLParser):
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.texts = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_a_notebook_shows_a_run_and_a_reading_with_their_names_escaped(run):
+    record = run.records[0]
+    record.subject["model"] = "<script>alert(1)</script>"
+    try:
+        run.__dict__.pop("scores", None)
+        shown = Cells(run._repr_html_())
+    finally:
+        record.subject["model"] = "vgg8"
+        run.__dict__.pop("scores", None)
+    assert "script" not in shown.tags
+    assert "svg" in shown.tags
+    assert any("<script>alert(1)</script>" in text for text in shown.texts)
+    result = Cells(record.result._repr_html_())
+    assert "layer0.0.act1" in result.texts
+    missing = next(r.result for r in made_run(4).records if r.result.status == "undefined")
+    assert missing.reason in "".join(Cells(missing._repr_html_()).texts)

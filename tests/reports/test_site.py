@@ -1,0 +1,76 @@
+"""Many runs: one page for all, or a site with a page each."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nlbench.cli.app import app
+from nlbench.errors import RequestError
+from nlbench.reports.page import write_site
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+from made_runs import made_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for number in (1, 2):
+        made_run(number, measures=("affinity", "pathlength")).save(folder / f"run {number}")
+    return folder
+
+
+def nlbench(*arguments):
+    """Exit status, output and error of a command, in this process."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return done.exit_code, done.stdout, done.exception
+
+
+def test_a_folder_of_runs_becomes_an_index_and_a_page_each(runs, tmp_path):
+    status, out, _ = nlbench("report", runs, "-o", tmp_path / "site")
+    assert status == 0
+    assert out.strip() == str(tmp_path / "site" / "index.html")
+    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'<a href="([^"]+)"', index)
+    assert sorted(links) == ["run-1.html", "run-2.html"]
+    assert all((tmp_path / "site" / link).is_file() for link in links)
+    assert "2 ok" in index
+
+
+def test_runs_of_one_name_have_pages_of_their_own(tmp_path):
+    write_site([made_run(1, measures=("affinity",)) for _ in range(2)], tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"index.html", "run.html", "run--2.html"}
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(RequestError, match="is a file; expected the name of a folder"):
+        write_site(made_run(1, measures=("affinity",)), tmp_path / "x")
+
+
+def test_a_folder_of_runs_on_one_page(runs, tmp_path):
+    status, out, _ = nlbench("report", runs, "-o", tmp_path / "both.html")
+    assert status == 0
+    assert "run 1 · trained" in Path(out.strip()).read_text(encoding="utf-8")
+
+
+def test_citations_of_all_that_a_run_used(runs):
+    status, out, _ = nlbench("cite", runs / "run 1", runs / "run 2")
+    assert status == 0
+    assert out.count("@article{affinity,") == 1
+    assert out.count("@article{pathlength,") == 1
+
+
+def test_compare_fails_where_it_is_told_to(runs):
+    same = nlbench("compare", runs / "run 1", runs / "run 1", "--fail-if", "affinity > 0")
+    assert same[0] == 0
+    assert "pathlength" in same[1]
+    other = nlbench("compare", runs / "run 1", runs / "run 2", "--fail-if", "affinity > 0.01%")
+    assert other[0] == 1
+    assert "failed: affinity, vgg8" in other[1]
+    wrong = nlbench("compare", runs / "run 1", runs / "run 1", "--fail-if", "afinity > 0")
+    assert isinstance(wrong[2], RequestError)
+    assert "did you mean 'affinity'" in str(wrong[2])
