@@ -149,6 +149,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self._stack.append(module)
+        if isinstance(module, nn.MultiheadAttention) and any(id(x) in self._values for x in inputs):
+            # Its first step moves the axis of samples, which would be a poor reason.
+            name = "multi_head_attention_forward"
+            raise self._refusal(name, self._why_not(name))
 
     def _leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         self._stack.pop()
@@ -232,7 +236,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operation = known(called)
             if operation is not None and (operation.refused or operation.kind):
                 return operation.refused or "not piecewise affine"
-        if known(name) is not None or known(self._composites[0]) is not None:
+        if any(known(called) is not None for called in (name, *self._composites)):
             return "not piecewise affine"
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"
