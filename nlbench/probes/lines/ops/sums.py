@@ -339,7 +339,8 @@ not_affine(
     "native_layer_norm", "layer_norm", "group_norm", "native_group_norm", "instance_norm",
     "rms_norm", "_fused_rms_norm", "cosine_similarity", "cdist", "_cdist_forward", "var",
     "var_mean", "std", "std_mean", "prod", "cumprod", "logsumexp", "logcumsumexp",
-    "scaled_dot_product_attention", "_native_multi_head_attention", "lstm", "lstm_cell", "gru",
+    "scaled_dot_product_attention", "multi_head_attention_forward",
+    "_native_multi_head_attention", "lstm", "lstm_cell", "gru",
     "gru_cell", "rnn_tanh", "rnn_tanh_cell", "_transformer_encoder_layer_fwd", "_softmax",
     "_log_softmax", "log_softmax", "local_response_norm", "grid_sampler", "grid_sampler_2d",
 )  # fmt: skip
