@@ -19,6 +19,7 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml
+	cd $(VENV) && bin/lint-imports --config ../pyproject.toml
 
 bench: $(VENV)/.installed
 	for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

@@ -58,6 +58,7 @@ def deviation_of(trace: SegmentTrace | SegmentEstimate) -> Deviation:
 
     Examples
     --------
+    >>> import torch
     >>> from nlbench.probes.lines import trace_segment
     >>> trace = trace_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([1.0]))
     >>> found = deviation_of(trace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -75,13 +75,25 @@ class Method:
         return replace(result, reason=remark, notes=notes)
 
 
-def with_means(result: Result, names: Iterable[str]) -> Result:
-    """Add to a summary the mean over paths of more statistics, where every path has them."""
+def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:
+    """Add to a summary the mean over paths of more statistics, where every path has them.
+
+    Of `parts`, which are by name, those names that every path has.
+    """
     if result.status != "ok":
         return result
-    resources = {}
-    paths = [value.statistics for value in result.values if value.status == "ok"]
-    for name in names:
-        if paths and all(name in path for path in paths):
-            resources[name] = statistics.fmean(path[name] for path in paths)
-    return replace(result, summary={**result.summary, **resources})
+    paths = [value for value in result.values if value.status == "ok"]
+    means = _means([path.statistics for path in paths], names)
+    found = {}
+    for part in parts:
+        named = [numbers for path in paths if isinstance(numbers := path.parts[part], Mapping)]
+        found[part] = _means(named, dict.fromkeys(name for one in named for name in one))
+    return replace(result, summary={**result.summary, **means}, parts={**result.parts, **found})
+
+
+def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
+    return {
+        name: statistics.fmean(path[name] for path in paths)
+        for name in names
+        if paths and all(name in path for path in paths)
+    }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nlbench.measure import Measure, Result, Value
+from nlbench.measure import Measure, Parts, Result, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 from ._deviation import Deviation, deviation_of
@@ -87,9 +87,11 @@ class _Sum:
         }
         if bool(self.error.any()):
             found["error"] = _norm(self.error)
-        found |= {f"logit{j}": number for j, number in enumerate(total.tolist())}
-        found |= {f"above{j}": number for j, number in enumerate(above.tolist())}
-        return found | {f"segment{i}": number for i, number in enumerate(self.segments)}
+        return found
+
+    def parts(self) -> Parts:
+        total, above = self.deviation.total, self.deviation.above
+        return {"logit": total.tolist(), "above": above.tolist(), "segment": self.segments}
 
 
 def _norm(logits: Tensor) -> float:
@@ -128,7 +130,7 @@ class AbsoluteDeviation(Measure):
     def compute(self) -> Result:
         """Give the deviation of each path."""
         values = [
-            Value(place, path.statistics(), len(path.segments))
+            Value(place, path.statistics(), len(path.segments), parts=path.parts())
             for place, path in self._sums.items()
         ]
         result = Result.of(values, n=sum(value.n for value in values))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from nlbench.errors import Undefined
-from nlbench.measure import Measure, Result, Value
+from nlbench.measure import Measure, Parts, Result, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 from nlbench.probes.lines.lines import slope_changes
 
@@ -14,8 +14,6 @@ from ._paths import Method, with_means
 from ._sources import traced_regions
 
 __all__ = ["Density"]
-
-_SITE = "site:"
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,10 @@ class _Tally:
             found["slope_changes"] = float(self.changes)
         if self.estimated:
             found |= {"at_least": float(self.at_least), "error": self.error}
-        found |= {"length": self.length, "segments": float(segments)}
-        found |= {f"segment{i}": float(number) for i, number in enumerate(self.crossings)}
-        return found | {_SITE + name: float(number) for name, number in self.sites.items()}
+        return found | {"length": self.length, "segments": float(segments)}
+
+    def parts(self) -> Parts:
+        return {"segment": self.crossings, "site": self.sites}
 
 
 def _slope_changes(trace: SegmentTrace) -> int | None:
@@ -127,10 +126,9 @@ class Density(Measure):
     def compute(self) -> Result:
         """Give the number of crossings of each path."""
         values = [
-            Value(place, tally.statistics(), len(tally.crossings))
+            Value(place, tally.statistics(), len(tally.crossings), parts=tally.parts())
             for place, tally in self._tallies.items()
         ]
         result = Result.of(values, n=sum(value.n for value in values))
-        sites = dict.fromkeys(_SITE + name for t in self._tallies.values() for name in t.sites)
-        resources = ("per_length", "per_segment", "slope_changes", "at_least", "error", *sites)
-        return self._method.on(with_means(result, resources))
+        names = ("per_length", "per_segment", "slope_changes", "at_least", "error")
+        return self._method.on(with_means(result, names, parts=("site",)))

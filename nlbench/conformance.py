@@ -22,7 +22,7 @@ from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_probe, make_bench
 from nlbench.probes import Resources
-from nlbench.subjects.load import Subject
+from nlbench.subjects.subject import Subject
 
 __all__ = ["Check", "check_measure"]
 
@@ -161,7 +161,8 @@ def _network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
     widths = (WIDTH, 12, 8, CLASSES)
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
-        linear = nn.utils.skip_init(nn.Linear, before, after)
+        # Without drawing numbers that are overwritten.
+        linear = nn.utils.skip_init(nn.Linear, before, after)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             linear.weight.copy_(torch.randn(after, before, generator=made) * (2 / before) ** 0.5)
             linear.bias.copy_(0.1 * torch.randn(after, generator=made) + shift)
@@ -237,7 +238,8 @@ def _beside(measure: type[Measure], found: dict[str, Result]) -> type[Measure]:
         def compute(self) -> Result:
             for name, one in self._all.items():
                 found[name] = one.compute()
-            return super().compute()
+            result: Result = super().compute()
+            return result
 
     Beside.__doc__ = measure.__doc__
     return Beside
@@ -384,7 +386,8 @@ def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[_Trial, nn.Module,
 def _rotated(values: Tensor) -> Tensor:
     made = torch.Generator().manual_seed(values.shape[1])
     square = torch.randn(values.shape[1], values.shape[1], generator=made, dtype=torch.float64)
-    return values @ torch.linalg.qr(square).Q.to(values)
+    rotated: Tensor = values @ torch.linalg.qr(square).Q.to(values)
+    return rotated
 
 
 def _moved(values: Tensor) -> Tensor:

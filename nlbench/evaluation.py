@@ -23,7 +23,8 @@ from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import make_manifest, measure_facts
 from nlbench.store.run_folder import Run
 from nlbench.subjects.inputs import Arguments, BatchReader, is_batch, model_called, refused
-from nlbench.subjects.samples import Batches, StreamedSubject, sample_facts
+from nlbench.subjects.samples import Batches, sample_facts
+from nlbench.subjects.subject import Subject
 
 __all__ = ["evaluate"]
 
@@ -110,7 +111,7 @@ def evaluate(
         "preprocessing": "as given",
         **samples.facts(),
     }
-    subject = StreamedSubject(model, given, samples.labels, facts, stream=stream)
+    subject = Subject(model, given, samples.labels, facts, stream=stream)
 
     def key_of(measure: type[Measure]) -> str:
         return content_key(

@@ -663,7 +663,7 @@ def _metric_version(metric: Any) -> str:
     """What decides a metric's numbers: torchmetrics' version, and how the metric is set."""
     import torchmetrics
 
-    class Bare(torchmetrics.Metric):  # type: ignore[misc]
+    class Bare(torchmetrics.Metric):
         def update(self) -> None: ...
         def compute(self) -> None: ...
 
@@ -681,7 +681,8 @@ class _MetricOfSite(Accumulator):
     """A metric of one site: of all columns together, or else one a column."""
 
     def __init__(self, metric: Any) -> None:
-        self._metric, self._metrics = metric, []
+        self._metric = metric
+        self._metrics: list[Any] = []
         self._is_whole = True
         self._measured = self._columns = 0
 

@@ -119,35 +119,27 @@ def families(runs: Sequence[NamedRun]) -> list[Family]:
     """Collect linearised networks by run, model and dataset."""
     found: dict[str, list[Network]] = {}
     for run in runs:
-        subjects = [s for s in run.manifest.get("subjects") or [] if "mode" in s and "omega" in s]
-        if not subjects:
+        subjects = run.manifest.get("subjects") or []
+        if not any(_training(subject)[0] in MODES for subject in subjects):
             continue
         numbers = _numbers(run)
         for subject in subjects:
             key = (subject["model"], subject["weights"], subject["data"], int(subject["seed"]))
             values = [
                 numbers.get((*key, measure, "", "value"))
-                for measure in ("accuracy", "pathlength", "linear_units")
+                for measure in ("accuracy", "pathlength", "linear-units")
             ]
             if None in values:
                 continue
             label = f"{subject['model']} on {subject['data']}"
             label += f" ({run.name})" if len(runs) > 1 else ""
             layers = {
-                name[5]: (value, numbers[(*key, "linear_units", name[5], "units")])
+                name[5]: (value, numbers[(*key, "linear-units", name[5], "units")])
                 for name, value in numbers.items()
-                if name[:5] == (*key, "linear_units") and name[5] and name[6] == "nonlinear"
+                if name[:5] == (*key, "linear-units") and name[5] and name[6] == "nonlinear"
             }
             accuracy, length, linear = (float(value) for value in values if value is not None)
-            network = Network(
-                str(subject["mode"]),
-                subject["omega"],
-                int(subject["seed"]),
-                accuracy,
-                length,
-                linear,
-                layers,
-            )
+            network = Network(*_training(subject), accuracy, length, linear, layers)
             found.setdefault(label, []).append(network)
     return [
         Family(one_line(label), tuple(networks))
@@ -156,13 +148,23 @@ def families(runs: Sequence[NamedRun]) -> list[Family]:
     ]
 
 
+def _training(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
+    """Mode, ω and seed of a network's training, as its checkpoint's header says."""
+    about = subject.get("weights_metadata") or {}
+    seed = int(about.get("seed", subject["seed"]))
+    if "omega" not in about:
+        return "reference", None, seed
+    mode = "random" if "random" in about else str(about.get("recipe", ""))
+    return mode, float(about["omega"]), seed
+
+
 def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
     table = run.scores[run.scores["status"] == "ok"]
     columns = ["model", "weights", "data", "seed", "measure", "place", "statistic", "value"]
     return {
         (str(m), str(w), str(d), int(s), str(measure), str(place or ""), str(statistic)): float(v)
         for m, w, d, s, measure, place, statistic, v in table[columns].itertuples(index=False)
-        if measure in ("accuracy", "pathlength", "linear_units")
+        if measure in ("accuracy", "pathlength", "linear-units")
     }
 
 
@@ -174,7 +176,8 @@ def compared(family: Family) -> Iterator[str]:
     """
     mine = _curve(family, "post-training")
     for mode in ("from-start", "random"):
-        other = _curve(family, mode)
+        # Without a penalty there is nothing to compare: both are the same network.
+        other = _curve(family, mode, above=0.0)
         if len(mine) < 2 or not other:
             continue
         lengths, accuracies = zip(*sorted(mine), strict=True)
@@ -196,13 +199,14 @@ def compared(family: Family) -> Iterator[str]:
         )
 
 
-def _curve(family: Family, mode: str) -> list[tuple[float, float]]:
+def _curve(family: Family, mode: str, above: float = -1.0) -> list[tuple[float, float]]:
     return [
         (
             statistics.fmean(network.length for network in group),
             statistics.fmean(network.accuracy for network in group),
         )
-        for _, group in family.groups(mode)
+        for omega, group in family.groups(mode)
+        if omega > above
     ]
 
 

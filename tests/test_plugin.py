@@ -68,6 +68,85 @@ def test_its_measures_run_on_its_model_beside_the_built_in_ones(site, tmp_path):
     assert "Mean cosine between" in page
 
 
+def test_its_probe_takes_part_in_plan_run_record_and_page(site, tmp_path):
+    done = call(
+        "run", "--measures", "stable-rank,r2", "--model", "tinynet", "--data", "stripes",
+        "--samples", "32", "--set", "parameters.smallest=3", "--out", "run",
+        cwd=tmp_path, paths=[site],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["probes"]["parameters"] == {"smallest": 3}
+    assert manifest["measures"]["stable-rank"]["probe"] == "parameters"
+    table = (tmp_path / "run" / "scores.csv").read_text()
+    # The last layer has two rows, one a class.
+    assert [place for place in ("0", "3", "7") if f",stable-rank,{place},value," in table] == [
+        "0",
+        "3",
+    ]
+    cells = [json.loads(path.read_text()) for path in (tmp_path / "run" / "cells").iterdir()]
+    (cell,) = (cell for cell in cells if cell["measure"]["name"] == "stable-rank")
+    assert (cell["probe"]["name"], cell["probe"]["matrices"]) == ("parameters", 2)
+    assert "Stable rank of the weights" in (tmp_path / "run" / "report.html").read_text("utf-8")
+    again = call(
+        "run", "--measures", "stable-rank,r2", "--model", "tinynet", "--data", "stripes",
+        "--samples", "32", "--set", "parameters.smallest=3", "--out", "run",
+        cwd=tmp_path, paths=[site],
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    wrong = call(
+        "run", "--measures", "stable-rank", "--model", "tinynet",
+        "--set", "parameters.smallest=20000", cwd=tmp_path, paths=[site],
+    )  # fmt: skip
+    assert wrong.returncode == 2
+    assert "parameters.smallest: no layer has as many rows" in wrong.stderr
+
+
+def test_its_probe_is_shown_to_measures_from_python_and_checked_as_any(site, tmp_path):
+    script = tmp_path / "use.py"
+    script.write_text(
+        "import torch, nlbench\n"
+        "from nlbench_cosine.probe import StableRank\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())\n"
+        "torch.nn.init.eye_(model[0].weight)\n"
+        "run = nlbench.evaluate(model, torch.randn(8, 4), [StableRank])\n"
+        "print(run['stable-rank'].summary['value'])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) == pytest.approx(3.0)
+    checked = call("check-measure", "stable-rank", "--json", cwd=tmp_path, paths=[site])
+    assert checked.returncode == 0, checked.stderr
+    rows = {row["check"]: row for row in json.loads(checked.stdout)}
+    assert rows["invariant to batches"]["verdict"] == "not checked"
+    assert "doesn't depend on the samples" in rows["inputs that are not finite"]["detail"]
+
+
+def test_its_operation_is_a_site_and_traced_exactly(site, tmp_path):
+    done = call(
+        "run", "--measures", "density,r2", "--model", "hatnet", "--data", "stripes",
+        "--samples", "40", "--set", "lines.paths=pairs", "--set", "lines.number=2", "--out", "run",
+        cwd=tmp_path, paths=[site],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "run" / "scores.csv").read_text()
+    assert ",r2,2/hat,value," in table
+    assert ",density,path0,value," in table
+
+
+def test_a_metric_of_torchmetrics_is_registered_by_a_function_that_makes_it(site, tmp_path):
+    done = call(
+        "run", "--measures", "correlation", "--model", "tinynet", "--samples", "32",
+        "--out", "run", cwd=tmp_path, paths=[site],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["measures"]["correlation"]["version"].startswith("torchmetrics ")
+    assert "torchmetrics" in call("show", "correlation", cwd=tmp_path, paths=[site]).stdout
+
+
 BROKEN = """
 [build-system]
 requires = ["setuptools>=77"]

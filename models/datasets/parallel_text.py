@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,6 @@ from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Sample, dataset
 from nlbench.subjects.load import header_of
-
-if TYPE_CHECKING:
-    from nlbench.models.training.recipes import Recipe
-    from nlbench.models.training.translation import Translation
 
 __all__ = [
     "END",
@@ -251,23 +247,6 @@ class ParallelText:
                 f"the weights were trained under another vocabulary than that of {self.name}; give "
                 "the options of their training, or parallel.vocabulary_of=CHECKPOINT"
             )
-
-    def task(self, recipe: Recipe, label_noise: float, seed: int) -> Translation:
-        """What training makes of it.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the recipe augments images or corrupts labels.
-        """
-        from nlbench.models.training.translation import Translation, bleu
-
-        bleu([""], [""], self.bleu_tokens)  # What is missing is told before training.
-        if recipe.shift or recipe.flip:
-            raise RequestError(f"{self.name} is text; recipe '{recipe.name}' moves images")
-        if label_noise:
-            raise RequestError(f"{self.name} is text; it has no labels to corrupt")
-        return Translation(self)
 
 
 def make_parallel(

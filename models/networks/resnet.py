@@ -141,7 +141,11 @@ def _residual(depth: int, *, shortcuts: bool) -> Callable[..., ResidualNetwork]:
         return ResidualNetwork(depth, in_channels, num_classes, shortcuts=shortcuts)
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"{name} for 32×32 images; see `ResidualNetwork`."
+    build.__doc__ = (
+        f"ResNet{depth} for 32×32 images, with batch norm and parameter-free shortcuts."
+        if shortcuts
+        else f"ResNet{depth} without its shortcuts: as many layers and parameters."
+    )
     return model(source=HE)(build)
 
 

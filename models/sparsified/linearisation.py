@@ -73,7 +73,7 @@ class SparsityPrior(Prior):
         """How the network that the weights fit is made."""
         options = {"layerwise": self.layerwise}
         about = {"transform": "sparsify", "transform_options": json.dumps(options)}
-        return about | ({"random": "true"} if self.frozen else {"omega": str(self.omega)})
+        return {**about, "omega": str(self.omega), **({"random": "true"} if self.frozen else {})}
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.files import write_atomically
 from nlbench.hashing import state_hash
+from nlbench.models.datasets.parallel_text import ParallelText
 
 from .recipes import Prior, Recipe, vanilla
-from .tasks import LARGEST_SEED, Task, task_of
+from .tasks import LARGEST_SEED, Classification, Task
+from .translation import translation_of
 
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
@@ -159,6 +161,17 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"{path} is of another training: {said}; remove it to train anew")
     content: dict[str, Any] = found
     return content
+
+
+def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
+    """What a dataset is for: a task of its own, translation of its text, else classification."""
+    own = getattr(dataset, "task", None)
+    if own is not None:
+        task: Task = own(recipe, label_noise, seed)
+        return task
+    if isinstance(dataset, ParallelText):
+        return translation_of(dataset, recipe, label_noise)
+    return Classification(dataset, recipe, label_noise, seed)
 
 
 def train(

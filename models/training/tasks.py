@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ __all__ = [
     "batches",
     "corrupt_labels",
     "relabelled",
-    "task_of",
 ]
 
 
@@ -178,15 +177,6 @@ class Classification(Task):
         items = self.items if split == "train" else self.dataset.split(split)
         for images, labels in batches(items, torch.arange(_len(items)), 512, device):
             yield self.dataset.normalize(images.to(device)), labels.to(device)
-
-
-def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
-    """What a dataset is for: its own task, else classification."""
-    own = getattr(dataset, "task", None)
-    if own is not None:
-        task: Task = own(recipe, label_noise, seed)
-        return task
-    return Classification(dataset, recipe, label_noise, seed)
 
 
 def _len(items: Items) -> int:

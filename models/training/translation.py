@@ -17,7 +17,9 @@ from .tasks import Task
 if TYPE_CHECKING:
     from nlbench.models.datasets.parallel_text import ParallelText
 
-__all__ = ["Translation", "bleu", "translate"]
+    from .recipes import Recipe
+
+__all__ = ["Translation", "bleu", "translate", "translation_of"]
 
 
 _BATCH = 256
@@ -68,6 +70,22 @@ class Translation(Task):
     def metadata(self) -> dict[str, str]:
         """The vocabulary, without which the tokens can't be read."""
         return {"vocabulary": self.text.vocabulary.text}
+
+
+def translation_of(text: ParallelText, recipe: Recipe, label_noise: float) -> Translation:
+    """Make the task of pairs of texts.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the recipe augments images or corrupts labels, or what BLEU needs isn't there.
+    """
+    bleu([""], [""], text.bleu_tokens)  # What is missing is told before training.
+    if recipe.shift or recipe.flip:
+        raise RequestError(f"{text.name} is text; recipe '{recipe.name}' moves images")
+    if label_noise:
+        raise RequestError(f"{text.name} is text; it has no labels to corrupt")
+    return Translation(text)
 
 
 def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor:

@@ -30,7 +30,8 @@ from nlbench.probes.budget import Found
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
 from nlbench.store.record import Record, same_subject
-from nlbench.subjects.load import Subject, SubjectSpec, load_subject
+from nlbench.subjects.load import SubjectSpec, load_subject
+from nlbench.subjects.subject import Subject
 
 from .numerics import (
     Machine,

@@ -71,6 +71,34 @@ def rng_restored(device: torch.device) -> Iterator[None]:
             np.random.set_state(arrays)  # noqa: NPY002
 
 
+class _Threads:
+    """How many threads PyTorch has, while others compute with one each.
+
+    What a thread sets for itself is also the default of threads to come: the last of several
+    that overlap puts back what the first one found.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 1
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = torch.get_num_threads()
+            self._users += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                torch.set_num_threads(self._before)
+
+
+_THREADS = _Threads()
+
+
 class Background(Generic[Item]):
     """Works off items in the order given, in a thread of its own.
 
@@ -114,11 +142,11 @@ class Background(Generic[Item]):
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="measures", daemon=True)
-        self._threads = torch.get_num_threads()
         is_cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.current_stream(device) if is_cuda else None
 
     def __enter__(self) -> Background[Item]:
+        _THREADS.begin()
         self._thread.start()
         return self
 
@@ -168,8 +196,7 @@ class Background(Generic[Item]):
             self._wait_until_done()
             raise
         finally:
-            # What the thread set is also the default of threads to come.
-            torch.set_num_threads(self._threads)
+            _THREADS.end()
         if error is None and self._error is not None:
             raise self._error
 

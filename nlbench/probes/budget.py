@@ -303,7 +303,8 @@ def fitting(
     Examples
     --------
     >>> model, batch = nn.Linear(4, 1000), torch.zeros(64, 4)
-    >>> fitting({}, model, "a forward pass", batch, 120_240).of(64)
+    >>> memory = 20 * bytes_a_sample(model, batch[:2])
+    >>> fitting({}, model, "a forward pass", batch, memory).of(64)
     20
     """
     sizes = found.setdefault(model, {})

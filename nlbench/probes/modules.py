@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from .axes import Layouts, tensors_in
 from .ops import activation_kind, named_modules, operation, operation_name, qualified_name
 
-__all__ = ["SiteName", "SiteNames", "Writing", "bends", "input_of"]
+__all__ = ["SiteName", "SiteNames", "Writing", "acts_of", "bends", "input_of"]
 
 
 # Modules that do nothing but pool: where a trace bends in one it bears the module's name.
@@ -109,7 +109,7 @@ class Writing:
             return False
         # Data that came in another way, such as an attribute, is a second input.
         is_function_of_input = all(map(self._is_own, sampled))
-        if not _acts(func) or not is_function_of_input:
+        if not acts_of(func) or not is_function_of_input:
             self.possible = False
         return True
 
@@ -190,6 +190,7 @@ class SiteNames(TorchFunctionMode):
         self.model = model
         self._paths = {module: path for path, module in model.named_modules()}
         self._verdicts: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        self._written: WeakSet[nn.Module] = WeakSet()
         self._named = named_modules()
         self._thread = threading.get_ident()
         self.on_name: Callable[[SiteName], None] = lambda name: None
@@ -376,8 +377,11 @@ class SiteNames(TorchFunctionMode):
         if writing is None:
             return
         is_activation = writing.is_activation(output)
-        if writing.is_decided(output):
-            self._verdicts[module] = is_activation
+        if is_activation:
+            self._written.add(module)
+        elif writing.is_decided(output) and module not in self._written:
+            # Not tried again; one that was an activation once is, so that batches are alike.
+            self._verdicts[module] = False
         name = self._settle(writing, output) if is_activation else None
         self.writing_ends(writing, output, name)
 
@@ -446,7 +450,7 @@ def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()), None)
 
 
-def _acts(func: Any) -> str:
+def acts_of(func: Any) -> str:
     """How a function acts on numbers one by one; see `nlbench.probes.ops.Operation`."""
     found = operation(func)
     return found.acts if found else ""
@@ -466,7 +470,7 @@ def bends(func: Any, sampled: int) -> bool:
     >>> bends(torch.mul, 1), bends(torch.mul, 2), bends(torch.add, 2), bends(torch.exp, 1)
     (False, True, False, True)
     """
-    acts = _acts(func)
+    acts = acts_of(func)
     return acts == "bends" or (acts in ("keeps", "affine") and sampled > 1)
 
 

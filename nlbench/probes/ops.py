@@ -45,14 +45,9 @@ from nlbench.errors import PluginError, RequestError
 from nlbench.registry import entry_points
 
 __all__ = [
-    "ACTIVATIONS",
     "ACTIVATION_MODULES",
-    "AFFINE",
-    "BENT",
     "FUSED",
     "NAMED_MODULES",
-    "PLUMBING",
-    "SUMS",
     "Operation",
     "activation",
     "activation_kind",
@@ -577,7 +572,7 @@ def named_modules() -> tuple[type[nn.Module], ...]:
 
 
 # Name of a function, without a trailing underscore, to the kind of activation.
-ACTIVATIONS = {
+_ACTIVATIONS = {
     "_threshold": "threshold",
     "celu": "celu",
     "elu": "elu",
@@ -644,20 +639,20 @@ FUSED = {
 }  # fmt: skip
 
 # Operations on numbers one by one that change no value.
-PLUMBING = {
+_PLUMBING = {
     "alpha_dropout", "bfloat16", "clone", "contiguous", "detach", "double", "dropout", "dropout1d",
     "dropout2d", "dropout3d", "feature_alpha_dropout", "feature_dropout", "float", "half",
     "positive", "requires_grad", "to", "type", "type_as",
 }  # fmt: skip
 # Affine as long as at most one of the operands is data.
-AFFINE = {
+_AFFINE = {
     "add", "addcmul", "div", "divide", "lerp", "masked_fill", "mul", "multiply", "neg", "negative",
     "rsub", "sub", "subtract", "true_divide", "where",
 }  # fmt: skip
 # Affine also where both operands are data.
-SUMS = {"add", "rsub", "sub", "subtract"}
+_SUMS = {"add", "rsub", "sub", "subtract"}
 # Element by element, and not affine.
-BENT = {
+_BENT = {
     "abs", "absolute", "acos", "acosh", "addcdiv", "and", "arccos", "arcsin", "arcsinh",
     "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
     "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh",
@@ -669,7 +664,7 @@ BENT = {
     "rtruediv", "sgn", "sign", "sin", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
     "special_exp2", "special_expm1", "special_log1p", "special_sinc", "sqrt", "square", "tan",
     "trunc", "xlogy",
-} | (ACTIVATIONS.keys() - {"glu", "softmax", "special_softmax"})  # fmt: skip
+} | (_ACTIVATIONS.keys() - {"glu", "softmax", "special_softmax"})  # fmt: skip
 
 
 def operation_name(func: Callable[..., Any]) -> str:
@@ -703,12 +698,12 @@ def activation_kind(name: str) -> str | None:
     return (found.kind or None) if found else None
 
 
-for _name, _kind in ACTIVATIONS.items():
+for _name, _kind in _ACTIVATIONS.items():
     activation(_kind, _name)
-elementwise("keeps", *PLUMBING)
-elementwise("sums", *SUMS)
-elementwise("affine", *(AFFINE - SUMS))
-elementwise("bends", *BENT)
+elementwise("keeps", *_PLUMBING)
+elementwise("sums", *_SUMS)
+elementwise("affine", *(_AFFINE - _SUMS))
+elementwise("bends", *_BENT)
 
 
 if __name__ == "__main__":

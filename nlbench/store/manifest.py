@@ -25,7 +25,7 @@ __all__ = ["Manifest", "make_manifest", "manifest_text", "measure_facts", "now"]
 class Manifest(Mapping[str, Any]):
     """What decided a run's numbers, and what came of its cells.
 
-    As a mapping it has what its file has: the fields that say anything.
+    As a mapping it has what its file has; a field that is rarely set is there only where it is.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ class Manifest(Mapping[str, Any]):
     Examples
     --------
     >>> manifest = Manifest(command="nlbench run", unfinished=True)
-    >>> dict(manifest)
-    {'command': 'nlbench run', 'unfinished': True}
+    >>> manifest["unfinished"], manifest["cells"], "merged" in manifest
+    (True, {}, False)
     >>> Manifest.from_dict(manifest.to_dict(), "here") == manifest
     True
     """

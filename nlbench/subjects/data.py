@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError
-from nlbench.measure import Source
 from nlbench.options import Option
 
 if TYPE_CHECKING:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined, shown
+from nlbench.errors import NlbenchError, PluginError, RequestError, shown
 from nlbench.hashing import file_hash, state_hash
 from nlbench.options import OptionValue, resolve_options
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from .subject import Subject
+
 __all__ = [
     "ModelSource",
-    "Subject",
     "SubjectSpec",
     "WeightsChoice",
     "adapted",
@@ -161,70 +162,6 @@ class WeightsChoice:
     def identity(self) -> str:
         """Hash of the file, or what is drawn: what decides the weights, beside the seed."""
         return file_hash(self.file) if self.file else self.label
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model with its weights on a device, and the samples it is looked at with.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    inputs : tensor of shape (n, ...)
-        What the model is given.
-    labels : tensor of shape (n,) or None
-    facts : dict
-        ``model``, ``weights``, ``data``, ``seed``; hashes, counts, the preprocessing.
-    images : tensor or None
-        The inputs before normalisation, where they are images.
-    normalize : callable
-        From such images to inputs.
-    """
-
-    model: nn.Module
-    inputs: Tensor
-    labels: Tensor | None
-    facts: dict[str, Any]
-    images: Tensor | None = None
-    normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
-
-    def batches(self, most: int) -> Iterable[Tensor]:
-        """Give all samples in their order, in as few batches of nearly equal size as possible."""
-        import torch
-
-        from .samples import batch_sizes
-
-        return torch.split(self.inputs, list(batch_sizes(len(self.inputs), most)))
-
-    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Give all samples in their order with their labels.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If they have none.
-        """
-        import torch
-
-        from .samples import batch_sizes
-
-        if self.labels is None:
-            raise Undefined("the samples have no labels")
-        sizes = list(batch_sizes(len(self.labels), most))
-        return zip(torch.split(self.inputs, sizes), torch.split(self.labels, sizes), strict=True)
-
-    def shuffled(self, most: int) -> Iterable[Tensor]:
-        """Give them in a random order, the same at each call.
-
-        Inputs that come sorted, by class say, would make batches unlike the whole.
-        """
-        import torch
-
-        from .samples import batch_sizes
-
-        order = torch.randperm(len(self.inputs), generator=torch.Generator().manual_seed(0))
-        for part in torch.split(order, list(batch_sizes(len(order), most))):
-            yield self.inputs[part.to(self.inputs.device)]
 
 
 def load_dataset(name: str, options: Mapping[str, OptionValue | str] | None = None) -> Data:
@@ -437,7 +374,8 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         If the model, its weights or the data can't be had; one line says why.
     """
     from .inputs import tensor_of_output
-    from .samples import StreamedSubject, draw
+    from .samples import draw
+    from .subject import Subject
 
     source = model_source(spec)
     dataset = source.dataset
@@ -460,7 +398,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     }
     sample = drawn.sample
     images = sample.images if len(dataset.shape) == 3 else None
-    subject = StreamedSubject(
+    subject = Subject(
         model,
         sample.inputs,
         sample.labels,

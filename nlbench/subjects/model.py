@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nlbench.measure import Source
+from nlbench.citation import Source
 
 from .data import Preprocessing
 

@@ -11,18 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nlbench.errors import RequestError, Undefined
+from nlbench.errors import RequestError
 from nlbench.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
 from .inputs import Arguments, BatchReader
-from .load import Subject
 
 __all__ = [
     "HELD",
     "Batches",
     "Drawn",
-    "StreamedSubject",
     "batch_sizes",
     "draw",
     "rebatched",
@@ -145,45 +143,6 @@ def sample_facts(samples: Tensor) -> dict[str, Any]:
     ['sample_hash', 'samples']
     """
     return {"samples": len(samples), "sample_hash": tensor_hash(samples)}
-
-
-@dataclass(frozen=True)
-class StreamedSubject(Subject):
-    """A subject whose samples come as a stream; `inputs` are the first of them.
-
-    Parameters
-    ----------
-    stream : Batches or None
-    """
-
-    stream: Batches | None = None
-
-    def batches(self, most: int) -> Iterable[Tensor]:
-        """Give all samples in their order, in batches of nearly equal size."""
-        if self.stream is None:
-            return super().batches(most)
-        return rebatched(self.stream, most, self.stream.known_length)
-
-    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Give all samples in their order with their labels.
-
-        Raises
-        ------
-        nlbench.Undefined
-            If they have none, or a loader gave them that is gone through once.
-        """
-        if self.stream is None or self.labels is None:
-            return super().labelled(most)
-        if not isinstance(self.stream, DrawnBatches):
-            raise Undefined("the labels of a loader are not kept; give samples with labels=")
-        return self.stream.labelled(most)
-
-    def shuffled(self, most: int) -> Iterable[Tensor]:
-        """Give them in a random order; of a loader that is gone through once, the first."""
-        if isinstance(self.stream, DrawnBatches):
-            # Its samples were drawn in a random order.
-            return self.batches(most)
-        return super().shuffled(most)
 
 
 def batch_sizes(samples: int, most: int) -> Sequence[int]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
+from nlbench.probes.lines import estimate_segment
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
@@ -122,8 +123,7 @@ def test_a_reading_sums_segments_per_logit_and_takes_the_norm():
     for path, value in zip(paths, result.values, strict=True):
         pairs = itertools.pairwise(path)
         sums = sum(absolute_deviation(trace_segment(net, a, b)) for a, b in pairs)
-        assert value.statistics["logit0"] == pytest.approx(float(sums[0]))
-        assert value.statistics["logit1"] == pytest.approx(float(sums[1]))
+        assert value.parts["logit"] == pytest.approx(sums.tolist())
         assert value.statistics["value"] == pytest.approx(math.hypot(*sums.tolist()))
         length = float(path.diff(dim=0).norm(dim=1).sum())
         assert value.statistics["length"] == pytest.approx(length)
@@ -148,15 +148,13 @@ def test_a_reading_parts_the_deviation_by_sign_and_by_segment():
         TracedSegment(0, 0, trace_of([0, 0.5, 1], [[0, 0], [3, -1], [0, 0]], 2.0)),
         TracedSegment(0, 1, trace_of([0, 0.5, 1], [[0, 0], [-4, 0], [0, 0]], 1.0)),
     ]
-    found = reading_of(observations).values[0].statistics
-    assert found["logit0"] == 5
-    assert found["logit1"] == 1
-    assert found["above0"] == 3
-    assert found["above1"] == 0
+    (value,) = reading_of(observations).values
+    found, parts = value.statistics, value.parts
+    assert parts["logit"] == (5, 1)
+    assert parts["above"] == (3, 0)
     assert found["above"] == 3
     assert found["below"] == pytest.approx(math.hypot(2, 1))
-    assert found["segment0"] == pytest.approx(math.hypot(3, 1))
-    assert found["segment1"] == 2
+    assert parts["segment"] == pytest.approx((math.hypot(3, 1), 2))
     assert found["variation"] == pytest.approx(math.hypot(6 + 8, 2))
     assert "error" not in found
 
@@ -209,3 +207,18 @@ def test_without_looks_there_is_nothing_to_measure():
     measure = AbsoluteDeviation()
     measure.reset()
     assert measure.compute().status == "undefined"
+
+
+def test_an_estimate_is_taken_as_a_trace_is():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 2))
+    start, end = torch.randn(2, 3)
+    estimate, trace = estimate_segment(network, start, end), trace_segment(network, start, end)
+    exact = absolute_deviation(trace)
+    torch.testing.assert_close(absolute_deviation(estimate), exact, rtol=3e-3, atol=1e-4)
+    result = reading_of([TracedSegment(0, 0, estimate)])
+    assert result.notes["method"] == "refined"
+    assert result.summary["error"] == pytest.approx(
+        estimate.length * float(estimate.deviation_error.norm())
+    )
+    assert "estimated" in result.reason

@@ -4,6 +4,7 @@ from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.measures.density import Density
+from nlbench.probes.lines import estimate_segment, trace_segment
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths
 from nlbench.probes.lines.quadrature import integrate_along
 
@@ -28,9 +29,8 @@ def test_a_closed_path_counts_each_visited_region_once():
         "slope_changes": 4.0,
         "length": 12.0,
         "segments": 4.0,
-        **{f"segment{i}": 1.0 for i in range(4)},
-        "site:relu": 4.0,
     }
+    assert value.parts == {"segment": (1.0,) * 4, "site": {"relu": 4.0}}
 
 
 def test_the_count_does_not_depend_on_where_a_straight_line_is_cut():
@@ -63,10 +63,11 @@ def test_the_sites_make_up_the_value():
     result = reading_of(net, torch.randn(2, 4, 2))
     for value in result.values:
         found = value.statistics
-        assert found["site:1"] + found["site:3"] == found["value"] > 5
-        assert sum(found[f"segment{i}"] for i in range(3)) == found["value"]
-    both = [value.statistics["site:1"] for value in result.values]
-    assert result.summary["site:1"] == sum(both) / 2
+        assert value.parts["site"]["1"] + value.parts["site"]["3"] == found["value"] > 5
+        assert len(value.parts["segment"]) == 3
+        assert sum(value.parts["segment"]) == found["value"]
+    both = [value.parts["site"]["1"] for value in result.values]
+    assert result.parts["site"]["1"] == sum(both) / 2
 
 
 def test_a_unit_that_nothing_listens_to_makes_a_boundary_and_no_change_of_slope():
@@ -126,3 +127,21 @@ def test_without_looks_there_is_nothing_to_measure():
 def test_more_regions_means_more_nonlinear():
     assert Density.more_means == "more nonlinear"
     assert Density.bounds == (0, pytest.approx(float("inf")))
+
+
+def test_an_estimate_is_taken_as_a_trace_is():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 2))
+    ends = 2 * torch.randn(2, 3)
+    estimate, trace = estimate_segment(network, *ends), trace_segment(network, *ends)
+    measure = Density()
+    measure.reset()
+    measure.update(TracedSegment(0, 0, estimate))
+    measure.update(TracedSegment(0, 1, trace))
+    result = measure.compute()
+    statistics = result.values[0].statistics
+    assert statistics["value"] == pytest.approx(2 * trace.crossings, abs=estimate.error + 1e-9)
+    assert statistics["at_least"] <= 2 * trace.crossings
+    assert statistics["error"] == estimate.error
+    assert "slope_changes" not in statistics
+    assert result.notes["method"] == "refined, exact"

@@ -132,7 +132,7 @@ def test_that_of_a_run_knows_the_kinds_of_its_sites_also_once_it_is_saved(tmp_pa
         assert (signature.sites, signature.kinds) == (("1", "3"), ("relu", "gelu"))
         assert signature.name == "net"
         assert signature.statistics["mean"] == one["r2"].summary["value"]
-    with pytest.raises(KeyError, match="0 readings of 'cka'"):
+    with pytest.raises(KeyError, match="0 results of 'cka'"):
         run.signature("cka")
 
 

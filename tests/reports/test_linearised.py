@@ -8,23 +8,31 @@ from nlbench.reports.linearised import compared, families, tradeoffs
 from nlbench.store.run_folder import COLUMNS
 
 
+def header(mode, omega, seed):
+    """What a checkpoint says of its training."""
+    if mode == "reference":
+        return {"recipe": "vanilla", "seed": str(seed)}
+    about = {"recipe": "post-training", "random": "true"} if mode == "random" else {"recipe": mode}
+    return {**about, "omega": str(omega), "seed": str(seed)}
+
+
 def run(networks):
     """A run of (mode, ω, seed, accuracy, path length)."""
     rows, subjects = [], []
     for mode, omega, seed, accuracy, length in networks:
         weights = f"{mode}-{omega}-seed{seed}"
         subjects.append(
-            {"model": "net", "weights": weights, "data": "toy", "seed": seed, "mode": mode,
-             "omega": omega}
+            {"model": "net", "weights": weights, "data": "toy", "seed": 0,
+             "weights_metadata": header(mode, omega, seed)}
         )  # fmt: skip
-        identity = ("net", weights, "toy", seed)
+        identity = ("net", weights, "toy", 0)
         for measure, value in (("accuracy", accuracy), ("pathlength", length)):
             rows.append((*identity, measure, "", "value", value, 0, "ok", ""))
-        rows.append((*identity, "linear_units", "", "value", 0.25, 0, "ok", ""))
+        rows.append((*identity, "linear-units", "", "value", 0.25, 0, "ok", ""))
         if mode != "reference":
             for layer, nonlinear in (("relu1", 3), ("relu2", 1)):
-                rows.append((*identity, "linear_units", layer, "nonlinear", nonlinear, 0, "ok", ""))
-                rows.append((*identity, "linear_units", layer, "units", 4, 0, "ok", ""))
+                rows.append((*identity, "linear-units", layer, "nonlinear", nonlinear, 0, "ok", ""))
+                rows.append((*identity, "linear-units", layer, "units", 4, 0, "ok", ""))
     return NamedRun("lin", pd.DataFrame(rows, columns=list(COLUMNS)), {"subjects": subjects})
 
 
@@ -67,6 +75,12 @@ def test_modes_are_compared_at_the_same_path_length(accuracy, said):
     assert said in sentence
 
 
+def test_networks_without_a_penalty_are_no_win_for_either():
+    (family,) = families([run([*POST, ("random", 0.0, 0, 0.1, 3), ("random", 0.5, 0, 0.8, 3)])])
+    (sentence,) = compared(family)
+    assert "with random units linear at 1 of 1 value of ω" in sentence
+
+
 def test_a_single_seed_has_no_spread():
     (shown,) = tradeoffs([run([("from-start", 0.5, 0, 0.9, 3)])])
     assert [cell.text for cell in shown.table.rows[0]][3:] == ["90.00", "25.00", "3.00"]
@@ -88,7 +102,7 @@ def test_figures_name_the_layers_and_every_omega():
 
 def test_a_run_of_another_kind_has_no_such_section():
     other = run(POST)
-    subjects = [{k: v for k, v in s.items() if k != "mode"} for s in other.manifest["subjects"]]
+    subjects = [{**s, "weights_metadata": {}} for s in other.manifest["subjects"]]
     assert tradeoffs([replace(other, manifest={"subjects": subjects})]) == []
 
 

@@ -349,7 +349,7 @@ def _measured_errors(
     errors: dict[int, list[Tensor]] = {}
     places = torch.linspace(0, 1, MEASURED_AT, dtype=torch.float64, device=start.device)
     with torch.no_grad():
-        for part in places.split(max(1, points // (COPIES + 1))):
+        for part in torch.split(places, max(1, points // (COPIES + 1))):
             for seen in walk_measured(program, _between(start, end, part), COPIES):
                 if seen.step.rule.differ is not None:
                     own = [2 * bound[:1] for bound in seen.bounds]

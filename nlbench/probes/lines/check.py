@@ -173,7 +173,7 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, together: int) 
     """Refuse a step whose values are known to be no more than rounding's, but not zero."""
     sizes: dict[str, tuple[float, float]] = {}
     with torch.inference_mode():
-        for part in t.split(max(1, together)):
+        for part in torch.split(t, max(1, together)):
             for seen in walk(program, _between(points, part)):
                 if seen.step.rule.differ is not None:
                     noise, size = sizes.get(seen.step.site, (0.0, 0.0))

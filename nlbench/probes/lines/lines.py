@@ -37,6 +37,7 @@ from .paths import (
     pair_paths,
     translations,
 )
+from .patterns import UnknownPieces
 from .plot_data import Sketch
 from .program import load_of, record, refusal
 from .quadrature import integrate_along
@@ -300,8 +301,22 @@ def observe_paths(
             budget=budget if method == "auto" else 0,
         )
         traces = _completed(estimates, starts, ends, traced)
+        if method == "auto":
+            traces = _or_exact(traces, lambda: traced(starts, ends, "exact"))
     for index, trace in enumerate(traces):
         yield TracedSegment(index // segments, index % segments, trace)
+
+
+def _or_exact(
+    traces: Iterator[SegmentTrace | SegmentEstimate],
+    exact: Callable[[], Iterator[SegmentTrace]],
+) -> Iterator[SegmentTrace | SegmentEstimate]:
+    """Trace exactly where an operation's boundaries can't be counted without breakpoints."""
+    try:
+        # Found out before the first segment.
+        yield from traces
+    except UnknownPieces:
+        yield from exact()
 
 
 def _completed(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nlbench.errors import UnsupportedOperation
+from nlbench.probes.ops import known
 
 from .ops.rule import Call, Input, Rule
 from .program import Program, _one_output, _program
@@ -29,6 +30,7 @@ __all__ = [
     "Leaders",
     "Pieces",
     "Piecewise",
+    "UnknownPieces",
     "bits_of",
     "ones",
     "packed",
@@ -80,7 +82,11 @@ class Leaders:
 
 
 Pieces = Kinks | Leaders
-_Maker = Callable[[Call], Pieces]
+_Maker = Callable[[Call], Pieces | None]
+
+
+class UnknownPieces(UnsupportedOperation):
+    """Piecewise affine, but how its units' pieces are told apart is not known."""
 
 
 def _at(*kinks: float) -> _Maker:
@@ -119,12 +125,31 @@ def _softshrink(call: Call) -> Kinks:
     return _bends([-width, width] if width else [])
 
 
-def _larger_of_two(call: Call) -> Kinks:
+def _larger_of_two(call: Call) -> Pieces | None:
+    if len(call.args) < 2 or not all(isinstance(a, (Input, Tensor)) for a in call.args[:2]):
+        return _largest_along(call)
+
     def margins(inputs: Sequence[Tensor]) -> list[Margin]:
         first, second = (inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2])
         return [(torch.sub(first, second), 0.0)]
 
     return Kinks(margins)
+
+
+def _largest_along(call: Call) -> Pieces | None:
+    axis = call.argument(1, "dim")
+    if isinstance(axis, (list, tuple)) and len(axis) == 1:
+        axis = axis[0]
+    if not isinstance(axis, int) or not isinstance(call.args[0], Input):
+        return None
+    sign = -1 if call.name in ("amin", "min") else 1
+
+    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        members = sign * inputs[0].movedim(axis, -1)
+        members = members.reshape(len(members), -1, members.shape[-1])
+        return members.argmax(-1, keepdim=True), members
+
+    return Leaders(lead)
 
 
 def _max_pool(call: Call) -> Leaders:
@@ -165,7 +190,8 @@ _PIECES: dict[str, _Maker] = {
     ),
     "clamp_max": lambda c: _between(None, c.argument(1, "max")),
     "threshold": lambda c: _bends([float(c.args[1])]),
-    **dict.fromkeys(("maximum", "minimum", "max", "min"), _larger_of_two),
+    **dict.fromkeys(("maximum", "minimum", "max", "min", "fmax", "fmin"), _larger_of_two),
+    **dict.fromkeys(("amax", "amin"), _largest_along),
     **{f"{kind}max_pool{axes}d": _max_pool for kind in ("", "adaptive_") for axes in (1, 2, 3)},
 }
 
@@ -173,7 +199,11 @@ _PIECES: dict[str, _Maker] = {
 def pieces_of(call: Call) -> Pieces | None:
     """Say how the pieces of a call's units are told apart; None if that isn't known."""
     maker = _PIECES.get(call.name)
-    return maker(call) if maker else None
+    if maker:
+        return maker(call)
+    # An operation that somebody registered with its kinks.
+    found = known(call.name)
+    return None if found is None or found.kinks is None else _bends(found.kinks)
 
 
 @dataclass(frozen=True)
@@ -228,7 +258,7 @@ class Piecewise:
         return values[self.program.output].reshape(len(inputs), -1)
 
 
-class _CallRecorder(Recorder):
+class _CallRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Keeps the calls of the steps that it writes down."""
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
@@ -283,7 +313,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
         if step.rule.bend is not None:
             found = pieces_of(call) if call else None
             if found is None:
-                raise UnsupportedOperation(
+                raise UnknownPieces(
                     step.operation, step.place, "the pieces of its units can't be told apart"
                 )
             pieces[step.output] = found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self._dtype = example.dtype
         self._names = SiteNames(network)
+        self._attention = [m for m in network.modules() if isinstance(m, nn.MultiheadAttention)]
         self._names.begin(example)
         self._sites: list[SiteName | None] = []
         self._composites: list[str] = []
@@ -108,7 +109,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Follow which module is running and what it calls, and record what is dispatched."""
-        with self._names.hooked(), self._names, _Registered(self), self:
+        with ExitStack() as entered:
+            entered.enter_context(self._names.hooked())
+            for module in self._attention:
+                hook = module.register_forward_pre_hook(self._refuse_attention)
+                entered.callback(hook.remove)
+            for mode in (self._names, _Registered(self), self):
+                entered.enter_context(mode)
             yield
 
     @property
@@ -129,6 +136,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add_step("constant", [0], rule, output)
         return self._values[id(output)]
 
+    def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Refuse attention by its name: its first step moves the axis of samples, a poor reason."""
+        if any(id(x) in self._values for x in inputs):
+            name = "multi_head_attention_forward"
+            raise self._refusal(name, self._why_not(name))
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -140,7 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a call of a registered autograd function, and not what it is made of."""
         name = qualified_name(func)
-        with _disable_current_modes():  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
             return self._record(func, name, args, kwargs, [])
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
@@ -208,7 +221,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operation = known(called)
             if operation is not None and (operation.refused or operation.kind):
                 return operation.refused or "not piecewise affine"
-        if known(name) is not None or known(self._composites[0]) is not None:
+        if any(known(called) is not None for called in (name, *self._composites)):
             return "not piecewise affine"
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"

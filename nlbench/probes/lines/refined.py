@@ -415,7 +415,7 @@ class _Group:
         for key in set(zip(step.tolist(), margin.tolist(), strict=True)):
             mine = (step == key[0]) & (margin == key[1])
             counted = self._sides[outputs[key[0]], key[1]].counted
-            for s in (interval[mine] // steps).unique().tolist():
+            for s in set((interval[mine] // steps).tolist()):
                 _clear(counted[s], unit[mine & (interval // steps == s)])
 
     def _switched(self, found: _Found, steps: int) -> Tensor:
@@ -623,7 +623,9 @@ class _Crossings:
         rest = float(last.sum() / (2 ** torch.arange(len(last), dtype=added.dtype)).sum())
         # Units that cross twice come by chance, two crossings each: the spread of their sum, of
         # those to come and of those that tell of them; and what the ratio of halves leaves open.
-        spread = SURE * math.sqrt(2 * rest * (1 + 2 / 3)) if rest > FEWEST else 0.0
+        # Where the last two added nothing, all before them tell how likely a pair is yet.
+        likely = max(rest, float(added.sum()) / (2 ** len(added) - 1))
+        spread = SURE * math.sqrt(2 * likely * (1 + 2 / 3)) if likely > FEWEST else 0.0
         drift = abs(rest - float(added[-1])) / 2
         gain = counts[-1] - counts[-2]
         share = gain / gain.sum() if float(gain.sum()) > 0 else torch.zeros_like(gain)

@@ -159,7 +159,7 @@ class Watch(SiteNames):
         self.begin(*inputs, constants=constants if inputs else ())
         self._waiting: deque[Call] = deque()
         # What is known of handwritten activations that are running.
-        self._written: dict[int, _Written] = {}
+        self._begun: dict[int, _Written] = {}
         self._gates = Gates()
         self._logits = Logits()
         self._unseen = Unseen()
@@ -307,7 +307,7 @@ class Watch(SiteNames):
             self._of(writing).calls.append(call)
 
     def _of(self, writing: Writing) -> _Written:
-        return self._written.setdefault(id(writing), _Written(len(self._unseen.found)))
+        return self._begun.setdefault(id(writing), _Written(len(self._unseen.found)))
 
     def writing_begins(self, writing: Writing) -> None:
         """Keep the input of what may be a handwritten activation: it may be overwritten."""
@@ -317,7 +317,7 @@ class Watch(SiteNames):
     def writing_ends(self, writing: Writing, output: Any, name: SiteName | None) -> None:
         """Make one call of all that a handwritten activation called."""
         written = self._of(writing)
-        del self._written[id(writing)]
+        del self._begun[id(writing)]
         if name is None:
             self._waiting += written.calls
             return

@@ -16,19 +16,19 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.probes.axes import EXPANSIONS, MOVES, RESHAPES, tensors_in
-from nlbench.probes.ops import AFFINE, PLUMBING, operation, operation_name
+from nlbench.probes.modules import acts_of
+from nlbench.probes.ops import operation_name
 
 __all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits"]
 
 
 GATE_KINDS = {"sigmoid", "hardsigmoid"}
 
-# Operations that leave what a tensor is used for open: they only arrange, copy or scale it.
+# Operations that leave what a tensor is used for open, beside those that copy or scale it.
 _ARRANGING = {
     *(operation for operation in MOVES if operation.islower() and operation[0] != "_"),
     *RESHAPES,
     *EXPANSIONS,
-    *PLUMBING,
     "chunk", "getitem", "interpolate", "split", "tensor_split", "T", "mT",
 }  # fmt: skip
 _PRODUCTS = {"mul", "multiply"}
@@ -49,13 +49,15 @@ class Gate:
         self._multiplies = False
         self._refuted = False
 
-    def used(self, name: str, operands: Sequence[Tensor], output: object) -> list[Tensor]:
+    def used(self, func: Any, operands: Sequence[Tensor], output: object) -> list[Tensor]:
         """Note an operation on it; return what stands for the gate from now on."""
+        name, acts = operation_name(func), acts_of(func)
         others = [tensor for tensor in operands if not self._stands_for(tensor)]
         outputs = list(tensors_in((output,)))
         if not outputs:
             return []
-        if name in _ARRANGING or (name in AFFINE and not others and len(operands) == 1):
+        is_scaled = acts in ("affine", "sums") and not others and len(operands) == 1
+        if name in _ARRANGING or acts == "keeps" or is_scaled:
             self._live += [weakref.ref(tensor) for tensor in outputs]
             return outputs
         if name in _PRODUCTS and others and all(tensor is not self._given() for tensor in others):
@@ -105,7 +107,7 @@ class Gates:
         operands = [t for t in tensors_in((*args, *kwargs.values())) if not is_constant(t)]
         outputs = list(tensors_in((output,)))
         for gate in {id(gate): gate for gate in self._among(operands)}.values():
-            standing = gate.used(operation_name(func), operands, output)
+            standing = gate.used(func, operands, output)
             for tensor in outputs:
                 if any(tensor is other for other in standing):
                     self._of[tensor] = gate
@@ -197,8 +199,7 @@ class Logits:
             if are_products == (name == "softmax"):
                 self._products.update(dict.fromkeys(outputs))
             return
-        known = operation(func)
-        if name not in _ARRANGING and (known is None or not known.acts):
+        if name not in _ARRANGING and not acts_of(func):
             return
         if are_products:
             self._products.update(dict.fromkeys(outputs))

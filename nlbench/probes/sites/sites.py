@@ -396,7 +396,8 @@ def _rows(watch: Watch, seen: _Pass, pair: Tensor) -> dict[str, Tensor]:
 def _norm(tensor: Tensor) -> Tensor:
     """Of each sample's numbers: samples that swap some show in it."""
     wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
-    return torch.linalg.vector_norm(wide, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
+    return norms
 
 
 def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) -> list[Site]:
@@ -569,6 +570,6 @@ def _on_host(observation: SiteBatch) -> _Item:
     )
     if not is_cuda:
         return moved, lambda: None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return moved, event.synchronize

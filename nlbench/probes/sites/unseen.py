@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.probes.axes import EXPANSIONS, MOVES, REDUCTIONS_OF_AXES, RESHAPES, tensors_in
-from nlbench.probes.modules import bends
-from nlbench.probes.ops import operation, operation_name
+from nlbench.probes.modules import acts_of, bends
+from nlbench.probes.ops import operation_name
 
 __all__ = ["Unseen"]
 
@@ -27,7 +27,7 @@ __all__ = ["Unseen"]
 _STATISTICS = REDUCTIONS_OF_AXES | {
     "linalg_norm", "linalg_vector_norm", "norm", "std_mean", "var_mean", "vector_norm",
 }  # fmt: skip
-_ARRANGING = {operation.strip("_") for operation in MOVES} | RESHAPES | EXPANSIONS
+_ARRANGING = {name.strip("_") for name in MOVES} | RESHAPES | EXPANSIONS
 
 Remark = tuple[str, str]
 """Place and operation."""
@@ -70,25 +70,19 @@ class Unseen:
             self._constants.update(dict.fromkeys(outputs))
             return
         self._used(name, operands, outputs)
-        known = operation(func)
+        acts = acts_of(func)
         roots = {id(root): root for root in map(self._root, operands)}
-        is_elementwise = is_site or bool(known and known.acts)
+        is_elementwise = is_site or bool(acts)
         made = outputs[0]
         same = is_elementwise and len(roots) == 1 and isinstance(output, Tensor)
         same = same and all(t.shape == made.shape for t in operands)
-        root = next(iter(roots.values())) if same else object()
         for tensor in outputs:
-            self._roots[tensor] = root
-        if is_site or known is None or not made.is_floating_point() or not same:
-            is_maximum = known is not None and known.acts == "bends" and not is_site
-            # Of two tensors, as a maxout's.
-            if not (is_maximum and isinstance(output, Tensor) and made.is_floating_point()):
-                return
-            if made.shape != operands[0].shape:
-                return
-        elif not bends(func, len(operands)):
-            return
-        self._open[made] = (place, name)
+            self._roots[tensor] = next(iter(roots.values())) if same else object()
+        # A product of two tensors bends if both are made of one; a maximum of any two does.
+        is_bent = bends(func, len(operands)) if same else acts == "bends"
+        is_whole = isinstance(output, Tensor) and made.shape == operands[0].shape
+        if is_bent and is_whole and made.is_floating_point() and not is_site:
+            self._open[made] = (place, name)
 
     def _root(self, tensor: Tensor) -> object:
         return self._roots.setdefault(tensor, object())

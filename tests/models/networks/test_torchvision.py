@@ -118,7 +118,7 @@ def test_vectors_are_refused():
 
 
 def test_an_unknown_name_suggests_the_nearest():
-    with pytest.raises(RequestError, match="did you mean 'resnet18'"):
+    with pytest.raises(RequestError, match="did you mean 'torchvision/resnet18'"):
         registry.load("models", "torchvision/resnet17")
 
 

@@ -412,3 +412,17 @@ def test_no_librarys_wording_is_shown(here, arguments, says):
     assert says in line
     assert "Input should" not in line
     assert "Value error" not in line
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "run --help", "list measures", "list probes", "list"]
+)
+def test_what_needs_no_network_is_said_without_importing_pytorch(arguments):
+    code = (
+        "import sys; from nlbench.cli.app import main\n"
+        f"sys.argv = ['nlbench', *{arguments.split()!r}]\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -160,3 +160,28 @@ def test_a_draw_from_any_global_generator_shows(draw):
     assert rng_state(torch.device("cpu")) == before
     draw()
     assert rng_state(torch.device("cpu")) != before
+
+
+def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, second = (Background(lambda item: None, lambda item: 1, most=0) for _ in range(2))
+        first.__enter__()
+        first.put(1)
+
+        def other():
+            with second:
+                second.put(1)
+                first.__exit__(None, None, None)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        found = []
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert found == [2]
+    finally:
+        torch.set_num_threads(before)

@@ -231,11 +231,6 @@ def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Boun
             largest = torch.maximum(largest, torch.as_tensor(after, dtype=x.dtype, device=x.device))
         if shared:
             squares = torch.as_tensor(squares).maximum(SPARSEST * largest**2)
-            shape = torch.broadcast_shapes(given.shape, squares.shape)
-            for i in shared:
-                # A slope a channel varies along its axis.
-                if shape[i] > 1:
-                    given = given.expand(*given.shape[:i], shape[i], *given.shape[i + 1 :])
         return given * torch.as_tensor(squares).clamp(min=0).sqrt()
 
     return bound

@@ -14,7 +14,7 @@ from torch import Tensor
 from nlbench.probes.ops import line_rule
 
 from .kinks import changed
-from .rule import Apply, Call, Crossings, Front, Margin, Rule, noise_of
+from .rule import Call, Crossings, Front, Margin, Rule, noise_of
 
 __all__ = [
     "envelopes",
@@ -43,7 +43,7 @@ def max_pool(call: Call) -> Rule:
 def envelopes(
     call: Call,
     windows: Tensor,
-    lines: Apply,
+    lines: Callable[[Tensor], Tensor],
     restored: Callable[[Tensor], Tensor] | None = None,
 ) -> Rule:
     """Make the rule of a call that takes the largest of each of some sets of lines.
@@ -111,7 +111,7 @@ def envelopes(
     )
 
 
-def lines_of(call: Call, lines: Apply) -> int:
+def lines_of(call: Call, lines: Callable[[Tensor], Tensor]) -> int:
     """How many positions the lines of a call have."""
     return int(lines(torch.empty(call.shapes[0], device="meta")).shape[-1])
 

@@ -325,6 +325,8 @@ def moved(apply: Apply) -> Bound:
     return bound
 
 
+MANY = 64
+"""Positions of which every third is looked at: to count all costs more than the largest."""
 SPARSEST = 1 / 16
 """Share of a channel's positions that count at least, if any does."""
 
@@ -348,18 +350,24 @@ def channel_errors(x: Tensor, bound: Tensor, axis: int, terms: int) -> Tensor:
         size, given = x.abs(), bound.expand_as(x) * (x != 0)
     else:
         size = peaks(x, others)
-        share = (x != 0).to(torch.uint8).sum(others, dtype=x.dtype) / math.prod(
-            x.shape[i] for i in others
-        )
+        share = _share_of_nonzero(x, axis % x.ndim)
         given = bound.amax(others).expand_as(size) * share.clamp(min=SPARSEST).sqrt() * (size > 0)
     return torch.hypot(given, size * (math.sqrt(terms) / 2))
+
+
+def _share_of_nonzero(x: Tensor, axis: int) -> Tensor:
+    """Give the share of positions that are not zero, (P, channels), of many from every third."""
+    flat = x.movedim(axis, 1).flatten(2)
+    if flat.shape[2] >= MANY:
+        flat = flat[..., ::3]
+    return (flat != 0).sum(-1, dtype=torch.int32).to(x.dtype) / max(1, flat.shape[2])
 
 
 def peaks(x: Tensor, others: Sequence[int]) -> Tensor:
     """Give the largest magnitude over some axes; NaN if there is one."""
     if 0 in (x.shape[i] for i in others):
         return x.abs().sum(list(others))
-    return torch.maximum(x.amax(others), x.amin(others).neg_())
+    return torch.maximum(x.amax(tuple(others)), x.amin(tuple(others)).neg_())
 
 
 def squared_sums(errors: Tensor, squares: Tensor, size: float) -> Tensor:

@@ -121,13 +121,14 @@ def putting(call: Call) -> Rule:
         return result
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        errors = [b.expand_as(v).square() for b, v in zip(bounds, x, strict=True)]
+        errors = [b.expand_as(v) for b, v in zip(bounds, x, strict=True)]
         most = torch.stack([e.reshape(len(e), -1).amax(1) for e in errors]).amax(0)
         most = torch.where(most > 0, most, 1)
-        errors = [e / most.reshape(-1, *(1,) * (e.ndim - 1)) for e in errors]
+        errors = [(e / most.reshape(-1, *(1,) * (e.ndim - 1))).square() for e in errors]
         exact = [torch.zeros_like(a) if _is_values(a) else a for a in filled(x)]
         sums: Tensor = replace(call, args=tuple(exact)).apply(errors)
-        return (sums * most.reshape(-1, *(1,) * (sums.ndim - 1))).sqrt()
+        size: Tensor = sums.sqrt() * most.reshape(-1, *(1,) * (sums.ndim - 1))
+        return size
 
     return Rule(apply, bound)
 
@@ -145,7 +146,8 @@ def assigned(call: Call) -> Rule:
         flat = of_each(base, count).reshape(count, -1).clone()
         places_there, source_there = places.to(flat.device), source.to(flat.device)
         flat[:, places_there] = of_each(value, count).reshape(count, -1)[:, source_there]
-        return flat.reshape(count, *call.shape[1:])
+        whole: Tensor = flat.reshape(count, *call.shape[1:])
+        return whole
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         given = [points[a.index] if isinstance(a, Input) else a for a in (base, value)]

@@ -54,7 +54,7 @@ def linear(call: Call) -> Rule:
     squares, size = _squares(weight.reshape(-1, inputs), 0)
     if group > 1:
         padded = torch.nn.functional.pad(squares, (0, -inputs % group))
-        squares = padded.unflatten(1, (-1, group)).sum(-1)
+        squares = padded.reshape(len(padded), -1, group).sum(-1)
     units = (1,) * (len(call.shape) - 1) + (-1,)
     offset = _offset(bias, units)
 
@@ -62,7 +62,7 @@ def linear(call: Call) -> Rule:
         errors = channel_errors(x[0], bounds[0], -1, inputs)
         if group > 1:
             padded = torch.nn.functional.pad(errors, (0, -inputs % group))
-            errors = padded.unflatten(1, (-1, group)).amax(-1)
+            errors = padded.reshape(len(padded), -1, group).amax(-1)
         sums = squared_sums(errors, squares, size)
         shape = (len(sums), *(1,) * (output.ndim - 2), output.shape[-1])
         return joined([sums.reshape(shape), *offset])
@@ -91,7 +91,7 @@ def convolution(call: Call) -> Rule:
 
     squares, size = _squares(weight, weight.ndim - 2)
     groups = call.shapes[0][1] // max(1, weight.shape[1])
-    bound = _channels(squares.unflatten(0, (groups, -1)), size, terms, bias)
+    bound = _channels(squares.reshape(groups, -1, squares.shape[1]), size, terms, bias)
     on_cpu = weight.device.type == "cpu"
     return Rule(
         apply,
@@ -110,7 +110,7 @@ def transposed_convolution(call: Call) -> Rule:
     reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     inputs = weight.shape[0] // groups
     squares, size = _squares(weight, axes)
-    by_group = squares.unflatten(0, (groups, -1)).mT
+    by_group = squares.reshape(groups, -1, squares.shape[1]).mT
     return Rule(call.apply, _channels(by_group, size, inputs * math.prod(reached), bias))
 
 
@@ -125,7 +125,7 @@ def _channels(squares: Tensor, size: float, terms: int, bias: Tensor | None) -> 
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         errors = channel_errors(x[0], bounds[0], 1, terms)
-        parts = errors.unflatten(1, (groups, inputs)).unbind(1)
+        parts = errors.reshape(-1, groups, inputs).unbind(1)
         sums = torch.cat([squared_sums(p, s, size) for p, s in zip(parts, squares, strict=True)], 1)
         shape = (*sums.shape, *(1,) * (output.ndim - 2))
         return joined([sums.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
@@ -339,7 +339,8 @@ not_affine(
     "native_layer_norm", "layer_norm", "group_norm", "native_group_norm", "instance_norm",
     "rms_norm", "_fused_rms_norm", "cosine_similarity", "cdist", "_cdist_forward", "var",
     "var_mean", "std", "std_mean", "prod", "cumprod", "logsumexp", "logcumsumexp",
-    "scaled_dot_product_attention", "_native_multi_head_attention", "lstm", "lstm_cell", "gru",
+    "scaled_dot_product_attention", "multi_head_attention_forward",
+    "_native_multi_head_attention", "lstm", "lstm_cell", "gru",
     "gru_cell", "rnn_tanh", "rnn_tanh_cell", "_transformer_encoder_layer_fwd", "_softmax",
     "_log_softmax", "log_softmax", "local_response_norm", "grid_sampler", "grid_sampler_2d",
 )  # fmt: skip

@@ -9,7 +9,8 @@ from nlbench.measures.nlc import NonlinearityCoefficient
 from nlbench.probes import Resources
 from nlbench.probes.function import FUNCTION
 from nlbench.subjects.data import Dataset
-from nlbench.subjects.samples import Batches, DrawnBatches, StreamedSubject
+from nlbench.subjects.samples import Batches, DrawnBatches
+from nlbench.subjects.subject import Subject
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ def dataset(count):
 
 
 def subject(inputs, stream=None):
-    return StreamedSubject(network(), inputs, None, {}, stream=stream)
+    return Subject(network(), inputs, None, {}, stream=stream)
 
 
 def shown(subject, listener, memory=None, batch=128):

@@ -12,7 +12,7 @@ from nlbench.probes import Resources
 from nlbench.probes.graph import GRAPH
 from nlbench.probes.graph.activity import unit_activity
 from nlbench.probes.graph.graph import channel_graph
-from nlbench.subjects.load import Subject
+from nlbench.subjects.subject import Subject
 
 
 def test_activity_is_the_share_of_samples_and_positions_that_change():

@@ -9,7 +9,7 @@ from nlbench.measures.absdev import AbsoluteDeviation
 from nlbench.options import resolve_options
 from nlbench.probes import Resources
 from nlbench.probes.lines import LINES, SegmentEstimate, SegmentTrace
-from nlbench.subjects.load import Subject
+from nlbench.subjects.subject import Subject
 
 
 class Listening:

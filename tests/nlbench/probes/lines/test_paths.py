@@ -207,7 +207,7 @@ def test_gradient_directions_climb_the_largest_outputs():
     for i in range(2):
         order = model(x[i : i + 1])[0].topk(2).indices
         for k in range(2):
-            start, end = model(paths[2 * i + k])[:, order[k]]
+            start, end = model(paths[2 * i + k])[:, order[k]].detach()
             jacobian = torch.autograd.functional.jacobian(lambda z: model(z[None])[0], x[i])
             expected = float(jacobian[order[k]].norm())
             assert float(end - start) / 1e-3 == pytest.approx(expected, rel=1e-2)

@@ -23,7 +23,7 @@ def point(drawn, points, u, v):
     [
         (mlp(0, widths=(3, 24, 24, 3)), (3,)),
         (small_residual(1), (2, 4, 4)),
-        (small_residual(2, nn.LeakyReLU, "cat"), (2, 4, 4)),
+        (small_residual(2, nn.ReLU6, "cat"), (2, 4, 4)),
         (small_residual(3, nn.Hardtanh, "add", nn.MaxPool2d), (2, 4, 4)),
     ],
 )

@@ -213,3 +213,24 @@ def test_an_infinite_output_is_refused():
 def test_a_tolerance_of_0_is_refused():
     with pytest.raises(RequestError, match=r"tolerance of 0"):
         smooth_estimate(column(np.square), tolerance=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(0.01, 0.99))
+def test_a_narrow_peak_between_all_nodes_is_found(centre):
+    def function(t):
+        return (0.05 * t**2 + np.exp(-(((t - centre) / 0.001) ** 2)))[:, None]
+
+    found = smooth_estimate(function, tolerance=1e-5)
+    grid = np.linspace(0, 1, 400_001)
+    values = function(grid)[:, 0]
+    chord = values[0] + grid * (values[-1] - values[0])
+    true = np.trapezoid(np.abs(values - chord), grid)
+    assert found.converged
+    assert float(found.above + found.below) == pytest.approx(true, rel=1e-5)
+
+
+def test_without_evaluations_to_compare_nothing_is_converged():
+    found = smooth_estimate(lambda t: t[:, None] ** 2, evaluations=100)
+    assert not found.converged  # 35 values are no comparison
+    assert smooth_estimate(lambda t: t[:, None] ** 2, evaluations=35 + PROBES).converged

@@ -262,3 +262,29 @@ def test_auto_is_exact_within_the_budget_and_refined_beyond():
 def test_an_estimate_lets_the_caller_go_on_computing():
     found = estimate_segment(NETWORKS["leaky"], *ends(0))
     found.values.requires_grad_(True).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.amax(1),
+        lambda x: x.max(1).values,
+        lambda x: x.amin(1),
+        lambda x: torch.fmax(x[:, :4], x[:, 4:]),
+    ],
+)
+def test_maxima_along_an_axis_are_counted(function):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), Functional(function))
+    network[1] = nn.ReLU()
+    start, end = 4 * torch.randn(2, 3)
+    trace = trace_segment(network, start, end)
+    found = estimate_segment(network, start, end, tolerance=1e-4)
+    assert trace.crossings - 1 <= found.at_least <= trace.crossings
+
+
+def test_what_cannot_be_counted_is_traced_by_auto():
+    network = nn.Sequential(nn.Linear(3, 8), Functional(lambda x: x.cummax(1).values))
+    path = 4 * torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
+    (seen,) = observe_paths(network, path, method="auto", budget=1)
+    assert seen.trace.method == "exact"

@@ -66,10 +66,10 @@ def test_samples_that_are_not_held_have_their_labels_too(held):
     data, model = digits(), vgg8()
     drawn = draw(data, None, split="test", seed=0, model=model, held=held)
     assert (drawn.stream is None) == bool(held)
-    from nlbench.subjects.samples import StreamedSubject
+    from nlbench.subjects.subject import Subject
 
     sample = drawn.sample
-    subject = StreamedSubject(model, sample.inputs, sample.labels, {}, stream=drawn.stream)
+    subject = Subject(model, sample.inputs, sample.labels, {}, stream=drawn.stream)
     right = sum(
         int((model.eval()(inputs).argmax(1) == labels).sum())
         for inputs, labels in subject.labelled(100)

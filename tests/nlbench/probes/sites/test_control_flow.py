@@ -59,3 +59,21 @@ def test_batches_of_other_sizes_and_lengths_call_the_same_sites():
     seen = []
     observe_sites(Tokens(), [torch.randn(5, n, 4) for n in (3, 7, 3)], seen.append)
     assert [observation.place for observation in seen] == ["relu", "relu:1", "relu:2"] * 3
+
+
+def test_a_module_that_is_an_activation_in_one_of_its_calls_is_named_alike_in_every_batch():
+    class Sometimes(nn.Module):
+        def forward(self, x):
+            return torch.relu(x) if x.shape[1] == 4 else torch.relu(x.flip(1))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act, self.layer = Sometimes(), nn.Linear(4, 5)
+
+        def forward(self, x):
+            return self.act(self.layer(self.act(x)))
+
+    seen = []
+    observe_sites(Model(), BATCHES, seen.append)
+    assert [observation.place for observation in seen] == ["act", "act/relu"] * 3

@@ -63,6 +63,8 @@ AFFINE = {
     "a residual": lambda h: h + torch.tanh(h),
     "a scaled activation": lambda h: 1.7 * torch.tanh(0.6 * h) + 1,
     "a gate": lambda h: h * torch.sigmoid(h.mean(1, keepdim=True)),
+    "a gated half": lambda h: (F.silu(h[:, :3]) * h[:, 3:]).repeat(1, 2),
+    "one of two chunks": lambda h: next(F.silu(a) * b for a, b in [h.chunk(2, 1)]).repeat(1, 2),
     "a root mean square": rms,
     "a normalisation": layer_norm,
     "a norm": lambda h: h / h.norm(dim=1, keepdim=True),

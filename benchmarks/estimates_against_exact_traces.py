@@ -1,0 +1,211 @@
+"""Compare estimates of boundaries and deviation with exact traces of the same segments.
+
+Random, short and translated segments through small networks of every kind that is counted, and
+through VGG8 as it ships and residual networks as they are initialised. Of each: is the lower
+bound one, how far off is the estimate, and does the stated error hold?
+
+Prints a table, writes ``estimates_against_exact_traces.json`` and ``.png`` beside this file.
+
+    python benchmarks/estimates_against_exact_traces.py [--segments N] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nlbench.measures.absdev import absolute_deviation
+from nlbench.probes.lines import estimate_segment, trace_segment
+from nlbench.probes.lines.paths import closed_paths
+from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+SHAPE = (3, 16, 16)
+
+
+def small(
+    seed: int,
+    act: Callable[[], nn.Module] = nn.ReLU,
+    pool: Callable[[], nn.Module] = lambda: nn.AvgPool2d(2),
+    groups: int = 1,
+    norm: bool = True,
+) -> nn.Module:
+    torch.manual_seed(seed)
+    width = 16
+    layers = [
+        *(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width) if norm else nn.Identity()),
+        *(act(), pool(), nn.Conv2d(width, 2 * width, 3, padding=1, groups=groups)),
+        *(nn.BatchNorm2d(2 * width) if norm else nn.Identity(), act(), pool(), nn.Flatten()),
+        *(nn.LazyLinear(64), act(), nn.Linear(64, 10)),
+    ]
+    network = nn.Sequential(*layers).eval()
+    network(torch.zeros(1, *SHAPE))
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return network
+
+
+def dense(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    widths = [768, 256, 256, 256, 10]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+SMALL = {
+    "dense": lambda: dense(0),
+    "batch norm": lambda: small(1),
+    "no batch norm": lambda: small(2, norm=False),
+    "grouped": lambda: small(3, groups=4),
+    "leaky": lambda: small(4, nn.LeakyReLU),
+    "PReLU": lambda: small(5, nn.PReLU),
+    "ReLU6": lambda: small(6, nn.ReLU6),
+    "hardtanh": lambda: small(7, nn.Hardtanh),
+    "max pooling": lambda: small(8, pool=lambda: nn.MaxPool2d(2)),
+    "overlapping max pooling": lambda: small(9, pool=lambda: nn.MaxPool2d(3, 2, 1)),
+    "adaptive max pooling": lambda: small(10, pool=lambda: nn.AdaptiveMaxPool2d(5)),
+}
+NAMED = ("vgg8", "resnet18-w4", "resnet20")
+
+
+def segments(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """A third long ones, a third a quarter as long, a third an image and itself moved."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for i in range(count):
+        start, end = torch.randn(2, *SHAPE, generator=generator)
+        if i % 3 == 1:
+            end = torch.lerp(start, end, 0.25)
+        if i % 3 == 2:
+            end = start.roll(1, 2)
+            end[:, :, 0] = start[:, :, 0]
+        found.append((start, end))
+    return found
+
+
+def named(name: str, count: int) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    subject = load_subject(SubjectSpec(name, "auto", "digits", samples=1), torch.device("cpu"))
+    data = load_dataset("digits")
+    images = data.sample(count, split="test", seed=0).images
+    paths = data.normalize(closed_paths(images))
+    # A fifth of a segment of each image's path, so that exact traces end.
+    ends = [(p[i % 8], torch.lerp(p[i % 8], p[i % 8 + 1], 0.2)) for i, p in enumerate(paths)]
+    return subject.model, ends
+
+
+def compare(name: str, network: nn.Module, start: Tensor, end: Tensor) -> dict[str, Any]:
+    begin = time.perf_counter()
+    trace = trace_segment(network, start, end)
+    middle = time.perf_counter()
+    found = estimate_segment(network, start, end)
+    stop = time.perf_counter()
+    exact = absolute_deviation(trace)
+    off, stated = absolute_deviation(found) - exact, found.length * found.deviation_error
+    norm = float(torch.linalg.vector_norm(exact))
+    return {
+        "network": name,
+        "crossings": trace.crossings,
+        "at_least": found.at_least,
+        "estimate": found.crossings,
+        "error": found.error,
+        "evaluations": found.evaluations,
+        "converged": found.converged,
+        "deviation_off": float(torch.linalg.vector_norm(off)) / norm,
+        "deviation_error": float(torch.linalg.vector_norm(stated)) / norm,
+        "logits": len(exact),
+        "logits_within": int((off.abs() <= stated).sum()),
+        "seconds_exact": middle - begin,
+        "seconds_estimate": stop - middle,
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    off = [abs(row["estimate"] - row["crossings"]) for row in rows]
+    return {
+        "segments": len(rows),
+        "lower bound above exact": sum(row["at_least"] > row["crossings"] for row in rows),
+        "crossings within the error": np.mean(
+            [o <= row["error"] for o, row in zip(off, rows, strict=True)]
+        ),
+        "within 0.2 % or one": np.mean(
+            [o <= max(1, 0.002 * row["crossings"]) for o, row in zip(off, rows, strict=True)]
+        ),
+        "deviation within the error": np.mean(
+            [row["deviation_off"] <= row["deviation_error"] for row in rows]
+        ),
+        "logits within the error": sum(row["logits_within"] for row in rows)
+        / sum(row["logits"] for row in rows),
+        "largest deviation off": max(row["deviation_off"] for row in rows),
+        "evaluations": float(np.median([row["evaluations"] for row in rows])),
+        "crossings": float(np.median([row["crossings"] for row in rows])),
+    }
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    names = list(dict.fromkeys(row["network"] for row in rows))
+    for i, name in enumerate(names):
+        mine = [row for row in rows if row["network"] == name]
+        jitter = i + np.linspace(-0.3, 0.3, len(mine))
+        off = [100 * (r["estimate"] - r["crossings"]) / max(1, r["crossings"]) for r in mine]
+        bars = [100 * r["error"] / max(1, r["crossings"]) for r in mine]
+        left.errorbar(jitter, off, bars, fmt=".", markersize=3, linewidth=0.6)
+        stated = [r["deviation_error"] for r in mine]
+        right.loglog(stated, [max(r["deviation_off"], 1e-9) for r in mine], ".", markersize=4)
+    left.axhspan(-0.2, 0.2, color="0.9", zorder=0)
+    left.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
+    left.set_ylabel("crossings: estimate - exact, %")
+    ends = right.get_xlim()
+    right.plot(ends, ends, "k-", linewidth=0.6)
+    right.set_xlabel("deviation: stated error, relative")
+    right.set_ylabel("true error")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--segments", type=int, default=18, help="of each small network")
+    parser.add_argument("--named", type=int, default=4, help="of each named network")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rows = []
+    for name, make in SMALL.items():
+        network = make()
+        for ends in segments(arguments.segments, len(name)):
+            rows.append(compare(name, network, *ends))
+    for name in NAMED if arguments.named else ():
+        network, some = named(name, arguments.named)
+        for ends in some:
+            rows.append(compare(name, network, *ends))
+    table = {
+        name: summary([row for row in rows if row["network"] == name])
+        for name in dict.fromkeys(row["network"] for row in rows)
+    }
+    table["all"] = summary(rows)
+    for name, line in table.items():
+        print(f"{name:24}", " ".join(f"{key} {value:.4g}" for key, value in line.items()))
+    target = Path(__file__).with_suffix(".json")
+    target.write_text(json.dumps({"table": table, "segments": rows}, indent=1) + "\n", "utf-8")
+    draw(rows, target.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

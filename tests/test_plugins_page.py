@@ -1,0 +1,46 @@
+"""What docs/plugins.md shows runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.conformance import check_measure
+
+PAGE = Path(__file__).parents[1] / "docs" / "plugins.md"
+BLOCKS = [
+    block
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    if block.startswith("import nlbench")
+]
+
+
+@pytest.fixture
+def names():
+    found = {"__name__": "page"}
+    for block in BLOCKS:
+        exec(compile(block, str(PAGE), "exec"), found)
+    return found
+
+
+def test_the_pooled_measure_gives_the_share_of_energy_and_keeps_the_contract(names):
+    x = torch.tensor([[1.0, -1.0], [-2.0, 2.0]])
+    run = nlbench.evaluate(nn.ReLU(), x, [names["Energy"]])
+    assert run["energy"].summary["value"] == 0.5
+    assert [c for c in check_measure(names["Energy"]) if c.verdict == "broken"] == []
+
+
+def test_the_probe_shows_each_parameter(names):
+    probe, shown = names["PARAMETERS"], []
+
+    class Listener:
+        def update(self, observation):
+            shown.append(observation[0])
+
+    probe.observe(
+        nn.Linear(2, 3), None, {}, [Listener()], resources=None, step=lambda: None, facts={}
+    )
+    assert shown == ["weight", "bias"]
