@@ -356,9 +356,9 @@ def _difference(subject: str, measure: str, before: Cell, after: Cell) -> Differ
     steps = steps[np.isfinite(steps)]
     low = high = math.nan
     if len(steps) > 1:
-        resources = resampled_means(steps, REPEATS, f"{subject}\0{measure}")
+        means = resampled_means(steps, REPEATS, f"{subject}\0{measure}")
         tail = 50 * (1 - CONFIDENCE)
-        low, high = (float(end) for end in np.percentile(resources, [tail, 100 - tail]))
+        low, high = (float(end) for end in np.percentile(means, [tail, 100 - tail]))
     share = paired_share(steps)
     return Difference(
         subject, measure, before.value, after.value, low, high, share, "; ".join(notes)

@@ -211,11 +211,11 @@ def _column(
         return plain
     shared = probe == "lines" and len({len(samples[i]) for i in kept}) == 1
     seeds = [name if shared else f"{labels[i]}\0{name}" for i in kept]
-    resources = np.stack(
+    means = np.stack(
         [resampled_means(samples[i], repeats, seed) for i, seed in zip(kept, seeds, strict=True)]
     )
     tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(resources, [tail, 100 - tail], axis=1)
+    low, high = np.percentile(means, [tail, 100 - tail], axis=1)
     entries = list(plain)
     for place, i in enumerate(kept):
         drawn_again = len(samples[i]) > 1
@@ -226,7 +226,7 @@ def _column(
         )
     sense = sense_of(about)
     if sense:
-        _rank(entries, kept, sense * resources, sense)
+        _rank(entries, kept, sense * means, sense)
     return entries
 
 
@@ -291,8 +291,8 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
         return np.full(repeats, numbers[0])
     random = np.random.default_rng(zlib.crc32(seed.encode("utf-8", "surrogatepass")))
     drawn = random.integers(0, len(numbers), (repeats, len(numbers)), dtype=np.int32)
-    resources: NDArray[np.float64] = numbers[drawn].mean(axis=1)
-    return resources
+    means: NDArray[np.float64] = numbers[drawn].mean(axis=1)
+    return means
 
 
 def rank_intervals(
@@ -326,7 +326,7 @@ def rank_intervals(
 
 
 def _rank(
-    entries: list[Entry], kept: Sequence[int], resources: NDArray[np.float64], sense: int
+    entries: list[Entry], kept: Sequence[int], means: NDArray[np.float64], sense: int
 ) -> None:
     """Give entries their ranks; `means` are the more the more nonlinear."""
     found = [entries[i] for i in kept]
@@ -335,7 +335,7 @@ def _rank(
                      for e in found])  # fmt: skip
     least, most = ends.min(axis=1), ends.max(axis=1)
     ranks = 1 + (least[None, :] > most[:, None]).sum(axis=1)
-    best, worst = rank_intervals(resources)
+    best, worst = rank_intervals(means)
     quantiles = (
         (rankdata(values) - 1) / (len(values) - 1) if len(values) > 1 else np.full(1, math.nan)
     )

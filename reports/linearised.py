@@ -238,13 +238,13 @@ def draw_tradeoff(family: Family) -> Figure:
 
 def _draw_mode(axes: Axes, family: Family, mode: str) -> None:
     label, colour, mark = MODES[mode]
-    resources = []
+    means = []
     for omega, group in family.groups(mode):
         lengths = [network.length for network in group]
         accuracies = [100 * network.accuracy for network in group]
         axes.plot(lengths, accuracies, mark, color=colour, markersize=3, alpha=0.45)
         mean = statistics.fmean(lengths), statistics.fmean(accuracies)
-        resources.append(mean)
+        means.append(mean)
         axes.errorbar(
             *mean,
             xerr=statistics.pstdev(lengths),
@@ -264,9 +264,9 @@ def _draw_mode(axes: Axes, family: Family, mode: str) -> None:
                 fontsize=7.5,
                 color=colour,
             )
-    if resources:
+    if means:
         axes.plot(
-            *zip(*resources, strict=True), color=colour, linewidth=1, marker=mark, label=label
+            *zip(*means, strict=True), color=colour, linewidth=1, marker=mark, label=label
         )
 
 

@@ -53,7 +53,7 @@ def run(*, config: Path | None, dry_run: bool, **given: Any) -> None:
         if dry_run:
             foreseen = runner.preview(request, folder, execution=execution, progress=bar)
             bar.stop()
-            _print_outlook(foreseen, folder)
+            _print_preview(foreseen, folder)
             return
         try:
             result = runner.run(request, folder, progress=bar, command=command, execution=execution)
@@ -142,7 +142,7 @@ def _part(kind: type[Any], asked: dict[str, Any]) -> Any:
     return kind(**{name: asked[name] for name in flags_of(kind) if name in asked})
 
 
-def _print_outlook(foreseen: Preview, folder: Path) -> None:
+def _print_preview(foreseen: Preview, folder: Path) -> None:
     """Counts, then one line a subject."""
     groups = (
         ("new", foreseen.new),

@@ -128,7 +128,7 @@ def test_that_of_a_run_knows_the_kinds_of_its_sites_also_once_it_is_saved(tmp_pa
     run = nlbench.evaluate(model, torch.randn(32, 4), "affinity,r2", name="net")
     run.save(tmp_path / "run")
     for one in (run, nlbench.load_run(tmp_path / "run")):
-        signature = one.signature("r2")
+        signature = one.signature(measure="r2")
         assert (signature.sites, signature.kinds) == (("1", "3"), ("relu", "gelu"))
         assert signature.name == "net"
         assert signature.statistics["mean"] == one["r2"].summary["value"]
@@ -175,7 +175,7 @@ def test_every_site_leads_to_its_module():
         "body.1": model.body[1], "act": model.act, "act:1": model.act,
         "inner/gelu": model.inner, "inner/gelu:1": model.inner, "relu": model,
     }  # fmt: skip
-    assert {site: nlbench.module_of(model, site) for site in run.signature("r2").sites} == expected
+    assert {site: nlbench.module_of(model, site) for site in run.signature(measure="r2").sites} == expected
     with pytest.raises(RequestError, match=r"no module 'body\.7'; did you mean 'body"):
         nlbench.module_of(model, "body.7")
 
