@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -71,17 +70,16 @@ def share_near_zero(values: Tensor) -> Tensor:
     share = _share_on_cpu if on_cpu and values.dtype in NUMPYS else _share
     block = CACHED if on_cpu else RESIDENT
     parts = torch.split(values, max(1, block // max(1, entries)))
-    threads = min(torch.get_num_threads(), len(parts)) if on_cpu else 1
-    if threads == 1:
-        return torch.cat([share(part) for part in parts])
-    # Each thread takes the next block when it is done with one. PyTorch's own threads would
-    # all wait for the last at every step of every block: on a busy machine for milliseconds.
-    with ThreadPoolExecutor(threads) as pool:
-        return torch.cat(list(pool.map(share, parts)))
+    return torch.cat([share(part) for part in parts])
 
 
 def _share_on_cpu(values: Tensor) -> Tensor:
-    """NumPy's steps, which start no threads of their own."""
+    """NumPy's steps, on one core.
+
+    PyTorch's threads would wait for the last of them at every step of every block, for
+    milliseconds on a busy machine; and a pool of one's own waits for PyTorch's, which spin on
+    the cores for a while after the network's last step.
+    """
     magnitudes = np.abs(values.detach().flatten(1).numpy())
     near = magnitudes <= magnitudes.dtype.type(NEAR_ZERO)
     if near.shape[1] < FEW:
