@@ -15,10 +15,11 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -30,7 +31,15 @@ from torch.utils.hooks import RemovableHandle
 from .axes import Layouts, tensors_in
 from .ops import activation_kind, named_modules, operation, operation_name, qualified_name
 
-__all__ = ["SiteName", "SiteNames", "Writing", "acts_of", "bends", "input_of"]
+__all__ = [
+    "SiteName",
+    "SiteNames",
+    "Writing",
+    "acts_of",
+    "bends",
+    "input_of",
+    "running_module",
+]
 
 
 # Modules that do nothing but pool: where a trace bends in one it bears the module's name.
@@ -435,6 +444,30 @@ def _origin() -> Hashable:
         code = frame.f_code
         if not code.co_filename.startswith(_NOT_THE_MODELS):
             return code.co_filename, code.co_firstlineno, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def running_module(own: Container[nn.Module]) -> nn.Module | None:
+    """Give the innermost of some modules that is being called in this thread; None if none is.
+
+    `SiteNames` knows it while its hooks are set. This asks Python's stack, for what works at
+    times when nobody watches; a module's own hooks belong to its call here.
+
+    Examples
+    --------
+    >>> class Asking(nn.Module):
+    ...     def forward(self, x):
+    ...         return running_module({model, self}) is self
+    >>> model = nn.Sequential(Asking())
+    >>> model(0), running_module({model})
+    (True, None)
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] in own:
+            module: nn.Module = frame.f_locals["self"]
+            return module
         frame = frame.f_back
     return None
 
