@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.probes.model_state import tensors_of
 
-from .patterns import Leaders, Pieces, ones
+from .ops.rule import Leaders, Pieces
+from .patterns import ones
 from .record import Step
 from .refined import Estimator, Windows, check_ends, crossed, sides_of
 

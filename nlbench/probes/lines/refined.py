@@ -25,10 +25,9 @@ from nlbench.probes.budget import OVERHEAD, SHARE, available_memory
 from nlbench.probes.model_state import tensors_of
 
 from .estimate import ChordParts, SegmentEstimate, chord_parts
+from .ops.rule import Leaders, Pieces
 from .patterns import (
     ROUNDING,
-    Leaders,
-    Pieces,
     Piecewise,
     bits_of,
     ones,
