@@ -19,7 +19,7 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.probes.graph.nodes import channel_axes
 from nlbench.probes.model_state import attributes_kept, evaluation_mode
 from nlbench.probes.modules import SiteNames, input_of, running_module
-from nlbench.probes.ops import activation_kind, qualified_name
+from nlbench.probes.ops import operation
 
 __all__ = [
     "CHILD",
@@ -187,8 +187,8 @@ class _Substitution(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # A child's calls are the child's, also where the example didn't reach them.
-        is_relu = activation_kind(qualified_name(func)) == "relu"
-        if is_relu and running_module(self._own) is self._module:
+        found = operation(func)
+        if found is not None and found.kind == "relu" and running_module(self._own) is self._module:
             return getattr(self._module, vars(self._module)[CHILD])(input_of(args, kwargs))
         return func(*args, **kwargs)
 

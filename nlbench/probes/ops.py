@@ -7,6 +7,7 @@ each registered directly above the code that says it:
 - its kind as an activation, by `activation`, which makes its calls sites;
 - how it acts on points of a segment, by `line_rule`, or why it can't be traced, by `not_affine`;
 - its place in the channel graph, by `graph_rule`;
+- where it puts the axes of what it is given, by `axis_rule`, and the channels, by `layer`;
 - whether it works on numbers one by one, by `elementwise`.
 
 An aspect of an operation is said once: a second time raises `nlbench.PluginError`, which names
@@ -50,10 +51,11 @@ __all__ = [
     "NAMED_MODULES",
     "Operation",
     "activation",
-    "activation_kind",
+    "axis_rule",
     "elementwise",
     "graph_rule",
     "known",
+    "layer",
     "line_rule",
     "load_errors",
     "named_modules",
@@ -93,6 +95,15 @@ class Operation:
         From a call to its rule on points of a segment; see `nlbench.probes.lines.ops.rule`.
     graph : callable or None
         From a call to the nodes of its output; see `nlbench.probes.graph.rules`.
+    axes : callable or None
+        From a call to where each axis of its input is in its output; see `nlbench.probes.axes`.
+    arranges : str
+        If there is such a rule, what for: ``moves``, ``reshapes``, ``expands``, ``reduces``, or
+        empty.
+    channels : str
+        Which axis of its output holds channels, whatever came in: ``second``, ``last``,
+        ``normalized`` (the last, if only that is normalised) or ``mixed`` (it isn't known); empty
+        if they are where they were.
     refused : str
         Why it can't be traced exactly, where that is known.
     bends : str
@@ -110,6 +121,9 @@ class Operation:
     kinks: tuple[float, ...] | None = None
     line: Callable[..., Any] | None = None
     graph: Callable[..., Any] | None = None
+    axes: Callable[..., Any] | None = None
+    arranges: str = ""
+    channels: str = ""
     refused: str = ""
     bends: str = ""
     caveats: dict[str, str] = field(default_factory=dict)
@@ -119,6 +133,11 @@ class Operation:
     def traced(self) -> bool:
         """Whether it acts on points of a segment in a known way."""
         return self.line is not None or self.kinks is not None
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether more is known of it than where its axes go."""
+        return bool(self.sources.keys() - {"axes", "channels"})
 
 
 _OPERATIONS: dict[str, Operation] = {}
@@ -147,6 +166,8 @@ _ASPECTS = {
     "acts": "actions on numbers one by one",
     "line": "rules on points of a segment",
     "graph": "rules in the channel graph",
+    "axes": "rules for its axes",
+    "channels": "places of its channels",
 }
 
 
@@ -236,6 +257,36 @@ def graph_rule(*names: str, caveat: str = "") -> Callable[[Maker], Maker]:
     return register
 
 
+def axis_rule(*names: str, arranges: str = "") -> Callable[[Maker], Maker]:
+    """Register where operations put the axes of their input, above the function that says it.
+
+    Parameters
+    ----------
+    *names : str
+        Of operations; see `Operation`.
+    arranges : str
+        As in `Operation`.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If one of them has a rule already; the message names both.
+    """
+
+    def register(rule: Maker) -> Maker:
+        for name in names:
+            _note(name, "axes", _source(rule), axes=rule, arranges=arranges)
+        return rule
+
+    return register
+
+
+def layer(channels: str, *names: str, source: str = __name__) -> None:
+    """Register operations after which the channels are at a place; as in `Operation`."""
+    for name in names:
+        _note(name, "channels", source, channels=channels)
+
+
 def activation(
     kind: str,
     *names: str,
@@ -276,6 +327,7 @@ def register_op(
     modules: Sequence[type[nn.Module]] = (),
     line: Callable[..., Any] | None = None,
     graph: Callable[..., Any] | None = None,
+    axes: Callable[..., Any] | None = None,
     caveat: str = "",
 ) -> Operation:
     """Tell nlbench what an operation of your own does.
@@ -294,8 +346,8 @@ def register_op(
         if it is affine.
     modules : sequence of type, optional
         Modules that do nothing but call it: their sites bear the module's name.
-    line, graph : callable, optional
-        What `line_rule` and `graph_rule` register, for operations of another sort.
+    line, graph, axes : callable, optional
+        What `line_rule`, `graph_rule` and `axis_rule` register, for operations of another sort.
     caveat : str, optional
         What is not supported of it.
 
@@ -344,6 +396,8 @@ def register_op(
         _note(name, "line", _source(line), caveat, line=line, bends="by a rule of its own")
     if graph is not None:
         _note(name, "graph", _source(graph), caveat, graph=graph)
+    if axes is not None:
+        _note(name, "axes", _source(axes), axes=axes, arranges="moves")
     if kind:
         _note(name, "kind", source, kind=kind, modules=tuple(modules))
     if isinstance(op, type):
@@ -410,7 +464,9 @@ def qualified_name(func: Any) -> str:
         func = func.overloadpacket
     if isinstance(func, torch._ops.OpOverloadPacket):
         namespace, _, name = func._qualified_op_name.partition("::")
-        return operation_name(func) if namespace == "aten" else f"{namespace}::{name}"
+        if namespace != "aten":
+            return f"{namespace}::{name.removesuffix('_')}"
+        return operation_name(func)
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
         return f"{func.__module__}::{func.__qualname__}"
     return operation_name(func)
@@ -486,7 +542,8 @@ def supported() -> list[dict[str, str]]:
     """
     _load()
     with _LOCK:
-        operations = sorted(_OPERATIONS.values(), key=lambda entry: entry.name.lower())
+        said = (entry for entry in _OPERATIONS.values() if entry.has_numbers)
+        operations = sorted(said, key=lambda entry: (entry.name.lower(), entry.name))
     return [_row(entry) for entry in operations]
 
 
@@ -684,18 +741,6 @@ def operation_name(func: Callable[..., Any]) -> str:
     if name.startswith("__"):
         return str(name.strip("_"))
     return str(name.removesuffix("_"))
-
-
-def activation_kind(name: str) -> str | None:
-    """Kind of activation that a function of that name is; None if it is none.
-
-    Examples
-    --------
-    >>> activation_kind("sigmoid_"), activation_kind("linear")
-    ('sigmoid', None)
-    """
-    found = known(name) or known(name.removesuffix("_"))
-    return (found.kind or None) if found else None
 
 
 for _name, _kind in _ACTIVATIONS.items():

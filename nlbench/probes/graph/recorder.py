@@ -194,7 +194,7 @@ class ChannelRecorder(TorchFunctionMode):
         if name in CONSTANTS:
             output = func(*args, **kwargs)
             self._descent.forget(output)
-            self._layouts.follow(called, args, kwargs, output)
+            self._layouts.follow(func, args, kwargs, output)
             return output
         if called in NUMBERS:
             raise self._refusal(
@@ -212,7 +212,7 @@ class ChannelRecorder(TorchFunctionMode):
             why = "numbers are computed with its answer, which is not followed"
             self._refuse(made, given, self._refusal(name, why))
         elif made:
-            self._layouts.follow(called, args, kwargs, output)
+            self._layouts.follow(func, args, kwargs, output)
             call = Call(
                 name,
                 func,

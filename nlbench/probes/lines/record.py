@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         args, kwargs = _by_position(func, tuple(args), kwargs or {})
         written = _written(func, args, kwargs)
-        name = _operation_name(func, bool(written))
+        name = qualified_name(func)
         return self._record(func, name, args, kwargs, written)
 
     def whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,7 +221,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operation = known(called)
             if operation is not None and (operation.refused or operation.kind):
                 return operation.refused or "not piecewise affine"
-        if any(known(called) is not None for called in (name, *self._composites)):
+        found = [known(called) for called in (name, *self._composites)]
+        if any(operation is not None and operation.has_numbers for operation in found):
             return "not piecewise affine"
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"
@@ -395,12 +396,6 @@ def _by_position(
             break
         args = (*args, rest.pop(argument.name))
     return args, rest
-
-
-def _operation_name(func: Any, in_place: bool) -> str:
-    name: str = func.overloadpacket.__name__
-    name = name.removesuffix("_") if in_place else name
-    return name if func.namespace == "aten" else f"{func.namespace}::{name}"
 
 
 def _storage(tensor: Tensor) -> int:
