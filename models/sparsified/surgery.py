@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from nlbench.errors import RequestError, Undefined
 from nlbench.probes.graph.nodes import channel_axes
 from nlbench.probes.model_state import attributes_kept, evaluation_mode
-from nlbench.probes.modules import SiteNames, input_of, running_module
 from nlbench.probes.ops import operation
+from nlbench.probes.site_names import SiteNames, input_of, running_module
 
 __all__ = [
     "CHILD",

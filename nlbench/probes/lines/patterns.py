@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from nlbench.errors import UnsupportedOperation
 
+from .dispatch_recorder import Step
 from .ops.rule import Kinks, Pieces
 from .program import Program, record_unchecked
-from .record import Step
 
 __all__ = [
     "ROUNDING",

@@ -21,7 +21,7 @@ from nlbench.probes.budget import Load
 from nlbench.probes.lines.ops.rule import peak
 from nlbench.probes.model_state import double_copy, shape_copy, tensors_of, typed_copy
 
-from .record import Recorder, Step
+from .dispatch_recorder import Recorder, Step
 
 __all__ = [
     "AGREEMENT",

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.probes.axes import tensors_in
-from nlbench.probes.modules import acts_of
 from nlbench.probes.ops import known, operation_name
+from nlbench.probes.site_names import acts_of
 
 __all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits"]
 

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.probes.axes import tensors_in
-from nlbench.probes.modules import acts_of, bends
 from nlbench.probes.ops import known, operation_name
+from nlbench.probes.site_names import acts_of, bends
 
 __all__ = ["Unseen"]
 

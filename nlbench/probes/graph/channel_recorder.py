@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_iter
 
 from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.probes.axes import Layouts
-from nlbench.probes.modules import SiteName, SiteNames
 from nlbench.probes.ops import Operation, known, qualified_name
+from nlbench.probes.site_names import SiteName, SiteNames
 
 from .channel_graph import ChannelGraph, Units
 from .nodes import Builder

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.modules import SiteName, SiteNames
 from nlbench.probes.ops import known, load_errors, qualified_name
+from nlbench.probes.site_names import SiteName, SiteNames
 
 from .ops import kinks as kinked_ops
 from .ops.rule import Call, Input, NotAffine, Rule, peak
