@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.cli import Interrupted, note, split_names, split_seeds, split_settings
+from nlbench.cli.common import Interrupted, note, split_names, split_seeds, split_settings
 from nlbench.errors import NotFinite, RequestError
 
 if TYPE_CHECKING:
