@@ -201,6 +201,19 @@ def _source(function: Any) -> str:
     return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
+def _rule(
+    aspect: str, names: Sequence[str], caveat: str = "", **facts: Any
+) -> Callable[[Maker], Maker]:
+    """Make what registers, above a function, that it is operations' rule for an aspect."""
+
+    def register(rule: Maker) -> Maker:
+        for name in names:
+            _note(name, aspect, _source(rule), caveat, **{aspect: rule}, **facts)
+        return rule
+
+    return register
+
+
 def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[Maker], Maker]:
     """Register how operations act on points of a segment, above the function that says it.
 
@@ -218,13 +231,7 @@ def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[Maker
     nlbench.PluginError
         If one of them has a rule already; the message names both.
     """
-
-    def register(rule: Maker) -> Maker:
-        for name in names:
-            _note(name, "line", _source(rule), caveat, line=rule, bends=bends)
-        return rule
-
-    return register
+    return _rule("line", names, caveat, bends=bends)
 
 
 def not_affine(*names: str, why: str = "not piecewise affine") -> None:
@@ -248,13 +255,7 @@ def graph_rule(*names: str, caveat: str = "") -> Callable[[Maker], Maker]:
     nlbench.PluginError
         If one of them has a rule already; the message names both.
     """
-
-    def register(rule: Maker) -> Maker:
-        for name in names:
-            _note(name, "graph", _source(rule), caveat, graph=rule)
-        return rule
-
-    return register
+    return _rule("graph", names, caveat)
 
 
 def axis_rule(*names: str, arranges: str = "") -> Callable[[Maker], Maker]:
@@ -272,13 +273,7 @@ def axis_rule(*names: str, arranges: str = "") -> Callable[[Maker], Maker]:
     nlbench.PluginError
         If one of them has a rule already; the message names both.
     """
-
-    def register(rule: Maker) -> Maker:
-        for name in names:
-            _note(name, "axes", _source(rule), axes=rule, arranges=arranges)
-        return rule
-
-    return register
+    return _rule("axes", names, arranges=arranges)
 
 
 def layer(channels: str, *names: str, source: str = __name__) -> None:
