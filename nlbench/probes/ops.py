@@ -46,9 +46,7 @@ from nlbench.errors import PluginError, RequestError
 from nlbench.registry import entry_points
 
 __all__ = [
-    "ACTIVATION_MODULES",
     "FUSED",
-    "NAMED_MODULES",
     "Operation",
     "activation",
     "axis_rule",
@@ -620,70 +618,9 @@ def named_modules() -> tuple[type[nn.Module], ...]:
     _load()
     with _LOCK:
         own = (module for entry in _OPERATIONS.values() for module in entry.modules)
-        return tuple(dict.fromkeys((*NAMED_MODULES, *own)))
+        return tuple(dict.fromkeys(own))
 
 
-# Name of a function, without a trailing underscore, to the kind of activation.
-_ACTIVATIONS = {
-    "_threshold": "threshold",
-    "celu": "celu",
-    "elu": "elu",
-    "gelu": "gelu",
-    "glu": "glu",
-    "hardshrink": "hardshrink",
-    "hardsigmoid": "hardsigmoid",
-    "hardswish": "hardswish",
-    "hardtanh": "hardtanh",
-    "leaky_relu": "leaky_relu",
-    "log_sigmoid": "logsigmoid",
-    "logsigmoid": "logsigmoid",
-    "mish": "mish",
-    "prelu": "prelu",
-    "relu": "relu",
-    "relu6": "relu6",
-    "rrelu": "rrelu",
-    "selu": "selu",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "sin": "sin",
-    "softmax": "softmax",
-    "softplus": "softplus",
-    "softshrink": "softshrink",
-    "softsign": "softsign",
-    "special_expit": "sigmoid",
-    "special_softmax": "softmax",
-    "tanh": "tanh",
-    "tanhshrink": "tanhshrink",
-    "threshold": "threshold",
-}
-# Modules that are one element-wise activation and nothing else.
-ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
-    nn.CELU,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardshrink,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.PReLU,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.RReLU,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softshrink,
-    nn.Softsign,
-    nn.Tanh,
-    nn.Tanhshrink,
-    nn.Threshold,
-)
-# Modules whose site bears the module's own name.
-NAMED_MODULES = (*ACTIVATION_MODULES, nn.GLU, nn.Softmax)
 # Functions that compute activations inside one kernel.
 FUSED = {
     "gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh",
@@ -713,10 +650,10 @@ _BENT = {
     "le", "less", "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logical_and",
     "logical_not", "logical_or", "logit", "lt", "max", "maximum", "min", "minimum",
     "nan_to_num", "ne", "or", "pow", "rdiv", "reciprocal", "remainder", "round", "rpow", "rsqrt",
-    "rtruediv", "sgn", "sign", "sin", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
+    "rtruediv", "sgn", "sign", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
     "special_exp2", "special_expm1", "special_log1p", "special_sinc", "sqrt", "square", "tan",
     "trunc", "xlogy",
-} | (_ACTIVATIONS.keys() - {"glu", "softmax", "special_softmax"})  # fmt: skip
+}  # fmt: skip
 
 
 def operation_name(func: Callable[..., Any]) -> str:
@@ -738,8 +675,37 @@ def operation_name(func: Callable[..., Any]) -> str:
     return str(name.removesuffix("_"))
 
 
-for _name, _kind in _ACTIVATIONS.items():
-    activation(_kind, _name)
+activation("glu", modules=(nn.GLU,))
+activation("softmax", "softmax", "special_softmax", modules=(nn.Softmax,))
+# Those that work on numbers one by one.
+for _kind, _others, _modules in (
+    ("celu", (), (nn.CELU,)),
+    ("elu", (), (nn.ELU,)),
+    ("gelu", (), (nn.GELU,)),
+    ("hardshrink", (), (nn.Hardshrink,)),
+    ("hardsigmoid", (), (nn.Hardsigmoid,)),
+    ("hardswish", (), (nn.Hardswish,)),
+    ("hardtanh", (), (nn.Hardtanh,)),
+    ("leaky_relu", (), (nn.LeakyReLU,)),
+    ("logsigmoid", ("log_sigmoid",), (nn.LogSigmoid,)),
+    ("mish", (), (nn.Mish,)),
+    ("prelu", (), (nn.PReLU,)),
+    ("relu", (), (nn.ReLU,)),
+    ("relu6", (), (nn.ReLU6,)),
+    ("rrelu", (), (nn.RReLU,)),
+    ("selu", (), (nn.SELU,)),
+    ("sigmoid", ("special_expit",), (nn.Sigmoid,)),
+    ("silu", (), (nn.SiLU,)),
+    ("sin", (), ()),
+    ("softplus", (), (nn.Softplus,)),
+    ("softshrink", (), (nn.Softshrink,)),
+    ("softsign", (), (nn.Softsign,)),
+    ("tanh", (), (nn.Tanh,)),
+    ("tanhshrink", (), (nn.Tanhshrink,)),
+    ("threshold", ("_threshold",), (nn.Threshold,)),
+):
+    activation(_kind, _kind, *_others, modules=_modules)
+    elementwise("bends", _kind, *_others)
 elementwise("keeps", *_PLUMBING)
 elementwise("sums", *_SUMS)
 elementwise("affine", *(_AFFINE - _SUMS))
