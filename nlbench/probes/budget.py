@@ -32,6 +32,7 @@ __all__ = [
     "part_sizes",
     "refuse_mixing",
     "share_out",
+    "usable_memory",
 ]
 
 
@@ -111,12 +112,12 @@ def share_out(
     >>> share_out(load, torch.device("cpu"), 200_000, 128, threads=2, waiting=True)
     (2, 32)
     """
-    budget = SHARE * available_memory(device) if memory is None else memory
-    usable = budget - min(OVERHEAD, budget / 2)
+    usable = usable_memory(device, memory)
     each = load.step + load.waiting if waiting else load.step
     fitting = int((usable - load.reserve) // each)
     if fitting < needed:
         given = "half of the free memory" if memory is None else "memory"
+        budget = _budget(device, memory)
         raise RequestError(
             f"{given}: {_readable(budget)} are too few to trace this network on a segment, "
             f"which takes {_readable(_least(load.reserve + needed * each))} or more"
@@ -125,6 +126,16 @@ def share_out(
         threads -= 1
     points = int((usable / threads - load.reserve) // each)
     return threads, wanted if points >= wanted else max(needed, 2 ** int(math.log2(points)))
+
+
+def usable_memory(device: torch.device, memory: int | None) -> float:
+    """Bytes for tensors: of a budget, or by default half of what is free, less the overhead."""
+    budget = _budget(device, memory)
+    return budget - min(OVERHEAD, budget / 2)
+
+
+def _budget(device: torch.device, memory: int | None) -> float:
+    return SHARE * available_memory(device) if memory is None else float(memory)
 
 
 def _least(size: int) -> int:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.budget import OVERHEAD, SHARE, available_memory
+from nlbench.probes.budget import usable_memory
 from nlbench.probes.model_state import tensors_of
 
 from .dispatch_recorder import Step
@@ -720,8 +720,7 @@ class Estimator:
         )
         on_gpu = self.device.type == "cuda"
         width = self.piecewise.program.width * torch.finfo(dtype).bits // 8
-        free = SHARE * available_memory(self.device) if memory is None else float(memory)
-        self.budget = free - min(OVERHEAD, free / 2)
+        self.budget = usable_memory(self.device, memory)
         most = min(_BYTES_GPU if on_gpu else _BYTES, self.budget / 2)
         points = _POINTS_GPU if on_gpu else _POINTS
         self.chunk = max(1, min(points, int(most // max(1, 3 * width))))
