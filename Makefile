@@ -9,9 +9,10 @@ FILES := $(sort $(shell find nlbench measures models reports -name '*.py' -o -pa
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
 
-# A process a core: PyTorch's threads in each would only wait for each other.
+# A process a core: PyTorch's threads in each would only wait for each other. One that dies ends
+# the tests: what it left undone would be waited for.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --dist=loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --dist=loadfile --max-worker-restart=0
 
 # mypy looks from inside $(VENV), where it finds the package as it is installed, all four folders
 # of it; from here it would find ./nlbench alone.

@@ -91,6 +91,7 @@ def run(
     progress: Progress | None = None,
     command: str = "",
     execution: ExecutionOptions | None = None,
+    known: Iterable[str | Path] = (),
 ) -> Run:
     """Measure subjects, one record a cell, in a run's folder.
 
@@ -107,6 +108,8 @@ def run(
         The command line, for the manifest.
     execution : ExecutionOptions, optional
         How it is carried out: what is measured again, where, how many at a time.
+    known : iterable of path
+        Folders of other runs: what they have recorded under the key of a cell is taken over.
 
     Returns
     -------
@@ -136,6 +139,8 @@ def run(
             todo = _sorted(plan, folder.records.values(), execution)
             try:
                 _begin(folder, request, plan, pool, command)
+                if execution.rerun != "all" and _take_over(folder, todo.new, known):
+                    todo = _sorted(plan, folder.records.values(), execution)
                 _carry_out(folder, todo, pool, monitor, request)
             except KeyboardInterrupt:
                 folder.write()
@@ -242,6 +247,16 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     )
     keep_plan(folder.path, request, plan)
     write_request(folder.path / "request.toml", request)
+
+
+def _take_over(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | Path]) -> bool:
+    """Record what other runs have measured of cells; whether there was any."""
+    folders = [RunFolder(path) for path in known]
+    found = (other.recorded(cell.key) for cell in cells for other in folders)
+    taken = {record.key: record for record in found if record is not None and record.is_done}
+    for record in taken.values():
+        folder.add(record)
+    return bool(taken)
 
 
 def _carry_out(

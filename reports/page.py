@@ -131,8 +131,17 @@ def _indexed(run: NamedRun) -> dict[str, Any]:
     }
 
 
-def render_page(runs: Run | Sequence[Run]) -> str:
-    """Write runs as HTML text; see `write_page`."""
+def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title: str = "") -> str:
+    """Write runs as HTML text; see `write_page`.
+
+    Parameters
+    ----------
+    runs : nlbench.store.run_folder.Run or sequence of them
+    head : Markup, optional
+        What is to stand above the leaderboard.
+    title : str
+        In place of the runs' names.
+    """
     named = named_runs(runs)
     table, measures = together(named)
     probes = list(dict.fromkeys(about.get("probe") for about in measures.values()))
@@ -152,7 +161,8 @@ def render_page(runs: Run | Sequence[Run]) -> str:
         environment()
         .get_template("page.html.j2")
         .render(
-            title=", ".join(run.name for run in named) if len(named) < 5 else f"{len(named)} runs",
+            title=title or _names(named),
+            head=head or Markup(),
             measured=what_was_measured(named, scores, rows),
             sentence=summary_sentence(scores, measures, rows, missing),
             confidence=f"{100 * CONFIDENCE:g}",
@@ -170,6 +180,10 @@ def render_page(runs: Run | Sequence[Run]) -> str:
             **board_view(scores, measures, rows, content),
         )
     )
+
+
+def _names(named: Sequence[NamedRun]) -> str:
+    return ", ".join(run.name for run in named) if len(named) < 5 else f"{len(named)} runs"
 
 
 def environment() -> jinja2.Environment:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
@@ -40,6 +39,9 @@ __all__ = ["add_commands", "app", "main"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+
+NO_READER = 141
+"""Exit status when whoever read the output is gone, as of a program that SIGPIPE ends."""
 
 app = typer.Typer(
     name="nlbench",
@@ -112,6 +114,8 @@ add_commands(app, entry_points("nlbench.commands"))
 
 def main() -> None:
     """Run a command; every error that a user can cause is one line and exit status 2."""
+    # SIGPIPE stays ignored, as Python has it: it would end a run together with its worker, in
+    # the moment when the next unit is sent to it.
     _tame_output()
     try:
         _check_lengths(sys.argv[1:])
@@ -136,6 +140,12 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
         status = INTERRUPTED
+    except BrokenPipeError:
+        status = NO_READER
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as done:
+        # So Typer and Rich end when nobody reads the output.
+        status = NO_READER if isinstance(done.__context__, BrokenPipeError) else done.code
     except OSError as error:
         # What the system says against a file; where nobody foresaw it, it is still no defect.
         if os.environ.get("NLBENCH_TRACEBACK"):
@@ -194,12 +204,10 @@ def _in_our_words(message: str) -> str:
 
 
 def _tame_output() -> None:
-    """Print what a terminal can't show as ``?``, and end quietly when a pipe's reader is gone."""
+    """Print what a terminal can't show as ``?``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -105,8 +105,12 @@ def _chosen(model: str | None, known: registry.Entries) -> list[str]:
 
 
 def _row(entry: registry.Entry) -> dict[str, Any]:
-    description = registry.describe(entry)
-    return {"name": entry.name, "description": description, "from": ", ".join(entry.providers)}
+    row = {"name": entry.name, "description": registry.describe(entry)}
+    if entry.group == "studies":
+        study = registry.load("studies", entry.name)
+        row["needs"] = study.needs
+        row["minutes"] = f"{study.minutes:g}, quick {study.quick_minutes:g}"
+    return {**row, "from": ", ".join(entry.providers)}
 
 
 def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:

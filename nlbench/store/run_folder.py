@@ -366,6 +366,17 @@ class RunFolder:
             raise RequestError(f"{file} is not a record of a cell (its key is '{record.key}')")
         return record
 
+    def recorded(self, key: str) -> Record | None:
+        """Read the record of a cell, if there is one.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it is damaged.
+        """
+        file = self.record_file(key)
+        return self._record(file) if file.is_file() else None
+
     @contextmanager
     def open(self, decided: Mapping[tuple[object, ...], object] | None = None) -> Iterator[None]:
         """Make the folder or take up what it holds, and keep other writers out meanwhile.

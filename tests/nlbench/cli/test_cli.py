@@ -272,6 +272,27 @@ def test_a_pipe_whose_reader_is_gone_ends_quietly_with_everything_written(tmp_pa
     assert (tmp_path / "r" / "report.html").is_file()
 
 
+@pytest.mark.parametrize("command", ["list measures", "compare runs/first runs/first", "--help"])
+def test_output_that_nobody_reads_ends_quietly_with_the_status_of_that(command, first):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as nowhere:
+        done = subprocess.run(
+            [NLBENCH, *command.split()],
+            cwd=first[0],
+            stdout=nowhere,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_the_command_line_leaves_broken_connections_to_whoever_writes_to_them(here):
+    before = signal.getsignal(signal.SIGPIPE)
+    assert here("--version").returncode == 0
+    assert signal.getsignal(signal.SIGPIPE) is before is signal.SIG_IGN
+
+
 def test_a_terminal_that_knows_no_arrows_still_gets_its_board(tmp_path):
     done = nlbench_run(
         "run", "--measures", "r2", "--samples", "64", "--out", "r", cwd=tmp_path,

@@ -5,7 +5,7 @@ import pytest
 from hostile import write_plugin
 
 import nlbench
-from nlbench.execution.supervisor import Worker
+from nlbench.execution.supervisor import Died, Worker
 from nlbench.execution.work_units import Unit
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
@@ -97,6 +97,14 @@ def test_a_worker_killed_just_as_it_ended_is_given_no_other_unit(monkeypatch):
     assert list(worker.measure(Unit((), "cpu"), 1.0)) == []
     assert not worker.is_fresh
     worker.end()
+
+
+def test_a_worker_that_has_died_before_its_unit_is_said_to_be_dead():
+    worker = Worker(1)
+    worker._process.kill()
+    worker._process.wait()
+    with pytest.raises(Died, match="killed by SIGKILL"):
+        list(worker.measure(Unit((), "cpu"), None))
 
 
 def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):

@@ -1,0 +1,129 @@
+"""``nlbench study``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nlbench import registry
+from nlbench.cli.common import Interrupted, completed, split_names, split_seeds
+from nlbench.errors import PluginError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .study import Findings, Study
+
+__all__ = ["study"]
+
+
+def study(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Studies: names or globs, with commas.", autocompletion=completed("studies")
+        ),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smaller version: fewer seeds, networks, paths.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder of all studies, which share cells and checkpoints there.")
+    ] = Path("studies"),
+    data: Annotated[
+        str, typer.Option(help="Dataset in place of the study's own, where it can be another.")
+    ] = "",
+    weights: Annotated[
+        str, typer.Option(help="init or trained, for studies of networks with published weights.")
+    ] = "",
+    seeds: Annotated[
+        list[str] | None, typer.Option(help="Seeds in place of the study's own.")
+    ] = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--measures",
+            "--measure",
+            help="Measures in place of the study's own.",
+            autocompletion=completed("measures"),
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    progress: Annotated[str, typer.Option(help="auto, rich, plain or none.")] = "auto",
+) -> None:
+    """Carry out studies: a fixed run each, its verdicts beside what was published, a page.
+
+    The same command goes on where it was interrupted.
+    """
+    given: dict[str, Any] = {
+        "data": data,
+        "weights": weights,
+        "seeds": tuple(split_seeds(seeds)) if seeds else (),
+        "measures": split_names(measures, "--measures", "measures") if measures else (),
+    }
+    if data:
+        registry.expand("datasets", [data])
+    chosen = {name: _loaded(name) for name in registry.expand("studies", split_names(names, ""))}
+    for name, one in chosen.items():
+        for flag, value in given.items():
+            if value and flag not in one.takes:
+                taken = ", ".join(f"--{other}" for other in one.takes) or "none of its settings"
+                raise RequestError(f"--{flag}: study {name} fixes it (it takes {taken})")
+    command = shlex.join(["nlbench", *sys.argv[1:]])
+    from nlbench.progress import shown_progress
+
+    from .study import Context
+
+    for number, (name, one) in enumerate(chosen.items()):
+        with shown_progress(progress) as bar:
+            context = Context(
+                out, name, quick, **given, device=device, progress=bar, command=command
+            )
+            try:
+                runs = one.measure(context)
+                bar.say("analysing")
+                findings = one.analyse(runs)
+            except KeyboardInterrupt:
+                raise Interrupted(
+                    f"interrupted; what was finished is in {out}", f"go on with: {command}"
+                ) from None
+        print("\n" * bool(number), end="")
+        _show(name, one, findings, runs, context.folder / name)
+
+
+def _loaded(name: str) -> Study:
+    from .study import Study
+
+    found = registry.load("studies", name)
+    if not (isinstance(found, type) and issubclass(found, Study)):
+        raise PluginError(f"study '{name}' is no subclass of nlbench.reports.studies.study.Study")
+    one: Study = found()
+    return one
+
+
+def _show(name: str, one: Study, findings: Findings, runs: Mapping[str, Any], folder: Path) -> None:
+    """Print the verdicts, and write them with the tables and the page."""
+    from .page import verdict_table, write_findings
+
+    print(f"{name}: {one.question}")
+    for remark in findings.remarks:
+        print(f"  ({remark})")
+    _print_rows(verdict_table(findings).drop(columns="remark").to_dict("split")["data"])
+    files = write_findings(name, one, findings, runs, folder)
+    print(f"\nfolder  {folder}\nreport  {files}")
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("claim", "published", "here", "agrees"):
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table, markup=False, highlight=False)

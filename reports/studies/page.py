@@ -1,0 +1,90 @@
+"""A study's findings written down: its page, its verdicts and tables as files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from nlbench.files import make_folder, write_atomically
+from nlbench.reports.page import environment, render_page
+from nlbench.reports.svg import to_svg
+
+from .study import Findings, Study
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
+
+__all__ = ["verdict_table", "write_findings"]
+
+
+def verdict_table(findings: Findings) -> pd.DataFrame:
+    """Verdicts as a table, one a row.
+
+    Examples
+    --------
+    >>> from nlbench.reports.studies.study import Verdict
+    >>> verdict_table(Findings([Verdict("x is large", "0.9", "0.8 ± 0.2", True)])).agrees[0]
+    'yes'
+    """
+    rows = [(v.claim, v.published, v.ours, v.word, v.remark) for v in findings.verdicts]
+    return pd.DataFrame(rows, columns=["claim", "published", "here", "agrees", "remark"])
+
+
+def write_findings(
+    name: str, study: Study, findings: Findings, runs: Mapping[str, Run], folder: Path
+) -> Path:
+    """Write the page, ``verdicts.csv`` and a CSV file a table into a study's folder.
+
+    Returns
+    -------
+    pathlib.Path
+        The page.
+    """
+    make_folder(folder)
+    write_atomically(folder / "verdicts.csv", verdict_table(findings).to_csv(index=False))
+    for title, table in findings.tables.items():
+        write_atomically(folder / f"{_slug(title)}.csv", table.to_csv(index=False))
+    page = folder / "report.html"
+    html = render_page(list(runs.values()), head=_head(name, study, findings), title=name)
+    write_atomically(page, html.encode("utf-8", errors="replace"))
+    return page
+
+
+def _head(name: str, study: Study, findings: Findings) -> Markup:
+    """What stands above the leaderboard."""
+    figures = [
+        {
+            "title": title,
+            "svg": Markup(to_svg(figure, prefix=f"study{number}", title=title)),
+        }
+        for number, (title, figure) in enumerate(findings.figures.items())
+    ]
+    view: dict[str, Any] = {
+        "question": study.question,
+        "source": study.source.citation,
+        "remarks": findings.remarks,
+        "verdicts": findings.verdicts,
+        "figures": figures,
+        "tables": [
+            {
+                "title": title,
+                "file": f"{_slug(title)}.csv",
+                "head": [str(column) for column in table.columns],
+                "rows": [[_text(value) for value in row] for row in table.itertuples(index=False)],
+            }
+            for title, table in findings.tables.items()
+        ],
+    }
+    return Markup(environment().get_template("study.html.j2").render(name=name, **view))
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _slug(title: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())[:60]

@@ -1,0 +1,107 @@
+"""Random perceptrons under growing weights: ReLU against tanh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from nlbench.citation import Source
+from nlbench.request import Request
+
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["Redshift"]
+
+
+# Panel: model, mean and standard deviation over the layers of one network (slides).
+PANELS = {
+    ("ReLU", "× 1", "original"): ("redshift-mlp", 0.90, 0.04),
+    ("tanh", "× 1", "original"): ("redshift-mlp-tanh", 0.96, 0.02),
+    ("ReLU", "× 6", "original"): ("redshift-mlp-x6", 0.82, 0.07),
+    ("tanh", "× 6", "original"): ("redshift-mlp-tanh-x6", 0.73, 0.05),
+    ("ReLU", "× 1", "shifted"): ("redshift-mlp-shifted", 0.90, 0.05),
+    ("tanh", "× 1", "shifted"): ("redshift-mlp-shifted-tanh", 0.96, 0.01),
+    ("ReLU", "× 6", "shifted"): ("redshift-mlp-shifted-x6", 0.65, 0.10),
+    ("tanh", "× 6", "shifted"): ("redshift-mlp-shifted-tanh-x6", 0.74, 0.05),
+}
+
+
+class Redshift(Study):
+    """Random ReLU and tanh perceptrons under weights × 1 and × 6, as drawn and shifted."""
+
+    question = "Do larger weights make random networks more nonlinear, and tanh more than ReLU?"
+    source = Source(
+        citation="Q. Bouniot et al. Understanding deep neural networks through the lens of their "
+        "non-linearity. 2023, slides; the networks of D. Teney et al., Neural Redshift, CVPR 2024.",
+    )
+    needs = "nothing"
+    minutes = quick_minutes = 0.1
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Affinity of eight kinds of random perceptron, five of each."""
+        models = tuple(model for model, _, _ in PANELS.values())
+        seeds = context.seeds or tuple(range(5))
+        return {
+            "run": context.run(
+                Request(("affinity",), models, ("grid",), ("init",), seeds, samples=0)
+            )
+        }
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Mean score of each kind, over the layers of a network and then over networks."""
+        scores = runs["run"].scores
+        means = scores[(scores.place == "") & (scores.statistic == "value")]
+        rows, verdicts = [], []
+        for (activation, factor, version), (model, published, spread) in PANELS.items():
+            ours = means[means.model == model].value
+            rows.append((activation, factor, version, published, spread, ours.mean(), ours.std()))
+            verdicts.append(
+                Verdict(
+                    f"{activation}, weights {factor}, {version}",
+                    f"{published:.2f} ± {spread:.2f}",
+                    f"{ours.mean():.2f} ± {ours.std():.2f}",
+                    bool(abs(ours.mean() - published) <= spread),
+                    "agrees if within the published spread over layers",
+                )
+            )
+        table = pd.DataFrame(
+            rows,
+            columns=[
+                "activation",
+                "weights",
+                "version",
+                "published",
+                "±layers",
+                "here",
+                "±seeds",
+            ],
+        )
+        return Findings(
+            verdicts,
+            {"Mean affinity": table},
+            {"Published (bars) and here (dots): mean affinity": _figure(table)},
+            [f"{scores.seed.nunique()} seeds; the published figures are of one network each."],
+        )
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(table))
+    axes.bar(places, table.published, yerr=table["±layers"], color="0.8", ecolor="0.5")
+    axes.errorbar(places, table.here, yerr=table["±seeds"], fmt="o", color="C0")
+    names = [f"{r.activation} {r.weights}\n{r.version}" for r in table.itertuples()]
+    axes.set_xticks(places, names, fontsize=7)
+    axes.set_ylim(0, 1.05)
+    axes.set_ylabel("affinity")
+    return figure

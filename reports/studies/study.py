@@ -1,0 +1,253 @@
+"""What a study is: a fixed run, what comes of it, and what was published, side by side."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nlbench.citation import Source
+from nlbench.progress import Progress
+from nlbench.request import ExecutionOptions, Request
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["Context", "Findings", "Study", "Verdict"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that was published or is to be expected, and what comes out here.
+
+    Parameters
+    ----------
+    claim : str
+        In a sentence.
+    published : str
+        The number or the words of the paper; empty where nothing was published.
+    ours : str
+        What comes out, with its interval.
+    agrees : bool or None
+        None where what was measured can't tell.
+    remark : str
+        What was done to make sure, or why it can't be told.
+
+    Examples
+    --------
+    >>> Verdict("ReLU is the least nonlinear", "0.90", "0.91 ± 0.02", True).word
+    'yes'
+    """
+
+    claim: str
+    published: str
+    ours: str
+    agrees: bool | None
+    remark: str = ""
+
+    @property
+    def word(self) -> str:
+        """How `agrees` is said."""
+        return "can't tell" if self.agrees is None else "yes" if self.agrees else "no"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a study found.
+
+    Parameters
+    ----------
+    verdicts : sequence of Verdict
+    tables : mapping of str to DataFrame
+        By title, as they are shown and written.
+    figures : mapping of str to matplotlib.figure.Figure
+        By title.
+    remarks : sequence of str
+        What a reader has to know: that the weights are random, that the data are small.
+    """
+
+    verdicts: Sequence[Verdict]
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+
+
+class Study(ABC):
+    """One question, the run that answers it, and what was published.
+
+    Its class is registered in the group ``nlbench.studies`` under its name; its docstring's first
+    line is what ``nlbench list studies`` says. Importing its module imports no PyTorch.
+
+    Attributes
+    ----------
+    question : str
+        A sentence with a question mark.
+    source : Source
+        Where the published numbers are from.
+    needs : str
+        In a few words what it needs: ``digits``, ``trains 9 networks``, ``pretrained weights``.
+    minutes, quick_minutes : float
+        What it takes on two cores, alone.
+    takes : tuple of str
+        Which of ``data``, ``weights``, ``seeds`` and ``measures`` can be chosen.
+    """
+
+    question: ClassVar[str]
+    source: ClassVar[Source] = Source("")
+    needs: ClassVar[str] = ""
+    minutes: ClassVar[float] = 1.0
+    quick_minutes: ClassVar[float] = 0.5
+    takes: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Measure what the question needs, by ordinary runs.
+
+        Parameters
+        ----------
+        context : Context
+
+        Returns
+        -------
+        mapping of str to Run
+            By the part's name.
+        """
+
+    @abstractmethod
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Answer the question from recorded cells, and from nothing else.
+
+        Parameters
+        ----------
+        runs : mapping of str to Run
+            What `measure` gave.
+        """
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where and how a study measures.
+
+    Parameters
+    ----------
+    folder : Path
+        Of all studies: each has a folder in it under its name, and takes over what another's
+        runs have recorded.
+    study : str
+    quick : bool
+        Whether a smaller version is wanted: fewer seeds, networks and paths.
+    data, weights, seeds, measures
+        What was chosen in place of the study's own; empty where nothing was.
+    device : str
+    progress : Progress, optional
+    execution : ExecutionOptions
+    command : str
+    """
+
+    folder: Path
+    study: str
+    quick: bool = False
+    data: str = ""
+    weights: str = ""
+    seeds: tuple[int, ...] = ()
+    measures: tuple[str, ...] = ()
+    device: str = "auto"
+    progress: Progress | None = None
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    command: str = ""
+
+    def run(self, request: Request, part: str = "run") -> Run:
+        """Carry out an ordinary run; what is recorded already, here or by another study, is taken.
+
+        Parameters
+        ----------
+        request : Request
+        part : str
+            The run's folder in the study's own. The same one is extended by several requests;
+            requests of different options need different parts.
+        """
+        from nlbench.runner import run
+
+        out = self.folder / self.study / part
+        others = (file.parent for file in self.folder.glob("*/*/manifest.json"))
+        return run(
+            replace(request, device=self.device),
+            out,
+            progress=self.progress,
+            execution=self.execution,
+            command=self.command,
+            known=sorted(folder for folder in others if folder != out),
+        )
+
+    def trained(
+        self,
+        model: str,
+        data: str,
+        recipe: str = "auto",
+        seed: int = 0,
+        *,
+        label_noise: float | None = None,
+        weights: str = "init",
+        name: str = "",
+        options: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> Path:
+        """Train a network, once for all studies, and give its checkpoint.
+
+        Parameters
+        ----------
+        model, data, recipe : str
+            Registered names; ``auto``: the recipe that suits the model.
+        seed : int
+        label_noise : float, optional
+            Instead of the recipe's.
+        weights : str
+            Where it starts.
+        name : str
+            What is said of it in its file's name beside model, data and seed; the same training
+            has to be called the same.
+        options : mapping, optional
+            Of the dataset.
+        **changes
+            Fields of the recipe that are to be otherwise.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is a checkpoint of that name that was trained in another way.
+        """
+        from nlbench.models.training.train import (
+            TrainingRequest,
+            recipe_of,
+            run_training,
+            suited_recipe,
+        )
+
+        request = TrainingRequest(
+            model,
+            data,
+            suited_recipe(model, recipe),
+            seed,
+            weights,
+            label_noise,
+            changes,
+            tuple(sorted((options or {}).items())),
+            self.device,
+        )
+        parts = (model.replace("/", "-"), data, name, f"seed{seed}")
+        file = self.folder / "checkpoints" / f"{'-'.join(p for p in parts if p)}.safetensors"
+        bar = self.progress
+        if bar is not None:
+            bar.begin(recipe_of(request).epochs)
+
+        def step(epoch: Any) -> None:
+            if bar is not None:
+                bar.step(f"training {file.stem}: loss {epoch.loss:.3f}")
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return run_training(request, file, resume=True, progress=step, command=self.command).file

@@ -1,0 +1,118 @@
+"""Studies are ordinary runs with verdicts that follow from recorded cells."""
+
+import dataclasses
+import sys
+
+import pandas as pd
+import pytest
+
+import nlbench
+from nlbench import registry
+from nlbench.cli.app import main
+from nlbench.reports.studies.study import Context, Study, Verdict
+from nlbench.request import Request
+from nlbench.runner import run
+from nlbench.store.run_folder import Run, load_run
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["nlbench", *arguments])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return done.value.code, *capsys.readouterr()
+
+    return call
+
+
+def changed(run, change):
+    """The same run with other values in its table."""
+    records = [
+        dataclasses.replace(
+            record,
+            result=dataclasses.replace(
+                record.result,
+                values=tuple(
+                    dataclasses.replace(
+                        value, statistics={n: change(v) for n, v in value.statistics.items()}
+                    )
+                    for value in record.result.values
+                ),
+                summary={n: change(v) for n, v in record.result.summary.items()},
+            ),
+        )
+        for record in run.records
+    ]
+    return Run(run.manifest, records, run.path)
+
+
+@pytest.mark.parametrize("name", list(registry.entries("studies")))
+def test_every_study_says_what_it_asks_and_needs(name):
+    study = registry.load("studies", name)
+    assert issubclass(study, Study)
+    assert study.question.endswith("?")
+    assert study.needs
+    assert 0 < study.quick_minutes <= study.minutes
+    assert set(study.takes) <= {"data", "weights", "seeds", "measures"}
+    assert not registry.describe(registry.find("studies", name)).endswith("…")
+
+
+def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
+    status, out, err = here("study", "redshift", "--seeds", "0,1")
+    assert (status, err) == (0, "")
+    assert "tanh, weights × 6, shifted" in out
+    folder = tmp_path / "studies" / "redshift"
+    verdicts = pd.read_csv(folder / "verdicts.csv")
+    assert len(verdicts) == 8
+    page = (folder / "report.html").read_text()
+    assert verdicts.claim[0] in page
+    assert "Do larger weights make random networks more nonlinear" in page
+    kept = load_run(folder / "run")
+    assert len(kept.records) == 16
+    # Another time nothing is measured: the cells stay as they are.
+    before = {p.name: p.stat().st_mtime_ns for p in (folder / "run" / "cells").iterdir()}
+    assert here("study", "redshift", "--seeds", "0,1")[0] == 0
+    assert {p.name: p.stat().st_mtime_ns for p in (folder / "run" / "cells").iterdir()} == before
+    # A verdict follows from the numbers.
+    study = registry.load("studies", "redshift")()
+    assert all(v.agrees for v in study.analyse({"run": kept}).verdicts)
+    halved = changed(kept, lambda value: value / 2)
+    assert not any(v.agrees for v in study.analyse({"run": halved}).verdicts)
+
+
+def test_a_setting_that_a_study_fixes_is_refused_in_one_line(here):
+    status, _, err = here("study", "redshift", "--data", "digits")
+    assert (status, err) == (2, "nlbench: --data: study redshift fixes it (it takes --seeds)\n")
+    status, _, err = here("study", "redshif")
+    assert (status, err) == (2, "nlbench: there is no study 'redshif'; did you mean 'redshift'?\n")
+
+
+def test_cells_that_another_run_has_are_taken_over(tmp_path):
+    request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
+    first = run(request, tmp_path / "first")
+    more = dataclasses.replace(request, models=("redshift-mlp", "redshift-mlp-tanh"))
+    second = run(more, tmp_path / "second", known=[tmp_path / "first"])
+    (there,), here = first.records, {r.key: r for r in second.records}
+    assert here[there.key].to_json() == there.to_json()
+    assert len(here) == 2
+    assert second.scores.equals(run(more, tmp_path / "straight").scores)
+
+
+def test_networks_are_trained_once_for_all_studies(tmp_path):
+    asked = {"epochs": 1, "options": {"size": 64, "test_size": 32, "image_size": 32}}
+    first = Context(tmp_path, "one").trained("vgg8", "synthetic", "vanilla", 3, **asked)
+    stamp = first.stat().st_mtime_ns
+    second = Context(tmp_path, "two").trained("vgg8", "synthetic", "vanilla", 3, **asked)
+    assert second == first
+    assert second.stat().st_mtime_ns == stamp
+    with pytest.raises(nlbench.RequestError, match="trained in another way"):
+        Context(tmp_path, "two").trained(
+            "vgg8", "synthetic", "vanilla", 3, **{**asked, "epochs": 2}
+        )
+
+
+@pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "can't tell")])
+def test_a_verdict_is_said_in_words(agrees, word):
+    assert Verdict("a", "b", "c", agrees).word == word
