@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line
 from nlbench.files import (
     is_unused,
     locked,
@@ -158,7 +158,7 @@ class Run:
         self.__dict__.pop("scores", None)
         scores = self.scores
         texts = [name for name in scores.columns if name not in ("seed", "value", "n")]
-        safe = scores.assign(**{name: scores[name].map(spreadsheet_safe) for name in texts})
+        safe = scores.assign(**{name: scores[name].map(_cell) for name in texts})
         text: str = safe.to_csv(index=False)
         return text
 
@@ -219,6 +219,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         return str(_report("notebook", self))
+
+
+def _cell(text: str) -> str:
+    return spreadsheet_safe(text if text.isprintable() else one_line(text))
 
 
 def _report(name: str, *given: Any, **options: Any) -> Any:
