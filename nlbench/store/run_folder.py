@@ -32,6 +32,7 @@ from nlbench.files import (
     write_atomically,
 )
 from nlbench.measure import Result, Value
+from nlbench.signals import uninterrupted
 
 from .manifest import Manifest, now
 from .record import FORMAT, Record, is_plain_name, parse_content, plain
@@ -443,8 +444,10 @@ class RunFolder:
 
     def add(self, record: Record) -> None:
         """Write a record, and the table where it has fallen behind."""
-        self.records[record.key] = record
-        self.write_record(record)
+        # What is measured isn't lost to an interruption in between.
+        with uninterrupted():
+            self.write_record(record)
+            self.records[record.key] = record
         # A table takes as long as the run has cells: never more than a tenth of the time.
         if time.perf_counter() - self._written > max(TABLES_SECONDS, 10 * self._cost):
             self.write()
@@ -452,9 +455,10 @@ class RunFolder:
     def write(self, *, unfinished: bool = True) -> None:
         """Write the manifest and the table."""
         begin = time.perf_counter()
-        self._arrange(unfinished=unfinished)
-        self.write_table(self.run.table())
-        self.write_manifest(self.manifest)
+        with uninterrupted():
+            self._arrange(unfinished=unfinished)
+            self.write_table(self.run.table())
+            self.write_manifest(self.manifest)
         self._written = time.perf_counter()
         self._cost = self._written - begin
 
