@@ -132,11 +132,15 @@ def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
     """Add what the probe knows: how many samples or segments, and its remarks."""
     n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
     values = tuple(
-        replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
+        replace(value, n=value.n or n, reason=_joined(value.reason, remarks.get(value.place, "")))
         for value in result.values
     )
-    said = [result.reason, shown.get("remark", "")]
-    return replace(result, values=values, n=result.n or n, reason="; ".join(filter(None, said)))
+    reason = _joined(result.reason, shown.get("remark", ""))
+    return replace(result, values=values, n=result.n or n, reason=reason)
+
+
+def _joined(*said: str) -> str:
+    return "; ".join(filter(None, said))
 
 
 def failure_of(error: BaseException) -> tuple[Result, str]:

@@ -466,6 +466,27 @@ def test_a_run_that_evaluate_saved_is_extended_like_any_other(names, tmp_path):
     assert len(nlbench.load_run(tmp_path / "run").manifest["subjects"]) == 2
 
 
+def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_path):
+    weights = ("init", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    result = run(request("good", weights=weights), tmp_path / "run")
+    found = {r.subject["weights"]: r.result.reason for r in result.records}
+    assert set(found) == set(weights)
+    assert all(name == "init" or name in reason for name, reason in found.items())
+    assert result.manifest["cells"] == {"ok": 1, "skipped": 2}
+
+
+def test_a_checkpoint_that_is_another_ones_copy_is_said_to_be_measured_once(names, tmp_path):
+    said = []
+    monitor = Monitor()
+    monitor.warn = said.append
+    torch.save(tiny().state_dict(), tmp_path / "a.pt")
+    shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    weights = (str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    result = run(request("good", weights=weights), tmp_path / "run", progress=monitor)
+    assert len(result.records) == 1
+    assert said == ["tiny: the weights 'b.pt' are those of 'a.pt', and are measured once"]
+
+
 def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
