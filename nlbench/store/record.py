@@ -37,7 +37,17 @@ _MACHINE = {"device": (str,), "dtype": (str,), "environment": (dict,)}
 _RESULT = {"summary": (dict,), "values": (list,), "n": (int,), "status": (str,), "reason": (str,)}
 _VALUE = {"place": (str,), "statistics": (dict,), "n": (int,), "status": (str,), "reason": (str,)}
 _OPTIONAL: Mapping[str, Mapping[str, Kinds]] = {
-    "subject": {"key": (str,)},
+    "subject": {
+        "data_options": (dict,),
+        "key": (str,),
+        "parameters": (int,),
+        "preprocessing": (str,),
+        "sample_hash": (str,),
+        "samples": (int,),
+        "split": (str,),
+        "weights_hash": (str,),
+        "weights_metadata": (dict,),
+    },
     "measure": {
         "bounds": (list,),
         "description": (str,),
