@@ -335,7 +335,12 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         if weights.remark:
             remarks.setdefault(weights.remark)
         target = _target(spec, facts, prints[spec.data].problem, weights)
-        targets.setdefault(target.key, target)
+        same = targets.setdefault(target.key, target)
+        if same.label != target.label:
+            remarks.setdefault(
+                f"{spec.model}: the weights '{target.label}' are those of '{same.label}', and are "
+                "measured once"
+            )
     _check_targets(list(targets.values()))
     for remark in remarks:
         warn(remark)
@@ -421,14 +426,16 @@ class _Choices:
 
 def _chosen(spec: SubjectSpec) -> _Weights:
     label = spec.weights
+    # Each that is missing is missed by itself.
+    absent = f"absent: {spec.weights}"
     try:
         choice = choose_weights(spec)
         label = choice.label
         return _Weights(label, choice.identity, "", choice.remark)
     except NlbenchError as error:
-        return _Weights(label, "absent", " ".join(str(error).split()))
+        return _Weights(label, absent, " ".join(str(error).split()))
     except OSError as error:
-        return _Weights(label, "absent", f"weights '{spec.weights}': {error.strerror or error}")
+        return _Weights(label, absent, f"weights '{spec.weights}': {error.strerror or error}")
 
 
 def _target(spec: SubjectSpec, facts: Mapping[str, Any], problem: str, weights: _Weights) -> Target:

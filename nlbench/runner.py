@@ -6,10 +6,8 @@ A finished run is taken up again without importing PyTorch.
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from nlbench.measure import Status
 from nlbench.plan import Cell, Plan, keep_plan, kept_plan, load_probe, make_plan
 from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions, Request, write_request
+from nlbench.signals import interruptible
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import Record, recorded_facts, same_subject
 from nlbench.store.run_folder import Run, RunFolder
@@ -121,7 +120,7 @@ def run(
     if finished is not None:
         return finished
     is_new = not os.path.lexists(folder.path)
-    with _ended_as_interrupted():
+    with interruptible():
         plan = make_plan(request, _device(request), monitor.warn)
         pool = _worker_pool(execution, plan)
         with folder.open(plan.decided):
@@ -182,26 +181,6 @@ def _device(request: Request) -> str:
     from nlbench.execution.numerics import resolve_device
 
     return str(resolve_device(request.device))
-
-
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """Take a request to end, as a cluster sends before it takes the machine away, as Ctrl-C."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    is_main = threading.current_thread() is threading.main_thread()
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # What somebody else has made of them is theirs.
-    mine = [n for n in known if is_main and signal.getsignal(n) == signal.SIG_DFL]
-    for number in mine:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:

@@ -155,6 +155,8 @@ class Classification(Task):
         # A damaged file is told before the first epoch, not after it.
         for items in (dataset.train, dataset.test):
             items[0]
+            if check := getattr(items, "check", None):
+                check()
         if label_noise:
             self.items = relabelled(self.items, label_noise, dataset.classes, seed)
 

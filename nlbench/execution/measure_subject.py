@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nlbench import registry
 from nlbench.contract import sound_result
 from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
+from nlbench.files import parse_json
 from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, check_unchanged, checked_measure, load_probe
@@ -29,7 +30,7 @@ from nlbench.probes import ProbeOptions, Resources, Step
 from nlbench.probes.budget import Found
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
-from nlbench.store.record import Record, same_subject
+from nlbench.store.record import Record, readable, same_subject
 from nlbench.subjects.load import SubjectSpec, load_subject
 from nlbench.subjects.subject import Subject
 
@@ -131,11 +132,15 @@ def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
     """Add what the probe knows: how many samples or segments, and its remarks."""
     n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
     values = tuple(
-        replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
+        replace(value, n=value.n or n, reason=_joined(value.reason, remarks.get(value.place, "")))
         for value in result.values
     )
-    said = [result.reason, shown.get("remark", "")]
-    return replace(result, values=values, n=result.n or n, reason="; ".join(filter(None, said)))
+    reason = _joined(result.reason, shown.get("remark", ""))
+    return replace(result, values=values, n=result.n or n, reason=reason)
+
+
+def _joined(*said: str) -> str:
+    return "; ".join(filter(None, said))
 
 
 def failure_of(error: BaseException) -> tuple[Result, str]:
@@ -426,8 +431,8 @@ def _say_how_many(spec: SubjectSpec, facts: Mapping[str, Any], monitor: Monitor)
 def _check(target: Target, facts: Mapping[str, Any]) -> None:
     """Refuse a subject of which no record can be written."""
     try:
-        json.dumps(facts, allow_nan=False, default=os.fspath)
-    except (TypeError, ValueError) as error:
+        parse_json(json.dumps(facts, allow_nan=False, default=os.fspath), "it")
+    except (TypeError, ValueError, RecursionError) as error:
         spec = target.spec
         raise PluginError(
             f"what {spec.model} and {spec.data} say of themselves can't be recorded: {error}"
@@ -490,7 +495,7 @@ def records_of(
             )
         costs = {**meter.read(), "load_seconds": load_seconds}
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
-            yield Record(
+            record = Record(
                 key=key,
                 subject=facts,
                 measure=measure_facts(measure, options),
@@ -506,6 +511,7 @@ def records_of(
                 traceback=outcome.traceback,
                 costs=costs,
             )
+            yield readable(record)
 
 
 def missing_record(

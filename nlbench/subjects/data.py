@@ -114,9 +114,10 @@ class Dataset:
         The registered name.
     train, test : torch.utils.data.Dataset
         Map-style: item ``i`` is ``(image, label)``, the image a float tensor of
-        `shape` in [0, 1], not yet normalised; the label an int. Two methods are optional:
+        `shape` in [0, 1], not yet normalised; the label an int. Three methods are optional:
         ``__getitems__(indices)``, PyTorch's own protocol, gives several items where that is
-        faster than one by one, and ``read_labels()`` all labels without reading images.
+        faster than one by one, ``read_labels()`` gives all labels without reading images, and
+        ``check()`` refuses damaged files before a training begins.
     shape : tuple of int
         Of one item: channels, height, width for images; any other for other data.
     classes : int

@@ -160,6 +160,66 @@ def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_
     assert "ZeroDivisionError" in record.traceback
 
 
+def test_what_a_plugin_says_reaches_nobody_with_control_characters(names, tmp_path):
+    class Painting(Measure):
+        """Writes escape sequences wherever it can."""
+
+        probe = "sites"
+
+        def update(self, observation):
+            pass
+
+        def compute(self):
+            values = (
+                nlbench.Value("a", {"value": 1.0}),
+                nlbench.Value.missing("b", "undefined", "\x1b[2Jgone\x07"),
+            )
+            return Result({"value": 1.0}, values, 16, reason="1 of 2\n=2 \udcff\u202e")
+
+    @site_measure()
+    def raising(x, y):
+        """Raises them."""
+        raise ValueError("\x1b[31mred\nline \udcff")
+
+    names["measures"] |= {"painting": Painting, "raising": raising}
+    result = run(request("painting,raising"), tmp_path / "run")
+    assert statuses(result)["tiny", "painting"] == ("ok", "1 of 2 =2")
+    assert statuses(result)["tiny", "raising"] == ("failed", "ValueError: [31mred line")
+    for file in ("scores.csv", *(f"cells/{r.key}.json" for r in result.records)):
+        text = (tmp_path / "run" / file).read_text(encoding="utf-8")
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+        assert not [escape for escape in ("\\u001b", "\\u0007", "\\u202e") if escape in text]
+    assert nlbench.load_run(tmp_path / "run").scores.equals(result.scores)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Result({"value": 1.0}, n=2.5),
+        Result({"value": 1.0}, n=2**80),
+        Result({"value": 1.0}, (nlbench.Value(7, {"value": 1.0}),), 1),
+        Result({"value": 1.0}, notes={"count": 10**30}),
+        Result({"value": 1.0}, notes={"half": "\ud800"}),
+        Result({"value": 1.0}, notes=["method"]),
+    ],
+    ids=["n", "large n", "place", "note", "half a character", "notes"],
+)
+def test_a_result_that_could_not_be_read_again_fails_its_cell_and_no_other(names, tmp_path, wrong):
+    class Odd(Wrong):
+        """Gives what JSON takes and no reader does."""
+
+        name = "odd"
+
+        def compute(self):
+            return wrong
+
+    names["measures"]["odd"] = Odd
+    result = run(request("odd,good"), tmp_path / "run")
+    assert statuses(result)["tiny", "odd"][0] == "failed"
+    assert statuses(result)["tiny", "good"][0] == "ok"
+    assert nlbench.load_run(tmp_path / "run").scores.equals(result.scores)
+
+
 def test_one_pass_feeds_all_measures_of_a_probe(names, tmp_path, monkeypatch):
     passes = []
     model = tiny()
@@ -404,6 +464,27 @@ def test_a_run_that_evaluate_saved_is_extended_like_any_other(names, tmp_path):
     result = run(request("good"), tmp_path / "run")
     assert {r.subject["model"] for r in result.records} == {"Sequential", "tiny"}
     assert len(nlbench.load_run(tmp_path / "run").manifest["subjects"]) == 2
+
+
+def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_path):
+    weights = ("init", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    result = run(request("good", weights=weights), tmp_path / "run")
+    found = {r.subject["weights"]: r.result.reason for r in result.records}
+    assert set(found) == set(weights)
+    assert all(name == "init" or name in reason for name, reason in found.items())
+    assert result.manifest["cells"] == {"ok": 1, "skipped": 2}
+
+
+def test_a_checkpoint_that_is_another_ones_copy_is_said_to_be_measured_once(names, tmp_path):
+    said = []
+    monitor = Monitor()
+    monitor.warn = said.append
+    torch.save(tiny().state_dict(), tmp_path / "a.pt")
+    shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    weights = (str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    result = run(request("good", weights=weights), tmp_path / "run", progress=monitor)
+    assert len(result.records) == 1
+    assert said == ["tiny: the weights 'b.pt' are those of 'a.pt', and are measured once"]
 
 
 def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):

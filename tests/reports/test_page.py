@@ -179,7 +179,6 @@ def test_what_decided_the_numbers_is_on_the_page(page) -> None:
         "reduction = spatial, batch = 128",
         "shrinkage = ledoit-wolf, ridge = 1e-06",
         "174,116",
-        "0.9833",
         "8×8 digits, enlarged to 32×32, three channels, normalised",
         "5a3b" * 16,
         "git.commit",
