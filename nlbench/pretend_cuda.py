@@ -4,7 +4,8 @@ They refuse what a GPU refuses (to be mixed with tensors of the CPU, to become N
 count what costs time there: kernels, and operations that block until the device has finished.
 So whatever runs here and gives the CPU's numbers has no tensor on the wrong device, and a test
 can hold a pass to a budget of synchronisations. Streams, allocators and rounding are not
-pretended; only a GPU shows those.
+pretended; only a GPU shows those. Python's doors to PyTorch's devices are the process's, so
+nothing else should use PyTorch meanwhile.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import contextlib
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
@@ -90,11 +95,13 @@ INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 class PretendTensor(torch.Tensor):
     """A tensor of the pretended device; `held` has its numbers."""
 
+    held: Tensor
+
     @staticmethod
-    def __new__(cls, held):
+    def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:  # noqa: D102
         # Views of an inference tensor can't be taken of a wrapper.
         with torch.inference_mode(False):
-            made = torch.Tensor._make_wrapper_subclass(
+            made: PretendTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 held.shape,
                 strides=held.stride(),
@@ -106,10 +113,11 @@ class PretendTensor(torch.Tensor):
         made.held = held
         return made
 
-    def __repr__(self):
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"PretendTensor({self.held!r})"
 
-    def numpy(self, *args, **kwargs):
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, as a GPU's tensor does."""
         raise TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
             "tensor to host memory first."
@@ -117,58 +125,74 @@ class PretendTensor(torch.Tensor):
 
     __array__ = numpy
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, list):
             # PyTorch makes the index a tensor of the device, which waits.
             index = torch.tensor(index).to(DEVICE)
-        return super().__getitem__(index)
+        picked: Tensor = super().__getitem__(index)
+        return picked
 
-    def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Tensor:
+        """Make a tensor like this one of numbers of the CPU."""
         made = torch.tensor(data, dtype=dtype or self.dtype).to(device or DEVICE)
         return made.requires_grad_(requires_grad)
 
-    def tolist(self):
+    def tolist(self) -> Any:
+        """Give the numbers, once the device has them."""
         _current().waited("tolist")
         return self.held.tolist()
 
-    def untyped_storage(self):
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Give the memory of what is held: views share it."""
         return self.held.untyped_storage()
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
+        """Give where that is."""
         return self.held.data_ptr()
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         with torch.no_grad():
-            copied = PretendTensor(self.held.detach().clone())
+            copied: Tensor = PretendTensor(self.held.detach().clone())
         if isinstance(self, torch.nn.Parameter):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         memo[id(self)] = copied
         return copied
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         return _dispatch(func, args, kwargs or {})
 
 
-def _generator(device="cpu"):
-    # PyTorch can't make one of a device that isn't there, nor tell whose it is.
-    return _GENERATOR("cpu" if torch.device(device).type == "cuda" else device)
+class _Generator(torch.Generator):
+    """PyTorch can't make one of a device that isn't there; this one is the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        is_cuda = torch.device(device).type == "cuda"
+        return super().__new__(cls, "cpu" if is_cuda else device)  # type: ignore[call-arg]
 
 
-_GENERATOR = torch.Generator
-
-
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees what is asked for on the device without a tensor of it, such as ``torch.zeros``."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return _dispatch(func, args, kwargs or {})
+
+def _seen(
+    self: _Mode, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    return _dispatch(func, args, kwargs or {})
+
+
+# Not in the class, which would have it import PyTorch's compiler for seconds.
+_Mode.__torch_dispatch__ = _seen  # type: ignore[method-assign, assignment]
 
 
 _RUNNING: list[PretendCuda] = []
 
 
-def _current():
+def _current() -> PretendCuda:
     return _RUNNING[-1] if _RUNNING else PretendCuda()
 
 
@@ -182,14 +206,25 @@ class PretendCuda(contextlib.ExitStack):
     waits : Counter
         How often the host waited for it, by operation.
     places : Counter
-        The same by line of nlbench that made it wait.
+        The same by the line of code that made it wait, and the operation.
+
+    Examples
+    --------
+    >>> with PretendCuda() as device:
+    ...     total = torch.arange(4.0).to("cuda").sum()
+    ...     total.is_cuda, float(total), dict(device.kernels)
+    (True, 6.0, {'sum': 1})
+    >>> sorted(device.waits)
+    ['_local_scalar_dense', 'from the CPU']
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.kernels, self.waits, self.places = Counter(), Counter(), Counter()
+        self.kernels: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+        self.places: Counter[tuple[str, str]] = Counter()
 
-    def __enter__(self):
+    def __enter__(self) -> PretendCuda:
         super().__enter__()
         _RUNNING.append(self)
         self.callback(_RUNNING.remove, self)
@@ -203,23 +238,27 @@ class PretendCuda(contextlib.ExitStack):
         self.enter_context(mock.patch.object(torch, "tensor", _made_then_moved(torch.tensor)))
         as_tensor = _made_then_moved(torch.as_tensor)
         self.enter_context(mock.patch.object(torch, "as_tensor", as_tensor))
-        self.enter_context(mock.patch.object(torch, "Generator", _generator))
+        self.enter_context(mock.patch.object(torch, "Generator", _Generator))
         self.enter_context(mock.patch.object(threading.Thread, "run", _in_mode(_RUN)))
         # Its kernels are operations of their own, which a CPU doesn't have.
-        self.enter_context(torch.backends.cudnn.flags(enabled=False))
-        self.enter_context(_Mode())
+        self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
+        torch._C._set_cudnn_enabled(False)
+        self.enter_context(_Mode())  # type: ignore[no-untyped-call]
         return self
 
-    def reset(self):
+    def reset(self) -> None:
         """Count from here."""
-        for counter in (self.kernels, self.waits, self.places):
-            counter.clear()
+        self.kernels.clear()
+        self.waits.clear()
+        self.places.clear()
 
-    def waited(self, what):
+    def waited(self, what: str) -> None:
+        """Count that the host waits."""
         self.waits[what] += 1
         self.places[_place(), what] += 1
 
-    def ran(self, name):
+    def ran(self, name: str) -> None:
+        """Count a kernel."""
         if name.rstrip("_") not in NO_KERNEL:
             self.kernels[name] += 1
 
@@ -227,28 +266,31 @@ class PretendCuda(contextlib.ExitStack):
 _RUN = threading.Thread.run
 
 
-def _in_mode(run):
-    def inside(self):
+def _in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def inside(self: threading.Thread) -> None:
         # Modes belong to a thread.
-        with _Mode():
+        with _Mode():  # type: ignore[no-untyped-call]
             run(self)
 
     return inside
 
 
-def _place():
-    """The line of nlbench that is at work."""
+def _place() -> str:
+    """The line of code outside PyTorch that is at work."""
     frame = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_back is not None:
         name = frame.f_code.co_filename
-        if "nlbench/" in name and "/site-packages/" not in name and "/tests/" not in name:
-            return f"{name.rpartition('nlbench/')[2]}:{frame.f_lineno}"
+        if name != __file__ and not Path(name).is_relative_to(_PYTORCH):
+            return f"{'/'.join(Path(name).parts[-2:])}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
 
 
-def _made_then_moved(make):
-    def made(data, *args, device=None, **kwargs):
+_PYTORCH = Path(torch.__file__).parent
+
+
+def _made_then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         device = torch.device(device) if device is not None else None
         if device is None or device.type != "cuda":
             return make(data, *args, device=device, **kwargs)
@@ -259,61 +301,64 @@ def _made_then_moved(make):
     return made
 
 
-def _cuda_functions():
-    class Stream:
-        device = DEVICE
+class _Stream:
+    device = DEVICE
 
-        def __init__(self, *args, **kwargs):
-            pass
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
-        def synchronize(self):
-            _current().waited("stream.synchronize")
+    def synchronize(self) -> None:
+        _current().waited("stream.synchronize")
 
-        def wait_stream(self, other):
-            pass
+    def wait_stream(self, other: Any) -> None:
+        pass
 
-        def wait_event(self, event):
-            pass
+    def wait_event(self, event: Any) -> None:
+        pass
 
-        def record_event(self, event=None):
-            return event or Event()
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
 
-    class Event:
-        def __init__(self, *args, **kwargs):
-            pass
 
-        def record(self, stream=None):
-            pass
+class _Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
-        def wait(self, stream=None):
-            pass
+    def record(self, stream: Any = None) -> None:
+        pass
 
-        def query(self):
-            return True
+    def wait(self, stream: Any = None) -> None:
+        pass
 
-        def synchronize(self):
-            _current().waited("event.synchronize")
+    def query(self) -> bool:
+        return True
 
-        def elapsed_time(self, end):
-            return 0.0
+    def synchronize(self) -> None:
+        _current().waited("event.synchronize")
 
-    class Generator:
-        # Where PyTorch can make another one like it.
-        device = CPU
+    def elapsed_time(self, end: Any) -> float:
+        return 0.0
 
-        def __init__(self):
-            self._generator = torch.Generator()
 
-        def get_state(self):
-            return self._generator.get_state()
+class _DefaultGenerator:
+    # Where PyTorch can make another one like it.
+    device = CPU
 
-        def set_state(self, state):
-            self._generator.set_state(state)
+    def __init__(self) -> None:
+        self._generator = torch.default_generator.clone_state()
 
-        def manual_seed(self, seed):
-            self._generator.manual_seed(seed)
+    def get_state(self) -> Tensor:
+        return self._generator.get_state()
 
-    generator = Generator()
+    def set_state(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+
+def _cuda_functions() -> dict[str, Any]:
+    generator = _DefaultGenerator()
     properties = SimpleNamespace(
         name="Pretended GPU", major=9, minor=0, total_memory=24 * 2**30, multi_processor_count=1
     )
@@ -326,11 +371,11 @@ def _cuda_functions():
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: _current().waited("synchronize"),
-        "current_stream": lambda device=None: Stream(),
-        "default_stream": lambda device=None: Stream(),
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
         "stream": lambda stream: contextlib.nullcontext(),
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": _Stream,
+        "Event": _Event,
         "mem_get_info": lambda device=None: (20 * 2**30, 24 * 2**30),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
@@ -349,7 +394,7 @@ def _cuda_functions():
     }
 
 
-def _dispatch(func, args, kwargs):
+def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation on what its tensors hold; refuse what a GPU refuses."""
     cuda = _current()
     name = func._schema.name.partition("::")[2]
@@ -396,7 +441,7 @@ def _dispatch(func, args, kwargs):
     )
 
 
-def _check_mixture(name, tensors):
+def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         is_number = tensor.ndim == 0 and name != "index_select"
         if tensor.device.type != "cpu" or is_number:
@@ -411,7 +456,13 @@ def _check_mixture(name, tensors):
         )
 
 
-def _copied(func, source, wanted, args, kwargs):
+def _copied(
+    func: Any,
+    source: Tensor,
+    wanted: torch.device | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     target = wanted or source.device
     held = source.held if isinstance(source, PretendTensor) else source
     if target.type == "meta":
@@ -431,7 +482,9 @@ def _copied(func, source, wanted, args, kwargs):
     return PretendTensor(output)
 
 
-def _overwritten(func, tensors, args, kwargs):
+def _overwritten(
+    func: Any, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
     target, *rest = tensors
     if rest and isinstance(target, PretendTensor) != isinstance(rest[0], PretendTensor):
         _current().waited("copy_")
