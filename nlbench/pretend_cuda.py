@@ -14,7 +14,7 @@ import contextlib
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,6 +239,10 @@ class PretendCuda(contextlib.ExitStack):
         as_tensor = _made_then_moved(torch.as_tensor)
         self.enter_context(mock.patch.object(torch, "as_tensor", as_tensor))
         self.enter_context(mock.patch.object(torch, "Generator", _Generator))
+        backward = _backward(torch.autograd.backward)
+        self.enter_context(mock.patch.object(torch.autograd, "backward", backward))
+        grad = _grad(torch.autograd.grad)
+        self.enter_context(mock.patch.object(torch.autograd, "grad", grad))
         self.enter_context(mock.patch.object(threading.Thread, "run", _in_mode(_RUN)))
         # Its kernels are operations of their own, which a CPU doesn't have.
         self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
@@ -299,6 +303,88 @@ def _made_then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return make(data, *args, **kwargs).to(device)
 
     return made
+
+
+def _backward(real: Callable[..., None]) -> Callable[..., None]:
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        root, first = _alone(tensors), _alone(grad_tensors)
+        if not isinstance(root, PretendTensor):
+            real(tensors, grad_tensors, *args, **kwargs)
+            return
+        with torch.no_grad():
+            for node, given in _derivatives(root, first):
+                if hasattr(node, "variable"):
+                    leaf, found = node.variable, given[0]
+                    leaf.grad = found if leaf.grad is None else leaf.grad + found
+
+    return backward
+
+
+def _grad(real: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(
+        outputs: Any,
+        inputs: Any,
+        grad_outputs: Any = None,
+        retain_graph: Any = None,
+        create_graph: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        root, first = _alone(outputs), _alone(grad_outputs)
+        if not isinstance(root, PretendTensor):
+            return real(outputs, inputs, grad_outputs, retain_graph, create_graph, **kwargs)
+        wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        found: list[Tensor | None] = [None] * len(wanted)
+        with torch.set_grad_enabled(create_graph):
+            for node, given in _derivatives(root, first):
+                for i, one in enumerate(wanted):
+                    if one.grad_fn is node if one.grad_fn else getattr(node, "variable", 0) is one:
+                        found[i] = given.get(one.output_nr)
+        return tuple(found)
+
+    return grad
+
+
+def _alone(given: Any) -> Any:
+    return given[0] if isinstance(given, Sequence) and len(given) == 1 else given
+
+
+def _derivatives(root: Tensor, first: Tensor | None) -> Iterator[tuple[Any, dict[int, Tensor]]]:
+    """Go back through the graph node by node: PyTorch would do it in a thread of the GPU's."""
+    first = torch.ones_like(root) if first is None else first
+    arrived: dict[Any, dict[int, Tensor]] = {root.grad_fn: {root.output_nr: first}}
+    for node in _from_end_to_start(root.grad_fn):
+        given = arrived.pop(node, {})
+        yield node, given
+        if not given or hasattr(node, "variable"):
+            continue
+        passed = node(*(given.get(i) for i in range(len(node._input_metadata))))
+        several = passed if isinstance(passed, tuple) else (passed,)
+        for (before, number), gradient in zip(node.next_functions, several, strict=True):
+            if before is None or gradient is None:
+                continue
+            shape = before._input_metadata[number].shape
+            # What was spread on the way there is summed on the way back.
+            gradient = gradient if gradient.shape == shape else gradient.sum_to_size(shape)
+            sums = arrived.setdefault(before, {})
+            sums[number] = gradient + sums[number] if number in sums else gradient
+
+
+def _from_end_to_start(end: Any) -> list[Any]:
+    """Nodes of a graph of derivatives, each after all that pass something on to it."""
+    order: list[Any] = []
+    seen = {end}
+    path = [(end, iter(end.next_functions))]
+    while path:
+        node, rest = path[-1]
+        for before, _ in rest:
+            if before is not None and before not in seen:
+                seen.add(before)
+                path.append((before, iter(before.next_functions)))
+                break
+        else:
+            order.append(node)
+            path.pop()
+    return order[::-1]
 
 
 class _Stream:
@@ -409,7 +495,9 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         wanted = (devices + [x.device for x in others] + [wanted])[0]
         args = tuple(CPU if isinstance(x, torch.device) else x for x in args)
         args = (args[0], *(x.held if isinstance(x, PretendTensor) else x for x in args[1:]))
-    if name in ("_to_copy", "_pin_memory", "to"):
+    if name == "_pin_memory":
+        return tensors[0].clone()
+    if name in ("_to_copy", "to"):
         return _copied(func, tensors[0], wanted, args, kwargs)
     if name in ("copy_", "_copy_from", "set_"):
         return _overwritten(func, tensors, args, kwargs)
