@@ -449,7 +449,7 @@ def run_training(
         if progress is not None:
             progress(epoch)
 
-    with log.opened(device), exact_arithmetic():
+    with exact_arithmetic(), log.opened(device):
         result = train(
             build,
             dataset,

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from nlbench.errors import RequestError
 
 __all__ = [
+    "Shared",
     "attributes_kept",
     "autocast_now",
     "double_copy",
@@ -135,11 +136,23 @@ def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> N
         module._buffers[name] = buffer
 
 
-class _Shared:
+class Shared:
     """A setting of the whole process that several passes want at the same time.
 
     Set when the first of them begins, put back when the last one ends: each putting back what it
     found would switch it under another's feet, and leave it so.
+
+    Parameters
+    ----------
+    change : callable
+        Gives the context in which it is set.
+
+    Examples
+    --------
+    >>> from contextlib import nullcontext
+    >>> shared = Shared(nullcontext)
+    >>> with shared(), shared():
+    ...     pass
     """
 
     def __init__(self, change: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -150,6 +163,7 @@ class _Shared:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
+        """Give a context in which it is set."""
         with self._lock:
             if self._users == 0:
                 self._changed = self._change()
@@ -174,8 +188,8 @@ def _fast_path_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-_FAST_PATH = _Shared(_fast_path_off)
-_ATTENTION = _Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_FAST_PATH = Shared(_fast_path_off)
+_ATTENTION = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def without_fast_path() -> AbstractContextManager[None]:

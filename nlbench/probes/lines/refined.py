@@ -239,10 +239,9 @@ class _Group:
                 zeros[step.output, i][rows] = packed(flat == kink)
 
         outputs = []
-        for part in torch.split(torch.arange(len(owner)), self._chunk):
-            row = int(part[0])
-            at = owner[part], nodes.repeat(count)[part]
-            outputs.append(self._run(at[0], at[1] / FIRST, watch))
+        for row in range(0, len(owner), self._chunk):
+            part = slice(row, row + self._chunk)
+            outputs.append(self._run(owner[part], nodes.repeat(count)[part] / FIRST, watch))
         self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
         met = torch.zeros(count, FIRST - 1, dtype=torch.bool, device=self._device)
         for key, sides in self._sides.items():
@@ -296,7 +295,8 @@ class _Group:
                 left = sides.above[s, i], sides.below[s, i]
                 right = sides.above[s, i + 1], sides.below[s, i + 1]
                 unknown = ~(above | below) & (left[0] | left[1])
-                if bool(unknown.any()):
+                # To ask a GPU costs more than to do what changes nothing.
+                if unknown.is_cuda or bool(unknown.any()):
                     resting = packed(flat == kink)
                     opposite = crossed(left, right)
                     if step.output in self._first:
@@ -330,8 +330,8 @@ class _Group:
                             lists[watched[0]] += [value, _ALIKE * noise[j].double()]
 
         outputs = []
-        for part in torch.split(torch.arange(len(owner)), self._chunk):
-            row = int(part[0])
+        for row in range(0, len(owner), self._chunk):
+            part = slice(row, row + self._chunk)
             outputs.append(self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch))
         self.values = _interleaved(self.values, torch.cat(outputs).reshape(count, steps, -1))
         for key, parts in between.items():
@@ -410,7 +410,8 @@ class _Group:
         found = new.copies()
         if found is None:
             return
-        _, interval, step, margin, unit = (x[found[0]] for x in found)
+        again = found[0].nonzero().squeeze(1)
+        interval, step, margin, unit = (x[again] for x in found[1:])
         outputs = {place: output for output, place in self._places.items()}
         for key in set(zip(step.tolist(), margin.tolist(), strict=True)):
             mine = (step == key[0]) & (margin == key[1])
@@ -502,7 +503,7 @@ class _Group:
         channel = group // (lead.shape[1] // members.shape[1])
         mine = members[row, channel, lead[row, group].long()]
         theirs = members[row, channel, other[row, group].long()]
-        moving = ~torch.isin(theirs, self._flats) & (mine != theirs)
+        moving = (~torch.isin(theirs, self._flats) & (mine != theirs)).nonzero().squeeze(1)
         row, group = row[moving], group[moving]
         values = torch.stack([mine[moving], theirs[moving]], 1)
         close = _noise_of(members).flatten()[row]
@@ -974,13 +975,14 @@ def _estimate(
     lost = LOST if estimator.dtype == torch.float32 or has_windows else 0.0
     while active:
         group.halve()
-        counts = group.counts()
+        # Here all comes over that the numbers of boundaries are made of.
+        counts, doubtful = group.counts().cpu(), group.undecided.tolist()
         going = []
         full = 2 * group.steps + 1 + PROBES > evaluations or (
             2 * group.bytes_kept * 2 > estimator.budget / 2
         )
         for i, state in enumerate(active):
-            undecided = float(group.undecided[i]) / group.steps
+            undecided = doubtful[i] / group.steps
             state.crossings = _Crossings.of(counts[:, i], undecided, lost)
             state.values, state.steps_counted = group.values[i], group.steps
             if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import nlbench
+from nlbench.pretend_cuda import PretendCuda
 from nlbench.probes.lines import trace_segment
-
-from pretend_cuda import PretendCuda
 
 SITE_MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 MEASURES = [*SITE_MEASURES, "nlc", "pathlength", "absdev", "density"]
