@@ -23,7 +23,7 @@ from nlbench.store.manifest import make_manifest
 from nlbench.store.record import Record, recorded_facts, same_subject
 from nlbench.store.run_folder import Run, RunFolder
 
-__all__ = ["Preview", "preview", "run"]
+__all__ = ["Preview", "forecast", "preview", "run"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,37 @@ def preview(
         plan = make_plan(request, _device(request), Monitor(progress).warn)
     folder.check(records, plan.decided)
     return _sorted(plan, records, execution)
+
+
+def forecast(
+    foreseen: Preview,
+    *,
+    execution: ExecutionOptions | None = None,
+    progress: Progress | None = None,
+) -> dict[str, dict[str, str]]:
+    """Predict what the new cells of a preview will cost, as far as their probes can tell.
+
+    Each subject is loaded and looked at by a few forward passes; nothing is measured or written.
+
+    Parameters
+    ----------
+    foreseen : Preview
+    execution, progress
+        As for `run`.
+
+    Returns
+    -------
+    dict
+        By subject's key, then by probe: a line. Subjects of which nothing is known are left out.
+    """
+    from nlbench.execution.measure_subject import Host
+    from nlbench.execution.numerics import default_threads
+
+    execution, monitor = execution or ExecutionOptions(), Monitor(progress)
+    host = Host(threads=execution.threads or default_threads())
+    units = units_of(foreseen.new, foreseen.plan, memory=execution.memory, expected={})
+    found = {unit.cells[0].target.key: host.forecast(unit, monitor) for unit in units}
+    return {key: said for key, said in found.items() if said}
 
 
 def run(

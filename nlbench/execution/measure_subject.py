@@ -26,7 +26,7 @@ from nlbench.files import parse_json
 from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, check_unchanged, checked_measure, load_probe
-from nlbench.probes import ProbeOptions, Resources, Step
+from nlbench.probes import Probe, ProbeOptions, Resources, Step
 from nlbench.probes.budget import Found
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
@@ -343,6 +343,38 @@ class Host:
             conditions=lambda: self._as_asked(unit),
         )
         yield from records
+
+    def forecast(self, unit: Unit, monitor: Monitor) -> dict[str, str]:
+        """What observing a unit's subject will cost, by probe, where it can tell beforehand."""
+        asked = {cell.wanted.probe: cell.wanted.settings for cell in unit.cells}
+        probes = [load_probe(name) for name in asked]
+        able = [probe for probe in probes if type(probe).forecast is not Probe.forecast]
+        if not able:
+            return {}
+        target, found = unit.cells[0].target, {}
+        try:
+            self._import_plugins(target)
+            with self._as_asked(unit):
+                machine = self._machine(unit)
+                monitor.loading()
+                subject = self._load(target, unit, machine).subject
+        except (Exception, SystemExit) as error:
+            return {probe.name: f"can't be loaded: {_why(error, target)}" for probe in able}
+        resources = Resources(machine.device, unit.memory, self._found)
+        for probe in able:
+            monitor.observing(probe.name)
+            stream = Stream(f"pass {target.key} {probe.name}", machine.device)
+            try:
+                with self._as_asked(unit), untouched(), stream.drawn():
+                    settings = asked[probe.name]
+                    said = probe.forecast(subject.model, subject, settings, resources=resources)
+            except (Exception, SystemExit) as error:
+                # The model's own forward can raise anything.
+                result, _ = failure_of(error)
+                said = f"{result.status}: {result.reason}"
+            if said:
+                found[probe.name] = said
+        return found
 
     @contextlib.contextmanager
     def _as_asked(self, unit: Unit) -> Iterator[None]:

@@ -154,6 +154,16 @@ class Probe(ABC):
         """Give options that suit inputs which somebody brings along, where they differ."""
         return {}
 
+    def forecast(
+        self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
+    ) -> str:
+        """Predict in one line what `observe` will cost; empty where nothing tells beforehand.
+
+        A dry run asks for it. Only for a probe that has a method of its own is the subject
+        loaded. It costs little beside an observation and raises what `observe` raises.
+        """
+        return ""
+
     @abstractmethod
     def observe(
         self,

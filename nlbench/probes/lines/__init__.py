@@ -150,6 +150,14 @@ class Lines(Probe):
 
         observe(model, samples, options, listeners, resources, step, facts)
 
+    def forecast(
+        self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
+    ) -> str:
+        """See `nlbench.probes.Probe.forecast`."""
+        from .forecast import forecast
+
+        return forecast(model, samples, options, resources)
+
 
 LINES = Lines()
 """The network restricted to straight segments of input space."""

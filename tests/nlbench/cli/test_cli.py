@@ -97,6 +97,7 @@ def test_a_request_is_replayed_from_the_runs_own_file_and_a_dry_run_only_counts(
     assert done.stdout.startswith("3 cells on cpu: 0 new, 3 recorded, 0 impossible\n")
     done = here("run", "--config", file, "--seeds", "1", "--out", "new", "--dry-run")
     assert done.stdout.startswith("3 cells on cpu: 3 new, 0 recorded, 0 impossible\n")
+    assert "\n  lines: 2 segments; predicted from nine points on 2 of them: about " in done.stdout
     assert not (folder / "new").exists()
 
 
