@@ -89,6 +89,8 @@ def make_bench(
         if options and name in owners:
             raise PluginError(f"dataset '{name}' bears the name of a measure or a probe")
         owners.setdefault(name, options)
+        # A family's name sets an option of all its members in the run.
+        owners.setdefault(name.partition("/")[0], options)
     for key, value in settings.items():
         owner, dot, option = key.rpartition(".")
         if not dot or not owner or not option:
@@ -103,7 +105,9 @@ def make_bench(
         by_owner.setdefault(owner, {})[option] = value
 
     def resolved(name: str, options: Mapping[str, Option]) -> Options:
-        return resolve_options(options, by_owner.get(name, {}), owner=name)
+        family, slash, _ = name.partition("/")
+        given = {**(by_owner.get(family, {}) if slash else {}), **by_owner.get(name, {})}
+        return resolve_options(options, given, owner=name)
 
     return Bench(
         tuple((m, resolved(m.name, m.options)) for m in measures),
