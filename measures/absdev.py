@@ -16,7 +16,7 @@ from nlbench.options import Option, OptionValue
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 from ._deviation import Deviation, deviation_of
-from ._paths import Method, with_means
+from ._path_results import Method, with_means
 from ._sources import traced_regions
 
 __all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_scale"]

@@ -10,7 +10,7 @@ from nlbench.measure import Measure, Parts, Result, Value
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 from nlbench.probes.lines.lines import slope_changes
 
-from ._paths import Method, with_means
+from ._path_results import Method, with_means
 from ._sources import traced_regions
 
 __all__ = ["Density"]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from nlbench.plan import Request
     from nlbench.probes.ops import register_op
     from nlbench.runner import run
-    from nlbench.signature import Signature, module_of
     from nlbench.store.run_folder import Run, load_run
+    from nlbench.store.signature import Signature, module_of
     from nlbench.subjects.data import Dataset
 
 __all__ = [
@@ -73,14 +73,14 @@ _HOMES = {
     "Request": "request",
     "RequestError": "errors",
     "Run": "store.run_folder",
-    "Signature": "signature",
+    "Signature": "store.signature",
     "Source": "citation",
     "Undefined": "errors",
     "UnsupportedOperation": "errors",
     "Value": "measure",
     "evaluate": "evaluation",
     "load_run": "store.run_folder",
-    "module_of": "signature",
+    "module_of": "store.signature",
     "register_op": "probes.ops",
     "run": "runner",
     "site_measure": "measure",

@@ -39,7 +39,6 @@ __all__ = [
     "Settings",
     "Target",
     "Wanted",
-    "check_unchanged",
     "checked_measure",
     "keep_plan",
     "kept_plan",
@@ -47,6 +46,7 @@ __all__ = [
     "load_probe",
     "make_bench",
     "make_plan",
+    "what_changed",
 ]
 
 
@@ -483,32 +483,54 @@ class _Providers:
         return self._found[group, name]
 
 
-def check_unchanged(target: Target, planned_at: str) -> None:
-    """Refuse a subject whose weights or data aren't those of the plan, from which its key comes.
+def what_changed(
+    target: Target,
+    facts: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    planned_at: str | None = None,
+) -> str:
+    """Say why a subject is no longer the one that was planned or recorded; else nothing.
 
     Parameters
     ----------
     target : Target
-        Just loaded.
-    planned_at : str
-        The machine that made the plan. Another one may have copies of the data with other
-        times; they are compared by their content there, see `nlbench.store.record.same_subject`.
+        As planned.
+    facts : mapping
+        What was found when it was loaded: its content.
+    recorded : mapping
+        Those of its facts that other cells of the run have found.
+    planned_at : str or None
+        The machine that made the plan, if the files from which the key comes are to be looked
+        at, as they are to be right after loading. Another machine may have copies of the data
+        with other times; there the content alone says.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If the files have changed since.
+    Examples
+    --------
+    >>> spec = SubjectSpec("vgg8", "init", "digits", 0, 64)
+    >>> target = Target("a1", spec, "init")
+    >>> what_changed(target, {"sample_hash": "a"}, {"sample_hash": "a"})
+    ''
+    >>> what_changed(target, {"sample_hash": "b"}, {"sample_hash": "a"}).partition(" is no")[0]
+    'vgg8 on digits: the sample hash'
     """
     spec = target.spec
-    changed = ""
-    if target.weights and choose_weights(spec).identity != target.weights:
-        changed = f"{spec.model} with weights {target.label}: the file has"
-    fingerprint = dataset_info(registry.load("datasets", spec.data)).fingerprint
-    if fingerprint is not None and planned_at == platform.node():
-        found = str(fingerprint(**dict(spec.options)))
-        changed = changed if found == target.files else f"{spec.data}: its files have"
-    if changed:
-        raise RequestError(f"{changed} changed since the run was planned; start it again")
+    if planned_at is not None:
+        changed = ""
+        if target.weights and choose_weights(spec).identity != target.weights:
+            changed = f"{spec.model} with weights {target.label}: the file has"
+        fingerprint = dataset_info(registry.load("datasets", spec.data)).fingerprint
+        if fingerprint is not None and planned_at == platform.node():
+            found = str(fingerprint(**dict(spec.options)))
+            changed = changed if found == target.files else f"{spec.data}: its files have"
+        if changed:
+            return f"{changed} changed since the run was planned; start it again"
+    for name, value in recorded.items():
+        if name in facts and facts[name] != value:
+            return (
+                f"{spec.model} on {spec.data}: the {name.replace('_', ' ')} is no longer "
+                "that of the cells which the run already holds; choose another --out"
+            )
+    return ""
 
 
 PLAN = "plan.json"

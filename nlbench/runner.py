@@ -15,12 +15,20 @@ from nlbench.errors import NlbenchError, RequestError
 from nlbench.execution.executors import WorkerPool, executed
 from nlbench.execution.work_units import units_of
 from nlbench.measure import Status
-from nlbench.plan import Cell, Plan, keep_plan, kept_plan, load_probe, make_plan
+from nlbench.plan import (
+    Cell,
+    Plan,
+    keep_plan,
+    kept_plan,
+    load_probe,
+    make_plan,
+    what_changed,
+)
 from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions, Request, write_request
 from nlbench.signals import interruptible
 from nlbench.store.manifest import make_manifest
-from nlbench.store.record import Record, recorded_facts, same_subject
+from nlbench.store.record import Record, recorded_facts
 from nlbench.store.run_folder import Run, RunFolder
 
 __all__ = ["Preview", "forecast", "preview", "run"]
@@ -292,7 +300,8 @@ def _carry_out(
                 # Processes that load a subject at different times may not find the same one.
                 recorded = recorded_facts([result]) | recorded
                 cell = cells[result.key]
-                problem = same_subject(result.subject, recorded.get(cell.target.key, {}))
+                found = recorded.get(cell.target.key, {})
+                problem = what_changed(cell.target, result.subject, found)
                 folder.add(missing(cell, problem) if problem and result.is_done else result)
             elif result.loading and alone:
                 raise RequestError(result.reason)

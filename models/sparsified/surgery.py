@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from nlbench.errors import RequestError, Undefined
-from nlbench.probes.axes import Layouts
 from nlbench.probes.graph.nodes import channel_axes
 from nlbench.probes.model_state import attributes_kept, evaluation_mode
-from nlbench.probes.ops import activation_kind
+from nlbench.probes.ops import operation
+from nlbench.probes.site_names import SiteNames, input_of, running_module
 
 __all__ = [
     "CHILD",
@@ -40,7 +38,6 @@ __all__ = [
 ]
 
 
-RELUS = ("relu", "relu_")
 CHILD = "called_relu"
 """Attribute of a module with the name of the child that stands for its calls of ReLU."""
 
@@ -190,21 +187,10 @@ class _Substitution(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # A child's calls are the child's, also where the example didn't reach them.
-        if getattr(func, "__name__", "") in RELUS and _running(self._own) is self._module:
-            given = args[0] if args else kwargs["input"]
-            return getattr(self._module, vars(self._module)[CHILD])(given)
+        found = operation(func)
+        if found is not None and found.kind == "relu" and running_module(self._own) is self._module:
+            return getattr(self._module, vars(self._module)[CHILD])(input_of(args, kwargs))
         return func(*args, **kwargs)
-
-
-def _running(own: Container[nn.Module]) -> nn.Module | None:
-    """Give the innermost of a network's own modules that is being called."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] in own:
-            module: nn.Module = frame.f_locals["self"]
-            return module
-        frame = frame.f_back
-    return None
 
 
 @dataclass(frozen=True)
@@ -248,47 +234,31 @@ class Calls:
     output: Any
 
 
-class _Finder(TorchFunctionMode):
+class _Finder(SiteNames):
     def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], axes: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(model)
+        self.begin(*inputs, channels=axes)
         self._own = set(model.modules())
-        self.calls: list[ReLUCall] = []
+        self.relus: list[ReLUCall] = []
         self.others: Counter[str] = Counter()
-        self._layouts = Layouts(len(inputs[0]))
-        for given, axis in zip(inputs, axes, strict=True):
-            self._layouts.begin(given, channel=axis)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in RELUS:
-            given = args[0] if args else kwargs["input"]
-            axis = self._channel_axis(given)
-            owner = _running(self._own)
-            assert owner is not None
-            self.calls.append(ReLUCall(owner, axis, given.shape[axis], given.dtype, given.device))
-        elif (
-            (kind := activation_kind(name))
-            and kind != "softmax"
-            and not isinstance(owner := _running(self._own), SparsePReLU)
-        ):
-            # PyTorch computes its ReLU6 as a hardtanh.
-            self.others["relu6" if isinstance(owner, nn.ReLU6) else kind] += 1
-        output = func(*args, **kwargs)
-        if name == "__get__":
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
-        self._layouts.follow(name, args, kwargs, output)
-        return output
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.current is not None:
+            # Whose call it is, as `_Substitution` is going to ask.
+            owner = running_module(self._own)
+            if self.current.kind == "relu" and owner is not None:
+                given = input_of(args, kwargs)
+                axis = self._channel_axis(given)
+                self.relus.append(
+                    ReLUCall(owner, axis, given.shape[axis], given.dtype, given.device)
+                )
+            elif not isinstance(owner, SparsePReLU):
+                self.others[self.current.kind] += 1
+        return super().call(func, args, kwargs)
 
     def _channel_axis(self, given: Tensor) -> int:
         try:
-            _, axis, is_assumed = self._layouts.of(given)
+            _, axis, is_assumed = self.layouts.of(given)
         except Undefined as error:
             raise RequestError(f"a ReLU can't be given a slope a channel: {error}") from error
         if is_assumed:
@@ -319,9 +289,10 @@ def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
     with attributes_kept(model):
         axes = channel_axes(lambda given: model(*given), tuple(given.clone() for given in inputs))
     copies = tuple(given.clone() for given in inputs)
-    with torch.no_grad(), _Finder(model, copies, axes) as finder:
+    finder = _Finder(model, copies, axes)
+    with torch.no_grad(), finder.hooked(), finder:
         output = model(*copies)
-    return Calls(finder.calls, finder.others, output)
+    return Calls(finder.relus, finder.others, output)
 
 
 AGREEMENT = 1e-6

@@ -1,4 +1,4 @@
-"""What the commands share: reading names and settings, printing tables, interruptions."""
+"""What commands share, those of plugins too: names and settings, tables, interruptions."""
 
 from __future__ import annotations
 

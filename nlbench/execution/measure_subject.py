@@ -25,12 +25,12 @@ from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
 from nlbench.files import parse_json
 from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
-from nlbench.plan import Bench, Cell, Target, Wanted, check_unchanged, checked_measure, load_probe
+from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe, what_changed
 from nlbench.probes import Probe, ProbeOptions, Resources, Step
 from nlbench.probes.budget import Found
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
-from nlbench.store.record import Record, readable, same_subject
+from nlbench.store.record import Record, readable
 from nlbench.subjects.load import SubjectSpec, load_subject
 from nlbench.subjects.subject import Subject
 
@@ -321,9 +321,6 @@ class Host:
                 monitor.loading()
                 loaded = self._load(target, unit, machine)
                 _say_how_many(target.spec, loaded.subject.facts, monitor)
-                problem = same_subject(loaded.subject.facts, unit.expected)
-                if problem:
-                    raise RequestError(problem)
             except (Exception, SystemExit) as error:
                 # Whatever a model's or dataset's plugin raises concerns this subject only.
                 why, trace = _why(error, target), traceback.format_exc()
@@ -422,21 +419,25 @@ class Host:
 
     def _load(self, target: Target, unit: Unit, machine: Machine) -> _Loaded:
         key = target.key, unit.device, unit.precision
-        if self._loaded is None or self._loaded.key != key:
+        loaded, planned_at = self._loaded, None
+        if loaded is None or loaded.key != key:
             # The old one goes first: two may not fit.
-            self._loaded = None
+            self._loaded = loaded = None
             begin = time.perf_counter()
             stream = Stream(f"load {target.key}", machine.device)
             with untouched(), stream.drawn():
                 subject = load_subject(target.spec, machine.device)
             if unit.precision == "float64":
                 subject = _double(subject)
-            check_unchanged(target, unit.planned_at)
             _check(target, subject.facts)
             subject.facts["key"] = target.key
             seconds = round(time.perf_counter() - begin, 6)
-            self._loaded = _Loaded(key, subject, seconds)
-        return self._loaded
+            loaded, planned_at = _Loaded(key, subject, seconds), unit.planned_at
+        problem = what_changed(target, loaded.subject.facts, unit.expected, planned_at)
+        if problem:
+            raise RequestError(problem)
+        self._loaded = loaded
+        return loaded
 
 
 def _double(subject: Subject) -> Subject:

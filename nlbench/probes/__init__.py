@@ -11,6 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nlbench.options import Option, OptionValue
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["Listener", "Probe", "ProbeOptions", "Resources", "Samples", "Step"]
+__all__ = [
+    "LazyProbe",
+    "Listener",
+    "Probe",
+    "ProbeOptions",
+    "Resources",
+    "Samples",
+    "Step",
+]
 
 ProbeOptions = Mapping[str, OptionValue]
 
@@ -199,3 +208,31 @@ class Probe(ABC):
         nlbench.Undefined
             If there is nothing to observe; the reason is every measure's.
         """
+
+
+class LazyProbe(Probe):
+    """A probe whose options are read without PyTorch: what observes is a module of its own.
+
+    Attributes
+    ----------
+    home : str
+        The module with the function ``observe``, which takes what `Probe.observe` takes. It is
+        imported when it is called.
+    """
+
+    home: ClassVar[str]
+
+    def observe(
+        self,
+        model: nn.Module,
+        samples: Samples,
+        options: ProbeOptions,
+        listeners: Sequence[Listener],
+        *,
+        resources: Resources,
+        step: Step,
+        facts: dict[str, Any],
+    ) -> None:
+        """See `Probe.observe`."""
+        home = import_module(self.home)
+        home.observe(model, samples, options, listeners, resources, step, facts)

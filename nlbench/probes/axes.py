@@ -9,7 +9,7 @@ from one operation to the next while the network runs, and so is the batch's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
+from .ops import Operation, axis_rule, known, layer, qualified_name
+
 __all__ = [
-    "EXPANSIONS",
-    "MOVES",
-    "REDUCTIONS_OF_AXES",
-    "RESHAPES",
     "Layout",
     "Layouts",
     "argument",
@@ -33,13 +31,6 @@ __all__ = [
     "softmax_axis",
     "tensors_in",
 ]
-
-RESHAPES = {"flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel"}
-EXPANSIONS = {"expand", "expand_as", "repeat", "tile", "broadcast_to"}
-REDUCTIONS_OF_AXES = {
-    "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
-    "nansum", "prod", "std", "sum", "var",
-}  # fmt: skip
 
 # An axis that was indexed away or reduced, other than one that is only unknown.
 GONE = -1
@@ -55,26 +46,22 @@ def at(moved: AxisMap, axis: int) -> int | None:
 
 
 def axis_map(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], source: Tensor, output: Tensor
+    operation: Operation | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    source: Tensor,
+    output: Tensor,
 ) -> AxisMap:
     """Map the axes of an operation's input to those of its output."""
-    rank = source.ndim
-    if source is output and name in ("squeeze", "unsqueeze"):
-        # In place: the axes from before the call are no longer to be seen.
-        return [None] * rank
-    if name in MOVES:
-        return MOVES[name](args, kwargs, source, output)
-    if name in RESHAPES:
-        return [_kept(source.shape, axis, output.shape) for axis in range(rank)]
-    if name in REDUCTIONS_OF_AXES and output.ndim < rank:
-        return _without(rank, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
-    if name in EXPANSIONS:
-        return [axis + output.ndim - rank for axis in range(rank)]
-    if name == "einsum":
-        return _einsum(args, source)
-    if name == "embedding" or output.ndim == rank:
-        return list(range(rank))
-    return [None] * rank
+    if operation is not None and operation.axes is not None:
+        moved: AxisMap = operation.axes(args, kwargs, source, output)
+        return moved
+    return _same(source, output)
+
+
+def _same(source: Tensor, output: Tensor) -> AxisMap:
+    """Take the axes to be where they were, if there are as many."""
+    return list(range(source.ndim)) if output.ndim == source.ndim else [None] * source.ndim
 
 
 def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
@@ -101,7 +88,36 @@ def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
     return tensor.movedim(batch, 0) if batch else tensor
 
 
-def _einsum(args: Sequence[Any], source: Tensor) -> AxisMap:
+@axis_rule("embedding")
+def _embedded(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return list(range(source.ndim))
+
+
+@axis_rule("expand", "expand_as", "repeat", "tile", "broadcast_to", arranges="expands")
+def _expanded(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [axis + output.ndim - source.ndim for axis in range(source.ndim)]
+
+
+@axis_rule(
+    "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
+    "nansum", "prod", "std", "sum", "var", arranges="reduces"
+)  # fmt: skip
+def _reduced(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    if output.ndim >= source.ndim:
+        return _same(source, output)
+    return _without(source.ndim, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
+
+
+@axis_rule(
+    "flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel",
+    arranges="reshapes"
+)  # fmt: skip
+def _reshaped(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [_kept(source.shape, axis, output.shape) for axis in range(source.ndim)]
+
+
+@axis_rule("einsum")
+def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     """Follow each axis by its letter; what is summed over is gone."""
     equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
     given, arrow, made = equation.partition("->")
@@ -134,25 +150,30 @@ def _without(rank: int, dropped: Sequence[int], left: int) -> AxisMap:
     return [stay.index(axis) if axis in stay else GONE for axis in range(rank)]
 
 
+@axis_rule("permute", arranges="moves")
 def _permute(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     order = [axis % source.ndim for axis in _axes(args, kwargs, 1, "dims")]
     return [order.index(axis) for axis in range(source.ndim)]
 
 
+@axis_rule("transpose", "swapaxes", "swapdims", arranges="moves")
 def _transpose(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     first = _axes(args[:2], kwargs, 1, "dim0", "axis0")[0] % source.ndim
     second = _axes(args, kwargs, 2, "dim1", "axis1")[0] % source.ndim
     return [{first: second, second: first}.get(axis, axis) for axis in range(source.ndim)]
 
 
+@axis_rule("mH", "mT", arranges="moves")
 def _swap_last(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return [*range(source.ndim - 2), source.ndim - 1, source.ndim - 2]
 
 
+@axis_rule("H", "T", "t", arranges="moves")
 def _reverse(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return list(reversed(range(source.ndim)))
 
 
+@axis_rule("movedim", "moveaxis", arranges="moves")
 def _movedim(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     rank = source.ndim
     origins = [axis % rank for axis in _axes(args[:2], kwargs, 1, "source")]
@@ -164,25 +185,31 @@ def _movedim(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return [next(free) if place is None else place for place in moved]
 
 
+@axis_rule("squeeze", arranges="moves")
 def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     rank = source.ndim
+    if source is output:  # In place: the axes from before the call are no longer to be seen.
+        return [None] * rank
     axes = _axes(args, kwargs, 1, "dim") or range(rank)
     return _without(rank, [axis for axis in axes if source.shape[axis] == 1], output.ndim)
 
 
+@axis_rule("stack", "unsqueeze", arranges="moves")
 def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     """Follow ``unsqueeze`` and ``stack``, which put one axis in."""
     place = (_axes(args, kwargs, 1, "dim") or [0])[0] % output.ndim
-    if output.ndim != source.ndim + 1:
+    if output.ndim != source.ndim + 1:  # As in place, where both are the output.
         return [None] * source.ndim
     return [axis + (axis >= place) for axis in range(source.ndim)]
 
 
+@axis_rule("select", "unbind", arranges="moves")
 def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     """Follow ``select`` and ``unbind``, which take one axis away."""
     return _without(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
 
 
+@axis_rule("getitem", arranges="moves")
 def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     """Follow ``x[...]``; where a tensor or list picks, only the axes ahead of it are sure."""
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -215,27 +242,6 @@ def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
     return moved if place + rest == output.ndim else [None] * source.ndim
 
 
-MOVES: Mapping[str, Callable[[Any, Any, Tensor, Tensor], AxisMap]] = {
-    "__getitem__": _index,
-    "H": _reverse,
-    "T": _reverse,
-    "mH": _swap_last,
-    "mT": _swap_last,
-    "moveaxis": _movedim,
-    "movedim": _movedim,
-    "permute": _permute,
-    "select": _drop,
-    "squeeze": _squeeze,
-    "stack": _insert,
-    "swapaxes": _transpose,
-    "swapdims": _transpose,
-    "t": _reverse,
-    "transpose": _transpose,
-    "unbind": _drop,
-    "unsqueeze": _insert,
-}
-
-
 def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
     """Axes that an operation was given by name, or from one place on; none if it wasn't."""
     for name in names:
@@ -251,32 +257,39 @@ def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: st
     return [value] if type(value) is int else []
 
 
-# Operations whose output has its channels second, whatever came in.
-_CHANNELS_SECOND = {
-    f"{name}{d}d"
-    for d in (1, 2, 3)
-    for name in (
-        "conv",
-        "conv_transpose",
-        "max_pool",
-        "avg_pool",
-        "lp_pool",
-        "adaptive_avg_pool",
-        "adaptive_max_pool",
-    )
-} | {"batch_norm", "instance_norm", "group_norm"}
-# Operations whose output has its channels last.
-_RECURRENT = {"gru", "lstm", "rnn_relu", "rnn_tanh"}
-_CHANNELS_LAST = _RECURRENT | {
-    "linear", "embedding", "multi_head_attention_forward", "bilinear",
-}  # fmt: skip
+layer(
+    "second",
+    *(
+        f"{name}{d}d"
+        for d in (1, 2, 3)
+        for name in (
+            "conv",
+            "conv_transpose",
+            "max_pool",
+            "avg_pool",
+            "lp_pool",
+            "adaptive_avg_pool",
+            "adaptive_max_pool",
+        )
+    ),
+    *("batch_norm", "instance_norm", "group_norm"),
+    source=__name__,
+)
+_RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")
+layer(
+    "last", *_RECURRENT, "linear", "embedding", "multi_head_attention_forward", "bilinear",
+    source=__name__
+)  # fmt: skip
+layer("normalized", "layer_norm", source=__name__)
+_PRODUCTS = ("matmul", "rmatmul")
+layer(
+    "mixed", *_PRODUCTS, "bmm", "baddbmm", "einsum", "scaled_dot_product_attention",
+    source=__name__
+)  # fmt: skip
 # Operations that make a tensor of nothing but numbers.
 _FACTORIES = {
     "arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros",
 }  # fmt: skip
-_PRODUCTS = {"matmul", "__matmul__", "__rmatmul__"}
-# Operations after which nothing is known of the channels.
-_FORGET = _PRODUCTS | {"bmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
 
 
 @dataclass(frozen=True)
@@ -377,14 +390,14 @@ class Layouts:
         return batch, usual[-1] if tensor.ndim == 3 else usual[0], True
 
     def follow(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], output: object
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: object
     ) -> None:
         """Note the layout of an operation's output.
 
         Parameters
         ----------
-        name : str
-            The operation's name.
+        func : callable
+            The operation, as it is called.
         args, kwargs
             What it was called with.
         output
@@ -393,44 +406,49 @@ class Layouts:
         outputs = output if isinstance(output, tuple | list) else (output,)
         if not any(isinstance(tensor, Tensor) for tensor in outputs):
             return
-        name = name if name.startswith("__") else name.removesuffix("_")
+        name = qualified_name(func)
+        operation = known(name) or Operation(name)
         sources = list(tensors_in((*args, *kwargs.values())))
-        known = [(s, self._layouts[s]) for s in sources if s in self._layouts]
-        if not known and name not in _LAYERS | _FACTORIES:
+        given = [(s, self._layouts[s]) for s in sources if s in self._layouts]
+        is_layer = operation.channels in ("second", "last")
+        if not given and not is_layer and name not in _FACTORIES:
             return
-        sampled = _origin(name, len(sources), [layout for _, layout in known])
-        if name in _OF_FIRST:
-            known = [(s, layout) for s, layout in known if s is sources[0]]
+        sampled = _origin(name, len(sources), [layout for _, layout in given])
+        # Arranged by the first tensor, whatever the others are.
+        arranges = operation.arranges in ("moves", "reshapes", "expands") and name != "stack"
+        if is_layer or arranges or operation.channels == "normalized":
+            given = [(s, layout) for s, layout in given if s is sources[0]]
         for number, tensor in enumerate(outputs):
             if not isinstance(tensor, Tensor):
                 continue
-            if number and name in _CHANNELS_LAST:
+            if number and operation.channels == "last":
                 # Last states are (layers, batch, channels); attention weights have none.
                 state = name in _RECURRENT and tensor.ndim == 3
                 channel, batch = (2, 1) if state else (None, None)
                 self._layouts[tensor] = Layout(channel, batch, sampled)
                 continue
-            channel, batch = self._after(name, args, kwargs, sources, known, tensor)
+            channel, batch = self._after(operation, args, kwargs, sources, given, tensor)
             self._layouts[tensor] = Layout(channel, batch, sampled)
 
     def _after(
         self,
-        name: str,
+        operation: Operation,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         sources: Sequence[Tensor],
-        known: Sequence[tuple[Tensor, Layout]],
+        given: Sequence[tuple[Tensor, Layout]],
         output: Tensor,
     ) -> tuple[int | None, int | None]:
+        name, channels = operation.name, operation.channels
         channel = batch = None
         # Arguments of the output's own rank first: a sum has the layout of the larger term.
-        for source, layout in sorted(known, key=lambda pair: pair[0].ndim != output.ndim):
-            moved = axis_map(name, args, kwargs, source, output)
+        for source, layout in sorted(given, key=lambda pair: pair[0].ndim != output.ndim):
+            moved = axis_map(operation, args, kwargs, source, output)
             if channel in (None, GONE) and layout.channel is not None:
                 channel = at(moved, layout.channel)
             if batch in (None, GONE) and layout.batch is not None:
                 batch = at(moved, layout.batch)
-                merged = layout.batch == 0 and name in RESHAPES and output.ndim > 0
+                merged = layout.batch == 0 and operation.arranges == "reshapes" and output.ndim > 0
                 if batch is None and merged and self._holds(len(output)):
                     batch = 0
                 if batch not in (None, GONE) and not self._holds(output.shape[batch]):
@@ -438,11 +456,11 @@ class Layouts:
         if batch == GONE and name in ("stack", "cat", "concat", "concatenate"):
             # Single samples may have been put together again.
             batch = None
-        if name in _CHANNELS_SECOND:
+        if channels == "second":
             channel = 1
-        elif name in _CHANNELS_LAST or (name == "layer_norm" and _normalizes_last(args, kwargs)):
+        elif channels == "last" or (channels == "normalized" and _normalizes_last(args, kwargs)):
             channel = output.ndim - 1
-        elif name in _FORGET:
+        elif channels == "mixed":
             # A two-dimensional weight on the right makes features of the last axis.
             is_weight = name in _PRODUCTS and len(sources) == 2 and sources[1].ndim == 2
             by_weight = is_weight and not self.is_sampled(sources[1])
@@ -466,11 +484,6 @@ def _lost(rows: int, batch: int) -> Undefined:
         f"its first axis has {rows} entries, the batch {batch}: "
         "which axis holds the samples is not known"
     )
-
-
-_LAYERS = _CHANNELS_SECOND | _CHANNELS_LAST
-# Operations whose output is arranged by their first tensor, whatever the others are.
-_OF_FIRST = {*MOVES, *RESHAPES, *EXPANSIONS, *_LAYERS, "layer_norm"} - {"stack"}
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:

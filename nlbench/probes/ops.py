@@ -7,6 +7,7 @@ each registered directly above the code that says it:
 - its kind as an activation, by `activation`, which makes its calls sites;
 - how it acts on points of a segment, by `line_rule`, or why it can't be traced, by `not_affine`;
 - its place in the channel graph, by `graph_rule`;
+- where it puts the axes of what it is given, by `axis_rule`, and the channels, by `layer`;
 - whether it works on numbers one by one, by `elementwise`.
 
 An aspect of an operation is said once: a second time raises `nlbench.PluginError`, which names
@@ -45,15 +46,14 @@ from nlbench.errors import PluginError, RequestError
 from nlbench.registry import entry_points
 
 __all__ = [
-    "ACTIVATION_MODULES",
     "FUSED",
-    "NAMED_MODULES",
     "Operation",
     "activation",
-    "activation_kind",
+    "axis_rule",
     "elementwise",
     "graph_rule",
     "known",
+    "layer",
     "line_rule",
     "load_errors",
     "named_modules",
@@ -93,6 +93,15 @@ class Operation:
         From a call to its rule on points of a segment; see `nlbench.probes.lines.ops.rule`.
     graph : callable or None
         From a call to the nodes of its output; see `nlbench.probes.graph.rules`.
+    axes : callable or None
+        From a call to where each axis of its input is in its output; see `nlbench.probes.axes`.
+    arranges : str
+        If there is such a rule, what for: ``moves``, ``reshapes``, ``expands``, ``reduces``, or
+        empty.
+    channels : str
+        Which axis of its output holds channels, whatever came in: ``second``, ``last``,
+        ``normalized`` (the last, if only that is normalised) or ``mixed`` (it isn't known); empty
+        if they are where they were.
     refused : str
         Why it can't be traced exactly, where that is known.
     bends : str
@@ -110,6 +119,9 @@ class Operation:
     kinks: tuple[float, ...] | None = None
     line: Callable[..., Any] | None = None
     graph: Callable[..., Any] | None = None
+    axes: Callable[..., Any] | None = None
+    arranges: str = ""
+    channels: str = ""
     refused: str = ""
     bends: str = ""
     caveats: dict[str, str] = field(default_factory=dict)
@@ -119,6 +131,11 @@ class Operation:
     def traced(self) -> bool:
         """Whether it acts on points of a segment in a known way."""
         return self.line is not None or self.kinks is not None
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether more is known of it than where its axes go."""
+        return bool(self.sources.keys() - {"axes", "channels"})
 
 
 _OPERATIONS: dict[str, Operation] = {}
@@ -147,6 +164,8 @@ _ASPECTS = {
     "acts": "actions on numbers one by one",
     "line": "rules on points of a segment",
     "graph": "rules in the channel graph",
+    "axes": "rules for its axes",
+    "channels": "places of its channels",
 }
 
 
@@ -180,6 +199,19 @@ def _source(function: Any) -> str:
     return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
+def _rule(
+    aspect: str, names: Sequence[str], caveat: str = "", **facts: Any
+) -> Callable[[Maker], Maker]:
+    """Make what registers, above a function, that it is operations' rule for an aspect."""
+
+    def register(rule: Maker) -> Maker:
+        for name in names:
+            _note(name, aspect, _source(rule), caveat, **{aspect: rule}, **facts)
+        return rule
+
+    return register
+
+
 def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[Maker], Maker]:
     """Register how operations act on points of a segment, above the function that says it.
 
@@ -197,13 +229,7 @@ def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[Maker
     nlbench.PluginError
         If one of them has a rule already; the message names both.
     """
-
-    def register(rule: Maker) -> Maker:
-        for name in names:
-            _note(name, "line", _source(rule), caveat, line=rule, bends=bends)
-        return rule
-
-    return register
+    return _rule("line", names, caveat, bends=bends)
 
 
 def not_affine(*names: str, why: str = "not piecewise affine") -> None:
@@ -227,13 +253,31 @@ def graph_rule(*names: str, caveat: str = "") -> Callable[[Maker], Maker]:
     nlbench.PluginError
         If one of them has a rule already; the message names both.
     """
+    return _rule("graph", names, caveat)
 
-    def register(rule: Maker) -> Maker:
-        for name in names:
-            _note(name, "graph", _source(rule), caveat, graph=rule)
-        return rule
 
-    return register
+def axis_rule(*names: str, arranges: str = "") -> Callable[[Maker], Maker]:
+    """Register where operations put the axes of their input, above the function that says it.
+
+    Parameters
+    ----------
+    *names : str
+        Of operations; see `Operation`.
+    arranges : str
+        As in `Operation`.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If one of them has a rule already; the message names both.
+    """
+    return _rule("axes", names, arranges=arranges)
+
+
+def layer(channels: str, *names: str, source: str = __name__) -> None:
+    """Register operations after which the channels are at a place; as in `Operation`."""
+    for name in names:
+        _note(name, "channels", source, channels=channels)
 
 
 def activation(
@@ -276,6 +320,7 @@ def register_op(
     modules: Sequence[type[nn.Module]] = (),
     line: Callable[..., Any] | None = None,
     graph: Callable[..., Any] | None = None,
+    axes: Callable[..., Any] | None = None,
     caveat: str = "",
 ) -> Operation:
     """Tell nlbench what an operation of your own does.
@@ -294,8 +339,8 @@ def register_op(
         if it is affine.
     modules : sequence of type, optional
         Modules that do nothing but call it: their sites bear the module's name.
-    line, graph : callable, optional
-        What `line_rule` and `graph_rule` register, for operations of another sort.
+    line, graph, axes : callable, optional
+        What `line_rule`, `graph_rule` and `axis_rule` register, for operations of another sort.
     caveat : str, optional
         What is not supported of it.
 
@@ -344,6 +389,8 @@ def register_op(
         _note(name, "line", _source(line), caveat, line=line, bends="by a rule of its own")
     if graph is not None:
         _note(name, "graph", _source(graph), caveat, graph=graph)
+    if axes is not None:
+        _note(name, "axes", _source(axes), axes=axes, arranges="moves")
     if kind:
         _note(name, "kind", source, kind=kind, modules=tuple(modules))
     if isinstance(op, type):
@@ -410,7 +457,9 @@ def qualified_name(func: Any) -> str:
         func = func.overloadpacket
     if isinstance(func, torch._ops.OpOverloadPacket):
         namespace, _, name = func._qualified_op_name.partition("::")
-        return operation_name(func) if namespace == "aten" else f"{namespace}::{name}"
+        if namespace != "aten":
+            return f"{namespace}::{name.removesuffix('_')}"
+        return operation_name(func)
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
         return f"{func.__module__}::{func.__qualname__}"
     return operation_name(func)
@@ -486,7 +535,8 @@ def supported() -> list[dict[str, str]]:
     """
     _load()
     with _LOCK:
-        operations = sorted(_OPERATIONS.values(), key=lambda entry: entry.name.lower())
+        said = (entry for entry in _OPERATIONS.values() if entry.has_numbers)
+        operations = sorted(said, key=lambda entry: (entry.name.lower(), entry.name))
     return [_row(entry) for entry in operations]
 
 
@@ -568,70 +618,9 @@ def named_modules() -> tuple[type[nn.Module], ...]:
     _load()
     with _LOCK:
         own = (module for entry in _OPERATIONS.values() for module in entry.modules)
-        return tuple(dict.fromkeys((*NAMED_MODULES, *own)))
+        return tuple(dict.fromkeys(own))
 
 
-# Name of a function, without a trailing underscore, to the kind of activation.
-_ACTIVATIONS = {
-    "_threshold": "threshold",
-    "celu": "celu",
-    "elu": "elu",
-    "gelu": "gelu",
-    "glu": "glu",
-    "hardshrink": "hardshrink",
-    "hardsigmoid": "hardsigmoid",
-    "hardswish": "hardswish",
-    "hardtanh": "hardtanh",
-    "leaky_relu": "leaky_relu",
-    "log_sigmoid": "logsigmoid",
-    "logsigmoid": "logsigmoid",
-    "mish": "mish",
-    "prelu": "prelu",
-    "relu": "relu",
-    "relu6": "relu6",
-    "rrelu": "rrelu",
-    "selu": "selu",
-    "sigmoid": "sigmoid",
-    "silu": "silu",
-    "sin": "sin",
-    "softmax": "softmax",
-    "softplus": "softplus",
-    "softshrink": "softshrink",
-    "softsign": "softsign",
-    "special_expit": "sigmoid",
-    "special_softmax": "softmax",
-    "tanh": "tanh",
-    "tanhshrink": "tanhshrink",
-    "threshold": "threshold",
-}
-# Modules that are one element-wise activation and nothing else.
-ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (
-    nn.CELU,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardshrink,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.PReLU,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.RReLU,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softshrink,
-    nn.Softsign,
-    nn.Tanh,
-    nn.Tanhshrink,
-    nn.Threshold,
-)
-# Modules whose site bears the module's own name.
-NAMED_MODULES = (*ACTIVATION_MODULES, nn.GLU, nn.Softmax)
 # Functions that compute activations inside one kernel.
 FUSED = {
     "gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh",
@@ -661,10 +650,10 @@ _BENT = {
     "le", "less", "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logical_and",
     "logical_not", "logical_or", "logit", "lt", "max", "maximum", "min", "minimum",
     "nan_to_num", "ne", "or", "pow", "rdiv", "reciprocal", "remainder", "round", "rpow", "rsqrt",
-    "rtruediv", "sgn", "sign", "sin", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
+    "rtruediv", "sgn", "sign", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
     "special_exp2", "special_expm1", "special_log1p", "special_sinc", "sqrt", "square", "tan",
     "trunc", "xlogy",
-} | (_ACTIVATIONS.keys() - {"glu", "softmax", "special_softmax"})  # fmt: skip
+}  # fmt: skip
 
 
 def operation_name(func: Callable[..., Any]) -> str:
@@ -686,20 +675,37 @@ def operation_name(func: Callable[..., Any]) -> str:
     return str(name.removesuffix("_"))
 
 
-def activation_kind(name: str) -> str | None:
-    """Kind of activation that a function of that name is; None if it is none.
-
-    Examples
-    --------
-    >>> activation_kind("sigmoid_"), activation_kind("linear")
-    ('sigmoid', None)
-    """
-    found = known(name) or known(name.removesuffix("_"))
-    return (found.kind or None) if found else None
-
-
-for _name, _kind in _ACTIVATIONS.items():
-    activation(_kind, _name)
+activation("glu", modules=(nn.GLU,))
+activation("softmax", "softmax", "special_softmax", modules=(nn.Softmax,))
+# Those that work on numbers one by one.
+for _kind, _others, _modules in (
+    ("celu", (), (nn.CELU,)),
+    ("elu", (), (nn.ELU,)),
+    ("gelu", (), (nn.GELU,)),
+    ("hardshrink", (), (nn.Hardshrink,)),
+    ("hardsigmoid", (), (nn.Hardsigmoid,)),
+    ("hardswish", (), (nn.Hardswish,)),
+    ("hardtanh", (), (nn.Hardtanh,)),
+    ("leaky_relu", (), (nn.LeakyReLU,)),
+    ("logsigmoid", ("log_sigmoid",), (nn.LogSigmoid,)),
+    ("mish", (), (nn.Mish,)),
+    ("prelu", (), (nn.PReLU,)),
+    ("relu", (), (nn.ReLU,)),
+    ("relu6", (), (nn.ReLU6,)),
+    ("rrelu", (), (nn.RReLU,)),
+    ("selu", (), (nn.SELU,)),
+    ("sigmoid", ("special_expit",), (nn.Sigmoid,)),
+    ("silu", (), (nn.SiLU,)),
+    ("sin", (), ()),
+    ("softplus", (), (nn.Softplus,)),
+    ("softshrink", (), (nn.Softshrink,)),
+    ("softsign", (), (nn.Softsign,)),
+    ("tanh", (), (nn.Tanh,)),
+    ("tanhshrink", (), (nn.Tanhshrink,)),
+    ("threshold", ("_threshold",), (nn.Threshold,)),
+):
+    activation(_kind, _kind, *_others, modules=_modules)
+    elementwise("bends", _kind, *_others)
 elementwise("keeps", *_PLUMBING)
 elementwise("sums", *_SUMS)
 elementwise("affine", *(_AFFINE - _SUMS))

@@ -22,7 +22,6 @@ __all__ = [
     "plain",
     "readable",
     "recorded_facts",
-    "same_subject",
 ]
 
 
@@ -313,6 +312,8 @@ _DECIDED = ("weights_hash", "sample_hash", "preprocessing")
 def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
     """What is recorded of each subject that its other cells must find unchanged.
 
+    `nlbench.plan.what_changed` compares them.
+
     Returns
     -------
     dict
@@ -324,23 +325,3 @@ def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
         if key and record.is_done:
             facts[key] = {n: record.subject[n] for n in _DECIDED if n in record.subject}
     return facts
-
-
-def same_subject(facts: Mapping[str, Any], recorded: Mapping[str, Any]) -> str:
-    """Say what is no longer as recorded of a subject; else nothing.
-
-    Examples
-    --------
-    >>> facts = {"model": "vgg8", "data": "digits", "sample_hash": "a"}
-    >>> same_subject(facts, {"sample_hash": "a"})
-    ''
-    >>> same_subject(facts, {"sample_hash": "b"}).partition(" is no longer")[0]
-    'vgg8 on digits: the sample hash'
-    """
-    for name, value in recorded.items():
-        if name in facts and facts[name] != value:
-            return (
-                f"{facts['model']} on {facts['data']}: the {name.replace('_', ' ')} is no longer "
-                "that of the cells which the run already holds; choose another --out"
-            )
-    return ""

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from nlbench import lazy_exports
 from nlbench.options import Option
-from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import LazyProbe, ProbeOptions
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .function import FunctionBatch, directional_derivative, observe_function
 
 __all__ = ["FUNCTION", "Function", "FunctionBatch", "directional_derivative", "observe_function"]
 
 
-class Function(Probe):
+class Function(LazyProbe):
     """The probe `function`."""
 
     name = "function"
     description = "the network as a plain differentiable function of its input"
+    home = "nlbench.probes.function.function"
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(128, "samples a batch", minimum=1, maximum=1e9)
     }
@@ -29,22 +28,6 @@ class Function(Probe):
     def steps(self, samples: int, options: ProbeOptions) -> int:
         """How many batches that many samples make."""
         return -(-samples // int(options["batch"]))
-
-    def observe(
-        self,
-        model: nn.Module,
-        samples: Samples,
-        options: ProbeOptions,
-        listeners: Sequence[Listener],
-        *,
-        resources: Resources,
-        step: Step,
-        facts: dict[str, Any],
-    ) -> None:
-        """See `nlbench.probes.Probe.observe`."""
-        from .function import observe
-
-        observe(model, samples, options, listeners, resources, step, facts)
 
 
 FUNCTION = Function()

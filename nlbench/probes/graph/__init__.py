@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from nlbench import lazy_exports
 from nlbench.options import Option
-from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import LazyProbe
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .channel_graph import ChannelGraph, counted_lengths, walked_length
 
 __all__ = [
@@ -23,32 +21,17 @@ __all__ = [
 ]
 
 
-class Graph(Probe):
+class Graph(LazyProbe):
     """The probe `graph`."""
 
     name = "graph"
     description = "the channel graph from input to output"
+    home = "nlbench.probes.graph.graph"
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(
             64, "samples a batch, where a measure asks for samples", minimum=1, maximum=1e9
         )
     }
-
-    def observe(
-        self,
-        model: nn.Module,
-        samples: Samples,
-        options: ProbeOptions,
-        listeners: Sequence[Listener],
-        *,
-        resources: Resources,
-        step: Step,
-        facts: dict[str, Any],
-    ) -> None:
-        """See `nlbench.probes.Probe.observe`."""
-        from .graph import observe
-
-        observe(model, samples, options, listeners, resources, step, facts)
 
 
 GRAPH = Graph()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.probes.model_state import evaluation_mode, without_fast_path
-from nlbench.probes.modules import SiteNames, input_of
+from nlbench.probes.site_names import SiteNames, input_of
 
 from .channel_graph import ChannelGraph, Units
 

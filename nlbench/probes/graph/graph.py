@@ -23,12 +23,12 @@ from nlbench.probes.model_state import (
     refuse_unobservable,
     without_fast_path,
 )
-from nlbench.probes.modules import SiteNames
+from nlbench.probes.site_names import SiteNames
 
 from .activity import unit_activity
 from .channel_graph import ChannelGraph
+from .channel_recorder import ChannelRecorder, Descent
 from .nodes import channel_axes
-from .recorder import ChannelRecorder, Descent
 
 __all__ = ["channel_graph", "observe"]
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from nlbench.probes.axes import at, axis_map
+from nlbench.probes.ops import Operation, known, qualified_name
 
 from .channel_graph import ChannelGraph, Inputs, Merge, Units
 
@@ -291,13 +292,6 @@ def _together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return one, other
 
 
-_SECOND = frozenset(
-    [f"{name}{axes}d" for name in ("conv", "conv_transpose", "max_pool") for axes in (1, 2, 3)]
-    + ["batch_norm", "instance_norm", "group_norm", "prelu"]
-)
-_LAST = frozenset(("linear", "matmul", "__matmul__", "layer_norm", "multi_head_attention_forward"))
-
-
 def channel_axes(
     run: Callable[[tuple[Tensor, ...]], object], inputs: tuple[Tensor, ...]
 ) -> list[int]:
@@ -333,6 +327,16 @@ def channel_axes(
     return [finder.found.get(number, 1) for number in range(len(inputs))]
 
 
+def _taken_along(operation: Operation | None, rank: int) -> int | None:
+    """Along which axis of its input a layer takes channels; None where it takes none."""
+    if operation is None:
+        return None
+    if operation.channels == "second" or operation.name == "prelu":
+        return 1
+    is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
+    return rank - 1 if is_last else None
+
+
 class _Found(BaseException):
     """Ends a pass; no network catches it by mistake."""
 
@@ -360,20 +364,18 @@ class _Finder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(getattr(func, "__self__", None), "__name__", "")
-        name = name if name.startswith("__") else name.removesuffix("_")
+        operation = known(qualified_name(func))
         given = [t for t in tree_iter((args, kwargs)) if id(t) in self._axes]
-        if name in _SECOND | _LAST:
-            for tensor in given:
-                self._decide(tensor, tensor.ndim - 1 if name in _LAST else 1)
+        for tensor in given:
+            axis = _taken_along(operation, tensor.ndim)
+            if axis is not None:
+                self._decide(tensor, axis)
         output = func(*args, **kwargs)
         for tensor in given:
             number, axes = self._axes[id(tensor)]
             for made in tree_iter(output):
                 if isinstance(made, Tensor) and made is not tensor and number not in self.found:
-                    moved = axis_map(name, args, kwargs, tensor, made)
+                    moved = axis_map(operation, args, kwargs, tensor, made)
                     after = [None if axis is None else at(moved, axis) for axis in axes]
                     self._axes[id(made)] = (number, after)
                     self._alive.append(made)

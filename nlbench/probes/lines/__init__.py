@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from nlbench import lazy_exports
 from nlbench.errors import RequestError
 from nlbench.options import Option
-from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import LazyProbe, ProbeOptions, Resources, Samples
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,11 +36,12 @@ __all__ = [
 ]
 
 
-class Lines(Probe):
+class Lines(LazyProbe):
     """The probe `lines`."""
 
     name = "lines"
     description = "the network restricted to straight segments of input space"
+    home = "nlbench.probes.lines.lines"
     options: ClassVar[Mapping[str, Option]] = {
         "paths": Option(
             "closed",
@@ -133,22 +134,6 @@ class Lines(Probe):
     def _needed(self, options: ProbeOptions) -> int:
         number = int(options["number"])
         return {"pairs": 2 * number, "random": 2}.get(str(options["paths"]), number)
-
-    def observe(
-        self,
-        model: nn.Module,
-        samples: Samples,
-        options: ProbeOptions,
-        listeners: Sequence[Listener],
-        *,
-        resources: Resources,
-        step: Step,
-        facts: dict[str, Any],
-    ) -> None:
-        """See `nlbench.probes.Probe.observe`."""
-        from .lines import observe
-
-        observe(model, samples, options, listeners, resources, step, facts)
 
     def forecast(
         self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources

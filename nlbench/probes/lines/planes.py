@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.probes.model_state import tensors_of
 
-from .patterns import Leaders, Pieces, ones
-from .record import Step
+from .dispatch_recorder import Step
+from .ops.rule import Leaders, Pieces
+from .patterns import ones
 from .refined import Estimator, Windows, check_ends, crossed, sides_of
 
 __all__ = ["Plane", "plane"]

@@ -21,7 +21,7 @@ from nlbench.probes.budget import Load
 from nlbench.probes.lines.ops.rule import peak
 from nlbench.probes.model_state import double_copy, shape_copy, tensors_of, typed_copy
 
-from .record import Recorder, Step
+from .dispatch_recorder import Recorder, Step
 
 __all__ = [
     "AGREEMENT",
@@ -32,6 +32,7 @@ __all__ = [
     "double_copy",
     "load_of",
     "record",
+    "record_unchecked",
     "refusal",
     "run_alone",
     "run_program",
@@ -86,7 +87,7 @@ def refusal(model: nn.Module, example: Tensor) -> str:
     """Say why a model can't be recorded; see `nlbench.probes.lines.lines.traceable`."""
     network = shape_copy(model)
     try:
-        _recorded(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
+        record_unchecked(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
     except UnsupportedOperation as error:
         return str(error)
     except (NlbenchError, RuntimeError, TypeError, ValueError):
@@ -94,7 +95,7 @@ def refusal(model: nn.Module, example: Tensor) -> str:
         try:
             network = double_copy(model)
             device = next((t.device for t in tensors_of(network)), example.device)
-            _recorded(network, example[:1].to(device, torch.float64, copy=True))
+            record_unchecked(network, example[:1].to(device, torch.float64, copy=True))
         except UnsupportedOperation as error:
             return str(error)
     return ""
@@ -131,7 +132,7 @@ def record(network: nn.Module, example: Tensor) -> Program:
     >>> [step.operation for step in program.steps], program.sites
     (['linear', 'relu'], ('1',))
     """
-    program = _recorded(network, example[:1].clone())
+    program = record_unchecked(network, example[:1].clone())
     found = _checked_alone(program, example)
     expected = run_alone(network, example)
     same = found.shape == expected.shape and bool(agree(found, expected, expected).all())
@@ -142,7 +143,8 @@ def record(network: nn.Module, example: Tensor) -> Program:
     return program
 
 
-def _recorded(network: nn.Module, one: Tensor) -> Program:
+def record_unchecked(network: nn.Module, one: Tensor) -> Program:
+    """Record a network, as `record` does, on one input, which it may change; (1, ...)."""
     recorder = Recorder(network, one)
     output = _one_output(network, one, recorder.recording())
     value = recorder.output_value(output)

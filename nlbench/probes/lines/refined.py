@@ -24,11 +24,11 @@ from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
 from nlbench.probes.budget import OVERHEAD, SHARE, available_memory
 from nlbench.probes.model_state import tensors_of
 
+from .dispatch_recorder import Step
 from .estimate import ChordParts, SegmentEstimate, chord_parts
+from .ops.rule import Leaders, Pieces
 from .patterns import (
     ROUNDING,
-    Leaders,
-    Pieces,
     Piecewise,
     bits_of,
     ones,
@@ -37,7 +37,6 @@ from .patterns import (
 )
 from .program import AGREEMENT, run_alone, typed_copy
 from .quadrature import integrate_along
-from .record import Step
 
 __all__ = [
     "BUDGET",

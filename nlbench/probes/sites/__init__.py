@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from nlbench import lazy_exports
 from nlbench.options import Option
-from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import LazyProbe, ProbeOptions
 
 from .select import Selection
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from .sites import SiteBatch, list_sites, observe_sites
 
 __all__ = ["SITES", "SiteBatch", "Sites", "list_sites", "observe_sites"]
 
 
-class Sites(Probe):
+class Sites(LazyProbe):
     """The probe `sites`."""
 
     name = "sites"
     description = "input and output of every activation call"
+    home = "nlbench.probes.sites.sites"
     options: ClassVar[Mapping[str, Option]] = {
         "reduction": Option(
             "spatial",
@@ -50,22 +49,6 @@ class Sites(Probe):
     def held(self, options: ProbeOptions) -> int:
         """One: all samples go through, batch by batch."""
         return 1
-
-    def observe(
-        self,
-        model: nn.Module,
-        samples: Samples,
-        options: ProbeOptions,
-        listeners: Sequence[Listener],
-        *,
-        resources: Resources,
-        step: Step,
-        facts: dict[str, Any],
-    ) -> None:
-        """See `nlbench.probes.Probe.observe`."""
-        from .sites import observe
-
-        observe(model, samples, options, listeners, resources, step, facts)
 
 
 SITES = Sites()

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.probes.axes import batch_first, softmax_axis, tensors_in
-from nlbench.probes.modules import SiteName, SiteNames, Writing, input_of
 from nlbench.probes.ops import FUSED
+from nlbench.probes.site_names import SiteName, SiteNames, Writing, input_of
 
 from .attention import FUSED_ATTENTION, softmaxes_of
 from .reduce import Function, Side, capture

@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.probes.axes import EXPANSIONS, MOVES, RESHAPES, tensors_in
-from nlbench.probes.modules import acts_of
-from nlbench.probes.ops import operation_name
+from nlbench.probes.axes import tensors_in
+from nlbench.probes.ops import known, operation_name
+from nlbench.probes.site_names import acts_of
 
 __all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits"]
 
@@ -25,13 +25,13 @@ __all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits"]
 GATE_KINDS = {"sigmoid", "hardsigmoid"}
 
 # Operations that leave what a tensor is used for open, beside those that copy or scale it.
-_ARRANGING = {
-    *(operation for operation in MOVES if operation.islower() and operation[0] != "_"),
-    *RESHAPES,
-    *EXPANSIONS,
-    "chunk", "getitem", "interpolate", "split", "tensor_split", "T", "mT",
-}  # fmt: skip
+_PARTS = {"chunk", "interpolate", "split", "tensor_split"}
 _PRODUCTS = {"mul", "multiply"}
+
+
+def _arranges(name: str) -> bool:
+    found = known(name)
+    return name in _PARTS or (found is not None and found.arranges not in ("", "reduces"))
 
 
 class Gate:
@@ -57,7 +57,7 @@ class Gate:
         if not outputs:
             return []
         is_scaled = acts in ("affine", "sums") and not others and len(operands) == 1
-        if name in _ARRANGING or acts == "keeps" or is_scaled:
+        if _arranges(name) or acts == "keeps" or is_scaled:
             self._live += [weakref.ref(tensor) for tensor in outputs]
             return outputs
         if name in _PRODUCTS and others and all(tensor is not self._given() for tensor in others):
@@ -199,7 +199,7 @@ class Logits:
             if are_products == (name == "softmax"):
                 self._products.update(dict.fromkeys(outputs))
             return
-        if name not in _ARRANGING and not acts_of(func):
+        if not _arranges(name) and not acts_of(func):
             return
         if are_products:
             self._products.update(dict.fromkeys(outputs))

@@ -17,17 +17,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.probes.axes import EXPANSIONS, MOVES, REDUCTIONS_OF_AXES, RESHAPES, tensors_in
-from nlbench.probes.modules import acts_of, bends
-from nlbench.probes.ops import operation_name
+from nlbench.probes.axes import tensors_in
+from nlbench.probes.ops import known, operation_name
+from nlbench.probes.site_names import acts_of, bends
 
 __all__ = ["Unseen"]
 
 
-_STATISTICS = REDUCTIONS_OF_AXES | {
-    "linalg_norm", "linalg_vector_norm", "norm", "std_mean", "var_mean", "vector_norm",
-}  # fmt: skip
-_ARRANGING = {name.strip("_") for name in MOVES} | RESHAPES | EXPANSIONS
+# Statistics of a tensor, beside what reduces its axes.
+_NORMS = {"linalg_norm", "linalg_vector_norm", "norm", "std_mean", "var_mean", "vector_norm"}
 
 Remark = tuple[str, str]
 """Place and operation."""
@@ -90,9 +88,13 @@ class Unseen:
     def _used(self, name: str, operands: Iterable[Tensor], outputs: Sequence[Tensor]) -> None:
         for tensor in operands if self._open else ():
             remark = self._open.get(tensor)
-            if remark is None or name in _STATISTICS or not outputs[0].is_floating_point():
+            if remark is None or name in _NORMS or not outputs[0].is_floating_point():
                 continue
-            if name in _ARRANGING:
+            found = known(name)
+            arranges = found.arranges if found else ""
+            if arranges == "reduces":
+                continue
+            if arranges:
                 for made in outputs:
                     self._open[made] = remark
             elif outputs[0].numel() <= tensor.numel():

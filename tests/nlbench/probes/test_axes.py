@@ -208,7 +208,7 @@ def test_a_matrix_leaves_no_choice():
     assert not site.assumed
 
 
-@pytest.mark.parametrize(("layer", "size"), [("conv2d", 5), ("linear", 11)])
+@pytest.mark.parametrize(("layer", "size"), [(F.conv2d, 5), (F.linear, 11)])
 @pytest.mark.parametrize(
     "index",
     [
@@ -227,7 +227,7 @@ def test_an_index_leaves_the_channels_where_their_size_is_found(index, layer, si
     x = torch.empty(3, 5, 7, 11)
     layouts, output = Layouts(1), x[index]
     layouts.follow(layer, (x,), {}, x)
-    layouts.follow("__getitem__", (x, index), {}, output)
+    layouts.follow(torch.Tensor.__getitem__, (x, index), {}, output)
     channel, assumed = layouts.of(output)[1:]
     # The first axis of what is left counts as the batch, which is no place for channels.
     if output.shape[0] != size:

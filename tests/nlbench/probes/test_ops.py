@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import nlbench
 from nlbench.errors import PluginError, RequestError
 from nlbench.probes import ops
+from nlbench.probes.sites import list_sites
 
 _numbers = itertools.count()
 
@@ -208,7 +210,7 @@ def test_a_plugin_may_name_a_function_that_registers(monkeypatch):
     monkeypatch.setattr(ops, "_OPERATIONS", dict(ops._OPERATIONS))
     monkeypatch.setattr(ops, "_PLUGINS", ops._Plugins())
     monkeypatch.setattr(ops, "entry_points", lambda group: [Point()])
-    assert ops.activation_kind("plugged_by_a_function") == "hat"
+    assert ops.known("plugged_by_a_function").kind == "hat"
     assert nn.Fold in ops.named_modules()
     assert ops.known(name) is None
 
@@ -228,3 +230,19 @@ def test_what_is_listed_as_refused_is_refused_and_what_is_traced_has_a_rule():
     for name, lines in rows.items():
         says_so = lines.startswith("bends") or lines == "affine"
         assert ops.known(name).traced == says_so
+
+
+def test_the_axes_of_an_operation_of_ones_own_are_followed():
+    class Turned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.permute(0, 3, 1, 2).clone()
+
+    nlbench.register_op(Turned, axes=lambda args, kwargs, source, output: [0, 2, 3, 1])
+
+    class Network(nn.Module):
+        def forward(self, x):
+            return F.relu(Turned.apply(F.linear(x, torch.ones(5, 2))))
+
+    (site,) = list_sites(Network(), torch.randn(3, 4, 6, 2))
+    assert (site.shape, site.channel_axis, site.assumed) == ((5, 4, 6), 1, False)

@@ -23,6 +23,7 @@ from .rule import (
     Crossings,
     Front,
     Input,
+    Kinks,
     Margin,
     NotAffine,
     Rule,
@@ -181,9 +182,12 @@ def kinked(
     if not kinks:
         return Rule(call.apply, scaled(_size(slopes[0])))
 
-    def margins(inputs: Sequence[Tensor]) -> list[Tensor]:
+    def units(inputs: Sequence[Tensor]) -> list[tuple[Tensor, float]]:
         x = inputs[0] if mask is None else inputs[0] * mask
-        return [x - c if c else x for c in kinks]
+        return [(x, c) for c in kinks]
+
+    def margins(inputs: Sequence[Tensor]) -> list[Tensor]:
+        return [x - c if c else x for x, c in units(inputs)]
 
     def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
         noise = noise_of(inputs[0].dtype)
@@ -200,7 +204,7 @@ def kinked(
         return [inputs[0] + change]
 
     rule = bending(call.apply, _by_slopes(kinks, slopes), margins, noises, shift)
-    return replace(rule, land=land)
+    return replace(rule, land=land, pieces=Kinks(units, tuple(kinks)))
 
 
 def _size(slope: Tensor | float) -> Tensor | float:

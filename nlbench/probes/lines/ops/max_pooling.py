@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nlbench.probes.ops import line_rule
 
 from .kinks import changed
-from .rule import Call, Crossings, Front, Margin, Rule, noise_of
+from .rule import Call, Crossings, Front, Leaders, Margin, Rule, noise_of
 
 __all__ = [
     "envelopes",
@@ -39,7 +40,31 @@ def max_pool(call: Call) -> Rule:
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
     )
-    return envelopes(call, windows, lambda x: x.flatten(-axes))
+    rule = envelopes(call, windows, lambda x: x.flatten(-axes))
+    return replace(rule, pieces=_leaders(call, axes))
+
+
+def _leaders(call: Call, axes: int) -> Leaders:
+    """Ask PyTorch which member of each window leads."""
+    if call.name.startswith("adaptive"):
+        pool = getattr(functional, f"adaptive_max_pool{axes}d")
+        settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
+    else:
+        pool = getattr(functional, f"max_pool{axes}d")
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        given = dict(zip(names, call.args[1:], strict=False)) | dict(call.kwargs)
+        settings = {name: given[name] for name in names if name in given}
+        if not settings.get("stride"):
+            settings.pop("stride", None)
+
+    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        x = inputs[0]
+        if x.ndim == axes + 1:  # Without an axis of channels.
+            x = x.unsqueeze(1)
+        positions: Tensor = pool(x, return_indices=True, **settings)[1]
+        return positions.flatten(2), x.flatten(2)
+
+    return Leaders(lead)
 
 
 def envelopes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from .rule import (
     Crossings,
     Front,
     Input,
+    Kinks,
+    Leaders,
     Margin,
     NotAffine,
     Rule,
@@ -67,7 +70,8 @@ def larger_of_two(call: Call) -> Rule:
 
     first, second = call.args[:2]
     shifted = first.index if isinstance(first, Input) else second.index
-    return bending(call.apply, bound, lambda inputs: [margin(inputs)], noises, shift, shifted)
+    rule = bending(call.apply, bound, lambda inputs: [margin(inputs)], noises, shift, shifted)
+    return replace(rule, pieces=Kinks(lambda inputs: [(margin(inputs), 0.0)]))
 
 
 @line_rule("amax", "amin", bends="where another becomes the largest")
@@ -79,8 +83,14 @@ def largest(call: Call) -> Rule:
     def lines(x: Tensor) -> Tensor:
         return sign * x.movedim(axes, last).flatten(-len(axes))
 
+    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        members = lines(inputs[0])
+        members = members.reshape(len(members), -1, members.shape[-1])
+        return members.argmax(-1, keepdim=True), members
+
     windows = torch.arange(math.prod(call.shapes[0][axis] for axis in axes))[None]
-    return envelopes(call, windows, lines, lambda y: sign * y.reshape(len(y), *call.shape[1:]))
+    rule = envelopes(call, windows, lines, lambda y: sign * y.reshape(len(y), *call.shape[1:]))
+    return replace(rule, pieces=Leaders(lead)) if len(axes) == 1 else rule
 
 
 def _inner_axes(call: Call) -> list[int]:

@@ -33,8 +33,11 @@ __all__ = [
     "Crossings",
     "Front",
     "Input",
+    "Kinks",
+    "Leaders",
     "Margin",
     "NotAffine",
+    "Pieces",
     "Rule",
     "channel_errors",
     "collapsed",
@@ -167,6 +170,39 @@ Advance = Callable[
 
 
 @dataclass(frozen=True)
+class Kinks:
+    """Units each of which bends where a value of its own passes a number.
+
+    Parameters
+    ----------
+    margins : callable
+        From the inputs at P points to those values, (P, ...), and numbers.
+    rests : tuple of float
+        Outputs at which a unit may rest for a while, other than 0.
+    """
+
+    margins: Callable[[Sequence[Tensor]], list[tuple[Tensor, float]]]
+    rests: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Leaders:
+    """Groups of units of which the largest is passed on.
+
+    Parameters
+    ----------
+    lead : callable
+        From the inputs at P points to positions (P, rows, groups) of the leaders, int64, and to
+        the values (P, rows, positions) among which they are.
+    """
+
+    lead: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
+
+
+Pieces = Kinks | Leaders
+
+
+@dataclass(frozen=True)
 class Rule:
     """How a call acts on points.
 
@@ -195,6 +231,10 @@ class Rule:
     differ : callable, optional
         From inputs and their bounds to a bool for each two neighbouring points, whether
         some unit is on another piece.
+    pieces : Kinks or Leaders, optional
+        How to tell which piece each unit is on, for estimates; None: that isn't known.
+    direct : callable, optional
+        The call as it is, where `apply` is another way to compute it, made for float64.
     """
 
     apply: Apply
@@ -205,6 +245,8 @@ class Rule:
     differ: Differ | None = None
     workspace: int = 0
     reserve: int = 0
+    pieces: Pieces | None = None
+    direct: Apply | None = None
 
 
 def peak(x: Tensor) -> Tensor:

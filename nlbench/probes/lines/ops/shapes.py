@@ -139,7 +139,7 @@ def _is_values(argument: Any) -> bool:
 
 @line_rule("assigned", caveat="what `copy_` and assignment to a slice make of a tensor")
 def assigned(call: Call) -> Rule:
-    """A tensor some numbers of which were overwritten; see `nlbench.probes.lines.record`."""
+    """A tensor some numbers of which were overwritten, as `Recorder` writes it down."""
     base, value, places, source = call.args
 
     def put(base: Tensor, value: Tensor, count: int) -> Tensor:

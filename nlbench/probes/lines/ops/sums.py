@@ -98,6 +98,7 @@ def convolution(call: Call) -> Rule:
         bound,
         workspace=0 if on_cpu else unfolded,
         reserve=part * unfolded if on_cpu else 0,
+        direct=call.apply,
     )
 
 

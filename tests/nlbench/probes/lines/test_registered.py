@@ -10,6 +10,7 @@ import nlbench
 from nlbench.errors import UnsupportedOperation
 from nlbench.probes.lines.lines import trace_segment
 from nlbench.probes.lines.ops.rule import Rule, scaled
+from nlbench.probes.sites import list_sites
 
 from segments import Functional, assert_exact
 
@@ -69,6 +70,18 @@ def test_an_operation_registered_by_its_kinks_is_traced(make, method):
 
 
 @pytest.mark.parametrize("make", [custom_op, autograd_function])
+def test_its_calls_bear_the_names_that_they_have_as_sites(make):
+    op, call, _ = make()
+    nlbench.register_op(op, kind="hat", kinks=(-1.0, 0.0, 1.0))
+    torch.manual_seed(0)
+    layer = nn.Linear(2, 2).double()
+    net = Functional(lambda x: call(layer(torch.relu(call(x)))))
+    sites = [site.name for site in list_sites(net, torch.zeros(1, 2).double())]
+    assert sites == ["hat", "relu", "hat:1"]
+    assert list(trace_segment(net, *torch.randn(2, 2).double()).sites) == sites
+
+
+@pytest.mark.parametrize("make", [custom_op, autograd_function])
 def test_an_operation_that_nobody_registered_is_refused_as_unknown(make):
     _, call, name = make()
     if make is autograd_function:
@@ -101,9 +114,10 @@ def test_an_affine_operation_and_a_rule_of_ones_own_are_traced():
 
     nlbench.register_op(double, kinks=())
     nlbench.register_op(tripled, line=lambda call: Rule(call.apply, scaled(3.0)))
+    torch.manual_seed(0)
     parts = nn.Linear(3, 8), Functional(lambda x: tripled(torch.relu(double(x))))
     net = nn.Sequential(*parts).double()
-    start, end = torch.randn(2, 3, generator=torch.manual_seed(0)).double()
+    start, end = torch.randn(2, 3).double()
     trace = trace_segment(net, start, end)
     assert trace.crossings > 1
     assert_exact(net, start, end, trace)

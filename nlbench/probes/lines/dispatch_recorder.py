@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.modules import SiteName, SiteNames
-from nlbench.probes.ops import known, load_errors, qualified_name
+from nlbench.probes.ops import known, load_errors, operation, qualified_name
+from nlbench.probes.site_names import SiteName, SiteNames
 
 from .ops import kinks as kinked_ops
 from .ops.rule import Call, Input, NotAffine, Rule, peak
@@ -81,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self._dtype = example.dtype
-        self._names = SiteNames(network)
+        self._names = _Names(network, self)
         self._attention = [m for m in network.modules() if isinstance(m, nn.MultiheadAttention)]
         self._names.begin(example)
         self._sites: list[SiteName | None] = []
@@ -114,8 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for module in self._attention:
                 hook = module.register_forward_pre_hook(self._refuse_attention)
                 entered.callback(hook.remove)
-            for mode in (self._names, _Registered(self), self):
-                entered.enter_context(mode)
+            entered.enter_context(self._names)
+            entered.enter_context(self)
             yield
 
     @property
@@ -147,7 +146,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         args, kwargs = _by_position(func, tuple(args), kwargs or {})
         written = _written(func, args, kwargs)
-        name = _operation_name(func, bool(written))
+        name = qualified_name(func)
         return self._record(func, name, args, kwargs, written)
 
     def whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -221,7 +220,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operation = known(called)
             if operation is not None and (operation.refused or operation.kind):
                 return operation.refused or "not piecewise affine"
-        if any(known(called) is not None for called in (name, *self._composites)):
+        found = [known(called) for called in (name, *self._composites)]
+        if any(operation is not None and operation.has_numbers for operation in found):
             return "not piecewise affine"
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"
@@ -365,24 +365,22 @@ def _rule_of(call: Call) -> Rule:
     return rule
 
 
-class _Registered(TorchFunctionMode):
+class _Names(SiteNames):
     """Tells a recorder of calls that are made of several operations, but known as one."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+    def __init__(self, network: nn.Module, recorder: Recorder) -> None:
+        super().__init__(network)
         self._recorder = recorder
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name in _READS_MEMORY:
             self._recorder.refuse_reading(name, args)
         if hasattr(func, "nlbench_op"):
-            operation = known(qualified_name(func))
-            if operation is not None and operation.traced:
-                return self._recorder.whole(func, tuple(args), kwargs or {})
-        return func(*args, **(kwargs or {}))
+            found = operation(func)
+            if found is not None and found.traced:
+                return self._recorder.whole(func, args, kwargs)
+        return super().call(func, args, kwargs)
 
 
 def _by_position(
@@ -395,12 +393,6 @@ def _by_position(
             break
         args = (*args, rest.pop(argument.name))
     return args, rest
-
-
-def _operation_name(func: Any, in_place: bool) -> str:
-    name: str = func.overloadpacket.__name__
-    name = name.removesuffix("_") if in_place else name
-    return name if func.namespace == "aten" else f"{func.namespace}::{name}"
 
 
 def _storage(tensor: Tensor) -> int:

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_iter
 
 from nlbench.errors import Undefined, UnsupportedOperation
 from nlbench.probes.axes import Layouts
-from nlbench.probes.modules import SiteName, SiteNames
 from nlbench.probes.ops import Operation, known, qualified_name
+from nlbench.probes.site_names import SiteName, SiteNames
 
 from .channel_graph import ChannelGraph, Units
 from .nodes import Builder
@@ -194,7 +194,7 @@ class ChannelRecorder(TorchFunctionMode):
         if name in CONSTANTS:
             output = func(*args, **kwargs)
             self._descent.forget(output)
-            self._layouts.follow(called, args, kwargs, output)
+            self._layouts.follow(func, args, kwargs, output)
             return output
         if called in NUMBERS:
             raise self._refusal(
@@ -212,7 +212,7 @@ class ChannelRecorder(TorchFunctionMode):
             why = "numbers are computed with its answer, which is not followed"
             self._refuse(made, given, self._refusal(name, why))
         elif made:
-            self._layouts.follow(called, args, kwargs, output)
+            self._layouts.follow(func, args, kwargs, output)
             call = Call(
                 name,
                 func,

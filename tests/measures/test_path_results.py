@@ -3,7 +3,7 @@ from dataclasses import replace
 import torch
 
 from nlbench.measure import Result, Value
-from nlbench.measures._paths import Method, with_means
+from nlbench.measures._path_results import Method, with_means
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
 
 

@@ -15,10 +15,11 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -28,9 +29,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from .axes import Layouts, tensors_in
-from .ops import activation_kind, named_modules, operation, operation_name, qualified_name
+from .ops import Operation, named_modules, operation, operation_name
 
-__all__ = ["SiteName", "SiteNames", "Writing", "acts_of", "bends", "input_of"]
+__all__ = [
+    "SiteName",
+    "SiteNames",
+    "Writing",
+    "acts_of",
+    "bends",
+    "input_of",
+    "running_module",
+]
 
 
 # Modules that do nothing but pool: where a trace bends in one it bears the module's name.
@@ -99,7 +108,7 @@ class Writing:
         # The input and what was made of it.
         self._own = [weakref.ref(self.given)]
         # What it has called: operations that are not affine, and how many that are.
-        self._bent: list[str] = []
+        self._bent: list[Operation | None] = []
         self._affine = 0
 
     def before(self, func: Any, sources: Sequence[Tensor], layouts: Layouts) -> bool:
@@ -122,7 +131,7 @@ class Writing:
             self.possible = False
         self._own += [weakref.ref(tensor) for tensor in outputs]
         if bends(func, sampled):
-            self._bent.append(qualified_name(func))
+            self._bent.append(operation(func))
         else:
             self._affine += 1
 
@@ -132,8 +141,8 @@ class Writing:
     @property
     def kind(self) -> str:
         """The one activation function that the module calls, else its class, in lower case."""
-        function = activation_kind(self._bent[0]) if len(self._bent) == 1 else None
-        return function or type(self.module).__name__.lower()
+        function = self._bent[0] if len(self._bent) == 1 else None
+        return (function.kind if function else "") or type(self.module).__name__.lower()
 
     @property
     def is_one_call(self) -> bool:
@@ -286,8 +295,9 @@ class SiteNames(TorchFunctionMode):
 
         A softmax is one only where a probe takes it for one.
         """
-        kind = activation_kind(qualified_name(func))
-        if kind is None or not isinstance(given, Tensor):
+        found = operation(func)
+        kind = found.kind if found else ""
+        if not kind or not isinstance(given, Tensor):
             return None
         # PyTorch's module calls the function of the class that it derives from.
         if kind == "hardtanh" and type(self.running) is nn.ReLU6:
@@ -348,10 +358,7 @@ class SiteNames(TorchFunctionMode):
 
     def follow(self, func: Any, args: Any, kwargs: Any, output: object) -> None:
         """Note what became of the axes."""
-        name = getattr(func, "__name__", "")
-        if name == "__get__":
-            name = getattr(getattr(func, "__self__", None), "__name__", "") or name
-        self.layouts.follow(name, args, kwargs, output)
+        self.layouts.follow(func, args, kwargs, output)
 
     def writing_begins(self, writing: Writing) -> None:
         """A module that may be a handwritten activation is about to work on its input."""
@@ -435,6 +442,30 @@ def _origin() -> Hashable:
         code = frame.f_code
         if not code.co_filename.startswith(_NOT_THE_MODELS):
             return code.co_filename, code.co_firstlineno, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def running_module(own: Container[nn.Module]) -> nn.Module | None:
+    """Give the innermost of some modules that is being called in this thread; None if none is.
+
+    `SiteNames` knows it while its hooks are set. This asks Python's stack, for what works at
+    times when nobody watches; a module's own hooks belong to its call here.
+
+    Examples
+    --------
+    >>> class Asking(nn.Module):
+    ...     def forward(self, x):
+    ...         return running_module({model, self}) is self
+    >>> model = nn.Sequential(Asking())
+    >>> model(0), running_module({model})
+    (True, None)
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._call_impl.__code__ and frame.f_locals["self"] in own:
+            module: nn.Module = frame.f_locals["self"]
+            return module
         frame = frame.f_back
     return None
 
