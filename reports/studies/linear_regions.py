@@ -7,6 +7,7 @@ studies of it share every network and every cell.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from nlbench.citation import Source
+from nlbench.reports.agreement import Correlation, paired_share
 from nlbench.request import Request
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ __all__ = [
     "over_seeds",
     "path_values",
     "settings_in",
+    "share_of_paths",
     "size_of",
     "trained_networks",
 ]
@@ -110,21 +113,23 @@ def _shipped() -> tuple[Path, ...]:
     return clean, clean.with_name("vgg8-digits-noise40.safetensors")
 
 
-def measured(context: Context, kind: str = "closed") -> Run:
-    """Measure all networks, and one as it is initialised, along the same paths.
+def measured(context: Context, kind: str = "closed", networks: Sequence[Path] | None = None) -> Run:
+    """Measure networks, and one as it is initialised, along the same paths.
 
     Parameters
     ----------
     context : Context
     kind : str
         What ``lines.paths`` calls it.
+    networks : sequence of Path, optional
+        By default those of all settings.
     """
-    weights = ("init", *map(str, trained_networks(context)))
+    made = trained_networks(context) if networks is None else networks
     request = Request(
         MEASURES,
         (MODEL,),
         (context.data or DATA,),
-        weights,
+        ("init", *map(str, made)),
         split="train",
         settings={**LINES, "lines.paths": kind},
     )
@@ -204,6 +209,33 @@ def size_of(values: pd.DataFrame) -> str:
     seeds, paths = values.seed.nunique(), values.place.nunique()
     seeds_said = f"{seeds} seed{'s' * (seeds > 1)}"
     return f"Small data: {MODEL} on few images, {seeds_said} of each setting, {paths} paths."
+
+
+def share_of_paths(
+    values: pd.DataFrame, higher: str, lower: str, *, same_seed: bool = True
+) -> Correlation:
+    """Share of paths on which one setting's networks have a larger value than another's.
+
+    Parameters
+    ----------
+    values : DataFrame
+        As `path_values` gives it.
+    higher, lower : str
+        The settings.
+    same_seed : bool
+        Whether networks of one seed are compared, or each with those of other seeds. There is
+        a single initialised network, which counts as of the same.
+    """
+    one, other = (
+        values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
+        for name in (higher, lower)
+    )
+    differences = [
+        one[a] - other[b]
+        for a, b in itertools.product(one, other)
+        if ((a == b) or lower == "initialised") == same_seed
+    ]
+    return paired_share(np.concatenate(differences) if differences else [])
 
 
 def drawn(draw: Callable[[Sequence[Axes]], None], height: float = 2.9) -> Figure:

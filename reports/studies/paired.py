@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
-from nlbench.reports.agreement import Correlation, paired_share
+from nlbench.reports.agreement import Correlation
 
 from .linear_regions import (
     COLOURS,
@@ -19,6 +17,7 @@ from .linear_regions import (
     measured,
     path_values,
     settings_in,
+    share_of_paths,
     size_of,
 )
 from .study import Context, Findings, Study, Verdict
@@ -72,7 +71,7 @@ class Paired(Study):
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         pairs = _pairs(settings_in(values["absdev"].setting))
         shares = {
-            (pair, name, same): _share(table, pair, same_seed=same)
+            (pair, name, same): share_of_paths(table, *pair, same_seed=same)
             for pair in pairs
             for name, table in values.items()
             for same in (True, False)
@@ -121,21 +120,6 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     found = [("clean", "augmented")] if "augmented" in names else []
     found += [(name, "clean") for name in noisy]
     return found + [(name, "initialised") for name in trained if "initialised" in names]
-
-
-def _share(values: pd.DataFrame, pair: tuple[str, str], *, same_seed: bool) -> Correlation:
-    """Share of paths on which the first has the larger value, over all pairs of networks."""
-    one, other = (
-        values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
-        for name in pair
-    )
-    differences = [
-        one[a] - other[b]
-        for a, b in itertools.product(one, other)
-        # There is a single initialised network.
-        if ((a == b) or pair[1] == "initialised") == same_seed
-    ]
-    return paired_share(np.concatenate(differences) if differences else [])
 
 
 def _against(pair: tuple[str, str], name: str, published: str, found: Correlation) -> Verdict:

@@ -5,7 +5,7 @@ import pytest
 from paths_of_networks import record, run_of
 
 from nlbench import registry
-from nlbench.reports.studies import density_vs_deviation, linear_regions, paired
+from nlbench.reports.studies import density_vs_deviation, linear_regions
 from nlbench.reports.studies.study import Context
 
 SETTINGS = ("initialised", "augmented", "clean", "noise 0.2", "noise 0.4", "noise 0.8")
@@ -56,7 +56,7 @@ def test_shares_of_paths_are_those_that_are_counted():
     run = paths(*PAPER)
     values = linear_regions.path_values(run, "absdev")
     for same in (True, False):
-        found = paired._share(values, ("noise 0.2", "clean"), same_seed=same)
+        found = linear_regions.share_of_paths(values, "noise 0.2", "clean", same_seed=same)
         expected = [
             float(a > b)
             for r in run.records
@@ -99,6 +99,16 @@ def test_test_error_follows_deviation_or_does_not():
     runs = {"paths": paths(deviation, density), "accuracy": run_of(errors)}
     assert words("test-error", runs)[0] == "yes"
     assert words("test-error", {**runs, "paths": paths(*TURNED)})[0] == "no"
+
+
+def test_paths_of_every_kind_are_judged_by_their_own_numbers():
+    kinds = ("closed", "open", "random")
+    flat = (rising(10, 60, 100, 150, 200, 300), rising(500, 500, 500, 500, 500, 500))
+    alike = words("paths", {kind: paths(*flat) for kind in kinds})
+    assert alike[:5] == ["yes"] * 5
+    assert alike[-1] == "no"
+    turned = words("paths", {kind: paths(*TURNED) for kind in kinds})
+    assert turned[:5:2] == ["no"] * 3
 
 
 def test_few_networks_do_not_tell():
