@@ -78,7 +78,7 @@ def traceability(
 def _look(name: str, dataset: Data) -> tuple[tuple[int, ...], str]:
     import torch
 
-    from nlbench.probes.lines.lines import traceable
+    from nlbench.probes.lines.program import traceable
 
     refused: NlbenchError | None = None
     for shape in _shapes(name, dataset):

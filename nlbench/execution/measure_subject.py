@@ -282,18 +282,13 @@ class Host:
 
     Parameters
     ----------
-    measures : mapping of str to Measure class, optional
-        Those already at hand; others are loaded by name.
     threads : int, optional
         PyTorch's; by default those that it has.
     """
 
-    def __init__(
-        self,
-        measures: Mapping[str, type[Measure]] | None = None,
-        threads: int | None = None,
-    ) -> None:
-        self._measures, self._threads = dict(measures or {}), threads
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+        self._measures: dict[str, type[Measure]] = {}
         self._loaded: _Loaded | None = None
         self._machines: dict[tuple[str, str], Machine] = {}
         self._found: Found = WeakKeyDictionary()

@@ -273,18 +273,15 @@ layer(
         )
     ),
     *("batch_norm", "instance_norm", "group_norm"),
-    source=__name__,
 )
 _RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")
 layer(
-    "last", *_RECURRENT, "linear", "embedding", "multi_head_attention_forward", "bilinear",
-    source=__name__
+    "last", *_RECURRENT, "linear", "embedding", "multi_head_attention_forward", "bilinear"
 )  # fmt: skip
-layer("normalized", "layer_norm", source=__name__)
+layer("normalized", "layer_norm")
 _PRODUCTS = ("matmul", "rmatmul")
 layer(
-    "mixed", *_PRODUCTS, "bmm", "baddbmm", "einsum", "scaled_dot_product_attention",
-    source=__name__
+    "mixed", *_PRODUCTS, "bmm", "baddbmm", "einsum", "scaled_dot_product_attention"
 )  # fmt: skip
 # Operations that make a tensor of nothing but numbers.
 _FACTORIES = {

@@ -274,19 +274,13 @@ def axis_rule(*names: str, arranges: str = "") -> Callable[[Maker], Maker]:
     return _rule("axes", names, arranges=arranges)
 
 
-def layer(channels: str, *names: str, source: str = __name__) -> None:
+def layer(channels: str, *names: str) -> None:
     """Register operations after which the channels are at a place; as in `Operation`."""
     for name in names:
-        _note(name, "channels", source, channels=channels)
+        _note(name, "channels", __name__, channels=channels)
 
 
-def activation(
-    kind: str,
-    *names: str,
-    modules: Sequence[type[nn.Module]] = (),
-    source: str = __name__,
-    caveat: str = "",
-) -> None:
+def activation(kind: str, *names: str, modules: Sequence[type[nn.Module]] = ()) -> None:
     """Register operations as activations: each call of one is a site.
 
     Parameters
@@ -297,19 +291,15 @@ def activation(
         Of operations; the kind itself without any.
     modules : sequence of type
         Modules that do nothing else: their sites bear the module's name.
-    source : str
-        Module that says so.
-    caveat : str
-        What is not supported.
     """
     for name in names or (kind,):
-        _note(name, "kind", source, caveat, kind=kind, modules=tuple(modules))
+        _note(name, "kind", __name__, kind=kind, modules=tuple(modules))
 
 
-def elementwise(acts: str, *names: str, source: str = __name__) -> None:
+def elementwise(acts: str, *names: str) -> None:
     """Register operations that work on numbers one by one; `acts` as in `Operation`."""
     for name in names:
-        _note(name, "acts", source, acts=acts)
+        _note(name, "acts", __name__, acts=acts)
 
 
 def register_op(

@@ -39,7 +39,7 @@ from .paths import (
 )
 from .patterns import UnknownPieces
 from .plot_data import Sketch
-from .program import load_of, record, refusal
+from .program import load_of, record
 from .quadrature import integrate_along
 from .refined import BUDGET, EVALUATIONS, TOLERANCE, check_ends, estimate_all, on_device
 from .threads import by_itself
@@ -55,7 +55,6 @@ __all__ = [
     "slope_changes",
     "trace_segment",
     "trace_segments",
-    "traceable",
 ]
 
 
@@ -334,34 +333,6 @@ def _completed(
         for estimate in some:
             yield next(traces) if estimate is None else estimate
         first += len(some)
-
-
-def traceable(model: nn.Module, example: Tensor) -> str:
-    """Say why a network can't be traced, from a look at its operations alone.
-
-    Nothing is computed where the network allows it: shapes go through it in place of
-    numbers, so that it costs as little for a large network as for a small one. What only
-    numbers show, such as a weight that is not finite, is found when it is traced.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It is left as it was; it may be on the ``meta`` device.
-    example : tensor of shape (1, *input)
-        Of which only the shape counts.
-
-    Returns
-    -------
-    str
-        Empty if it is piecewise affine, else the first operation that isn't, its place
-        and the reason.
-
-    Examples
-    --------
-    >>> traceable(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU()), torch.zeros(1, 2))
-    'gelu at 1: not piecewise affine'
-    """
-    return refusal(model, example)
 
 
 def _check_options(

@@ -33,9 +33,9 @@ __all__ = [
     "load_of",
     "record",
     "record_unchecked",
-    "refusal",
     "run_alone",
     "run_program",
+    "traceable",
     "typed_copy",
     "walk",
     "walk_measured",
@@ -83,8 +83,31 @@ class Program:
         return most
 
 
-def refusal(model: nn.Module, example: Tensor) -> str:
-    """Say why a model can't be recorded; see `nlbench.probes.lines.lines.traceable`."""
+def traceable(model: nn.Module, example: Tensor) -> str:
+    """Say why a network can't be traced, from a look at its operations alone.
+
+    Nothing is computed where the network allows it: shapes go through it in place of
+    numbers, so that it costs as little for a large network as for a small one. What only
+    numbers show, such as a weight that is not finite, is found when it is traced.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is left as it was; it may be on the ``meta`` device.
+    example : tensor of shape (1, *input)
+        Of which only the shape counts.
+
+    Returns
+    -------
+    str
+        Empty if it is piecewise affine, else the first operation that isn't, its place
+        and the reason.
+
+    Examples
+    --------
+    >>> traceable(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU()), torch.zeros(1, 2))
+    'gelu at 1: not piecewise affine'
+    """
     network = shape_copy(model)
     try:
         record_unchecked(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
