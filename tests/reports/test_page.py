@@ -159,10 +159,10 @@ def test_cells_that_lack_a_value_at_some_places_are_counted_beside_those_that_ha
     conftest,
 ) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "affinity", {"x": 0.5, "y": "dead"})
-    rows += conftest.cell_rows(("a", "init", "d", 0), "r2", {"x": 0.5, "y": 0.25})
-    rows += conftest.cell_rows(("a", "init", "d", 0), "cka", {"x": "dead", "y": "dead"})
+    rows += conftest.cell_rows(("a", "init", "d", 0), "absdev", {"x": 0.5, "y": 0.25})
+    rows += conftest.cell_rows(("a", "init", "d", 0), "pathlength", {"x": "dead", "y": "dead"})
     scores = conftest.frame(rows)
-    manifest = conftest.manifest_of(scores, ["affinity", "r2", "cka"])
+    manifest = conftest.manifest_of(scores, ["affinity", "absdev", "pathlength"])
     text = Page(render_page(conftest.FakeRun("partly", None, scores, manifest))).text
     assert "2 of 3 cells have a value; 1 has none at some places; 1 says why not." in text
 
