@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.budget import OVERHEAD, SHARE, available_memory
+from nlbench.probes.budget import OVERHEAD, SHARE, available_memory, halving
 from nlbench.probes.model_state import tensors_of
 
 from .dispatch_recorder import Step
@@ -70,13 +71,14 @@ _ALIKE = 8
 """Values of two units are one, within so many times what rounding leaves of a value."""
 _WATCHED = (0, 3, 6)
 """Steps of the second grid at whose middle units are compared with each other."""
-_BYTES = 64 * 2**20
+_BYTES = 2**28
 _BYTES_GPU = 2**30
 _POINTS = 64
 _POINTS_GPU = 512
 _TOGETHER = 8
 _TOGETHER_GPU = 64
 
+T = TypeVar("T")
 Segment = tuple[Tensor, Tensor]
 Watch = Callable[[Step, Pieces, Sequence[Tensor]], None]
 
@@ -705,7 +707,15 @@ def _interpolated(values: Tensor, t: Tensor) -> Tensor:
 
 
 class Estimator:
-    """A network in one precision, which estimates groups of segments."""
+    """A network in one precision, which estimates groups of segments.
+
+    Attributes
+    ----------
+    chunk : int
+        Points that are run at once.
+    together : int
+        Segments in a group.
+    """
 
     def __init__(
         self, model: nn.Module, dtype: torch.dtype, first: Segment, memory: int | None
@@ -932,13 +942,15 @@ def estimate_all(
     group: list[Segment] = [first]
     while group:
         group += _taken(waiting, estimator(single).together - len(group))
-        states = [_State(segment) for segment in group]
-        _estimate(estimator(single), states, tolerance, evaluations, budget, dtype is None)
-        again = [state for state in states if state.is_rough]
+        wanted = tolerance, evaluations, budget
+        states = _estimated(estimator(single), group, *wanted, dtype is None)
+        again = [i for i, state in enumerate(states) if state.is_rough]
         if again:
             double = estimator(torch.float64)
             for few in _in_groups(again, double.together):
-                _estimate(double, few, tolerance, evaluations, budget, False)
+                found = _estimated(double, [group[i] for i in few], *wanted, False)
+                for i, state in zip(few, found, strict=True):
+                    states[i] = replace(state, is_rough=True, wasted=states[i].wasted)
         for state in states:
             used = torch.float64 if state.is_rough else single
             yield None if state.is_exact else _result(estimator(used), state, tolerance)
@@ -949,14 +961,37 @@ def _taken(waiting: Iterator[Segment], count: int) -> list[Segment]:
     return [segment for _, segment in zip(range(count), waiting, strict=False)]
 
 
-def _in_groups(states: list[_State], most: int) -> list[list[_State]]:
-    return [states[i : i + most] for i in range(0, len(states), most)]
+def _in_groups(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    return [items[i : i + most] for i in range(0, len(items), most)]
+
+
+def _estimated(
+    estimator: Estimator,
+    segments: Sequence[Segment],
+    tolerance: float,
+    evaluations: int,
+    budget: int,
+    may_be_rough: bool,
+) -> list[_State]:
+    """Give what there is to know of segments, again with less at once where memory runs out."""
+    before = estimator.chunk
+
+    def attempt(points: int) -> list[_State]:
+        estimator.chunk = points
+        states = [_State(segment) for segment in segments]
+        for few in _in_groups(states, max(1, len(states) * points // before)):
+            _estimate(estimator, few, tolerance, evaluations, budget, may_be_rough)
+        return states
+
+    states, estimator.chunk = halving(attempt, before, estimator.device)
+    estimator.together = max(1, estimator.together * estimator.chunk // before)
+    return states
 
 
 @torch.inference_mode()
 def _estimate(
     estimator: Estimator,
-    states: list[_State],
+    states: Sequence[_State],
     tolerance: float,
     evaluations: int,
     budget: int,
