@@ -83,8 +83,8 @@ class Activations(Study):
                 f"lowest {own.lowest['sigmoid']:.3f}",
                 bool(own.lowest["sigmoid"] >= NEAR_ZERO),
                 f"{theirs.lowest['sigmoid']:.3f} with the published code's absolute ridge, which "
-                "hides that far out the sigmoid is an exponential of tiny values; that code also "
-                "gives 1 - 1/√2 = 0.293 wherever the output's spread is below a cutoff",
+                "lifts the far ends, where the sigmoid is an exponential of tiny values, to "
+                "1 - 1/√2 = 0.293, whatever happens there",
             ),
             Verdict(
                 "tanh falls much lower than the sigmoid",

@@ -131,8 +131,8 @@ class Pooling(Study):
             {**named, "vgg8": network.reset_index(names="site")},
             {"Affinity, pooled and whole": _figure(noise, network)},
             [
-                f"{SAMPLES} samples of 4x4 independent positions; "
-                f"{values(runs[f'{MANY}-channels-spatial']).seed.nunique()} draws.",
+                f"{SAMPLES} samples, the noise of 4x4 independent positions; draws: "
+                f"{values(runs[f'{MANY}-channels-spatial']).seed.nunique()}.",
             ],
         )
 

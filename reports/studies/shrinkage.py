@@ -108,7 +108,7 @@ class Shrinkage(Study):
             verdicts,
             {"Affinity by size and covariance": table},
             {f"Affinity of {most} samples by dimensions; lines: theory": _figure(at)},
-            [f"{found.seed.nunique()} draws; independent standard normal numbers."],
+            [f"Independent standard normal numbers; draws: {found.seed.nunique()}."],
         )
 
 
@@ -129,11 +129,14 @@ def _figure(at: pd.Series) -> Figure:
     titles = {"ledoit-wolf": "Ledoit-Wolf", "none": "sample covariance"}
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (shrinkage, title) in zip(panels, titles.items(), strict=True):
-        for color, name in enumerate(NINE):
+        for color, name in enumerate(NORMAL):
             one = at[name, shrinkage]
             axes.axhline(normal_score(name), color=f"C{color}", lw=0.6)
             axes.plot(one.index, one.to_numpy(), "o-", ms=3.5, color=f"C{color}", label=name)
-        axes.set_xscale("log", base=2)
+        sizes = at.index.unique("dimensions")
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
         axes.set_xlabel("dimensions")
         axes.set_title(title)
     panels[0].set_ylabel("affinity")
