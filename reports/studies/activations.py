@@ -23,6 +23,8 @@ __all__ = ["Activations"]
 
 FARTHEST = 20
 POINTS = 1000
+GRIDS = {"full": (20, (1, 2, 4)), "quick": (9, (1, 4))}
+"""How many means, and which widths."""
 BENT = 0.9
 """Below it an activation counts as nonlinear, for the width of its nonlinear range."""
 NEAR_ZERO = 0.15
@@ -38,8 +40,8 @@ class Activations(Study):
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity at each mean and width; once more with the published code's absolute ridge."""
-        means = np.linspace(-FARTHEST, FARTHEST, 9 if context.quick else 20)
-        widths = (1, 4) if context.quick else (1, 2, 4)
+        count, widths = GRIDS["quick" if context.quick else "full"]
+        means = np.linspace(-FARTHEST, FARTHEST, count)
         request = Request(
             ("affinity",),
             tuple(f"functions/{name}" for name in NINE),
