@@ -76,6 +76,7 @@ def study(
     command = shlex.join(["nlbench", *sys.argv[1:]])
     from nlbench.progress import shown_progress
 
+    from .page import analysed
     from .study import Context
 
     for number, (name, one) in enumerate(chosen.items()):
@@ -86,7 +87,7 @@ def study(
             try:
                 runs = one.measure(context)
                 bar.say("analysing")
-                findings = one.analyse(runs)
+                findings = analysed(one, runs)
             except KeyboardInterrupt:
                 raise Interrupted(
                     f"interrupted; what was finished is in {out}", f"go on with: {command}"

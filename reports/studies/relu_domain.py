@@ -113,7 +113,7 @@ class ReluDomain(Study):
             verdicts,
             {"Affinity of ReLU by window": table},
             {"Affinity of ReLU on windows of width 4": _figure(table)},
-            [f"{found.seed.nunique()} draws of {POINTS:,} points a window."],
+            [f"Draws of {POINTS:,} points a window: {found.seed.nunique()}."],
         )
 
 
