@@ -119,7 +119,7 @@ class RootsInSinglePrecision(Measure):
             "svd": score_by_roots(x, y, routine="svd"),
             "double": score_by_roots(x, y, precision="float64"),
         }
-        self._values.append(Value(observation.site, numbers, len(x)))
+        self._values.append(Value(observation.place, numbers, len(x)))
 
     def compute(self) -> Result:
         """Give the scores of all sites."""
