@@ -24,6 +24,7 @@ class Sites(Probe):
 
     name = "sites"
     description = "input and output of every activation call"
+    shows_on_cpu = True
     options: ClassVar[Mapping[str, Option]] = {
         "reduction": Option(
             "spatial",
