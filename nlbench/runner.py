@@ -237,7 +237,8 @@ def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
     if execution.executor == "dask":
         # Somebody's cluster has given each of its workers a GPU of its own, or none.
         devices = () if execution.address else devices
-        return WorkerPool(execution, execution.workers or max(2, count), threads, devices)
+        default = 2 if kind == "cpu" else count
+        return WorkerPool(execution, execution.workers or default, threads, devices)
     by_cores = max(2, (os.cpu_count() or 1) // threads)
     default = by_cores if kind == "cpu" else count
     return WorkerPool(execution, execution.workers or default, threads, devices)
@@ -247,10 +248,13 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     """Write what is known before a cell is measured; the manifest comes first."""
     import torch
 
-    from nlbench.execution.numerics import Machine, some_threads
+    from nlbench.execution.numerics import Machine, exact_arithmetic, some_threads
 
-    with some_threads(pool.threads):
-        machine = Machine.at(torch.device(plan.device), plan.precision)
+    device = torch.device(plan.device)
+    with some_threads(pool.threads), exact_arithmetic(plan.precision, device.type):
+        # Who measures in other processes leaves the GPU to them.
+        make = Machine.at if pool.is_here or device.type != "cuda" else Machine.seen_from_apart
+        machine = make(device, plan.precision)
     folder.begin(
         make_manifest(asdict(request), machine, command=command),
         [cell.key for cell in plan.cells],

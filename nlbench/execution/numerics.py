@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import random
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ __all__ = [
     "resolve_device",
     "some_threads",
     "untouched",
+    "wait_for",
     "without_autocast",
 ]
 
@@ -54,6 +57,35 @@ class Machine:
     def at(cls, device: torch.device, precision: str = "native") -> Machine:
         """Describe this machine, with one of its devices and a run's precision."""
         return cls(device, describe_environment(device, precision))
+
+    @classmethod
+    def seen_from_apart(cls, device: torch.device, precision: str = "native") -> Machine:
+        """Describe it in a process of its own: asked for its name, a GPU is taken into use.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the device can't be used.
+        """
+        order = [json.dumps(sys.path), str(device), precision, str(torch.get_num_threads())]
+        done = subprocess.run(
+            [sys.executable, "-c", _DESCRIBE, *order], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["no reason is known"])[-1]
+            raise RequestError(f"device '{device}' can't be used: {why}")
+        return cls(device, json.loads(done.stdout.splitlines()[-1]))
+
+
+_DESCRIBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import torch
+from nlbench.execution import numerics
+device, precision = torch.device(sys.argv[2]), sys.argv[3]
+with numerics.some_threads(int(sys.argv[4])), numerics.exact_arithmetic(precision, device.type):
+    print(json.dumps(numerics.describe_environment(device, precision)))
+"""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -256,6 +288,19 @@ def without_autocast() -> Iterator[None]:
         return
     with torch.autocast(kinds[0], enabled=False):
         yield
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given: before that no clock tells what that takes.
+
+    Examples
+    --------
+    >>> wait_for(torch.device("cpu"))
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 MOST_THREADS = 4

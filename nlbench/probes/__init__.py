@@ -114,6 +114,8 @@ class Probe(ABC):
         One line.
     options : mapping of str to Option
         What can be set, as ``--set NAME.OPTION=VALUE``; all its measures share it.
+    shows_on_cpu : bool
+        Whether what it shows is on the CPU, whatever device the model is on.
 
     Examples
     --------
@@ -132,6 +134,7 @@ class Probe(ABC):
     name: ClassVar[str]
     description: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Option]] = {}
+    shows_on_cpu: ClassVar[bool] = False
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
         """Say how many steps an observation of that many samples will count."""

@@ -22,6 +22,7 @@ __all__ = [
     "Shared",
     "attributes_kept",
     "autocast_now",
+    "cpu_copy",
     "double_copy",
     "evaluation_mode",
     "refuse_unobservable",
@@ -289,6 +290,29 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     if dtype == torch.float64 and any(t.device.type == "mps" for t in tensors_of(twin)):
         twin = twin.cpu()
     return twin.to(dtype)
+
+
+def cpu_copy(model: nn.Module) -> nn.Module:
+    """Copy a model to the CPU, in eval mode, without room for a copy on its own device.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the model is compiled or scripted, or can't be copied.
+
+    Examples
+    --------
+    >>> cpu_copy(nn.Linear(2, 3)).weight.device
+    device(type='cpu')
+    """
+    refuse_unobservable(model)
+    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+    return _copied(model, {id(t): _on_cpu(t) for t in (*tensors_of(model), *kept)})
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    moved = tensor.detach().cpu().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()
+    return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
 
 
 def shape_copy(model: nn.Module) -> nn.Module:

@@ -1,6 +1,9 @@
+import json
 import math
 import shutil
 import subprocess
+import types
+import weakref
 
 import pytest
 import torch
@@ -8,13 +11,15 @@ from torch import nn
 
 import nlbench
 from nlbench import plan as planning
-from nlbench import registry
+from nlbench import registry, runner
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.execution import numerics as environment
+from nlbench.execution.work_units import Unit
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.options import Option
 from nlbench.plan import Request
 from nlbench.progress import Monitor
+from nlbench.request import ExecutionOptions
 from nlbench.runner import run
 
 QUICK = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 1}
@@ -548,3 +553,92 @@ def test_planning_reads_a_checkpoint_once_however_many_seeds_there_are(
     plan = planning.make_plan(wanted, "cpu", print)
     assert len(plan.cells) == 50
     assert len(read) == 1
+
+
+def pool_of(executor, device, gpus, monkeypatch, **options):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    plan = types.SimpleNamespace(device=device)
+    return runner._worker_pool(ExecutionOptions(executor=executor, threads=1, **options), plan)
+
+
+@pytest.mark.parametrize("executor", ["processes", "dask"])
+@pytest.mark.parametrize(
+    ("device", "gpus", "workers", "devices"),
+    [
+        ("cuda", 3, 3, ("cuda:0", "cuda:1", "cuda:2")),
+        ("cuda", 1, 1, ()),
+        ("cuda:0", 3, 1, ()),
+        ("cuda:2", 3, 1, ()),
+    ],
+)
+def test_there_is_one_worker_for_each_gpu(executor, device, gpus, workers, devices, monkeypatch):
+    pool = pool_of(executor, device, gpus, monkeypatch)
+    assert (pool.workers, pool.devices) == (workers, devices)
+    unit = Unit((), device)
+    assert [pool.placed(unit, n).device for n in range(workers)] == list(devices or [device])
+
+
+def test_more_workers_than_gpus_share_them_and_somebodys_cluster_has_its_own(monkeypatch):
+    pool = pool_of("dask", "cuda", 2, monkeypatch, workers=3)
+    assert [pool.placed(Unit((), "cuda"), n).device for n in range(3)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+    ]
+    theirs = pool_of("dask", "cuda", 2, monkeypatch, address="tcp://127.0.0.1:1")
+    assert theirs.placed(Unit((), "cuda"), 1).device == "cuda"
+
+
+def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatch):
+    def used(*given):
+        raise AssertionError("the GPU is taken into use")
+
+    asked, facts = [], environment.describe_environment(torch.device("cpu"))
+
+    def apart(command, **options):
+        asked.append(command[-3:])
+        return subprocess.CompletedProcess(command, 0, f"a plugin prints\n{json.dumps(facts)}\n")
+
+    for name in ("_lazy_init", "init", "get_device_name", "get_device_capability", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, used)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(environment.subprocess, "run", apart)
+    monkeypatch.setattr(runner, "executed", lambda units, pool, progress: (x for x in ()))
+    result = run(
+        request(device="cuda:0"), tmp_path / "run", execution=ExecutionOptions(executor="processes")
+    )
+    assert result.manifest["device"] == "cuda:0"
+    assert [command[:2] for command in asked] == [["cuda:0", "native"]]
+
+
+def test_a_machine_seen_from_another_process_is_the_same():
+    cpu = torch.device("cpu")
+    with environment.exact_arithmetic():
+        here = environment.Machine.at(cpu)
+    assert environment.Machine.seen_from_apart(cpu) == here
+
+
+def test_a_device_that_cannot_be_used_is_said_in_one_line(monkeypatch):
+    done = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\nRuntimeError: no driver\n")
+    monkeypatch.setattr(environment.subprocess, "run", lambda *given, **options: done)
+    with pytest.raises(
+        RequestError, match="device 'cuda:7' can't be used: RuntimeError: no driver"
+    ):
+        environment.Machine.seen_from_apart(torch.device("cuda:7"))
+
+
+def test_a_subject_is_let_go_before_the_next_one_is_built(names, tmp_path):
+    alive, left = [], []
+
+    def built():
+        left.append(sum(reference() is not None for reference in alive))
+        model = tiny()
+        alive.append(weakref.ref(model))
+        return model
+
+    names["models"] |= {"one": built, "two": built, "three": built}
+    result = run(request(models="one,two,three"), tmp_path / "run")
+    assert {r.result.status for r in result.records} == {"ok"}
+    assert left
+    assert not any(left)
