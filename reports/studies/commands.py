@@ -63,10 +63,12 @@ def study(
         "data": data,
         "weights": weights,
         "seeds": tuple(split_seeds(seeds)) if seeds else (),
-        "measures": split_names(measures, "--measures", "measures") if measures else (),
+        "measures": split_names(measures, "--measures") if measures else (),
     }
     if data:
         registry.expand("datasets", [data])
+    if measures:
+        given["measures"] = tuple(registry.expand("measures", given["measures"]))
     chosen = {name: _loaded(name) for name in registry.expand("studies", split_names(names, ""))}
     for name, one in chosen.items():
         for flag, value in given.items():
