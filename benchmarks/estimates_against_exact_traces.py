@@ -1,12 +1,14 @@
 """Compare estimates of boundaries and deviation with exact traces of the same segments.
 
-Random, short and translated segments through small networks of every kind that is counted, and
-through VGG8 as it ships and residual networks as they are initialised. Of each: is the lower
-bound one, how far off is the estimate, and does the stated error hold?
+Long, short and translated segments through small networks of every kind that is counted, drawn at
+random and trained, and through VGG8 as it ships and residual networks as they are initialised. Of
+each: is the lower bound one, how far off is the estimate, and does the stated error hold?
 
-Prints a table, writes ``estimates_against_exact_traces.json`` and ``.png`` beside this file.
+Prints a table, writes ``estimates_against_exact_traces.json`` and ``.png`` beside this file; the
+JSON segment by segment, so that an interrupted comparison goes on from there (``--again`` does
+not).
 
-    python benchmarks/estimates_against_exact_traces.py [--segments N] [--threads N]
+    python benchmarks/estimates_against_exact_traces.py [--segments N] [--seed N] [--threads N]
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn import functional
 
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.lines import estimate_segment, trace_segment
@@ -68,6 +73,23 @@ def dense(seed: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+def trained(network: nn.Module) -> nn.Module:
+    """Teach a small network the digits, to some 99 % of those that it is shown."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
+    images = functional.interpolate(images, SHAPE[1:], mode="bilinear").expand(-1, *SHAPE)
+    labels = torch.tensor(data.target)
+    network.train()
+    optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        for batch in torch.randperm(len(labels), generator=generator).split(64):
+            optimizer.zero_grad()
+            functional.cross_entropy(network(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    return network.eval()
+
+
 SMALL = {
     "dense": lambda: dense(0),
     "batch norm": lambda: small(1),
@@ -80,14 +102,25 @@ SMALL = {
     "max pooling": lambda: small(8, pool=lambda: nn.MaxPool2d(2)),
     "overlapping max pooling": lambda: small(9, pool=lambda: nn.MaxPool2d(3, 2, 1)),
     "adaptive max pooling": lambda: small(10, pool=lambda: nn.AdaptiveMaxPool2d(5)),
+    "dense, trained": lambda: trained(dense(11)),
+    "batch norm, trained": lambda: trained(small(12)),
+    "max pooling, trained": lambda: trained(small(13, pool=lambda: nn.MaxPool2d(2))),
 }
-NAMED = ("vgg8", "resnet18-w4", "resnet20")
+NAMED = {
+    "vgg8, trained": ("vgg8", "trained", "digits", 1.0),
+    "vgg8, initialised": ("vgg8", "init", "digits", 1.0),
+    "vgg8, synthetic": ("vgg8", "init", "synthetic", 1.0),
+    "resnet18-w4": ("resnet18-w4", "init", "digits", 1.0),
+    "resnet18-w8": ("resnet18-w8", "init", "synthetic", 0.5),
+    "resnet18-w16": ("resnet18-w16", "init", "digits", 0.15),
+    "resnet20": ("resnet20", "init", "digits", 0.1),
+}
+"""Model, weights, data, and how much of a segment is traced, so that exact traces end."""
 
 
-def segments(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+def segments(count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """A third long ones, a third a quarter as long, a third an image and itself moved."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
     for i in range(count):
         start, end = torch.randn(2, *SHAPE, generator=generator)
         if i % 3 == 1:
@@ -95,18 +128,28 @@ def segments(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
         if i % 3 == 2:
             end = start.roll(1, 2)
             end[:, :, 0] = start[:, :, 0]
-        found.append((start, end))
-    return found
+        yield start, end
 
 
-def named(name: str, count: int) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
-    subject = load_subject(SubjectSpec(name, "auto", "digits", samples=1), torch.device("cpu"))
-    data = load_dataset("digits")
-    images = data.sample(count, split="test", seed=0).images
-    paths = data.normalize(closed_paths(images))
-    # A fifth of a segment of each image's path, so that exact traces end.
-    ends = [(p[i % 8], torch.lerp(p[i % 8], p[i % 8 + 1], 0.2)) for i, p in enumerate(paths)]
-    return subject.model, ends
+def named(name: str, count: int, seed: int) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]:
+    """As `segments`, between images of a dataset."""
+    model, weights, data_name, share = NAMED[name]
+    spec = SubjectSpec(model, weights, data_name, seed=0, samples=1)
+    data = load_dataset(data_name)
+    images = data.sample(2 * count, split="test", seed=seed).images
+    paths, inputs = data.normalize(closed_paths(images)), data.normalize(images)
+
+    def ends() -> Iterator[tuple[Tensor, Tensor]]:
+        for i in range(count):
+            start, end = inputs[i], torch.lerp(inputs[i], inputs[count + i], share)
+            if i % 3 == 1:
+                end = torch.lerp(start, end, 0.25)
+            if i % 3 == 2:
+                start = paths[i, i % 8]
+                end = torch.lerp(start, paths[i, i % 8 + 1], share)
+            yield start, end
+
+    return load_subject(spec, torch.device("cpu")).model, ends()
 
 
 def compare(name: str, network: nn.Module, start: Tensor, end: Tensor) -> dict[str, Any]:
@@ -181,29 +224,46 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--segments", type=int, default=18, help="of each small network")
-    parser.add_argument("--named", type=int, default=4, help="of each named network")
+    parser.add_argument("--segments", type=int, default=12, help="of each small network")
+    parser.add_argument("--named", type=int, default=9, help="of each named network")
+    parser.add_argument("--seed", type=int, default=2026, help="of the segments")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--again", action="store_true", help="trace again what is there")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rows = []
-    for name, make in SMALL.items():
-        network = make()
-        for ends in segments(arguments.segments, len(name)):
-            rows.append(compare(name, network, *ends))
-    for name in NAMED if arguments.named else ():
-        network, some = named(name, arguments.named)
-        for ends in some:
-            rows.append(compare(name, network, *ends))
-    table = {
-        name: summary([row for row in rows if row["network"] == name])
-        for name in dict.fromkeys(row["network"] for row in rows)
-    }
-    table["all"] = summary(rows)
-    for name, line in table.items():
-        print(f"{name:24}", " ".join(f"{key} {value:.4g}" for key, value in line.items()))
     target = Path(__file__).with_suffix(".json")
-    target.write_text(json.dumps({"table": table, "segments": rows}, indent=1) + "\n", "utf-8")
+    asked = {key: getattr(arguments, key) for key in ("segments", "named", "seed")}
+    rows: list[dict[str, Any]] = []
+    if target.is_file() and not arguments.again:
+        before = json.loads(target.read_text("utf-8"))
+        rows = before["segments"] if before.get("asked") == asked else []
+
+    def write() -> None:
+        table = {
+            name: summary([row for row in rows if row["network"] == name])
+            for name in dict.fromkeys(row["network"] for row in rows)
+        }
+        content = {"asked": asked, "table": table | {"all": summary(rows)}, "segments": rows}
+        target.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+    wanted = [*((name, arguments.segments) for name in SMALL)]
+    wanted += [*((name, arguments.named) for name in NAMED)]
+    for name, count in wanted:
+        done = sum(row["network"] == name for row in rows)
+        if done >= count:
+            continue
+        seed = arguments.seed + zlib.crc32(name.encode())
+        if name in SMALL:
+            network, ends = SMALL[name](), segments(count, seed)
+        else:
+            network, ends = named(name, count, seed)
+        for start, end in itertools.islice(ends, done, None):
+            rows.append(compare(name, network, start, end))
+            write()
+        print(name, flush=True)
+    write()
+    for name, line in json.loads(target.read_text("utf-8"))["table"].items():
+        print(f"{name:24}", " ".join(f"{key} {value:.4g}" for key, value in line.items()))
     draw(rows, target.with_suffix(".png"))
 
 

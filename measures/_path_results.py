@@ -58,7 +58,7 @@ class Method:
         said = ", ".join(self.names)
         if not self.names:
             return result
-        remark = result.reason
+        remark = ""
         if result.status == "ok" and (self.names != ("exact",) or self.is_single):
             remark = " and ".join(_WORDS.get(name, name) for name in self.names)
             if self.is_single:
@@ -72,7 +72,8 @@ class Method:
             if short:
                 remark += f", which {short} of {result.n} segments did not reach"
         notes = {**result.notes, "method": said, **self.notes}
-        return replace(result, reason=remark, notes=notes)
+        reason = "; ".join(filter(None, (result.reason, remark)))
+        return replace(result, reason=reason, notes=notes)
 
 
 def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:

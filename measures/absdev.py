@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from nlbench.errors import RequestError, nearest
 from nlbench.measure import Measure, Parts, Result, Value
+from nlbench.options import Option, OptionValue
 from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 from ._deviation import Deviation, deviation_of
 from ._path_results import Method, with_means
 from ._sources import traced_regions
 
-__all__ = ["AbsoluteDeviation", "absolute_deviation"]
+__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_scale"]
+
+NORMALIZE = ("none", "range", "chord")
 
 
 def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
@@ -50,6 +56,43 @@ def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     return deviation_of(trace).total
 
 
+def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Tensor:
+    r"""Give what a segment's deviation is divided by, in the same units.
+
+    Parameters
+    ----------
+    trace : SegmentTrace or SegmentEstimate
+        With k logits. Of an estimate the range is that of the values at its points.
+    normalize : {"none", "range", "chord"}
+        ``range``: ``length`` :math:`(\max_t f_j - \min_t f_j)`; ``chord``: ``length``
+        :math:`|f_j(1) - f_j(0)|`; ``none``: 1.
+
+    Returns
+    -------
+    float64 tensor of shape (k,)
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is none of those.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines import trace_segment
+    >>> trace = trace_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([1.0]))
+    >>> float(absolute_deviation(trace) / deviation_scale(trace, "range"))
+    0.25
+    """
+    values = trace.values
+    if normalize == "range":
+        return trace.length * (values.amax(0) - values.amin(0))
+    if normalize == "chord":
+        return trace.length * (values[-1] - values[0]).abs()
+    if normalize != "none":
+        raise RequestError(f"normalize: unknown '{normalize}'{nearest(normalize, NORMALIZE)}")
+    return torch.ones_like(values[0])
+
+
 @dataclass(frozen=True)
 class _Sum:
     """What is known of one path so far."""
@@ -58,15 +101,17 @@ class _Sum:
     segments: tuple[float, ...]
     length: float
     error: Tensor
+    scale: Tensor
 
     @classmethod
-    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Sum:
+    def of(cls, trace: SegmentTrace | SegmentEstimate, normalize: str) -> _Sum:
         found = deviation_of(trace)
         found = Deviation(found.above.cpu(), found.below.cpu(), found.variation.cpu())
         error = torch.zeros_like(found.above)
         if isinstance(trace, SegmentEstimate):
             error = trace.length * trace.deviation_error.cpu()
-        return cls(found, (_norm(found.total),), trace.length, error)
+        scale = deviation_scale(trace, normalize).cpu()
+        return cls(found, (_norm(found.total),), trace.length, error, scale)
 
     def __add__(self, other: _Sum) -> _Sum:
         return _Sum(
@@ -74,6 +119,26 @@ class _Sum:
             self.segments + other.segments,
             self.length + other.length,
             self.error + other.error,
+            self.scale + other.scale,
+        )
+
+    def value(self, place: str, normalize: str) -> Value:
+        """What is said of the path; all of the deviation is divided by one number."""
+        n, divisor = len(self.segments), 1.0 if normalize == "none" else _norm(self.scale)
+        if divisor == 0:
+            what = "logits are constant" if normalize == "range" else "chords are level"
+            return Value.missing(place, "undefined", f"the path's {what}", n)
+        path = self if divisor == 1.0 else self._divided(divisor)
+        return Value(place, path.statistics(), n, parts=path.parts())
+
+    def _divided(self, divisor: float) -> _Sum:
+        found = self.deviation
+        return _Sum(
+            Deviation(found.above / divisor, found.below / divisor, found.variation),
+            tuple(segment / divisor for segment in self.segments),
+            self.length,
+            self.error / divisor,
+            self.scale,
         )
 
     def statistics(self) -> dict[str, float]:
@@ -108,13 +173,30 @@ class AbsoluteDeviation(Measure):
     of the two parts; ``variation``, the norm of the total variation of the distance to the
     chord; ``length``, the path's length; ``error``, of estimates, the norm over logits of
     their errors, summed over segments.
+
+    With ``normalize`` all of these but `variation` and `length` are divided, for each path, by
+    the norm over logits of `deviation_scale` summed over the path's segments. The value then
+    depends on no unit of inputs or logits; with ``range`` it is at most 1.
     """
 
     name = "absdev"
     probe = "lines"
     bounds = (0.0, math.inf)
     more_means = "more nonlinear"
+    options: ClassVar[Mapping[str, Option]] = {
+        "normalize": Option(
+            "none",
+            "what a path's deviation is divided by: range: length times the range of the logits "
+            "on each segment; chord: length times what the chord rises (both ours)",
+            choices=NORMALIZE,
+        )
+    }
     source = traced_regions("eq. 4 and appendix D")
+
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """From 0; up to 1 where it is divided by the range."""
+        return (0.0, 1.0) if options["normalize"] == "range" else cls.bounds
 
     def reset(self) -> None:
         """Forget all paths."""
@@ -123,15 +205,14 @@ class AbsoluteDeviation(Measure):
 
     def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path."""
-        new, old = _Sum.of(observation.trace), self._sums.get(observation.place)
+        new = _Sum.of(observation.trace, str(self.settings["normalize"]))
+        old = self._sums.get(observation.place)
         self._sums[observation.place] = new if old is None else old + new
         self._method = self._method.and_of(observation)
 
     def compute(self) -> Result:
         """Give the deviation of each path."""
-        values = [
-            Value(place, path.statistics(), len(path.segments), parts=path.parts())
-            for place, path in self._sums.items()
-        ]
+        normalize = str(self.settings["normalize"])
+        values = [path.value(place, normalize) for place, path in self._sums.items()]
         result = Result.of(values, n=sum(value.n for value in values))
         return self._method.on(with_means(result, ("above", "below", "variation", "error")))

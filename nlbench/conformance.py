@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from nlbench.execution.numerics import exact_arithmetic
 from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_probe, make_bench
+from nlbench.pretend_cuda import PretendCuda
 from nlbench.probes import Resources
 from nlbench.subjects.subject import Subject
 
@@ -314,11 +316,36 @@ def _machines(trial: _Trial, first: Result) -> Iterator[Check]:
     half = trial.value(_network().bfloat16(), _samples().bfloat16())
     failed = half.reason if half.status == "failed" else ""
     yield Check("bfloat16", "broken" if failed else "kept", failed or half.reason)
-    if not torch.cuda.is_available():
-        yield Check("device", "not checked", "there is no GPU here")
+    if torch.cuda.is_available():
+        away = trial.value(_network().cuda(), _samples().cuda())
+        yield _verdict("device", _differ(first, away, SINGLE))
         return
-    away = trial.value(_network().cuda(), _samples().cuda())
-    yield _verdict("device", _differ(first, away, SINGLE))
+    # It refuses what a GPU refuses, and computes what the CPU does.
+    with PretendCuda() as device:
+        model, inputs = _network().to("cuda"), _samples().to("cuda")
+        watched, waits = _watched(trial.measure, device)
+        away = trial.value(model, inputs, measure=watched)
+    yield _verdict("device", _differ(first, away, ROUNDING))
+    seen = ", ".join(f"{count} in {place}" for place, count in waits.most_common(3))
+    detail = f"waits for a GPU {waits.total()} times: {seen}" if waits else "never waits for a GPU"
+    yield Check("waiting for a GPU", "kept", detail)
+
+
+def _watched(measure: type[Measure], device: PretendCuda) -> tuple[type[Measure], Counter[str]]:
+    """A measure, and where in its code it makes the host wait while it is shown something."""
+    waits: Counter[str] = Counter()
+
+    class Watched(measure):  # type: ignore[misc, valid-type]
+        name = measure.name
+
+        def update(self, observation: Any) -> None:
+            before = device.places.copy()
+            super().update(observation)
+            for (place, _), count in (device.places - before).items():
+                waits[place] += count
+
+    Watched.__doc__ = measure.__doc__
+    return Watched, waits
 
 
 def _invariances(trial: _Trial, first: Result) -> Iterator[Check]:

@@ -21,6 +21,7 @@ __all__ = [
     "nearest",
     "one_line",
     "shown",
+    "without_controls",
 ]
 
 
@@ -79,13 +80,24 @@ def one_line(text: str, most: int = 2000) -> str:
     >>> one_line("two\nlines \x1b[31mred")
     'two lines [31mred'
     """
-    words = " ".join(text[: 4 * most].split())
-    # Of the kinds of control only the joiners of scripts and emoji are kept.
-    plain = "".join(c for c in words if c in _JOINERS or unicodedata.category(c)[0] != "C")
+    words = without_controls(" ".join(text[: 4 * most].split()))
+    plain = " ".join(words.split())  # what stood apart by control characters alone
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
-_JOINERS = "\u200c\u200d"
+def without_controls(text: str) -> str:
+    r"""Give text from outside without control characters, but for the ends of lines and tabs.
+
+    Examples
+    --------
+    >>> without_controls("two\nlines \x1b[31mred")
+    'two\nlines [31mred'
+    """
+    return "".join(c for c in text if c in _KEPT or unicodedata.category(c)[0] != "C")
+
+
+# Of the kinds of control, the joiners of scripts and emoji do no harm either.
+_KEPT = "\n\t\u200c\u200d"
 
 
 def shown(value: object, most: int = 80) -> str:

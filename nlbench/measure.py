@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nlbench.citation import Source
-from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
+from nlbench.errors import NotFinite, PluginError, RequestError, Undefined, one_line
 from nlbench.options import Option, OptionValue, resolve_options
 
 if TYPE_CHECKING:
@@ -77,6 +77,11 @@ def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]
     }
 
 
+def _reason(given: object) -> str:
+    # It comes from plugins and from files of anybody, and goes to terminals and tables.
+    return one_line(str(given)) if given else ""
+
+
 def _spelled(statistics: Mapping[str, float], parts: Parts) -> dict[str, float]:
     """All numbers by one name each: ``segment0``, ``segment1``, … and ``site:relu``."""
     numbers = dict(statistics)
@@ -124,6 +129,7 @@ class Value:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "statistics", _plain(self.statistics))
+        object.__setattr__(self, "reason", _reason(self.reason))
         object.__setattr__(self, "parts", _plain_parts(self.parts))
 
     @property
@@ -198,6 +204,7 @@ class Result:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "summary", _plain(self.summary))
+        object.__setattr__(self, "reason", _reason(self.reason))
         object.__setattr__(self, "parts", _plain_parts(self.parts))
 
     @property

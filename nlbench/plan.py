@@ -89,6 +89,8 @@ def make_bench(
         if options and name in owners:
             raise PluginError(f"dataset '{name}' bears the name of a measure or a probe")
         owners.setdefault(name, options)
+        # A family's name sets an option of all its members in the run.
+        owners.setdefault(name.partition("/")[0], options)
     for key, value in settings.items():
         owner, dot, option = key.rpartition(".")
         if not dot or not owner or not option:
@@ -103,7 +105,9 @@ def make_bench(
         by_owner.setdefault(owner, {})[option] = value
 
     def resolved(name: str, options: Mapping[str, Option]) -> Options:
-        return resolve_options(options, by_owner.get(name, {}), owner=name)
+        family, slash, _ = name.partition("/")
+        given = {**(by_owner.get(family, {}) if slash else {}), **by_owner.get(name, {})}
+        return resolve_options(options, given, owner=name)
 
     return Bench(
         tuple((m, resolved(m.name, m.options)) for m in measures),
@@ -335,7 +339,12 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         if weights.remark:
             remarks.setdefault(weights.remark)
         target = _target(spec, facts, prints[spec.data].problem, weights)
-        targets.setdefault(target.key, target)
+        same = targets.setdefault(target.key, target)
+        if same.label != target.label:
+            remarks.setdefault(
+                f"{spec.model}: the weights '{target.label}' are those of '{same.label}', and are "
+                "measured once"
+            )
     _check_targets(list(targets.values()))
     for remark in remarks:
         warn(remark)
@@ -421,14 +430,16 @@ class _Choices:
 
 def _chosen(spec: SubjectSpec) -> _Weights:
     label = spec.weights
+    # Each that is missing is missed by itself.
+    absent = f"absent: {spec.weights}"
     try:
         choice = choose_weights(spec)
         label = choice.label
         return _Weights(label, choice.identity, "", choice.remark)
     except NlbenchError as error:
-        return _Weights(label, "absent", " ".join(str(error).split()))
+        return _Weights(label, absent, " ".join(str(error).split()))
     except OSError as error:
-        return _Weights(label, "absent", f"weights '{spec.weights}': {error.strerror or error}")
+        return _Weights(label, absent, f"weights '{spec.weights}': {error.strerror or error}")
 
 
 def _target(spec: SubjectSpec, facts: Mapping[str, Any], problem: str, weights: _Weights) -> Target:

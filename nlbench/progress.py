@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, one_line
 
 __all__ = ["Bar", "Monitor", "Plain", "Progress", "shown_progress"]
 
@@ -153,7 +153,7 @@ class Bar:
 
     def say(self, what: str) -> None:
         """Show what is going on, without counting."""
-        self._progress.update(self._task, description=what)
+        self._progress.update(self._task, description=one_line(what))
 
     def begin(self, steps: int) -> None:
         """Start counting to a number of steps."""
@@ -161,12 +161,12 @@ class Bar:
 
     def step(self, what: str) -> None:
         """Count one step of something."""
-        self._progress.update(self._task, advance=1, description=what)
+        self._progress.update(self._task, advance=1, description=one_line(what))
 
     def warn(self, message: str) -> None:
         """Say something that the user should know, in one line."""
         self._progress.console.print(
-            f"nlbench: {' '.join(message.split())}", markup=False, highlight=False, soft_wrap=True
+            f"nlbench: {one_line(message)}", markup=False, highlight=False, soft_wrap=True
         )
 
 
@@ -222,7 +222,7 @@ class Plain:
 
     def warn(self, message: str) -> None:
         """Say something that the user should know, in one line."""
-        self._print(" ".join(message.split()))
+        self._print(message)
 
     def _print(self, text: str) -> None:
-        print(f"nlbench: {text}", file=sys.stderr, flush=True)
+        print(f"nlbench: {one_line(text)}", file=sys.stderr, flush=True)

@@ -65,7 +65,7 @@ class Family(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Names of the members, without the family's."""
+        """Names of the members, without the family's; none where they can't be counted."""
 
     @abstractmethod
     def load(self, name: str) -> Any:
@@ -195,7 +195,7 @@ def families(group: str) -> dict[str, Entry]:
     Examples
     --------
     >>> sorted(families("models"))
-    ['timm', 'torchvision']
+    ['functions', 'timm', 'torchvision']
     """
     return _families(group, _points(group))
 
@@ -349,7 +349,9 @@ def _read_one_by_one() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
     return tuple(itertools.chain.from_iterable(found.values())), tuple(problems)
 
 
+@lru_cache(maxsize=1024)
 def _name_of(distribution: metadata.Distribution) -> str:
+    """Name a distribution; its metadata are a mail's headers, slow to parse."""
     try:
         name = distribution.name
     except Exception:

@@ -6,10 +6,8 @@ A finished run is taken up again without importing PyTorch.
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,11 +26,12 @@ from nlbench.plan import (
 )
 from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions, Request, write_request
+from nlbench.signals import interruptible
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import Record, recorded_facts
 from nlbench.store.run_folder import Run, RunFolder
 
-__all__ = ["Preview", "preview", "run"]
+__all__ = ["Preview", "forecast", "preview", "run"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,37 @@ def preview(
     return _sorted(plan, records, execution)
 
 
+def forecast(
+    foreseen: Preview,
+    *,
+    execution: ExecutionOptions | None = None,
+    progress: Progress | None = None,
+) -> dict[str, dict[str, str]]:
+    """Predict what the new cells of a preview will cost, as far as their probes can tell.
+
+    Each subject is loaded and looked at by a few forward passes; nothing is measured or written.
+
+    Parameters
+    ----------
+    foreseen : Preview
+    execution, progress
+        As for `run`.
+
+    Returns
+    -------
+    dict
+        By subject's key, then by probe: a line. Subjects of which nothing is known are left out.
+    """
+    from nlbench.execution.measure_subject import Host
+    from nlbench.execution.numerics import default_threads
+
+    execution, monitor = execution or ExecutionOptions(), Monitor(progress)
+    host = Host(threads=execution.threads or default_threads())
+    units = units_of(foreseen.new, foreseen.plan, memory=execution.memory, expected={})
+    found = {unit.cells[0].target.key: host.forecast(unit, monitor) for unit in units}
+    return {key: said for key, said in found.items() if said}
+
+
 def run(
     request: Request,
     out: str | Path,
@@ -129,7 +159,7 @@ def run(
     if finished is not None:
         return finished
     is_new = not os.path.lexists(folder.path)
-    with _ended_as_interrupted():
+    with interruptible():
         plan = make_plan(request, _device(request), monitor.warn)
         pool = _worker_pool(execution, plan)
         with folder.open(plan.decided):
@@ -192,26 +222,6 @@ def _device(request: Request) -> str:
     return str(resolve_device(request.device))
 
 
-@contextmanager
-def _ended_as_interrupted() -> Iterator[None]:
-    """Take a request to end, as a cluster sends before it takes the machine away, as Ctrl-C."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    is_main = threading.current_thread() is threading.main_thread()
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # What somebody else has made of them is theirs.
-    mine = [n for n in known if is_main and signal.getsignal(n) == signal.SIG_DFL]
-    for number in mine:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
-
-
 def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
     """How many measure at a time, and with what."""
     import torch
@@ -227,7 +237,8 @@ def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
     if execution.executor == "dask":
         # Somebody's cluster has given each of its workers a GPU of its own, or none.
         devices = () if execution.address else devices
-        return WorkerPool(execution, execution.workers or max(2, count), threads, devices)
+        default = 2 if kind == "cpu" else count
+        return WorkerPool(execution, execution.workers or default, threads, devices)
     by_cores = max(2, (os.cpu_count() or 1) // threads)
     default = by_cores if kind == "cpu" else count
     return WorkerPool(execution, execution.workers or default, threads, devices)
@@ -237,10 +248,13 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     """Write what is known before a cell is measured; the manifest comes first."""
     import torch
 
-    from nlbench.execution.numerics import Machine, some_threads
+    from nlbench.execution.numerics import Machine, exact_arithmetic, some_threads
 
-    with some_threads(pool.threads):
-        machine = Machine.at(torch.device(plan.device), plan.precision)
+    device = torch.device(plan.device)
+    with some_threads(pool.threads), exact_arithmetic(plan.precision, device.type):
+        # Who measures in other processes leaves the GPU to them.
+        make = Machine.at if pool.is_here or device.type != "cuda" else Machine.seen_from_apart
+        machine = make(device, plan.precision)
     folder.begin(
         make_manifest(asdict(request), machine, command=command),
         [cell.key for cell in plan.cells],

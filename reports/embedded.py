@@ -29,7 +29,7 @@ COLUMNS = (
 
 _SCRIPT = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 _FACTS = (
-    "weights_hash", "parameters", "accuracy", "preprocessing", "split", "samples", "sample_hash",
+    "weights_hash", "parameters", "preprocessing", "split", "samples", "sample_hash",
     "weights_metadata", "data_options", "mode", "omega",
 )  # fmt: skip
 

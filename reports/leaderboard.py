@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import norm as normal
 from scipy.stats import rankdata
+from scipy.stats import t as student
 
 from .tables import Cell, Scores, Subject
 
@@ -214,6 +216,7 @@ def _column(
     means = np.stack(
         [resampled_means(samples[i], repeats, seed) for i, seed in zip(kept, seeds, strict=True)]
     )
+    means = means.clip(*_bounds(about))
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(means, [tail, 100 - tail], axis=1)
     entries = list(plain)
@@ -228,6 +231,11 @@ def _column(
     if sense:
         _rank(entries, kept, sense * means, sense)
     return entries
+
+
+def _bounds(about: Mapping[str, Any]) -> tuple[float, float]:
+    low, high = about.get("bounds") or (None, None)
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _of_cell(cell: Cell, probe: str) -> tuple[Entry, NDArray[np.float64]]:
@@ -268,6 +276,11 @@ def _of_seeds(cells: Sequence[Cell], group: Sequence[Subject]) -> tuple[Entry, N
 def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.float64]:
     """Draw values again with replacement, as many as there are, and take the mean each time.
 
+    The means lie around that of the values as far apart as Student's distribution has them: the
+    plain bootstrap's intervals are too short for few values, by a factor of 9 for two, 2 for four
+    and 1.1 for twenty (T. C. Hesterberg, What Teachers Should Know About the Bootstrap, The
+    American Statistician, 2015, section 4.2).
+
     Parameters
     ----------
     values : array of shape (n,)
@@ -291,8 +304,17 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
         return np.full(repeats, numbers[0])
     random = np.random.default_rng(zlib.crc32(seed.encode("utf-8", "surrogatepass")))
     drawn = random.integers(0, len(numbers), (repeats, len(numbers)), dtype=np.int32)
-    means: NDArray[np.float64] = numbers[drawn].mean(axis=1)
+    middle = numbers.mean()
+    means: NDArray[np.float64] = middle + _widening(len(numbers)) * (
+        numbers[drawn].mean(axis=1) - middle
+    )
     return means
+
+
+def _widening(n: int) -> float:
+    """How much farther apart means of `n` values are than those that are drawn again."""
+    end = (1 + CONFIDENCE) / 2
+    return float(student.ppf(end, n - 1) / normal.ppf(end) * math.sqrt(n / (n - 1)))
 
 
 def rank_intervals(

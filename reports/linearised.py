@@ -150,12 +150,15 @@ def families(runs: Sequence[NamedRun]) -> list[Family]:
 
 def _training(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
     """Mode, ω and seed of a network's training, as its checkpoint's header says."""
-    about = subject.get("weights_metadata") or {}
-    seed = int(about.get("seed", subject.get("seed", 0)))
-    if "omega" not in about:
-        return "reference", None, seed
-    mode = "random" if "random" in about else str(about.get("recipe", ""))
-    return mode, float(about["omega"]), seed
+    about, own = subject.get("weights_metadata") or {}, int(subject.get("seed", 0))
+    try:
+        seed = int(about.get("seed", own))
+        if "omega" not in about:
+            return "reference", None, seed
+        mode = "random" if "random" in about else str(about.get("recipe", ""))
+        return mode, float(about["omega"]), seed
+    except (TypeError, ValueError):  # somebody else's header means something else by these words
+        return "reference", None, own
 
 
 def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:

@@ -51,7 +51,7 @@ def manifest_view(run: NamedRun) -> ManifestView:
         name=run.name,
         facts=tuple(_facts(manifest)),
         subjects=_table(
-            ("model", "weights", "weights hash", "data", "seed", "parameters", "accuracy"),
+            ("model", "weights", "weights hash", "data", "seed", "parameters"),
             (_subject_row(subject) for subject in subjects),
         ),
         data=_table(
@@ -106,7 +106,7 @@ def _table(head: Iterable[str], rows: Iterable[tuple[TextCell, ...]]) -> Table:
 
 
 def _subject_row(subject: Mapping[str, Any]) -> tuple[TextCell, ...]:
-    parameters, accuracy = subject.get("parameters"), subject.get("accuracy")
+    parameters = subject.get("parameters")
     return (
         _plain(subject.get("model")),
         _plain(subject.get("weights")),
@@ -114,7 +114,6 @@ def _subject_row(subject: Mapping[str, Any]) -> tuple[TextCell, ...]:
         _plain(subject.get("data")),
         _plain(subject.get("seed")),
         TextCell("" if parameters is None else f"{int(parameters):,}"),
-        TextCell("" if accuracy is None else f"{float(accuracy):.4f}"),
     )
 
 

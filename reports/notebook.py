@@ -131,7 +131,7 @@ def _subject(scores: Scores, name: str | None) -> Any:
     found = found or [s for s in scores.subjects if name == s.model]
     if len(found) == 1:
         return found[0]
-    labels = [name for s in scores.subjects for name in (s.label, s.model)]
+    labels = dict.fromkeys(name for s in scores.subjects for name in (s.label, s.model))
     if not found:
         raise RequestError(f"the run has no subject '{name}'{nearest(str(name), labels)}")
     said = "no subject was named" if name is None else f"'{name}' may be any"

@@ -70,7 +70,10 @@ def summary_sentence(
     total = ok + sum(not gap.where for gap in missing)
     verb = "has" if total == 1 else "have"
     rest = "" if ok == total else f"; {total - ok} {'says' if total - ok == 1 else 'say'} why not"
-    said.append(f"{ok} of {count(total, 'cell')} {verb} a value{rest}.")
+    whole = {(gap.subject, gap.measure) for gap in missing if not gap.where}
+    partly = len({(gap.subject, gap.measure) for gap in missing if gap.where} - whole)
+    some = f"; {partly} {'has' if partly == 1 else 'have'} none at some places" if partly else ""
+    said.append(f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}.")
     return " ".join(said)
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from .agreement import Correlation
 from .fingerprint import Scale, strip
 from .leaderboard import Entry, Row, sort_measure
-from .tables import Scores
+from .tables import Cell, Scores
 from .text import bounds_text, direction, number, settings_text
 
 __all__ = ["Heatmap", "Meaning", "board_view", "heatmaps", "meanings"]
@@ -198,18 +198,30 @@ def _strip(
     row: Row, scores: Scores, measure: int, content: Mapping[str, Any], subject: int
 ) -> Markup:
     about = content["measures"][measure]
-    places = scores[row.subjects[0].label, about["name"]].places
-    if not places:
+    values = _mean_places([scores[one.label, about["name"]] for one in row.subjects])
+    if not values:
         return Markup("")
     cell = content["cells"][subject][measure]
     order = {kind: index for index, kind in enumerate(content["kindOrder"])}
     kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
-    values = [place.value for place in places]
     finite = [value for value in values if math.isfinite(value)]
     title = f"{row.label}: {about['name']} of {len(values)} sites in order of call"
     if finite:
         title += f", from {number(min(finite))} to {number(max(finite))}"
     return strip(values, Scale(**about["strip"]), kinds, title=title)
+
+
+def _mean_places(cells: Sequence[Cell]) -> list[float]:
+    """Number of each place, over seeds with the same places their mean; NaN where none has one."""
+    names = [place.name for place in cells[0].places]
+    alike = [cell for cell in cells if [place.name for place in cell.places] == names]
+    found = [[place.value for place in cell.places] for cell in alike]
+    if len(alike) < len(cells):
+        return found[0]
+    finite = [
+        [value for value in values if math.isfinite(value)] for values in zip(*found, strict=True)
+    ]
+    return [sum(values) / len(values) if values else math.nan for values in finite]
 
 
 def _ramp(about: Mapping[str, Any]) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -26,6 +27,7 @@ __all__ = [
     "ImageFiles",
     "Noise",
     "Patterns",
+    "check_image",
     "prototypes_of",
     "read_image",
     "stream",
@@ -130,6 +132,22 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
             return list(threads.map(self.__getitem__, indices))
 
+    def check(self) -> None:
+        """Find a file that is damaged or cut short, before the work that leads up to it.
+
+        Of most files only both ends are read; damage in the middle of one is found when it is
+        read.
+
+        Raises
+        ------
+        nlbench.RequestError
+            Naming the file.
+        """
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+            for start in range(0, len(self), 4096):
+                some = self._files[start : start + 4096]
+                list(threads.map(check_image, [path for path, _ in some]))
+
     def read_labels(self) -> list[int]:
         """All labels; no image is read."""
         return [label for _, label in self._files]
@@ -137,6 +155,37 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
     @cached_property
     def _files(self) -> Files:
         return self._find()
+
+
+def check_image(path: str | os.PathLike[str]) -> None:
+    """Refuse an image file that is damaged where its format says so at its ends.
+
+    Raises
+    ------
+    nlbench.RequestError
+        As `read_image` would.
+    """
+    check_is_file(Path(path), LARGEST)
+    with _refusing(path), Image.open(path) as image:
+        mark = _LAST_MARKS.get(image.format or "")
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            is_whole = mark is not None and mark in file.read()
+        if not is_whole:
+            image.load()  # Some have something after their end, and some formats no mark of it.
+
+
+_LAST_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+_TAIL = 64
+
+
+@contextmanager
+def _refusing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say of which image it is that reading it fails."""
+    try:
+        yield
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise RequestError(f"can't read the image {path}: {error}") from error
 
 
 def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Tensor:
@@ -162,11 +211,8 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     """
     # A pipe would be waited for, and a device read, for ever.
     check_is_file(Path(path), LARGEST)
-    try:
-        with Image.open(path) as file:
-            image = _coloured(file)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise RequestError(f"can't read the image {path}: {error}") from error
+    with _refusing(path), Image.open(path) as file:
+        image = _coloured(file)
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as pictures
 

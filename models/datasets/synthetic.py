@@ -9,7 +9,7 @@ from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
 
-__all__ = ["random_tensors", "synthetic"]
+__all__ = ["lengths_of", "random_tensors", "synthetic"]
 
 
 MOST_ITEMS = 10**8
@@ -54,7 +54,7 @@ def random_tensors(
     """
     from .items import Noise
 
-    lengths = _shape(shape)
+    lengths = lengths_of("random", shape)
     return Dataset(
         name="random",
         train=Noise(lengths, classes, size, seed, 0),
@@ -72,15 +72,29 @@ def random_tensors(
     )
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def lengths_of(owner: str, text: str, count: int = 1) -> tuple[int, ...]:
+    """Read the lengths of a tensor's axes, of which so many are held at once.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If they can't be read, or all have more than 2²⁸ numbers.
+
+    Examples
+    --------
+    >>> lengths_of("random", "3x32x32")
+    (3, 32, 32)
+    """
     parts = text.lower().replace("×", "x").split("x")
     if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 2**20 for part in parts):
-        raise RequestError(f"random.shape: expected lengths such as 3x32x32 or 16, got '{text}'")
+        raise RequestError(f"{owner}.shape: expected lengths such as 3x32x32 or 16, got '{text}'")
     lengths = tuple(int(part) for part in parts)
-    if math.prod(lengths) > MOST_NUMBERS:
+    numbers = count * math.prod(lengths)
+    if numbers > MOST_NUMBERS:
+        which = text if count == 1 else f"{count:,} of {text}"
+        has = "has" if count == 1 else "have"
         raise RequestError(
-            f"random.shape: {text} has {math.prod(lengths):,} numbers, expected at most "
-            f"{MOST_NUMBERS:,}"
+            f"{owner}.shape: {which} {has} {numbers:,} numbers, expected at most {MOST_NUMBERS:,}"
         )
     return lengths
 

@@ -13,6 +13,7 @@ import typer
 from nlbench import registry
 from nlbench.cli.common import Interrupted, note, split_names, split_seeds, split_settings
 from nlbench.errors import NotFinite, RequestError
+from nlbench.subjects.weights import training_folder
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
@@ -144,7 +145,7 @@ def _trained(
         note(f"{file.name}: {error}")
         return None
     except KeyboardInterrupt:
-        folder = file.with_suffix(".training")
+        folder = training_folder(file)
         kept = (
             f"the epochs that were finished are in {folder}"
             if (folder / "state").exists()

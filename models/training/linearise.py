@@ -21,8 +21,16 @@ from nlbench.request import Request
 from nlbench.runner import preview
 from nlbench.store.run_folder import Run
 from nlbench.subjects.load import SubjectSpec, choose_weights
+from nlbench.subjects.weights import training_failure
 
-from .train import Trained, TrainingRequest, check_training, recipe_of, run_training
+from .train import (
+    Trained,
+    TrainingRequest,
+    check_training,
+    give_up,
+    recipe_of,
+    run_training,
+)
 
 __all__ = ["MEASURES", "LinearisingRequest", "linearise"]
 
@@ -149,8 +157,8 @@ def linearise(
     -------
     Run
         Of the measures ``accuracy`` (on the whole test split), ``linear-units`` and
-        ``pathlength``. A subject's ``weights_metadata`` say its recipe, ω and seed. A network
-        whose training failed has ``failed`` cells.
+        ``pathlength``. A subject's ``weights_metadata`` say its recipe, ω and seed. The cells
+        of a network whose training failed are ``skipped``, with the reason.
 
     Raises
     ------
@@ -210,12 +218,12 @@ class _Trainings:
                 network = self._train(request.linearisation(omega, seed, str(start)), file)
                 if request.control:
                     made[control := self._file("random-omega", omega, seed)] = None
-                    if network is not None:
-                        share = network.scores["linear_share"]
-                        self._train(
-                            request.linearisation(omega, seed, str(start), random_share=share),
-                            control,
-                        )
+                    share = network.scores["linear_share"] if network is not None else 0.0
+                    self._train(
+                        request.linearisation(omega, seed, str(start), random_share=share),
+                        control,
+                        after=file,
+                    )
         if self.failures and not any(Path(file).is_file() for file in made):
             raise self.failures[0]
         return list(made)
@@ -251,11 +259,19 @@ class _Trainings:
         first = recipe_of(request.training(request.base_recipe, 0, "init", {})).epochs
         return each * count + (first * len(request.seeds) if self.trains_first else 0)
 
-    def _train(self, training: TrainingRequest, file: Path) -> Trained | None:
+    def _train(
+        self, training: TrainingRequest, file: Path, *, after: Path | None = None
+    ) -> Trained | None:
+        """Train a network; None if it, or what it depends on, couldn't be trained."""
+
         def step(epoch: Any) -> None:
             self.progress.step(f"{file.stem}: test accuracy {epoch.test_accuracy:.1%}")
 
         file.parent.mkdir(parents=True, exist_ok=True)
+        for needed in (Path(training.weights), after):
+            if needed is not None and (failure := training_failure(needed)):
+                give_up(file, training, f"it needs {needed.stem}, whose training failed: {failure}")
+                return None
         try:
             return run_training(training, file, resume=True, progress=step, command=self.command)
         except NotFinite as error:

@@ -363,9 +363,10 @@ class _Training:
                 group["lr"] = rate * group.get("rate_factor", 1.0)
             output = self.model(inputs)
             loss = self.task.loss(output, targets)
-            if not math.isfinite(loss.item()):
+            value = loss.item()
+            if not math.isfinite(value):
                 raise NotFinite(
-                    f"the training loss became {loss.item()} in epoch {number + 1}; "
+                    f"the training loss became {value} in epoch {number + 1}; "
                     f"a learning rate below {recipe.learning_rate:g} may help"
                 )
             penalty = self.prior.penalty(self.model)
@@ -373,7 +374,7 @@ class _Training:
             (loss if penalty is None else loss + penalty).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.prior.settle(self.model)
-            total += loss.item() * len(targets)
+            total += value * len(targets)
             seen += len(targets)
             counts = self.task.right(output, targets)
             right, asked = right + counts[0], asked + counts[1]

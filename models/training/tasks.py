@@ -29,6 +29,7 @@ __all__ = [
     "augment",
     "batches",
     "corrupt_labels",
+    "on_device",
     "relabelled",
 ]
 
@@ -88,7 +89,10 @@ class Task(ABC):
     def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
         """How many targets have the largest logit, and how many there are."""
         asked = targets != NOTHING
-        return int((output.argmax(-1) == targets)[asked].sum()), int(asked.sum())
+        right = (output.argmax(-1) == targets) & asked
+        # Together: each number that is fetched by itself makes a GPU's host wait.
+        counts = torch.stack([right.sum(), asked.sum()]).tolist()
+        return int(counts[0]), int(counts[1])
 
     def accuracy(self, model: nn.Module, split: str, device: torch.device) -> float:
         """Share of a split's targets predicted right; in training of those trained on.
@@ -105,7 +109,7 @@ class Task(ABC):
             for inputs, targets in self.evaluated(split, device):
                 logits = model(inputs)
                 self._check(logits, targets)
-                if not bool(torch.isfinite(logits[targets != NOTHING]).all()):
+                if not bool((torch.isfinite(logits).all(-1) | (targets == NOTHING)).all()):
                     raise NotFinite("the network's logits are not finite, so it has no accuracy")
                 counts = self.right(logits, targets)
                 right, asked = right + counts[0], asked + counts[1]
@@ -155,6 +159,8 @@ class Classification(Task):
         # A damaged file is told before the first epoch, not after it.
         for items in (dataset.train, dataset.test):
             items[0]
+            if check := getattr(items, "check", None):
+                check()
         if label_noise:
             self.items = relabelled(self.items, label_noise, dataset.classes, seed)
 
@@ -170,13 +176,20 @@ class Classification(Task):
         for images, labels in batches(self.items, order, batch_size, device):
             if self.recipe.shift or self.recipe.flip:
                 images = augment(images, self.recipe.shift, self.recipe.flip, generator)
-            yield self.dataset.normalize(images.to(device)), labels.to(device)
+            yield self.dataset.normalize(on_device(images, device)), on_device(labels, device)
 
     def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised images and labels; in training those trained on."""
         items = self.items if split == "train" else self.dataset.split(split)
         for images, labels in batches(items, torch.arange(_len(items)), 512, device):
-            yield self.dataset.normalize(images.to(device)), labels.to(device)
+            yield self.dataset.normalize(on_device(images, device)), on_device(labels, device)
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Give a tensor of the CPU on a device; to a GPU without waiting for what it is at."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _len(items: Items) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
+from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, nearest
 from nlbench.execution.numerics import Machine, exact_arithmetic, resolve_device
 from nlbench.files import locked, make_folder, remove_parts, write_atomically
 from nlbench.hashing import file_hash
@@ -23,7 +23,7 @@ from nlbench.options import OptionValue
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.load import SubjectSpec, model_source
 from nlbench.subjects.model import model_info
-from nlbench.subjects.weights import save_weights
+from nlbench.subjects.weights import save_weights, training_folder
 
 from .loop import Epoch, TrainingResult, example_of, train
 from .recipes import Recipe
@@ -41,6 +41,7 @@ __all__ = [
     "TrainingLog",
     "TrainingRequest",
     "check_training",
+    "give_up",
     "recipe_of",
     "run_training",
     "suited_recipe",
@@ -89,7 +90,7 @@ class TrainingLog:
 
     def __init__(self, out: Path, request: TrainingRequest, recipe: Recipe, command: str) -> None:
         self.out = out
-        self.folder = out.with_suffix(".training")
+        self.folder = training_folder(out)
         self.state = self.folder / "state"
         self.request = request
         self.recipe = recipe
@@ -166,6 +167,9 @@ class TrainingLog:
             self._open(device)
             try:
                 yield
+            except NotFinite as error:
+                self.fail(str(error))
+                raise
             except NlbenchError:
                 self._abandon()
                 raise
@@ -206,6 +210,11 @@ class TrainingLog:
         """Write a line of the log."""
         self.rows.append(epoch)
         write_atomically(self.folder / "epochs.csv", _table(self.rows))
+        self._write()
+
+    def fail(self, reason: str) -> None:
+        """Note why there will be no checkpoint, for whoever asks for it."""
+        self.manifest["failed"] = reason
         self._write()
 
     def close(self, result: TrainingResult) -> Trained:
@@ -409,6 +418,8 @@ def run_training(
     nlbench.RequestError
         If the request can't be carried out; or a checkpoint or an interrupted training lies
         there that is not to be resumed, or is another one.
+    nlbench.NotFinite
+        If the loss or a logit ceases to be a finite number; the manifest says so.
     """
     if out.suffix != ".safetensors":
         raise RequestError(f"--out: expected a name that ends in .safetensors, got '{out}'")
@@ -438,7 +449,7 @@ def run_training(
         if progress is not None:
             progress(epoch)
 
-    with log.opened(device), exact_arithmetic():
+    with exact_arithmetic(), log.opened(device):
         result = train(
             build,
             dataset,
@@ -450,6 +461,14 @@ def run_training(
             keep=keep,
         )
         return log.close(result)
+
+
+def give_up(out: Path, request: TrainingRequest, reason: str) -> None:
+    """Note why a training isn't begun, where it would have noted why it failed."""
+    folder = training_folder(out)
+    make_folder(folder)
+    content = {"format": FORMAT, "request": asdict(request), "failed": reason}
+    write_atomically(folder / "manifest.json", json.dumps(_plain(content), indent=1) + "\n")
 
 
 def check_training(request: TrainingRequest) -> str:

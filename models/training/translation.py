@@ -12,7 +12,7 @@ from nlbench.errors import RequestError
 from nlbench.models.datasets.parallel_text import END, PAD, START
 from nlbench.probes.model_state import evaluation_mode
 
-from .tasks import Task
+from .tasks import Task, on_device
 
 if TYPE_CHECKING:
     from nlbench.models.datasets.parallel_text import ParallelText
@@ -47,7 +47,7 @@ class Translation(Task):
         """Inputs of shape (b, 2, length) and wanted tokens of shape (b, length)."""
         pairs = self.text.train
         for chosen in torch.split(order, batch_size):
-            yield pairs.inputs[chosen].to(device), pairs.wanted[chosen].to(device)
+            yield on_device(pairs.inputs[chosen], device), on_device(pairs.wanted[chosen], device)
 
     def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and wanted tokens, each to be predicted from the right ones before."""
@@ -55,7 +55,7 @@ class Translation(Task):
         for inputs, wanted in zip(
             torch.split(pairs.inputs, _BATCH), torch.split(pairs.wanted, _BATCH), strict=True
         ):
-            yield inputs.to(device), wanted.to(device)
+            yield on_device(inputs, device), on_device(wanted, device)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """BLEU of the greedy translations of the test split, and the share that is exact."""

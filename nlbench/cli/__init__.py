@@ -2,3 +2,25 @@
 
 Further commands come from plugins, through the entry-point group ``nlbench.commands``.
 """
+
+from __future__ import annotations
+
+import sys
+
+from nlbench.signals import ignore_interruptions, interruptible
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run a command; an interruption is one line from the first import on."""
+    with interruptible():
+        try:
+            from .app import main as run_command
+
+            run_command()
+        except KeyboardInterrupt:
+            print("nlbench: interrupted", file=sys.stderr)
+            sys.exit(130)
+        finally:
+            ignore_interruptions()

@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 
 from nlbench.errors import NlbenchError, RequestError, shown
 from nlbench.registry import entry_points
+from nlbench.signals import interruptible, uninterrupted
 
 from .check_measure import check_measure
 from .cite import cite
@@ -114,6 +115,17 @@ add_commands(app, entry_points("nlbench.commands"))
 
 def main() -> None:
     """Run a command; every error that a user can cause is one line and exit status 2."""
+    with interruptible():
+        try:
+            status = _status()
+        except KeyboardInterrupt:
+            # Once more, while the first was being answered.
+            status = INTERRUPTED
+    sys.exit(status)
+
+
+def _status() -> int:
+    """Run a command, say what went wrong, and give the exit status."""
     # SIGPIPE stays ignored, as Python has it: it would end a run together with its worker, in
     # the moment when the next unit is sent to it.
     _tame_output()
@@ -125,8 +137,9 @@ def main() -> None:
             # Typer turns an interruption into this status, without a word.
             note("interrupted")
     except Interrupted as stop:
-        for line in stop.args:
-            note(line)
+        with uninterrupted():
+            for line in stop.args:
+                note(line)
         status = INTERRUPTED
     except NlbenchError as error:
         note(str(error))
@@ -138,7 +151,8 @@ def main() -> None:
             note(f"{_in_our_words(message)} (see nlbench --help)")
         status = 2
     except (KeyboardInterrupt, typer.Abort):
-        note("interrupted")
+        with uninterrupted():
+            note("interrupted")
         status = INTERRUPTED
     except BrokenPipeError:
         status = NO_READER
@@ -160,7 +174,7 @@ def main() -> None:
             raise
         note(f"{type(error).__name__}: {error} (set NLBENCH_TRACEBACK=1 to see where)")
         status = 1
-    sys.exit(status if isinstance(status, int) else 0)
+    return status if isinstance(status, int) else 0
 
 
 def _check_lengths(arguments: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nlbench.cli.details import source_of
-from nlbench.errors import NlbenchError
+from nlbench.errors import NlbenchError, without_controls
 
 __all__ = ["cite"]
 
@@ -28,7 +28,11 @@ def cite(
                 found.update(dict.fromkeys(re.split(r"\n\s*\n(?=@)", bibtex.strip())))
             elif citation.strip():
                 found[f"% {' '.join(citation.split())}"] = None
-    print("\n\n".join(found) if found else "% nothing that these runs used names a source")
+    print(
+        without_controls("\n\n".join(found))
+        if found
+        else "% nothing that these runs used names a source"
+    )
 
 
 def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
+from nlbench.errors import one_line
 
 __all__ = ["compare"]
 
@@ -40,6 +41,6 @@ def compare(
     else:
         print(comparison.write(output))
     for line in broken:
-        print(f"failed: {line}")
+        print(f"failed: {one_line(line)}")
     if broken:
         raise typer.Exit(1)

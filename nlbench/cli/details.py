@@ -34,8 +34,9 @@ def group_of(name: str) -> str:
     ('measures', 'models', 'datasets', 'recipes')
     """
     family, slash, _ = name.partition("/")
-    if slash and family in registry.families("models"):
-        return "models"
+    for group in ("models", "datasets"):
+        if slash and family in registry.families(group):
+            return group
     known = {entry: group for group in reversed(SHOWN) for entry in registry.entries(group)}
     if name not in known:
         raise RequestError(

@@ -118,11 +118,10 @@ def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:
     row = {"name": entry.name, "description": "", "from": ", ".join(entry.providers)}
     if entry.family is None:
         return {**row, "description": "(can't be loaded)"}
-    count = "" if entry.family.costly else f"{len(entry.family.names())}: "
-    return {
-        **row,
-        "description": f"{count}{entry.family.description}; list models --model '{prefix}/*'",
-    }
+    members = () if entry.family.costly else entry.family.names()
+    count = f"{len(members)}: " if members else ""
+    seen = f"; list models --model '{prefix}/*'" if entry.group == "models" else ""
+    return {**row, "description": f"{count}{entry.family.description}{seen}"}
 
 
 def _members(prefix: str) -> list[str]:

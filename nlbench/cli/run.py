@@ -52,8 +52,10 @@ def run(*, config: Path | None, dry_run: bool, **given: Any) -> None:
 
         if dry_run:
             foreseen = runner.preview(request, folder, execution=execution, progress=bar)
+            bar.say("predicting")
+            predicted = runner.forecast(foreseen, execution=execution, progress=bar)
             bar.stop()
-            _print_preview(foreseen, folder)
+            _print_preview(foreseen, folder, predicted)
             return
         try:
             result = runner.run(request, folder, progress=bar, command=command, execution=execution)
@@ -75,7 +77,10 @@ def _signature() -> inspect.Signature:
             Path | None, typer.Option(help="A TOML file with any of these; flags go before it.")
         ],
         "dry_run": Annotated[
-            bool, typer.Option("--dry-run", help="Say what would be measured, and stop.")
+            bool,
+            typer.Option(
+                "--dry-run", help="Say what would be measured and what it will cost, and stop."
+            ),
         ],
     }
     defaults = {"config": None, "dry_run": False}
@@ -142,8 +147,10 @@ def _part(kind: type[Any], asked: dict[str, Any]) -> Any:
     return kind(**{name: asked[name] for name in flags_of(kind) if name in asked})
 
 
-def _print_preview(foreseen: Preview, folder: Path) -> None:
-    """Counts, then one line a subject."""
+def _print_preview(
+    foreseen: Preview, folder: Path, predicted: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Counts, then one line a subject, and what each of its probes is predicted to take."""
     groups = (
         ("new", foreseen.new),
         ("recorded", foreseen.recorded),
@@ -164,6 +171,8 @@ def _print_preview(foreseen: Preview, folder: Path) -> None:
         print(
             f"{spec.model}  {target.label}  {spec.data}  seed {spec.seed}: {'; '.join(parts)}{why}"
         )
+        for probe, said in predicted.get(target.key, {}).items():
+            print(f"  {probe}: {said}")
 
 
 def _show(result: Run, report: bool) -> None:

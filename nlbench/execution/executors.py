@@ -50,6 +50,11 @@ class WorkerPool:
     threads: int
     devices: tuple[str, ...] = ()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it measures in this process."""
+        return self.execution.executor == "serial" and self.execution.timeout is None
+
     def placed(self, unit: Unit, worker: int) -> Unit:
         """Give a unit the device of a worker."""
         return unit.on(self.devices[worker % len(self.devices)]) if self.devices else unit
@@ -76,7 +81,7 @@ def executed(
     """
     if pool.execution.executor == "dask":
         return _on_cluster(units, pool, progress)
-    if pool.execution.executor == "serial" and pool.execution.timeout is None:
+    if pool.is_here:
         return _here(units, pool, progress)
     return _in_processes(units, pool, progress)
 

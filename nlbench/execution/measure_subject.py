@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import time
@@ -22,15 +23,19 @@ from torch import Tensor, nn
 from nlbench import registry
 from nlbench.contract import sound_result
 from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
+from nlbench.files import parse_json
 from nlbench.measure import Measure, Result, Status
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe, what_changed
-from nlbench.probes import ProbeOptions, Resources, Step
-from nlbench.probes.budget import Found
+from nlbench.probes import Probe, ProbeOptions, Resources, Step
+from nlbench.probes.background import rng_restored
+from nlbench.probes.budget import Found, give_back, is_out_of_memory
+from nlbench.probes.model_state import cpu_copy
 from nlbench.progress import Monitor
 from nlbench.store.manifest import measure_facts, now
-from nlbench.store.record import Record
+from nlbench.store.record import Record, readable
 from nlbench.subjects.load import SubjectSpec, load_subject
+from nlbench.subjects.samples import DrawnBatches
 from nlbench.subjects.subject import Subject
 
 from .numerics import (
@@ -39,6 +44,7 @@ from .numerics import (
     exact_arithmetic,
     some_threads,
     untouched,
+    wait_for,
     without_autocast,
 )
 from .work_units import Missed, Unit
@@ -67,12 +73,15 @@ class Outcome:
         Of a failure.
     shown : dict
         What the probe looked at, such as the number of segments.
+    is_out_of_memory : bool
+        Whether it failed for want of memory.
     """
 
     result: Result
     seconds: float
     traceback: str
     shown: dict[str, Any]
+    is_out_of_memory: bool = False
 
 
 class _Feed:
@@ -84,10 +93,13 @@ class _Feed:
         options: Mapping[str, OptionValue],
         stream: Stream,
         monitor: Monitor,
+        device: torch.device,
     ) -> None:
         self.seconds = 0.0
         self._name, self._stream, self._monitor = measure.name, stream, monitor
+        self._device = device
         self.failure: Result | None = None
+        self.is_out_of_memory = False
         self.traceback = ""
         self.unreduced = measure.unreduced
         self._measure: Measure
@@ -111,17 +123,22 @@ class _Feed:
         self._measure.reset()
 
     def _guard(self, call: Callable[[], Any]) -> Any:
+        # What the network has still to do on a GPU is not the measure's.
+        wait_for(self._device)
         begin = time.perf_counter()
         self._monitor.enter(self._name)
         try:
             try:
                 with self._stream.drawn(), without_autocast():
-                    return call()
+                    found = call()
+                wait_for(self._device)
+                return found
             finally:
                 self._monitor.leave()
         except (Exception, SystemExit) as error:
             # A plugin may raise anything. It is recorded, and concerns no other measure.
             self.failure, self.traceback = failure_of(error)
+            self.is_out_of_memory = is_out_of_memory(error)
             return None
         finally:
             self.seconds += time.perf_counter() - begin
@@ -131,11 +148,15 @@ def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
     """Add what the probe knows: how many samples or segments, and its remarks."""
     n, remarks = shown.get("samples", shown.get("segments", 0)), shown.get("remarks", {})
     values = tuple(
-        replace(value, n=value.n or n, reason=value.reason or remarks.get(value.place, ""))
+        replace(value, n=value.n or n, reason=_joined(value.reason, remarks.get(value.place, "")))
         for value in result.values
     )
-    said = [result.reason, shown.get("remark", "")]
-    return replace(result, values=values, n=result.n or n, reason="; ".join(filter(None, said)))
+    reason = _joined(result.reason, shown.get("remark", ""))
+    return replace(result, values=values, n=result.n or n, reason=reason)
+
+
+def _joined(*said: str) -> str:
+    return "; ".join(filter(None, said))
 
 
 def failure_of(error: BaseException) -> tuple[Result, str]:
@@ -180,19 +201,82 @@ def observe(
     list of Outcome
         One a measure, in their order. A measure that raises is ``failed``, or
         ``undefined`` if it raises `nlbench.Undefined`; so are all of them if the probe
-        itself fails.
+        itself fails. One for which memory has run out is observed once more by itself, and
+        where that does not do, of a GPU, on the CPU.
     """
+    named = [*zip(measures, streams or [""] * len(measures), strict=True)]
     monitor = monitor or Monitor()
+    with rng_restored(resources.device):
+        outcomes = _observe_once(subject, named, settings, resources, step, monitor)
+    if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
+        return outcomes
+    for number, entry in enumerate(named):
+        # In turns: beside others there may be too little room for what there is enough for alone.
+        for device in dict.fromkeys([resources.device, torch.device("cpu")]):
+            if not outcomes[number].is_out_of_memory:
+                break
+            outcomes[number] = _observed_on(device, subject, entry, settings, resources, monitor)
+    return outcomes
+
+
+Entry = tuple[tuple[type[Measure], Mapping[str, OptionValue]], str]
+"""A measure with its options, and the name of its random stream."""
+
+
+def _observed_on(
+    device: torch.device,
+    subject: Subject,
+    entry: Entry,
+    settings: ProbeOptions,
+    resources: Resources,
+    monitor: Monitor,
+) -> Outcome:
+    """Observe a subject once more, for one measure, on its device or on the CPU."""
+    give_back(resources.device)
+    remark = ""
+    if device != resources.device:
+        try:
+            subject, remark = _on_cpu(subject), f"computed on the CPU: {resources.device} is full"
+        except RequestError as error:
+            result, trace = failure_of(error)
+            return Outcome(result, 0.0, trace, {})
+    resources = replace(resources, device=device)
+    with rng_restored(device):
+        (outcome,) = _observe_once(subject, [entry], settings, resources, lambda: None, monitor)
+    outcome.result = _annotated(outcome.result, {"remark": remark})
+    return outcome
+
+
+def _on_cpu(subject: Subject) -> Subject:
+    labels, images = (x if x is None else x.cpu() for x in (subject.labels, subject.images))
+    return replace(
+        subject,
+        model=cpu_copy(subject.model),
+        inputs=subject.inputs.cpu(),
+        labels=labels,
+        images=images,
+    )
+
+
+def _observe_once(
+    subject: Subject,
+    measures: Sequence[Entry],
+    settings: ProbeOptions,
+    resources: Resources,
+    step: Step,
+    monitor: Monitor,
+) -> list[Outcome]:
+    probe = load_probe(measures[0][0][0].probe)
+    device = torch.device("cpu") if probe.shows_on_cpu else resources.device
     feeds = [
-        _Feed(measure, options, Stream(stream, resources.device), monitor)
-        for (measure, options), stream in zip(
-            measures, streams or [""] * len(measures), strict=True
-        )
+        _Feed(measure, options, Stream(stream, resources.device), monitor, device)
+        for (measure, options), stream in measures
     ]
     shown: dict[str, Any] = {}
     failure: tuple[Result, str] | None = None
+    is_short = False
     try:
-        load_probe(measures[0][0].probe).observe(
+        probe.observe(
             subject.model,
             subject,
             settings,
@@ -203,15 +287,15 @@ def observe(
         )
     except (Exception, SystemExit) as error:
         # The model's own forward can raise anything; every measure of the pass is told.
-        failure = failure_of(error)
+        failure, is_short = failure_of(error), is_out_of_memory(error)
     outcomes = []
     for feed in feeds:
         if failure is None or feed.failure is not None:
             result = _annotated(feed.compute(), shown)
-            trace = feed.traceback
+            trace, lacked = feed.traceback, feed.is_out_of_memory
         else:
-            result, trace = failure
-        outcomes.append(Outcome(result, feed.seconds, trace, shown))
+            (result, trace), lacked = failure, is_short
+        outcomes.append(Outcome(result, feed.seconds, trace, shown, lacked))
     return outcomes
 
 
@@ -234,6 +318,7 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        wait_for(device)
         self._begin = time.perf_counter()
         with contextlib.suppress(OSError):
             # 5 resets the peak (see proc(5)); elsewhere the peak is that of the process so far.
@@ -243,6 +328,7 @@ class Meter:
 
     def read(self) -> dict[str, float]:
         """Seconds since the making, and the peaks since then, in bytes."""
+        wait_for(self._device)
         costs: dict[str, float] = {
             "wall_seconds": round(time.perf_counter() - self._begin, 6),
             "peak_memory": _peak(),
@@ -331,6 +417,38 @@ class Host:
         )
         yield from records
 
+    def forecast(self, unit: Unit, monitor: Monitor) -> dict[str, str]:
+        """What observing a unit's subject will cost, by probe, where it can tell beforehand."""
+        asked = {cell.wanted.probe: cell.wanted.settings for cell in unit.cells}
+        probes = [load_probe(name) for name in asked]
+        able = [probe for probe in probes if type(probe).forecast is not Probe.forecast]
+        if not able:
+            return {}
+        target, found = unit.cells[0].target, {}
+        try:
+            self._import_plugins(target)
+            with self._as_asked(unit):
+                machine = self._machine(unit)
+                monitor.loading()
+                subject = self._load(target, unit, machine).subject
+        except (Exception, SystemExit) as error:
+            return {probe.name: f"can't be loaded: {_why(error, target)}" for probe in able}
+        resources = Resources(machine.device, unit.memory, self._found)
+        for probe in able:
+            monitor.observing(probe.name)
+            stream = Stream(f"pass {target.key} {probe.name}", machine.device)
+            try:
+                with self._as_asked(unit), untouched(), stream.drawn():
+                    settings = asked[probe.name]
+                    said = probe.forecast(subject.model, subject, settings, resources=resources)
+            except (Exception, SystemExit) as error:
+                # The model's own forward can raise anything.
+                result, _ = failure_of(error)
+                said = f"{result.status}: {result.reason}"
+            if said:
+                found[probe.name] = said
+        return found
+
     @contextlib.contextmanager
     def _as_asked(self, unit: Unit) -> Iterator[None]:
         """Have a run's precision and threads, for one load or one observation."""
@@ -379,8 +497,11 @@ class Host:
         key = target.key, unit.device, unit.precision
         loaded, planned_at = self._loaded, None
         if loaded is None or loaded.key != key:
-            # The old one goes first: two may not fit.
+            # The old one goes first: two may not fit, and its room is others' too.
             self._loaded = loaded = None
+            if machine.device.type == "cuda":
+                gc.collect()
+                give_back(machine.device)
             begin = time.perf_counter()
             stream = Stream(f"load {target.key}", machine.device)
             with untouched(), stream.drawn():
@@ -422,8 +543,8 @@ def _say_how_many(spec: SubjectSpec, facts: Mapping[str, Any], monitor: Monitor)
 def _check(target: Target, facts: Mapping[str, Any]) -> None:
     """Refuse a subject of which no record can be written."""
     try:
-        json.dumps(facts, allow_nan=False, default=os.fspath)
-    except (TypeError, ValueError) as error:
+        parse_json(json.dumps(facts, allow_nan=False, default=os.fspath), "it")
+    except (TypeError, ValueError, RecursionError) as error:
         spec = target.spec
         raise PluginError(
             f"what {spec.model} and {spec.data} say of themselves can't be recorded: {error}"
@@ -486,7 +607,7 @@ def records_of(
             )
         costs = {**meter.read(), "load_seconds": load_seconds}
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
-            yield Record(
+            record = Record(
                 key=key,
                 subject=facts,
                 measure=measure_facts(measure, options),
@@ -502,6 +623,7 @@ def records_of(
                 traceback=outcome.traceback,
                 costs=costs,
             )
+            yield readable(record)
 
 
 def missing_record(

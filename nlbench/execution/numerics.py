@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import random
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import torch
 from numpy.random import MT19937
 
 from nlbench.errors import RequestError
+from nlbench.probes.model_state import Shared
 
 __all__ = [
     "Machine",
@@ -26,9 +30,11 @@ __all__ = [
     "default_threads",
     "describe_environment",
     "exact_arithmetic",
+    "float32_precision",
     "resolve_device",
     "some_threads",
     "untouched",
+    "wait_for",
     "without_autocast",
 ]
 
@@ -51,6 +57,35 @@ class Machine:
     def at(cls, device: torch.device, precision: str = "native") -> Machine:
         """Describe this machine, with one of its devices and a run's precision."""
         return cls(device, describe_environment(device, precision))
+
+    @classmethod
+    def seen_from_apart(cls, device: torch.device, precision: str = "native") -> Machine:
+        """Describe it in a process of its own: asked for its name, a GPU is taken into use.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the device can't be used.
+        """
+        order = [json.dumps(sys.path), str(device), precision, str(torch.get_num_threads())]
+        done = subprocess.run(
+            [sys.executable, "-c", _DESCRIBE, *order], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["no reason is known"])[-1]
+            raise RequestError(f"device '{device}' can't be used: {why}")
+        return cls(device, json.loads(done.stdout.splitlines()[-1]))
+
+
+_DESCRIBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import torch
+from nlbench.execution import numerics
+device, precision = torch.device(sys.argv[2]), sys.argv[3]
+with numerics.some_threads(int(sys.argv[4])), numerics.exact_arithmetic(precision, device.type):
+    print(json.dumps(numerics.describe_environment(device, precision)))
+"""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -100,43 +135,148 @@ def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator
     device : str
         Kind of the device that autocast is for.
     """
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
     halves = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     cast: AbstractContextManager[object] = nullcontext()
     if precision in halves:
         cast = torch.autocast(device, dtype=halves[precision])
+    with _SETTINGS[precision == "tf32"](), cast:
+        yield
+
+
+@contextmanager
+def _settings(tf32: bool) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
     try:
         cudnn.deterministic, cudnn.benchmark = True, False
-        with _tf32(precision == "tf32"), cast:
+        with _float32(tf32) if _HAS_PRECISIONS else _float32_before_2_9(tf32):
             yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
 
 
+_SETTINGS = {tf32: Shared(partial(_settings, tf32)) for tf32 in (False, True)}
+
+_HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
+_OPERATIONS = ("matmul", "conv", "rnn")
+_BACKENDS = ("cuda", "mkldnn")
+
+
 @contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32, by the setting that is in use: PyTorch refuses to mix its two."""
-    matmul: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    try:
-        old = matmul.allow_tf32, cudnn.allow_tf32
-    except RuntimeError:
-        newer = (matmul, cudnn.conv, cudnn.rnn)
-        modes = [part.fp32_precision for part in newer]
-        for part in newer:
-            part.fp32_precision = "tf32" if allowed else "ieee"
-        try:
-            yield
-        finally:
-            for part, mode in zip(newer, modes, strict=True):
-                part.fp32_precision = mode
-        return
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+def _float32_before_2_9(tf32: bool) -> Iterator[None]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = old
+        torch.set_float32_matmul_precision(before[0])
+        matmul.allow_tf32, cudnn.allow_tf32 = before[1:]
+
+
+@contextmanager
+def _float32(tf32: bool) -> Iterator[None]:
+    """Have products and convolutions of float32 done in it, or on a GPU in TF32, and nowhere less.
+
+    PyTorch has two sets of settings for it: one for each operation of each backend, which
+    inherits what the backend has and that what all have; and the older ones, which it refuses to
+    read where they contradict the newer. Both are set. What inherits goes on to do so: told what
+    it has inherited, it would not follow when the user sets something else later.
+    """
+    made = _precisions_made()
+    # Nobody can set convolutions back to what PyTorch begins with; the older setting would.
+    is_new = _UNTOUCHED in (made["cuda", "conv"], made["cuda", "rnn"])
+    matmul, cudnn = _older_settings(made, is_new)
+    try:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        if not is_new:
+            torch.backends.cudnn.allow_tf32 = tf32
+        _set_precision("generic", "all", "ieee")
+        for (backend, operation), own in made.items():
+            if backend != "generic" and own != _UNTOUCHED:
+                short = tf32 and backend == "cuda"
+                _set_precision(backend, operation, "tf32" if short else "ieee")
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        if not is_new:
+            torch.backends.cudnn.allow_tf32 = cudnn
+        _set_precisions(made)
+
+
+_UNTOUCHED = "as PyTorch has it"
+"""An operation's setting before anybody has made one: TF32, unless its backend has another."""
+
+
+# By PyTorch's own functions: what `torch.backends.mkldnn.fp32_precision` is set to is set for all.
+def _precision(backend: str, operation: str) -> str:
+    return str(torch._C._get_fp32_precision_getter(backend, operation))
+
+
+def _set_precision(backend: str, operation: str, precision: str) -> None:
+    torch._C._set_fp32_precision_setter(backend, operation, precision)
+
+
+def _set_precisions(made: Mapping[tuple[str, str], str]) -> None:
+    for (backend, operation), precision in made.items():
+        if precision != _UNTOUCHED:
+            _set_precision(backend, operation, precision)
+
+
+def _precisions_made() -> dict[tuple[str, str], str]:
+    """What has been set for each operation of each backend, ``none`` where it inherits."""
+    made = {("generic", "all"): _precision("generic", "all")}
+    try:
+        # Read while there is nothing to inherit.
+        _set_precision("generic", "all", "none")
+        for backend in _BACKENDS:
+            made[backend, "all"] = _precision(backend, "all")
+            _set_precision(backend, "all", "none")
+            made |= {(backend, op): _precision(backend, op) for op in _OPERATIONS}
+        _set_precision("generic", "all", "ieee")
+        for key, own in made.items():
+            if own == "tf32" and key[1] in _OPERATIONS and _precision(*key) == "ieee":
+                made[key] = _UNTOUCHED
+    finally:
+        _set_precisions(made)
+    return made
+
+
+def _older_settings(made: Mapping[tuple[str, str], str], is_new: bool) -> tuple[str, bool]:
+    """What PyTorch's older settings say; read where the newer can't contradict them."""
+    try:
+        _set_precision("cuda", "matmul", "ieee")
+        _set_precision("mkldnn", "matmul", "ieee")
+        matmul = torch.get_float32_matmul_precision()
+        if is_new:
+            return matmul, True
+        _set_precision("cuda", "conv", "tf32")
+        _set_precision("cuda", "rnn", "tf32")
+        try:
+            return matmul, bool(torch.backends.cudnn.allow_tf32)
+        except RuntimeError:
+            return matmul, False
+    finally:
+        _set_precisions(made)
+
+
+def float32_precision(device: torch.device) -> dict[str, str]:
+    """What float32 is computed in on a device just now, by operation.
+
+    Examples
+    --------
+    >>> with exact_arithmetic():
+    ...     sorted(set(float32_precision(torch.device("cpu")).values()) - {"none"})
+    ['ieee']
+    """
+    backend = "cuda" if device.type == "cuda" else "mkldnn"
+    if _HAS_PRECISIONS:
+        return {operation: _precision(backend, operation) for operation in _OPERATIONS}
+    cudnn = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    matmul = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    is_cuda = device.type == "cuda"
+    return {op: matmul if op == "matmul" else cudnn if is_cuda else "ieee" for op in _OPERATIONS}
 
 
 @contextmanager
@@ -148,6 +288,19 @@ def without_autocast() -> Iterator[None]:
         return
     with torch.autocast(kinds[0], enabled=False):
         yield
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given: before that no clock tells what that takes.
+
+    Examples
+    --------
+    >>> wait_for(torch.device("cpu"))
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 MOST_THREADS = 4
@@ -180,9 +333,12 @@ def describe_environment(device: torch.device, precision: str = "native") -> dic
         "threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        **_device_facts(device),
         "precision": precision,
-        "tf32": precision == "tf32",
+        # As they are now: a measurement is described where it is made.
+        "tf32": "tf32" in float32_precision(torch.device("cuda")).values(),
+        "float32": float32_precision(device),
+        "emulation": {name: os.environ[name] for name in EMULATION if name in os.environ},
         "deterministic": {
             # What `exact_arithmetic` sets.
             "cudnn_deterministic": True,
@@ -193,6 +349,39 @@ def describe_environment(device: torch.device, precision: str = "native") -> dic
         "plugins": _plugins(),
         "git": _git_state(),
     }
+
+
+EMULATION = (
+    "NVIDIA_TF32_OVERRIDE",
+    "CUBLAS_EMULATION_STRATEGY",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_FIXEDPOINT_EMULATION_MANTISSA_BIT_COUNT",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+)
+"""Variables by which the libraries below PyTorch are told to compute in other types."""
+
+
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    """What a device is; of a GPU its name, and what else its numbers may depend on."""
+    if device.type != "cuda":
+        return {"device_name": "CPU" if device.type == "cpu" else device.type}
+    major, minor = torch.cuda.get_device_capability(device)
+    return {
+        "device_name": torch.cuda.get_device_name(device),
+        "capability": f"{major}.{minor}",
+        "driver": _driver(),
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def _driver() -> str | None:
+    """Version of NVIDIA's driver, where the system tells it."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
 
 
 _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas")

@@ -114,6 +114,8 @@ class Probe(ABC):
         One line.
     options : mapping of str to Option
         What can be set, as ``--set NAME.OPTION=VALUE``; all its measures share it.
+    shows_on_cpu : bool
+        Whether what it shows is on the CPU, whatever device the model is on.
 
     Examples
     --------
@@ -132,6 +134,7 @@ class Probe(ABC):
     name: ClassVar[str]
     description: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Option]] = {}
+    shows_on_cpu: ClassVar[bool] = False
 
     def steps(self, samples: int, options: ProbeOptions) -> int:
         """Say how many steps an observation of that many samples will count."""
@@ -162,6 +165,16 @@ class Probe(ABC):
     def defaults(self, inputs: Tensor) -> ProbeOptions:
         """Give options that suit inputs which somebody brings along, where they differ."""
         return {}
+
+    def forecast(
+        self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
+    ) -> str:
+        """Predict in one line what `observe` will cost; empty where nothing tells beforehand.
+
+        A dry run asks for it. Only for a probe that has a method of its own is the subject
+        loaded. It costs little beside an observation and raises what `observe` raises.
+        """
+        return ""
 
     @abstractmethod
     def observe(

@@ -27,6 +27,7 @@ __all__ = [
     "available_memory",
     "bytes_a_sample",
     "fitting",
+    "give_back",
     "halving",
     "is_out_of_memory",
     "part_sizes",
@@ -174,7 +175,13 @@ def _readable(size: float) -> str:
 
 
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|can'?t allocate memory|not enough memory|failed to allocate", re.IGNORECASE
+    r"out of memory|can'?t allocate memory|not enough memory|failed to allocate"
+    # cuBLAS, cuSOLVER, cuSPARSE, cuFFT, and cuDNN before and after its version 9.
+    r"|CU[A-Z]+_(STATUS_)?ALLOC_FAILED|CUDNN_STATUS_\w*ALLOCATION_FAILED"
+    r"|cudaErrorMemoryAllocation"
+    # What cuDNN says where each way to compute a convolution needs more room than there is.
+    r"|unable to find an engine to execute this computation",
+    re.IGNORECASE,
 )
 
 
@@ -185,6 +192,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     --------
     >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     True
+    >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
+    False
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -368,8 +377,19 @@ def halving(
                 raise
         # Only here is the error gone, and with it the tensors that its traceback held.
         size = max(least, -(-size // 2))
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(device)
+
+
+def give_back(device: torch.device) -> None:
+    """Have a GPU's allocator return what it keeps for later, once the work on it is done.
+
+    Examples
+    --------
+    >>> give_back(torch.device("cpu"))
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def part_sizes(samples: int, most: int) -> list[int]:

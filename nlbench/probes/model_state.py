@@ -19,8 +19,10 @@ from torch.nn.parameter import is_lazy
 from nlbench.errors import RequestError
 
 __all__ = [
+    "Shared",
     "attributes_kept",
     "autocast_now",
+    "cpu_copy",
     "double_copy",
     "evaluation_mode",
     "refuse_unobservable",
@@ -135,11 +137,23 @@ def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> N
         module._buffers[name] = buffer
 
 
-class _Shared:
+class Shared:
     """A setting of the whole process that several passes want at the same time.
 
     Set when the first of them begins, put back when the last one ends: each putting back what it
     found would switch it under another's feet, and leave it so.
+
+    Parameters
+    ----------
+    change : callable
+        Gives the context in which it is set.
+
+    Examples
+    --------
+    >>> from contextlib import nullcontext
+    >>> shared = Shared(nullcontext)
+    >>> with shared(), shared():
+    ...     pass
     """
 
     def __init__(self, change: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -150,6 +164,7 @@ class _Shared:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
+        """Give a context in which it is set."""
         with self._lock:
             if self._users == 0:
                 self._changed = self._change()
@@ -174,8 +189,8 @@ def _fast_path_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-_FAST_PATH = _Shared(_fast_path_off)
-_ATTENTION = _Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_FAST_PATH = Shared(_fast_path_off)
+_ATTENTION = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def without_fast_path() -> AbstractContextManager[None]:
@@ -275,6 +290,29 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     if dtype == torch.float64 and any(t.device.type == "mps" for t in tensors_of(twin)):
         twin = twin.cpu()
     return twin.to(dtype)
+
+
+def cpu_copy(model: nn.Module) -> nn.Module:
+    """Copy a model to the CPU, in eval mode, without room for a copy on its own device.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the model is compiled or scripted, or can't be copied.
+
+    Examples
+    --------
+    >>> cpu_copy(nn.Linear(2, 3)).weight.device
+    device(type='cpu')
+    """
+    refuse_unobservable(model)
+    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+    return _copied(model, {id(t): _on_cpu(t) for t in (*tensors_of(model), *kept)})
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    moved = tensor.detach().cpu().clone() if tensor.device.type == "cpu" else tensor.detach().cpu()
+    return nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
 
 
 def shape_copy(model: nn.Module) -> nn.Module:

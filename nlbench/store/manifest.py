@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
 
@@ -231,7 +231,7 @@ def manifest_text(manifest: Mapping[str, Any]) -> str:
     created      2026-01-01
     cells        2 ok, 1 failed
     """
-    return "\n".join(f"{name:<12} {text}" for name, text in _lines(manifest))
+    return "\n".join(f"{one_line(n):<12} {one_line(t, 10_000)}" for n, t in _lines(manifest))
 
 
 def _lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, without_controls
 from nlbench.files import parse_json
 from nlbench.measure import Result, Status, Value
 
@@ -20,6 +20,7 @@ __all__ = [
     "is_plain_name",
     "parse_content",
     "plain",
+    "readable",
     "recorded_facts",
 ]
 
@@ -35,7 +36,17 @@ _MACHINE = {"device": (str,), "dtype": (str,), "environment": (dict,)}
 _RESULT = {"summary": (dict,), "values": (list,), "n": (int,), "status": (str,), "reason": (str,)}
 _VALUE = {"place": (str,), "statistics": (dict,), "n": (int,), "status": (str,), "reason": (str,)}
 _OPTIONAL: Mapping[str, Mapping[str, Kinds]] = {
-    "subject": {"key": (str,)},
+    "subject": {
+        "data_options": (dict,),
+        "key": (str,),
+        "parameters": (int,),
+        "preprocessing": (str,),
+        "sample_hash": (str,),
+        "samples": (int,),
+        "split": (str,),
+        "weights_hash": (str,),
+        "weights_metadata": (dict,),
+    },
     "measure": {
         "bounds": (list,),
         "description": (str,),
@@ -87,6 +98,10 @@ class Record:
     finished: str = ""
     traceback: str = ""
     costs: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # It quotes whatever was raised, where half a character can't even be written.
+        object.__setattr__(self, "traceback", without_controls(self.traceback))
 
     @property
     def is_done(self) -> bool:
@@ -153,6 +168,21 @@ class Record:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
             raise RequestError(f"{origin} is not a record of a cell ({what})") from error
+
+
+def readable(record: Record) -> Record:
+    """Give back a record whose file can be read again; else one that failed, and says why.
+
+    What plugins say of a result, of a subject and of what was looked at may be anything, and
+    one file that can't be read would make a run of all the others unreadable.
+    """
+    try:
+        Record.from_json(record.to_json(), "what was measured")
+    except (RequestError, TypeError, ValueError, RecursionError) as error:
+        reason = f"what it gave can't be recorded: {error}"
+        probe = {name: record.probe[name] for name in _PROBE}
+        return replace(record, probe=probe, result=Result.missing("failed", reason))
+    return record
 
 
 def is_plain_name(name: object) -> bool:

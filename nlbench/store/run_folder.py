@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line
 from nlbench.files import (
     is_unused,
     locked,
@@ -32,6 +32,7 @@ from nlbench.files import (
     write_atomically,
 )
 from nlbench.measure import Result, Value
+from nlbench.signals import uninterrupted
 
 from .manifest import Manifest, now
 from .record import FORMAT, Record, is_plain_name, parse_content, plain
@@ -158,7 +159,7 @@ class Run:
         self.__dict__.pop("scores", None)
         scores = self.scores
         texts = [name for name in scores.columns if name not in ("seed", "value", "n")]
-        safe = scores.assign(**{name: scores[name].map(spreadsheet_safe) for name in texts})
+        safe = scores.assign(**{name: scores[name].map(_cell) for name in texts})
         text: str = safe.to_csv(index=False)
         return text
 
@@ -219,6 +220,10 @@ class Run:
 
     def _repr_html_(self) -> str:
         return str(_report("notebook", self))
+
+
+def _cell(text: str) -> str:
+    return spreadsheet_safe(text if text.isprintable() else one_line(text))
 
 
 def _report(name: str, *given: Any, **options: Any) -> Any:
@@ -450,8 +455,10 @@ class RunFolder:
 
     def add(self, record: Record) -> None:
         """Write a record, and the table where it has fallen behind."""
-        self.records[record.key] = record
-        self.write_record(record)
+        # What is measured isn't lost to an interruption in between.
+        with uninterrupted():
+            self.write_record(record)
+            self.records[record.key] = record
         # A table takes as long as the run has cells: never more than a tenth of the time.
         if time.perf_counter() - self._written > max(TABLES_SECONDS, 10 * self._cost):
             self.write()
@@ -459,9 +466,10 @@ class RunFolder:
     def write(self, *, unfinished: bool = True) -> None:
         """Write the manifest and the table."""
         begin = time.perf_counter()
-        self._arrange(unfinished=unfinished)
-        self.write_table(self.run.table())
-        self.write_manifest(self.manifest)
+        with uninterrupted():
+            self._arrange(unfinished=unfinished)
+            self.write_table(self.run.table())
+            self.write_manifest(self.manifest)
         self._written = time.perf_counter()
         self._cost = self._written - begin
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from nlbench.citation import Source
@@ -16,6 +17,7 @@ from nlbench.errors import RequestError
 from nlbench.options import Option
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from torch.utils.data import Dataset as TorchDataset
 
@@ -104,6 +106,15 @@ class Preprocessing:
         )
 
 
+@lru_cache(maxsize=64)
+def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on a device, kept there: to bring them makes a GPU's host wait."""
+    import torch
+
+    with torch.inference_mode(False):
+        return torch.tensor(numbers, dtype=dtype, device=device)
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Images or vectors with labels, in a training and a test split, and their normalisation.
@@ -114,9 +125,10 @@ class Dataset:
         The registered name.
     train, test : torch.utils.data.Dataset
         Map-style: item ``i`` is ``(image, label)``, the image a float tensor of
-        `shape` in [0, 1], not yet normalised; the label an int. Two methods are optional:
+        `shape` in [0, 1], not yet normalised; the label an int. Three methods are optional:
         ``__getitems__(indices)``, PyTorch's own protocol, gives several items where that is
-        faster than one by one, and ``read_labels()`` all labels without reading images.
+        faster than one by one, ``read_labels()`` gives all labels without reading images, and
+        ``check()`` refuses damaged files before a training begins.
     shape : tuple of int
         Of one item: channels, height, width for images; any other for other data.
     classes : int
@@ -158,14 +170,13 @@ class Dataset:
         images : tensor of shape (..., channels, height, width)
             In [0, 1]; in general (..., *shape).
         """
-        import torch
-
         if not self.mean:
             return images
         form = (-1, *[1] * (len(self.shape) - 1))
-        mean = torch.tensor(self.mean, dtype=images.dtype, device=images.device)
-        std = torch.tensor(self.std, dtype=images.dtype, device=images.device)
-        return (images - mean.reshape(form)) / std.reshape(form)
+        mean = _constant(tuple(self.mean), images.dtype, images.device).reshape(form)
+        return (images - mean) / _constant(tuple(self.std), images.dtype, images.device).reshape(
+            form
+        )
 
     def split(self, name: str) -> Items:
         """Give the split called ``train`` or ``test``."""

@@ -17,7 +17,7 @@ from nlbench.options import OptionValue, resolve_options
 
 from .data import Data, Dataset, dataset_info
 from .model import ModelInfo, model_info
-from .weights import calibrate, load_weights, statistics_of
+from .weights import calibrate, load_weights, statistics_of, training_failure
 
 if TYPE_CHECKING:
     import torch
@@ -292,6 +292,9 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
         )
     file = Path(spec.weights)
     if not os.path.exists(file):  # noqa: PTH110 (whatever the name is, this is an answer)
+        failure = training_failure(file)
+        if failure:
+            raise RequestError(f"weights '{shown(spec.weights)}': their training failed: {failure}")
         raise RequestError(
             f"weights '{shown(spec.weights)}': no such file; expected trained, init, calibrated "
             "or a checkpoint's path"

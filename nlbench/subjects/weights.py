@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
-from nlbench.files import check_is_file, write_atomically
+from nlbench.files import check_is_file, parse_json, read_text, write_atomically
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["calibrate", "load_weights", "save_weights", "statistics_of"]
+__all__ = [
+    "calibrate",
+    "load_weights",
+    "save_weights",
+    "statistics_of",
+    "training_failure",
+    "training_folder",
+]
 
 
 HEADER_LENGTH = struct.Struct("<Q")
@@ -125,6 +132,23 @@ def save_weights(
     # Copies, since safetensors refuses tensors that share memory, as tied weights do.
     state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
     write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
+
+
+def training_folder(path: Path) -> Path:
+    """Where a training keeps its manifest and its state, beside its checkpoint."""
+    return path.with_name(f"{path.stem}.training")
+
+
+def training_failure(path: Path) -> str:
+    """Say why there is no checkpoint: the training that was to write it failed; else nothing."""
+    if path.exists():
+        return ""
+    try:
+        file = training_folder(path) / "manifest.json"
+        content = parse_json(read_text(file), str(file), finite=False)
+    except (RequestError, ValueError):
+        return ""
+    return str(content.get("failed", "")) if isinstance(content, dict) else ""
 
 
 def _read(path: Path) -> tuple[Any, dict[str, str]]:

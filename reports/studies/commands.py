@@ -63,10 +63,12 @@ def study(
         "data": data,
         "weights": weights,
         "seeds": tuple(split_seeds(seeds)) if seeds else (),
-        "measures": split_names(measures, "--measures", "measures") if measures else (),
+        "measures": split_names(measures, "--measures") if measures else (),
     }
     if data:
         registry.expand("datasets", [data])
+    if measures:
+        given["measures"] = tuple(registry.expand("measures", given["measures"]))
     chosen = {name: _loaded(name) for name in registry.expand("studies", split_names(names, ""))}
     for name, one in chosen.items():
         for flag, value in given.items():
@@ -76,6 +78,7 @@ def study(
     command = shlex.join(["nlbench", *sys.argv[1:]])
     from nlbench.progress import shown_progress
 
+    from .page import analysed
     from .study import Context
 
     for number, (name, one) in enumerate(chosen.items()):
@@ -86,7 +89,7 @@ def study(
             try:
                 runs = one.measure(context)
                 bar.say("analysing")
-                findings = one.analyse(runs)
+                findings = analysed(one, runs)
             except KeyboardInterrupt:
                 raise Interrupted(
                     f"interrupted; what was finished is in {out}", f"go on with: {command}"

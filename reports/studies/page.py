@@ -6,19 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib.style
 import pandas as pd
 from markupsafe import Markup
 
 from nlbench.files import make_folder, write_atomically
 from nlbench.reports.page import environment, render_page
-from nlbench.reports.svg import to_svg
+from nlbench.reports.svg import STYLE, to_svg
 
 from .study import Findings, Study
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
 
-__all__ = ["verdict_table", "write_findings"]
+__all__ = ["analysed", "verdict_table", "write_findings"]
+
+
+def analysed(study: Study, runs: Mapping[str, Run]) -> Findings:
+    """Let a study analyse its runs, with its figures in the style of the page's own."""
+    with matplotlib.style.context(["default", STYLE]):
+        return study.analyse(runs)
 
 
 def verdict_table(findings: Findings) -> pd.DataFrame:

@@ -15,7 +15,10 @@ from nlbench.request import ExecutionOptions, Request
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+    from torch import Tensor, nn
 
+    from nlbench.measure import Measure
+    from nlbench.options import OptionValue
     from nlbench.store.run_folder import Run
 
 __all__ = ["Context", "Findings", "Study", "Verdict"]
@@ -183,6 +186,43 @@ class Context:
             command=self.command,
             known=sorted(folder for folder in others if folder != out),
         )
+
+    def evaluated(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        measures: Sequence[str | type[Measure]],
+        part: str,
+        *,
+        settings: Mapping[str, OptionValue | str] | None = None,
+        name: str | None = None,
+    ) -> Run:
+        """Measure by measures of the study's own, or what is no registered subject.
+
+        It is measured each time, and the part's folder holds what came last.
+
+        Parameters
+        ----------
+        model, inputs, measures, settings, name
+            As for `nlbench.evaluate`.
+        part : str
+            The run's folder in the study's own.
+        """
+        from nlbench.evaluation import evaluate
+        from nlbench.store.run_folder import RunFolder
+
+        found = evaluate(
+            model, inputs, measures, settings=settings, name=name, progress=self.progress
+        )
+        folder = RunFolder(self.folder / self.study / part)
+        if folder.holds_a_run():
+            found.path = folder.path
+            kept = {record.key for record in found.records}
+            for record in folder.read()[1]:
+                if record.key not in kept:
+                    folder.record_file(record.key).unlink()
+        found.save(folder.path)
+        return found
 
     def trained(
         self,

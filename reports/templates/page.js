@@ -54,7 +54,23 @@ const M = D.measures, ROWS = D.rows, SUBJECTS = D.subjects;
 const siteMeasures = M.map((m, i) => i).filter(i => M[i].probe === "sites" && M[i].strip);
 const lineMeasures = M.map((m, i) => i).filter(i => M[i].probe === "lines" && M[i].strip);
 const cellOf = (subject, measure) => D.cells[subject][measure];
-const rowCell = (row, measure) => cellOf(ROWS[row].subjects[0], measure);
+/* What a row shows: of several seeds with the same places the mean, place by place. */
+const rowCells = new Map();
+function rowCell(row, measure) {
+  const key = row + " " + measure;
+  if (!rowCells.has(key)) rowCells.set(key, meanCell(ROWS[row].subjects.map(subject => cellOf(subject, measure))));
+  return rowCells.get(key);
+}
+function meanCell(cells) {
+  const [first] = cells;
+  if (cells.length < 2 || !cells.every(cell => cell.p === first.p && cell.c && cell.c.value)) return first;
+  const all = cells.map(placeValues);
+  const value = places(first).map((_, site) => {
+    const found = all.map(values => values[site]).filter(Number.isFinite);
+    return found.length ? found.reduce((sum, v) => sum + v, 0) / found.length : NaN;
+  });
+  return {...first, c: {...first.c, value}};
+}
 const places = cell => ("p" in cell ? D.names[cell.p] : []);
 const placeValues = cell => ("c" in cell && cell.c.value ? cell.c.value.map(num) : []);
 const kindsOf = cell => ("p" in cell ? D.kinds[cell.p] : []);
@@ -242,7 +258,7 @@ function openSeeds() {
     if (!open.has(row.label)) return;
     const made = row.subjects.map(subject => {
       const line = h("tr", {class: "seed"}, h("th", {scope: "row"}, h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[subject].label)}, "seed " + SUBJECTS[subject].seed)));
-      if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(subject, measureIndex(state.strip)) || ""));
+      if (SHIFT === 2) line.append(h("td", {class: "print"}, stripOf(cellOf(subject, measureIndex(state.strip)), SUBJECTS[subject].label, measureIndex(state.strip)) || ""));
       M.forEach((m, measure) => {
         const cell = cellOf(subject, measure), value = num((cell.t || {}).value);
         const fine = cell.s === "ok" && Number.isFinite(value);
@@ -258,8 +274,7 @@ const missing = (status, reason) => h("td", {class: "num none " + status}, h("bu
 /* ---- Strips ---- */
 function path(d, name) { const made = document.createElementNS(SVG, "path"); made.setAttribute("d", d); made.setAttribute("class", name); return made; }
 const kindIndex = kind => Math.max(0, Math.min(4, D.kindOrder.indexOf(kind)));
-function stripOf(subject, measure) {
-  const cell = cellOf(subject, measure);
+function stripOf(cell, label, measure) {
   const values = placeValues(cell);
   if (!values.length && !places(cell).length) return null;
   const count = places(cell).length, kinds = kindsOf(cell);
@@ -283,7 +298,7 @@ function stripOf(subject, measure) {
   svg.setAttribute("viewBox", "0 0 1000 " + (marked ? 27 : 20));
   svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${SUBJECTS[subject].label}: ${M[measure].name} of ${count} sites in order of call`);
+  svg.setAttribute("aria-label", `${label}: ${M[measure].name} of ${count} sites in order of call`);
   for (const name of Object.keys(boxes).sort()) svg.append(path(boxes[name], name));
   for (const name of Object.keys(marks).sort()) svg.append(path(marks[name], name));
   return svg;
@@ -292,7 +307,7 @@ const drawnStrips = ROWS.map(() => START.strip);
 function freshStrip(row) {
   if (SHIFT !== 2 || drawnStrips[row] === state.strip) return;
   drawnStrips[row] = state.strip;
-  const made = stripOf(ROWS[row].subjects[0], measureIndex(state.strip));
+  const measure = measureIndex(state.strip), made = stripOf(rowCell(row, measure), ROWS[row].label, measure);
   lines[row].cells[1].replaceChildren(...(made ? [made] : []));
 }
 function drawStrips() {
@@ -949,7 +964,7 @@ function drawSubject() {
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const figure = signature(subject, measure, room(920), 260);
-    parts.push(h("h3", {}, `Signature: ${M[measure].name}`), stripOf(subject, measure), figure.element(), figure.tools(`signature of ${one.label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(subject, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(subject))));
+    parts.push(h("h3", {}, `Signature: ${M[measure].name}`), stripOf(cellOf(subject, measure), one.label, measure), figure.element(), figure.tools(`signature of ${one.label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(subject, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(subject))));
   }
   for (const i of M.keys()) {
     const bars = coreNetwork(one, subject, i);

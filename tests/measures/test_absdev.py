@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation
+from nlbench.errors import RequestError
+from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation, deviation_scale
 from nlbench.probes.lines import estimate_segment
 from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
@@ -222,3 +223,63 @@ def test_an_estimate_is_taken_as_a_trace_is():
         estimate.length * float(estimate.deviation_error.norm())
     )
     assert "estimated" in result.reason
+
+
+def measured(traces, normalize):
+    measure = AbsoluteDeviation(normalize=normalize)
+    measure.reset()
+    for segment, trace in enumerate(traces):
+        measure.update(TracedSegment(0, segment, trace))
+    return measure.compute()
+
+
+def test_normalized_deviation_has_the_closed_form_of_a_path():
+    # A bend of height 1/2 to one side: 2 · 1/4 over a range and a rise of 1. Then a tent of
+    # height 3 over a level chord: 1/2 · 3/2 · 4 over a range of 3.
+    bend, tent = trace_of([0, 0.5, 1], [0, 0, 1], 2.0), trace_of([0, 0.5, 1], [1, 4, 1], 4.0)
+    assert measured([bend, tent], "none").summary["value"] == pytest.approx(0.5 + 6)
+    of_range = measured([bend, tent], "range")
+    assert of_range.summary["value"] == pytest.approx(6.5 / (2 * 1 + 4 * 3))
+    assert measured([bend, tent], "chord").summary["value"] == pytest.approx(6.5 / 2)
+    (path,) = of_range.values
+    assert path.numbers["logit0"] == path.statistics["value"]
+    assert sum(path.parts["segment"]) == pytest.approx(path.statistics["value"])
+    assert path.statistics["length"] == 6
+
+
+def test_normalized_deviation_takes_norms_over_logits_before_it_divides():
+    trace = trace_of([0, 0.5, 1], [[0, 0], [0, 4], [1, 8]])
+    assert deviation_scale(trace, "range").tolist() == [1, 8]
+    expected = 0.25 / math.hypot(1, 8)
+    assert measured([trace], "range").summary["value"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("normalize", ["range", "chord"])
+@given(st.integers(0, 10**6), st.floats(1e-3, 1e3), st.floats(-100, 100), st.floats(0.1, 10))
+def test_normalized_deviation_has_no_units(normalize, seed, factor, offset, length):
+    values = np.random.default_rng(seed).normal(size=(6, 2))
+    t = np.linspace(0, 1, 6)
+    plain = measured([trace_of(t, values)], normalize).summary["value"]
+    moved = measured([trace_of(t, factor * values + offset, length)], normalize).summary["value"]
+    assert moved == pytest.approx(plain, rel=1e-6)
+    assert normalize == "chord" or 0 < plain <= 1
+
+
+def test_normalized_deviation_of_what_is_constant_is_undefined():
+    level = trace_of([0, 0.5, 1], [1, 4, 1])
+    assert measured([level], "chord").reason == "the path's chords are level"
+    assert measured([trace_of([0, 1], [2, 2])], "range").reason == "the path's logits are constant"
+    assert measured([trace_of([0, 1], [2, 3])], "range").summary["value"] == 0
+    with pytest.raises(RequestError, match="did you mean 'range'"):
+        deviation_scale(level, "rang")
+
+
+def test_normalized_deviation_of_an_estimate_is_that_of_the_trace():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    ends = torch.randn(2, 3, dtype=torch.float64)
+    traced, estimated = trace_segment(net, *ends), estimate_segment(net, *ends, tolerance=1e-4)
+    for normalize in ("range", "chord"):
+        expected = measured([traced], normalize).summary["value"]
+        found = measured([estimated], normalize).summary["value"]
+        assert found == pytest.approx(expected, rel=1e-2)

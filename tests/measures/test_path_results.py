@@ -42,6 +42,16 @@ def test_a_reading_without_a_number_keeps_its_reason():
     assert Method().and_of(observation("sampling")).on(empty).reason == "no place to measure"
 
 
+def test_what_is_said_of_paths_without_a_value_stays_beside_the_method():
+    values = [
+        Value("path0", {"value": 1.0}),
+        Value("path1", {"value": 2.0}),
+        Value.missing("path2", "undefined", "no length"),
+    ]
+    found = Method().and_of(observation("sampling")).on(Result.of(values))
+    assert found.reason == "2 of 3 places; by sampling"
+
+
 def test_means_are_taken_of_what_every_path_has():
     found = with_means(
         result({"value": 1.0, "a": 2.0, "b": 1.0}, {"value": 3.0, "a": 6.0}), ("a", "b", "c")

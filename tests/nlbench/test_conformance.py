@@ -173,3 +173,49 @@ def test_a_measure_without_a_value_is_not_checked_further():
 
     (check,) = check_measure(shy)
     assert (check.verdict, check.detail) == ("not checked", "never")
+
+
+class Norms(Measure):
+    """Mean norm of the inputs."""
+
+    probe = "function"
+    weights = torch.ones(6)
+
+    def reset(self):
+        self.norms = []
+
+    def update(self, observation):
+        self.norms.append(self.norm(observation.inputs))
+
+    def norm(self, inputs):
+        return inputs.norm()
+
+    def compute(self):
+        return Result.of({"norm": torch.stack(self.norms).mean()})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask")
+def test_a_tensor_on_the_wrong_device_is_found_without_a_gpu():
+    class Mixed(Norms):
+        """Leaves its weights on the CPU."""
+
+        def norm(self, inputs):
+            return (inputs * self.weights).norm()
+
+    assert "same device" in broken(Mixed)["device"]
+    assert "device" not in broken(Norms)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to ask")
+def test_waiting_for_a_gpu_is_said_with_the_line_that_waits():
+    class Stray(Norms):
+        """Asks for each number."""
+
+        def norm(self, inputs):
+            return torch.tensor(inputs.norm().item())
+
+    line = Stray.norm.__code__.co_firstlineno + 1
+    said = {check.name: check.detail for check in check_measure(Stray)}
+    assert f"in nlbench/test_conformance.py:{line}" in said["waiting for a GPU"]
+    said = {check.name: check.detail for check in check_measure(Norms)}
+    assert said["waiting for a GPU"] == "never waits for a GPU"

@@ -10,6 +10,7 @@ from nlbench.errors import nearest, one_line, shown
 def test_text_from_outside_becomes_one_line_without_control_characters(text, most):
     line = one_line(text, most)
     assert len(line) <= most
+    assert one_line(line, most) == line
     assert len(line.splitlines()) <= 1
     assert not [c for c in line if unicodedata.category(c) in ("Cc", "Cs", "Co", "Cn")]
     assert not set(line) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

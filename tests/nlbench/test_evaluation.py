@@ -302,9 +302,22 @@ def test_a_precision_set_in_the_newer_way_is_put_aside_and_back():
     code = (
         "import torch, nlbench\n"
         "torch.backends.fp32_precision = 'tf32'\n"
+        "matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn\n"
+        "seen = []\n"
+        "@nlbench.site_measure()\n"
+        "def looks(x, y):\n"
+        "    'Look at the settings.'\n"
+        "    seen.extend([matmul.fp32_precision, cudnn.conv.fp32_precision])\n"
+        "    return 0.0\n"
         "model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())\n"
-        "assert nlbench.evaluate(model, torch.randn(64, 4), ['r2'])['r2'].status == 'ok'\n"
-        "assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
+        "run = nlbench.evaluate(model, torch.randn(64, 4), [looks, 'r2'])\n"
+        "assert run['r2'].status == 'ok'\n"
+        "assert seen and set(seen) == {'ieee'}, seen\n"
+        "assert matmul.fp32_precision == 'tf32'\n"
+        "assert run.manifest['environment']['float32']['matmul'] == 'ieee'\n"
+        # What nobody has set still follows what is set for all.
+        "torch.backends.fp32_precision = 'ieee'\n"
+        "assert matmul.fp32_precision == cudnn.conv.fp32_precision == 'ieee'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

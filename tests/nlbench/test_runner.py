@@ -1,6 +1,9 @@
+import json
 import math
 import shutil
 import subprocess
+import types
+import weakref
 
 import pytest
 import torch
@@ -8,13 +11,15 @@ from torch import nn
 
 import nlbench
 from nlbench import plan as planning
-from nlbench import registry
+from nlbench import registry, runner
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.execution import numerics as environment
+from nlbench.execution.work_units import Unit
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.options import Option
 from nlbench.plan import Request
 from nlbench.progress import Monitor
+from nlbench.request import ExecutionOptions
 from nlbench.runner import run
 
 QUICK = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 1}
@@ -158,6 +163,66 @@ def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_
     assert status["tiny", "good"][0] == "ok"
     record = next(r for r in result.records if r.measure["name"] == "crashing")
     assert "ZeroDivisionError" in record.traceback
+
+
+def test_what_a_plugin_says_reaches_nobody_with_control_characters(names, tmp_path):
+    class Painting(Measure):
+        """Writes escape sequences wherever it can."""
+
+        probe = "sites"
+
+        def update(self, observation):
+            pass
+
+        def compute(self):
+            values = (
+                nlbench.Value("a", {"value": 1.0}),
+                nlbench.Value.missing("b", "undefined", "\x1b[2Jgone\x07"),
+            )
+            return Result({"value": 1.0}, values, 16, reason="1 of 2\n=2 \udcff\u202e")
+
+    @site_measure()
+    def raising(x, y):
+        """Raises them."""
+        raise ValueError("\x1b[31mred\nline \udcff")
+
+    names["measures"] |= {"painting": Painting, "raising": raising}
+    result = run(request("painting,raising"), tmp_path / "run")
+    assert statuses(result)["tiny", "painting"] == ("ok", "1 of 2 =2")
+    assert statuses(result)["tiny", "raising"] == ("failed", "ValueError: [31mred line")
+    for file in ("scores.csv", *(f"cells/{r.key}.json" for r in result.records)):
+        text = (tmp_path / "run" / file).read_text(encoding="utf-8")
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
+        assert not [escape for escape in ("\\u001b", "\\u0007", "\\u202e") if escape in text]
+    assert nlbench.load_run(tmp_path / "run").scores.equals(result.scores)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Result({"value": 1.0}, n=2.5),
+        Result({"value": 1.0}, n=2**80),
+        Result({"value": 1.0}, (nlbench.Value(7, {"value": 1.0}),), 1),
+        Result({"value": 1.0}, notes={"count": 10**30}),
+        Result({"value": 1.0}, notes={"half": "\ud800"}),
+        Result({"value": 1.0}, notes=["method"]),
+    ],
+    ids=["n", "large n", "place", "note", "half a character", "notes"],
+)
+def test_a_result_that_could_not_be_read_again_fails_its_cell_and_no_other(names, tmp_path, wrong):
+    class Odd(Wrong):
+        """Gives what JSON takes and no reader does."""
+
+        name = "odd"
+
+        def compute(self):
+            return wrong
+
+    names["measures"]["odd"] = Odd
+    result = run(request("odd,good"), tmp_path / "run")
+    assert statuses(result)["tiny", "odd"][0] == "failed"
+    assert statuses(result)["tiny", "good"][0] == "ok"
+    assert nlbench.load_run(tmp_path / "run").scores.equals(result.scores)
 
 
 def test_one_pass_feeds_all_measures_of_a_probe(names, tmp_path, monkeypatch):
@@ -406,6 +471,27 @@ def test_a_run_that_evaluate_saved_is_extended_like_any_other(names, tmp_path):
     assert len(nlbench.load_run(tmp_path / "run").manifest["subjects"]) == 2
 
 
+def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_path):
+    weights = ("init", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    result = run(request("good", weights=weights), tmp_path / "run")
+    found = {r.subject["weights"]: r.result.reason for r in result.records}
+    assert set(found) == set(weights)
+    assert all(name == "init" or name in reason for name, reason in found.items())
+    assert result.manifest["cells"] == {"ok": 1, "skipped": 2}
+
+
+def test_a_checkpoint_that_is_another_ones_copy_is_said_to_be_measured_once(names, tmp_path):
+    said = []
+    monitor = Monitor()
+    monitor.warn = said.append
+    torch.save(tiny().state_dict(), tmp_path / "a.pt")
+    shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
+    weights = (str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    result = run(request("good", weights=weights), tmp_path / "run", progress=monitor)
+    assert len(result.records) == 1
+    assert said == ["tiny: the weights 'b.pt' are those of 'a.pt', and are measured once"]
+
+
 def test_two_checkpoints_of_one_name_are_not_one_subject(names, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -467,3 +553,92 @@ def test_planning_reads_a_checkpoint_once_however_many_seeds_there_are(
     plan = planning.make_plan(wanted, "cpu", print)
     assert len(plan.cells) == 50
     assert len(read) == 1
+
+
+def pool_of(executor, device, gpus, monkeypatch, **options):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    plan = types.SimpleNamespace(device=device)
+    return runner._worker_pool(ExecutionOptions(executor=executor, threads=1, **options), plan)
+
+
+@pytest.mark.parametrize("executor", ["processes", "dask"])
+@pytest.mark.parametrize(
+    ("device", "gpus", "workers", "devices"),
+    [
+        ("cuda", 3, 3, ("cuda:0", "cuda:1", "cuda:2")),
+        ("cuda", 1, 1, ()),
+        ("cuda:0", 3, 1, ()),
+        ("cuda:2", 3, 1, ()),
+    ],
+)
+def test_there_is_one_worker_for_each_gpu(executor, device, gpus, workers, devices, monkeypatch):
+    pool = pool_of(executor, device, gpus, monkeypatch)
+    assert (pool.workers, pool.devices) == (workers, devices)
+    unit = Unit((), device)
+    assert [pool.placed(unit, n).device for n in range(workers)] == list(devices or [device])
+
+
+def test_more_workers_than_gpus_share_them_and_somebodys_cluster_has_its_own(monkeypatch):
+    pool = pool_of("dask", "cuda", 2, monkeypatch, workers=3)
+    assert [pool.placed(Unit((), "cuda"), n).device for n in range(3)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:0",
+    ]
+    theirs = pool_of("dask", "cuda", 2, monkeypatch, address="tcp://127.0.0.1:1")
+    assert theirs.placed(Unit((), "cuda"), 1).device == "cuda"
+
+
+def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatch):
+    def used(*given):
+        raise AssertionError("the GPU is taken into use")
+
+    asked, facts = [], environment.describe_environment(torch.device("cpu"))
+
+    def apart(command, **options):
+        asked.append(command[-3:])
+        return subprocess.CompletedProcess(command, 0, f"a plugin prints\n{json.dumps(facts)}\n")
+
+    for name in ("_lazy_init", "init", "get_device_name", "get_device_capability", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, used)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(environment.subprocess, "run", apart)
+    monkeypatch.setattr(runner, "executed", lambda units, pool, progress: (x for x in ()))
+    result = run(
+        request(device="cuda:0"), tmp_path / "run", execution=ExecutionOptions(executor="processes")
+    )
+    assert result.manifest["device"] == "cuda:0"
+    assert [command[:2] for command in asked] == [["cuda:0", "native"]]
+
+
+def test_a_machine_seen_from_another_process_is_the_same():
+    cpu = torch.device("cpu")
+    with environment.exact_arithmetic():
+        here = environment.Machine.at(cpu)
+    assert environment.Machine.seen_from_apart(cpu) == here
+
+
+def test_a_device_that_cannot_be_used_is_said_in_one_line(monkeypatch):
+    done = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\nRuntimeError: no driver\n")
+    monkeypatch.setattr(environment.subprocess, "run", lambda *given, **options: done)
+    with pytest.raises(
+        RequestError, match="device 'cuda:7' can't be used: RuntimeError: no driver"
+    ):
+        environment.Machine.seen_from_apart(torch.device("cuda:7"))
+
+
+def test_a_subject_is_let_go_before_the_next_one_is_built(names, tmp_path):
+    alive, left = [], []
+
+    def built():
+        left.append(sum(reference() is not None for reference in alive))
+        model = tiny()
+        alive.append(weakref.ref(model))
+        return model
+
+    names["models"] |= {"one": built, "two": built, "three": built}
+    result = run(request(models="one,two,three"), tmp_path / "run")
+    assert {r.result.status for r in result.records} == {"ok"}
+    assert left
+    assert not any(left)

@@ -222,6 +222,20 @@ def test_seeds_open_under_their_network(eight):
     assert sum(map(float, values)) / 2 == pytest.approx(mean, rel=1e-12)
 
 
+def test_the_strip_of_a_row_of_seeds_is_that_of_their_mean_however_it_is_drawn(eight):
+    paths = "#board tr[data-row='0'] td.print path"
+    read = "a => a.map(e => [e.getAttribute('class'), e.getAttribute('d')])"
+    written = eight.page.locator(paths).evaluate_all(read)
+    eight.page.evaluate("drawnStrips[0] = ''; freshStrip(0)")
+    assert eight.page.locator(paths).evaluate_all(read) == written
+    means, seeds = eight.page.evaluate(
+        "(() => { const m = measureIndex(state.strip); return [placeValues(rowCell(0, m)),"
+        " ROWS[0].subjects.map(s => placeValues(cellOf(s, m)))]; })()"
+    )
+    assert len(seeds) == 2
+    assert means == pytest.approx(np.mean(seeds, axis=0), rel=1e-12)
+
+
 def test_copies_are_what_is_shown(eight):
     page = eight.page
     page.evaluate("navigator.clipboard && (navigator.clipboard.writeText = async () => {})")

@@ -155,6 +155,18 @@ def test_what_is_missing_is_listed_with_its_reason(page) -> None:
     assert "vgg8 · init layer0.2.relu, layer1.2.relu undefined constant output" in listed
 
 
+def test_cells_that_lack_a_value_at_some_places_are_counted_beside_those_that_have_one(
+    conftest,
+) -> None:
+    rows = conftest.cell_rows(("a", "init", "d", 0), "affinity", {"x": 0.5, "y": "dead"})
+    rows += conftest.cell_rows(("a", "init", "d", 0), "absdev", {"x": 0.5, "y": 0.25})
+    rows += conftest.cell_rows(("a", "init", "d", 0), "pathlength", {"x": "dead", "y": "dead"})
+    scores = conftest.frame(rows)
+    manifest = conftest.manifest_of(scores, ["affinity", "absdev", "pathlength"])
+    text = Page(render_page(conftest.FakeRun("partly", None, scores, manifest))).text
+    assert "2 of 3 cells have a value; 1 has none at some places; 1 says why not." in text
+
+
 def test_a_complete_run_says_that_nothing_is_missing(conftest) -> None:
     scores = conftest.frame(conftest.cell_rows(("a", "init", "d", 0), "affinity", {"relu": 0.5}))
     run = conftest.FakeRun("whole", None, scores, conftest.manifest_of(scores, ["affinity"]))
@@ -179,7 +191,6 @@ def test_what_decided_the_numbers_is_on_the_page(page) -> None:
         "reduction = spatial, batch = 128",
         "shrinkage = ledoit-wolf, ridge = 1e-06",
         "174,116",
-        "0.9833",
         "8×8 digits, enlarged to 32×32, three channels, normalised",
         "5a3b" * 16,
         "git.commit",

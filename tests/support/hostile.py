@@ -56,6 +56,14 @@ def killed(x, y):
 
 
 @nlbench.site_measure()
+def choosy(x, y):
+    """Kills its process at the sight of eight channels."""
+    if x.shape[1] == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+
+@nlbench.site_measure()
 def once(x, y):
     """Kills its process the first time only."""
     mark = os.environ["NLBENCH_TEST_MARK"]
@@ -106,7 +114,7 @@ def endless(in_channels=3, num_classes=10):
     time.sleep(600)
 '''
 
-MEASURES = ("plain", "drawing", "sleepy", "slow", "exiting", "killed", "once", "chatty")
+MEASURES = ("plain", "drawing", "sleepy", "slow", "exiting", "killed", "choosy", "once", "chatty")
 MODELS = ("mini", "mini2", "deadly", "endless")
 
 

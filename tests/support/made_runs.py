@@ -97,7 +97,6 @@ def _record(model, family, seed, name, scores, paths, random):
             "seed": seed,
             "weights_hash": "0f" * 32,
             "parameters": 100_000 + depth,
-            "accuracy": round(float(scores.mean()), 4),
             "samples": 512,
             "sample_hash": "5a" * 32,
             "preprocessing": "8x8 grey images",

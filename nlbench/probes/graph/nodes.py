@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .channel_graph import ChannelGraph, Inputs, Merge, Units
 
 __all__ = [
     "Builder",
+    "Positions",
     "channel_axes",
     "compact",
     "differs",
@@ -32,6 +34,28 @@ __all__ = [
     "tidied",
     "varies",
 ]
+
+
+@dataclass
+class Positions:
+    """What was done to positions of a channel, by which a maximum over them is more than pooling.
+
+    A maximum over positions keeps a channel, as any pooling does. One of ``x`` beside ``-x``, or
+    beside zeros, is an activation, however the two were laid side by side.
+
+    Parameters
+    ----------
+    copied : bool
+        Whether some are there more than once.
+    padded : bool
+        Whether constants stand beside some.
+    joined : bool
+        Whether side by side are values of different functions of the input.
+    """
+
+    copied: bool = False
+    padded: bool = False
+    joined: bool = False
 
 
 class Builder:
@@ -46,6 +70,7 @@ class Builder:
     """
 
     def __init__(self) -> None:
+        self.positions = Positions()
         self._steps: list[Inputs | Merge | Units] = []
         self._nodes = 0
 

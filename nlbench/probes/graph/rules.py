@@ -10,6 +10,7 @@ the result with the values. Normalisation, softmax and maxima keep channels and 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -312,6 +313,12 @@ def _kept(call: Call) -> Tensor:
     """Entries stay where they are."""
     given = call.arg(0, "input")
     call.only(given)
+    for value in (*call.args[1:], *call.kwargs.values()):
+        if isinstance(value, Tensor) and value.numel() > 1:
+            # Factors of channels, which are the second axis or the last ones.
+            second = call.name in ("batch_norm", "instance_norm", "group_norm")
+            lead = (1,) * (given.ndim - 2) if second else ()
+            _tell_apart(call, given, value.reshape(*value.shape, *lead))
     return call.nodes(given).expand(call.shape)
 
 
@@ -330,7 +337,16 @@ def _converted(call: Call) -> Tensor:
 def _reshaped(call: Call) -> Tensor:
     if any(isinstance(value, torch.dtype) for value in (*call.args, *call.kwargs.values())):
         raise Refused("it reads the same memory as another type")
-    return tidied(call.first.reshape(call.shape))
+    made = tidied(call.first.reshape(call.shape))
+    positions = call.builder.positions
+    if positions.padded and _long_axes(made) > _long_axes(call.first):
+        positions.joined = True  # What stood at the edge may stand beside each entry now.
+    return made
+
+
+def _long_axes(nodes: Tensor) -> int:
+    """How many axes of positions there are."""
+    return sum(size > 1 and not varies(nodes, axis) for axis, size in enumerate(nodes.shape))
 
 
 @graph_rule(
@@ -351,7 +367,20 @@ def _moved(call: Call) -> Any:
 
 @graph_rule("expand", "expand_as", "broadcast_to")
 def _expanded(call: Call) -> Tensor:
+    call.builder.positions.copied = True
     return tidied(call.broadcast(call.arg(0, "input")))
+
+
+def _tell_apart(call: Call, given: Tensor, constant: Tensor) -> None:
+    """Note it where a constant makes different numbers of copies of the same one."""
+    nodes, channel = call.nodes(given), call.channel_of(given)
+    for axis in range(-constant.ndim, 0):
+        place = given.ndim + axis
+        if constant.shape[axis] < 2 or (channel is not None and place == channel):
+            continue
+        is_spread = place < 0 or given.shape[place] == 1
+        if is_spread or (call.builder.positions.copied and not varies(nodes, place)):
+            call.builder.positions.joined = True
 
 
 def _taken(call: Call, axes: Iterable[int]) -> Tensor:
@@ -359,6 +388,9 @@ def _taken(call: Call, axes: Iterable[int]) -> Tensor:
     given = call.arg(0, "input")
     nodes: Tensor = _moved(call)
     if not any(call.is_of_channels(given, axis) for axis in axes):
+        positions = call.builder.positions
+        positions.copied |= any(True for _ in axes)
+        positions.joined |= positions.padded
         return nodes
     entries = torch.arange(given.numel()).reshape(given.shape)
     picked = replace(call, nodes_of=lambda value: entries if value is given else None)
@@ -428,6 +460,7 @@ def _repeated(call: Call) -> Tensor:
         size = nodes.shape[axis]
         sizes = [count if a == axis else 1 for a in range(rank)]
         nodes = side_by_side([nodes] * count, axis) if count else nodes.repeat(sizes)
+        call.builder.positions.copied = True
         if axis >= lead and call.is_of_channels(given, axis - lead):
             times = torch.arange(size * count) // max(size, 1)
             nodes = call.builder.again(nodes, _along(times, axis, nodes))
@@ -477,12 +510,18 @@ def _convolution(call: Call) -> Tensor:
 def _pooled(call: Call) -> Any:
     """Positions along the last axes meet; a second output says where the maxima lie."""
     nodes, axes = call.first, range(-int(call.name[-2]), 0)
+    positions = call.builder.positions
+    is_apart = "max" in call.name and call.arg(4, "dilation", 1) not in (1, (1,) * len(axes))
+    if "avg" not in call.name and (positions.joined or (positions.padded and is_apart)):
+        raise Refused(_SEVERAL)
     single = call.output if isinstance(call.output, Tensor) else call.output[0]
     mixed = [axis for axis in axes if varies(nodes, axis)]
     if any(single.shape[axis] > 1 for axis in mixed):
         raise Refused("it pools over channels, window by window")
     if mixed and "avg" not in call.name:
         raise Refused("it takes the largest of several channels")
+    if "adaptive" in call.name:
+        positions.copied = True  # It may give more than it is given.
     made = call.builder.reduced(nodes, axes, keep=True).expand(tuple(single.shape))
     return made if isinstance(call.output, Tensor) else (made, None)
 
@@ -490,6 +529,7 @@ def _pooled(call: Call) -> Any:
 @graph_rule("interpolate", "upsample")
 def _interpolated(call: Call) -> Tensor:
     nodes = call.first
+    call.builder.positions.copied = True
     return call.builder.reduced(nodes, range(2, nodes.ndim), keep=True).expand(call.shape)
 
 
@@ -504,11 +544,19 @@ def _reduced(call: Call) -> Any:
     axes = [axes] if isinstance(axes, int) else list(axes)
     if call.name in _EXTREMES and any(varies(nodes, axis) for axis in axes):
         raise Refused("it takes the largest or smallest of several channels")
+    positions = call.builder.positions
+    is_many = any(nodes.shape[axis] > 1 for axis in axes)
+    if call.name in _EXTREMES and is_many and (positions.joined or positions.padded):
+        raise Refused(_SEVERAL)
     single = call.output if isinstance(call.output, Tensor) else call.output[0]
     made = call.builder.reduced(nodes, axes, keep=single.ndim == nodes.ndim)
     return made if isinstance(call.output, Tensor) else (made, None)
 
 
+_SEVERAL = (
+    "it may take the largest or smallest of several numbers that were laid side by side as "
+    "positions of one channel"
+)
 _EXTREMES = frozenset(("amax", "amin", "max", "min"))
 _DIVISIONS = ("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide")
 
@@ -529,15 +577,21 @@ def _merged(call: Call) -> Tensor:
     if call.name in _DIVISIONS and any(value is divisor for value in flowing):
         raise Refused("it divides by what depends on the input")
     branches = [call.broadcast(value) for value in flowing]
+    if len(flowing) == 1:
+        other = second if flowing[0] is first else first
+        if isinstance(other, Tensor):
+            _tell_apart(call, flowing[0], other)
     return branches[0] if len(branches) == 1 else call.builder.paired(*branches)
 
 
 @graph_rule("addcmul")
 def _added_product(call: Call) -> Tensor:
     """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
-    summand, one, other = (
-        call.broadcast(call.arg(i, name)) for i, name in enumerate(("input", "tensor1", "tensor2"))
-    )
+    given = [call.arg(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
+    summand, one, other = map(call.broadcast, given)
+    for value, constant in itertools.permutations(given, 2):
+        if call.nodes_of(value) is not None and call.nodes_of(constant) is None:
+            _tell_apart(call, value, constant)
     return call.builder.paired(summand, call.builder.paired(one, other))
 
 
@@ -553,6 +607,11 @@ def _concatenated(call: Call) -> Tensor:
         pattern = flowing[0].narrow(axis, 0, 1)
         is_long = any(part.shape[axis] > 1 for part in flowing)
         if (is_long or len(flowing) == 1) and all(((p == pattern) | (p < 0)).all() for p in nodes):
+            positions = call.builder.positions
+            is_of_one = all(tensor is tensors[0] for tensor in tensors)
+            positions.copied |= is_of_one
+            positions.padded |= len(flowing) < len(nodes)
+            positions.joined |= len(flowing) > 1 and not is_of_one
             return pattern.expand([size if a == axis else -1 for a in range(pattern.ndim)])
     return side_by_side(_each_its_own(call.builder, nodes), axis)
 
@@ -592,6 +651,7 @@ def _padded(call: Call) -> Tensor:
             pad = [0, 0] * number + [before, after]
             nodes = torch.nn.functional.pad(nodes, pad, value=-1)
         else:
+            call.builder.positions.padded |= call.arg(2, "mode", "constant") == "constant"
             one = nodes.narrow(axis, 0, 1)
             nodes = one.expand(*(size if a == axis else -1 for a in range(nodes.ndim)))
     return nodes
@@ -608,6 +668,7 @@ def _assigned(call: Call) -> Tensor:
         return tidied(nodes)
     new = call.nodes(value)
     nodes[index] = new
+    call.builder.positions.joined |= call.nodes_of(value) is not None
     inside = torch.zeros(nodes.shape, dtype=torch.bool)
     inside[index] = True
     for axis in range(nodes.ndim):
@@ -638,4 +699,5 @@ def _masked(call: Call) -> Tensor:
     given, mask, value = call.args[0], call.arg(1, "mask"), call.arg(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
         raise Refused("what it puts in depends on the input")
+    call.builder.positions.padded = True
     return call.nodes(given).expand(call.shape)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 from nlbench import lazy_exports
 from nlbench.errors import RequestError
 from nlbench.options import Option
-from nlbench.probes import LazyProbe, ProbeOptions
+from nlbench.probes import LazyProbe, ProbeOptions, Resources, Samples
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from .estimate import SegmentEstimate, chord_parts
     from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
@@ -134,6 +134,14 @@ class Lines(LazyProbe):
     def _needed(self, options: ProbeOptions) -> int:
         number = int(options["number"])
         return {"pairs": 2 * number, "random": 2}.get(str(options["paths"]), number)
+
+    def forecast(
+        self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
+    ) -> str:
+        """See `nlbench.probes.Probe.forecast`."""
+        from .forecast import forecast
+
+        return forecast(model, samples, options, resources)
 
 
 LINES = Lines()

@@ -59,6 +59,8 @@ class Chunk:
     parent: Values
     left: Tensor
     share: Tensor
+    between: Tensor | None = None
+    """Rows of the points that are none of the parent's; None: those with a share."""
 
     def rows(self, start: int, stop: int) -> Chunk:
         """Give a run of its points as a chunk; the parent is shared."""
@@ -75,7 +77,7 @@ class Chunk:
 
     def values(self) -> Values:
         """Interpolate what is alive at its points."""
-        new = self.share.nonzero().squeeze(1)
+        new = self.share.nonzero().squeeze(1) if self.between is None else self.between
         left, share = self.left[new], self.share[new]
 
         def at_rows(x: Tensor) -> Tensor:
@@ -111,22 +113,26 @@ def refined(chunk: Chunk, site: int, coincident: float) -> Chunk:
     """
     t, origins, owner = chunk.t, chunk.origins, chunk.owner
     interval, share = chunk.left, chunk.share.double()
-    several = bool(owner[0] != owner[-1])
-    if several:
-        # Between the end of a segment and the start of the next there is nothing.
-        inside = owner[interval] == owner[interval + 1]
-        interval, share = interval[inside], share[inside]
+    # To ask a GPU costs more than to sort by owner where there is one.
+    several = owner.is_cuda or bool(owner[0] != owner[-1])
     before, after = t[interval], t[interval + 1]
     new = before + share * (after - before)
+    apart = (new - before > coincident) & (after - new > coincident)
+    if several:
+        # Between the end of a segment and the start of the next there is nothing.
+        apart &= owner[interval] == owner[interval + 1]
+    chosen = apart.nonzero().squeeze(1)
+    interval, share, new = interval[chosen], share[chosen], new[chosen]
     order = _order(new, owner[interval]) if several else new.argsort()
     new, interval, share = new[order], interval[order], share[order]
-    apart = (new - before[order] > coincident) & (after[order] - new > coincident)
-    interval, share, new = interval[apart], share[apart], new[apart]
-    distinct = spaced(new, coincident, owner[interval])
-    interval, share, new = interval[distinct], share[distinct], new[distinct]
+    distinct = _thinned(new, coincident, owner[interval])
+    if distinct is not None:
+        interval, share, new = interval[distinct], share[distinct], new[distinct]
     t, owner = torch.cat([t, new]), torch.cat([owner, owner[interval]])
     order = _order(t, owner) if several else t.argsort()
     old = torch.arange(len(origins), device=t.device)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=t.device)
     return Chunk(
         chunk.step,
         t[order],
@@ -135,6 +141,7 @@ def refined(chunk: Chunk, site: int, coincident: float) -> Chunk:
         chunk.parent,
         torch.cat([old, interval])[order],
         torch.cat([torch.zeros(len(old), dtype=t.dtype, device=t.device), share])[order],
+        place[len(old) :],
     )
 
 
@@ -150,10 +157,16 @@ def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor:
     >>> spaced(t, 1.0, torch.zeros(6)).tolist()
     [True, False, True, False, True, True]
     """
-    kept = torch.ones(len(t), dtype=torch.bool, device=t.device)
+    kept = _thinned(t, gap, owner)
+    return torch.ones(len(t), dtype=torch.bool, device=t.device) if kept is None else kept
+
+
+def _thinned(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
+    """What `spaced` tells; None where all are to be kept."""
     close = (t.diff() <= gap) & (owner.diff() == 0)
     if not bool(close.any()):
-        return kept
+        return None
+    kept = torch.ones(len(t), dtype=torch.bool, device=t.device)
     last, places = -1, t.tolist()
     for i in (close.nonzero().squeeze(1) + 1).tolist():
         if i - 1 > last or kept[i - 1]:

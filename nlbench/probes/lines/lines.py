@@ -51,6 +51,7 @@ __all__ = [
     "TracedSegment",
     "observe",
     "observe_paths",
+    "paths_of",
     "slope_changes",
     "trace_segment",
     "trace_segments",
@@ -367,10 +368,7 @@ def observe(
     Where it can't be traced because of what it does, its distance to the chords is
     integrated in place of that, and a remark says so.
     """
-    if not samples.inputs.is_floating_point():
-        kind = str(samples.inputs.dtype).removeprefix("torch.")
-        raise Undefined(f"the inputs are {kind}: there are no lines between them")
-    paths = _paths(model, samples, options)
+    paths = paths_of(model, samples, options)
     segments = paths.shape[1] - 1
     facts["segments"] = paths.shape[0] * segments
     facts["paths_hash"] = tensor_hash(paths)
@@ -441,7 +439,17 @@ def _remark(traces: Sequence[SegmentEstimate]) -> str:
     )
 
 
-def _paths(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tensor:
+def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tensor:
+    """Give the paths that options ask for, (p, a, *input).
+
+    Raises
+    ------
+    nlbench.Undefined, nlbench.RequestError
+        If there are none between such inputs, or the options don't make any.
+    """
+    if not samples.inputs.is_floating_point():
+        kind = str(samples.inputs.dtype).removeprefix("torch.")
+        raise Undefined(f"the inputs are {kind}: there are no lines between them")
     number, kind = int(options["number"]), str(options["paths"])
     anchors, radius = int(options["anchors"]), float(options["radius"])
     seed = int(options["seed"])

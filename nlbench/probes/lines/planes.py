@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError
+from nlbench.probes.budget import halving
 from nlbench.probes.model_state import tensors_of
 
 from .dispatch_recorder import Step
@@ -134,12 +135,17 @@ def plane(
     estimator = Estimator(model, dtype, (points[0], points[1]), memory)
     with torch.inference_mode():
         rows = _Rows(estimator, width)
-        outputs = []
+        points_at_once, outputs = estimator.chunk, []
         for share in v.tolist():
             inputs = (
                 origin + u.to(device).reshape(-1, *[1] * origin.ndim) * across + share * up
             ).to(dtype)
-            outputs.append(rows.add(inputs))
+
+            def attempt(points: int, inputs: Tensor = inputs) -> Tensor:
+                return rows.add(inputs, points)
+
+            row, points_at_once = halving(attempt, points_at_once, device)
+            outputs.append(row)
             step()
     found = torch.stack(outputs).clone()
     if not torch.isfinite(found).all():
@@ -190,8 +196,8 @@ class _Rows:
         self.right: list[Tensor] = []  # (sites, w - 1) a row
         self.up: list[Tensor] = []
 
-    def add(self, inputs: Tensor) -> Tensor:
-        """Take in a row (w, *input); give the outputs (w, k)."""
+    def add(self, inputs: Tensor, points: int) -> Tensor:
+        """Take in a row (w, *input), so many points at once; give the outputs (w, k)."""
         count = len(self._places)
         right = torch.zeros(count, self._width, dtype=torch.int64, device=inputs.device)
         up = torch.zeros_like(right)
@@ -223,7 +229,7 @@ class _Rows:
                 changes((step.output, number), state, _sides_between(state))
 
         outputs = []
-        for part in torch.split(inputs, self._estimator.chunk):
+        for part in torch.split(inputs, points):
             outputs.append(self._estimator.piecewise.run(part, watch).float())
             start += len(part)
         self._below = {key: torch.cat(states) for key, states in row.items()}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.probes.budget import halving, is_out_of_memory
 
 from . import chebyshev
 from .estimate import SegmentEstimate
@@ -36,7 +37,7 @@ _ALIVE = 4
 _AGREEMENT = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batches:
     """A network that is run in batches.
 
@@ -44,7 +45,7 @@ class Batches:
     ----------
     network : torch.nn.Module
     size : int
-        Inputs at once.
+        Inputs at once; half as many from each time on that memory runs out.
     """
 
     network: nn.Module
@@ -80,13 +81,15 @@ class Batches:
         alone = run_alone(network, examples)
         bytes_each = _ALIVE * _largest_output(network, examples[:1])
         size = max(1, min(MOST, (MEMORY if memory is None else memory) // max(1, bytes_each)))
+        pairs = cls(network, 2)
         try:
-            together = cls(network, 2)(examples[:2])
+            together = pairs(examples[:2])
         except RequestError:
             together = None
         alone = alone[:2].reshape(2, -1)
         if together is not None and _agree(together, alone):
-            return cls(network, size)
+            # Where not even two fit, nothing is known of how they would do together.
+            return cls(network, size if pairs.size == 2 else 1)
         if not _agree(cls(network, 1)(examples[:2]), alone):
             raise Undefined(
                 "the network's output for one input changes from call to call: it is no function "
@@ -104,23 +107,30 @@ class Batches:
         nlbench.NotFinite
             If an output is not finite.
         """
+        result, self.size = halving(
+            lambda size: self._outputs(inputs, size), self.size, inputs.device
+        )
+        if not torch.isfinite(result).all():
+            raise NotFinite("the network's output is not finite on the segment")
+        return result
+
+    def _outputs(self, inputs: Tensor, size: int) -> Tensor:
         outputs = []
-        for batch in torch.split(inputs, self.size):
+        for batch in torch.split(inputs, size):
             try:
                 with torch.inference_mode():
                     # A copy: the network may write into its input.
                     output = self.network(batch.clone())
                     outputs.append(output.reshape(len(batch), -1))
             except (RuntimeError, TypeError, IndexError, ValueError) as error:
+                if is_out_of_memory(error):
+                    raise
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 shape = tuple(batch.shape)
                 raise RequestError(
                     f"the network can't be run on inputs of shape {shape}: {reason}"
                 ) from error
-        result = torch.cat(outputs)
-        if not torch.isfinite(result).all():
-            raise NotFinite("the network's output is not finite on the segment")
-        return result
+        return torch.cat(outputs)
 
 
 def _agree(one: Tensor, other: Tensor) -> bool:

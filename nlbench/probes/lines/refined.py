@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.budget import usable_memory
+from nlbench.probes.budget import halving, usable_memory
 from nlbench.probes.model_state import tensors_of
 
 from .dispatch_recorder import Step
@@ -70,13 +71,14 @@ _ALIKE = 8
 """Values of two units are one, within so many times what rounding leaves of a value."""
 _WATCHED = (0, 3, 6)
 """Steps of the second grid at whose middle units are compared with each other."""
-_BYTES = 64 * 2**20
+_BYTES = 2**28
 _BYTES_GPU = 2**30
 _POINTS = 64
 _POINTS_GPU = 512
 _TOGETHER = 8
 _TOGETHER_GPU = 64
 
+T = TypeVar("T")
 Segment = tuple[Tensor, Tensor]
 Watch = Callable[[Step, Pieces, Sequence[Tensor]], None]
 
@@ -238,10 +240,9 @@ class _Group:
                 zeros[step.output, i][rows] = packed(flat == kink)
 
         outputs = []
-        for part in torch.split(torch.arange(len(owner)), self._chunk):
-            row = int(part[0])
-            at = owner[part], nodes.repeat(count)[part]
-            outputs.append(self._run(at[0], at[1] / FIRST, watch))
+        for row in range(0, len(owner), self._chunk):
+            part = slice(row, row + self._chunk)
+            outputs.append(self._run(owner[part], nodes.repeat(count)[part] / FIRST, watch))
         self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
         met = torch.zeros(count, FIRST - 1, dtype=torch.bool, device=self._device)
         for key, sides in self._sides.items():
@@ -295,7 +296,8 @@ class _Group:
                 left = sides.above[s, i], sides.below[s, i]
                 right = sides.above[s, i + 1], sides.below[s, i + 1]
                 unknown = ~(above | below) & (left[0] | left[1])
-                if bool(unknown.any()):
+                # To ask a GPU costs more than to do what changes nothing.
+                if unknown.is_cuda or bool(unknown.any()):
                     resting = packed(flat == kink)
                     opposite = crossed(left, right)
                     if step.output in self._first:
@@ -329,8 +331,8 @@ class _Group:
                             lists[watched[0]] += [value, _ALIKE * noise[j].double()]
 
         outputs = []
-        for part in torch.split(torch.arange(len(owner)), self._chunk):
-            row = int(part[0])
+        for row in range(0, len(owner), self._chunk):
+            part = slice(row, row + self._chunk)
             outputs.append(self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch))
         self.values = _interleaved(self.values, torch.cat(outputs).reshape(count, steps, -1))
         for key, parts in between.items():
@@ -409,7 +411,8 @@ class _Group:
         found = new.copies()
         if found is None:
             return
-        _, interval, step, margin, unit = (x[found[0]] for x in found)
+        again = found[0].nonzero().squeeze(1)
+        interval, step, margin, unit = (x[again] for x in found[1:])
         outputs = {place: output for output, place in self._places.items()}
         for key in set(zip(step.tolist(), margin.tolist(), strict=True)):
             mine = (step == key[0]) & (margin == key[1])
@@ -501,7 +504,7 @@ class _Group:
         channel = group // (lead.shape[1] // members.shape[1])
         mine = members[row, channel, lead[row, group].long()]
         theirs = members[row, channel, other[row, group].long()]
-        moving = ~torch.isin(theirs, self._flats) & (mine != theirs)
+        moving = (~torch.isin(theirs, self._flats) & (mine != theirs)).nonzero().squeeze(1)
         row, group = row[moving], group[moving]
         values = torch.stack([mine[moving], theirs[moving]], 1)
         close = _noise_of(members).flatten()[row]
@@ -704,7 +707,15 @@ def _interpolated(values: Tensor, t: Tensor) -> Tensor:
 
 
 class Estimator:
-    """A network in one precision, which estimates groups of segments."""
+    """A network in one precision, which estimates groups of segments.
+
+    Attributes
+    ----------
+    chunk : int
+        Points that are run at once.
+    together : int
+        Segments in a group.
+    """
 
     def __init__(
         self, model: nn.Module, dtype: torch.dtype, first: Segment, memory: int | None
@@ -930,13 +941,15 @@ def estimate_all(
     group: list[Segment] = [first]
     while group:
         group += _taken(waiting, estimator(single).together - len(group))
-        states = [_State(segment) for segment in group]
-        _estimate(estimator(single), states, tolerance, evaluations, budget, dtype is None)
-        again = [state for state in states if state.is_rough]
+        wanted = tolerance, evaluations, budget
+        states = _estimated(estimator(single), group, *wanted, dtype is None)
+        again = [i for i, state in enumerate(states) if state.is_rough]
         if again:
             double = estimator(torch.float64)
             for few in _in_groups(again, double.together):
-                _estimate(double, few, tolerance, evaluations, budget, False)
+                found = _estimated(double, [group[i] for i in few], *wanted, False)
+                for i, state in zip(few, found, strict=True):
+                    states[i] = replace(state, is_rough=True, wasted=states[i].wasted)
         for state in states:
             used = torch.float64 if state.is_rough else single
             yield None if state.is_exact else _result(estimator(used), state, tolerance)
@@ -947,14 +960,37 @@ def _taken(waiting: Iterator[Segment], count: int) -> list[Segment]:
     return [segment for _, segment in zip(range(count), waiting, strict=False)]
 
 
-def _in_groups(states: list[_State], most: int) -> list[list[_State]]:
-    return [states[i : i + most] for i in range(0, len(states), most)]
+def _in_groups(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    return [items[i : i + most] for i in range(0, len(items), most)]
+
+
+def _estimated(
+    estimator: Estimator,
+    segments: Sequence[Segment],
+    tolerance: float,
+    evaluations: int,
+    budget: int,
+    may_be_rough: bool,
+) -> list[_State]:
+    """Give what there is to know of segments, again with less at once where memory runs out."""
+    before = estimator.chunk
+
+    def attempt(points: int) -> list[_State]:
+        estimator.chunk = points
+        states = [_State(segment) for segment in segments]
+        for few in _in_groups(states, max(1, len(states) * points // before)):
+            _estimate(estimator, few, tolerance, evaluations, budget, may_be_rough)
+        return states
+
+    states, estimator.chunk = halving(attempt, before, estimator.device)
+    estimator.together = max(1, estimator.together * estimator.chunk // before)
+    return states
 
 
 @torch.inference_mode()
 def _estimate(
     estimator: Estimator,
-    states: list[_State],
+    states: Sequence[_State],
     tolerance: float,
     evaluations: int,
     budget: int,
@@ -972,13 +1008,14 @@ def _estimate(
     lost = LOST if estimator.dtype == torch.float32 or has_windows else 0.0
     while active:
         group.halve()
-        counts = group.counts()
+        # Here all comes over that the numbers of boundaries are made of.
+        counts, doubtful = group.counts().cpu(), group.undecided.tolist()
         going = []
         full = 2 * group.steps + 1 + PROBES > evaluations or (
             2 * group.bytes_kept * 2 > estimator.budget / 2
         )
         for i, state in enumerate(active):
-            undecided = float(group.undecided[i]) / group.steps
+            undecided = doubtful[i] / group.steps
             state.crossings = _Crossings.of(counts[:, i], undecided, lost)
             state.values, state.steps_counted = group.values[i], group.steps
             if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):

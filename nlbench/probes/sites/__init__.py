@@ -23,6 +23,7 @@ class Sites(LazyProbe):
     name = "sites"
     description = "input and output of every activation call"
     home = "nlbench.probes.sites.sites"
+    shows_on_cpu = True
     options: ClassVar[Mapping[str, Option]] = {
         "reduction": Option(
             "spatial",

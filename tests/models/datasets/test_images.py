@@ -6,6 +6,9 @@ from torchvision.datasets import ImageFolder
 from nlbench.errors import RequestError
 from nlbench.models.datasets.images import imagenet, images
 from nlbench.models.datasets.items import read_image
+from nlbench.models.training.recipes import vanilla
+from nlbench.models.training.tasks import Classification
+from nlbench.subjects import samples
 from nlbench.subjects.data import Preprocessing, dataset_info
 
 
@@ -229,6 +232,34 @@ def test_pixels_without_a_white_are_refused(tmp_path, dtype, kind):
     Image.fromarray(torch.rand(4, 4).numpy().astype(dtype)).save(tmp_path / "x.tiff")
     with pytest.raises(RequestError, match=f"its pixels are {kind}"):
         read_image(tmp_path / "x.tiff", PLAIN)
+
+
+@pytest.mark.parametrize("name", ["cat/a.png", "cat/b.JPEG", "ant/c.bmp", "dog/e.jpg"])
+def test_an_image_that_is_cut_short_is_found_before_a_training(animals, name):
+    data = images(str(animals), size=16)
+    data.train.check()
+    whole = (animals / name).read_bytes()
+    (animals / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RequestError, match=f"can't read the image .*{name}"):
+        data.train.check()
+    (animals / name).write_bytes(b"")
+    with pytest.raises(RequestError, match=f"can't read the image .*{name}"):
+        Classification(data, vanilla, 0.0, 0)
+
+
+def test_an_image_with_something_after_its_end_is_as_good_as_others(animals):
+    for name in ("cat/a.png", "cat/b.JPEG"):
+        with (animals / name).open("ab") as file:
+            file.write(b"\0" * 1000)
+    images(str(animals), size=16).train.check()
+
+
+def test_a_damaged_image_fails_its_subject_before_anything_is_measured(animals, monkeypatch):
+    monkeypatch.setattr(samples, "HELD", 0)
+    (animals / "dog" / "e.jpg").write_bytes(b"\xff\xd8 no image")
+    data = images(str(animals), size=16)
+    with pytest.raises(RequestError, match=r"can't read the image .*dog/e\.jpg"):
+        samples.draw(data, None, split="test", seed=0, model=torch.nn.Identity())
 
 
 def test_an_image_that_would_fill_the_memory_is_refused_in_one_line(tmp_path, monkeypatch):

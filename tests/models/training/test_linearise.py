@@ -12,6 +12,7 @@ from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.files import locked
 from nlbench.models.networks import vgg
+from nlbench.models.training import linearise as linearise_module
 from nlbench.models.training.linearise import LinearisingRequest, linearise
 from nlbench.progress import Monitor
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
@@ -264,9 +265,41 @@ def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, sta
     )
     assert any("omega0-seed0: " in line and "learning rate" in line for line in heard.lines)
     table = run.scores[run.scores["measure"] == "accuracy"]
-    statuses = {Path(w).name: s for w, s in zip(table["weights"], table["status"], strict=True)}
-    assert statuses.pop(NONE) in ("failed", "skipped")
-    assert statuses == {REFERENCE: "ok"}
+    rows = zip(table["weights"], table["status"], table["reason"], strict=True)
+    found = {Path(weights).name: (status, reason) for weights, status, reason in rows}
+    status, reason = found.pop(NONE)
+    assert status == "skipped"
+    assert "their training failed: " in reason
+    assert "learning rate" in reason
+    assert found == {REFERENCE: ("ok", "")}
+
+
+def test_what_depends_on_a_failed_training_says_so_and_leaves_the_others_alone(
+    tmp_path, monkeypatch
+):
+    from nlbench.models.training import recipes
+
+    quick = nlbench.registry.load("recipes", "vanilla")
+    monkeypatch.setattr(recipes, "vanilla", type(quick)("vanilla", 1, batch_size=16))
+    made = linearise_module.run_training
+
+    def failing(training, file, **options):
+        if training.recipe == "vanilla" and training.seed == 0:
+            training = replace(training, changes={"learning_rate": 1e30})
+        return made(training, file, **options)
+
+    monkeypatch.setattr(linearise_module, "run_training", failing)
+    wanted = request(omegas=(0.0,), seeds=(0, 1), control=True, changes={**CHANGES, "epochs": 1})
+    run = linearise(wanted, tmp_path / "lin")
+    table = run.scores[(run.scores["measure"] == "accuracy") & (run.scores["statistic"] == "value")]
+    reasons = {Path(w).name: r for w, r in zip(table["weights"], table["reason"], strict=True)}
+    assert len(reasons) == 6
+    for name, reason in reasons.items():
+        if "seed1" in name:
+            assert reason == ""
+        else:
+            assert "learning rate" in reason, name
+    assert "needs reference-seed0" in reasons[NONE]
 
 
 def test_a_slope_a_layer_makes_whole_layers_linear(tmp_path, start):

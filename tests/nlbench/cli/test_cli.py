@@ -97,6 +97,7 @@ def test_a_request_is_replayed_from_the_runs_own_file_and_a_dry_run_only_counts(
     assert done.stdout.startswith("3 cells on cpu: 0 new, 3 recorded, 0 impossible\n")
     done = here("run", "--config", file, "--seeds", "1", "--out", "new", "--dry-run")
     assert done.stdout.startswith("3 cells on cpu: 3 new, 0 recorded, 0 impossible\n")
+    assert "\n  lines: 2 segments; predicted from nine points on 2 of them: about " in done.stdout
     assert not (folder / "new").exists()
 
 
@@ -321,6 +322,33 @@ def test_an_interruption_while_loading_is_one_line(here, monkeypatch):
 
     monkeypatch.setattr(registry, "expand", interrupted)
     assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_is_an_interruption_before_anything_has_begun(here, monkeypatch, number):
+    def interrupted(group, names):
+        # More than once, as a terminal's group or a scheduler asks.
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(registry, "expand", interrupted)
+    assert assert_one_line(here("run"), 130) == "nlbench: interrupted"
+
+
+def test_an_interruption_of_the_imports_is_one_line(tmp_path):
+    code = (
+        "import os, signal, sys\n"
+        "class Asked:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Asked())\n"
+        "from nlbench.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert assert_one_line(done, 130) == "nlbench: interrupted"
 
 
 def test_an_interruption_while_planning_does_not_speak_of_a_folder_that_is_not_there(

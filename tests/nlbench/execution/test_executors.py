@@ -20,6 +20,7 @@ from nlbench.plan import make_plan
 from nlbench.progress import Monitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
+from nlbench.store import run_folder
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
 
@@ -224,6 +225,34 @@ def test_a_request_to_end_is_taken_as_an_interruption_and_only_during_the_run(pl
         run(wanted, tmp_path / "run", progress=stopping)
     assert signal.getsignal(signal.SIGTERM) is before
     assert nlbench.load_run(tmp_path / "run").manifest["unfinished"]
+
+
+def test_a_cell_is_written_whole_however_often_the_process_is_asked_to_end(
+    plugin, tmp_path, monkeypatch
+):
+    write = run_folder.write_atomically
+
+    def asked(path, content):
+        os.kill(os.getpid(), signal.SIGTERM)
+        write(path, content)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(run_folder, "write_atomically", asked)
+    with pytest.raises(KeyboardInterrupt):
+        run(request("plain", "mini"), tmp_path / "run")
+    # The manifest came first, and had to be whole, too.
+    assert (tmp_path / "run" / "manifest.json").is_file()
+    monkeypatch.setattr(
+        run_folder,
+        "write_atomically",
+        lambda path, content: (asked if path.parent.name == "cells" else write)(path, content),
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(request("plain", seeds=(0, 1)), tmp_path / "run")
+    kept = nlbench.load_run(tmp_path / "run")
+    assert len(kept.records) == 1
+    assert (tmp_path / "run" / "scores.csv").read_text() == kept.table()
+    assert kept.manifest["unfinished"]
 
 
 def test_progress_is_told_while_a_unit_is_measured(plugin, tmp_path):

@@ -62,6 +62,23 @@ def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, 
     assert {s for (model, _), (s, _) in status.items() if model == "deadly"} == {"failed"}
 
 
+@pytest.mark.slow
+def test_of_two_workers_one_that_is_killed_costs_the_guilty_cell_alone(plugin, tmp_path):
+    result = run(
+        request("choosy,slow,plain", "mini,mini2"),
+        tmp_path / "run",
+        execution=ExecutionOptions(executor="processes", workers=2, threads=1),
+    )
+    status = statuses(result)
+    guilty = status.pop(("mini2", "choosy"))
+    assert guilty == (
+        "failed",
+        "the worker was killed by SIGKILL (the system does that when memory runs out)",
+    )
+    assert set(status.values()) == {("ok", "")}
+    assert nlbench.load_run(tmp_path / "run").manifest["cells"] == {"failed": 1, "ok": 5}
+
+
 def test_a_subject_that_never_loads_fails_its_own_cells(plugin, tmp_path):
     wanted = request("plain,r2", "endless,mini")
     status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=2.0)))

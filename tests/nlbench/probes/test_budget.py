@@ -145,3 +145,26 @@ def test_what_a_sample_takes_grows_with_what_the_layers_make():
     wide, narrow = (nn.Sequential(nn.Linear(4, n), nn.Tanh()) for n in (4000, 40))
     ratio = bytes_a_sample(wide, torch.zeros(1, 4)) / bytes_a_sample(narrow, torch.zeros(1, 4))
     assert 50 < ratio < 110
+
+
+@pytest.mark.parametrize(
+    ("text", "is_memory"),
+    [
+        ("CUDA error: out of memory\nCUDA kernel errors might be reported", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`", True),
+        ("cuFFT error: CUFFT_ALLOC_FAILED", True),
+        ("Unable to find an engine to execute this computation", True),
+        ("MPS backend out of memory (MPS allocated: 1.00 GB)", True),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", False),
+        ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`", False),
+        ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if", False),
+        ("cuDNN error: CUDNN_STATUS_BAD_PARAM", False),
+        ("CUDA error: device-side assert triggered", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_what_the_libraries_of_a_gpu_say_of_memory_is_told_from_what_else_they_say(text, is_memory):
+    assert is_out_of_memory(RuntimeError(text)) is is_memory

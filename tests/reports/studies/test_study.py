@@ -5,6 +5,7 @@ import sys
 
 import pandas as pd
 import pytest
+import torch
 
 import nlbench
 from nlbench import registry
@@ -111,6 +112,16 @@ def test_networks_are_trained_once_for_all_studies(tmp_path):
         Context(tmp_path, "two").trained(
             "vgg8", "synthetic", "vanilla", 3, **{**asked, "epochs": 2}
         )
+
+
+def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(tmp_path):
+    context = Context(tmp_path, "mine")
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.randn(32, 3)
+    first = context.evaluated(model, x, ["r2", "norm"], "part")
+    again = context.evaluated(model, 2 * x, ["r2"], "part")
+    assert again["r2"].summary["value"] != first["r2"].summary["value"]
+    kept = load_run(tmp_path / "mine" / "part")
+    assert [record.to_json() for record in kept.records] == [r.to_json() for r in again.records]
 
 
 @pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "can't tell")])

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -86,6 +87,10 @@ def envelopes(
         From maxima, (P, channels, windows), to the output; by default they are reshaped.
     """
 
+    @cache
+    def members(device: torch.device) -> Tensor:
+        return windows.to(device)
+
     def output(maxima: Tensor) -> Tensor:
         if restored is not None:
             return restored(maxima)
@@ -103,10 +108,12 @@ def envelopes(
         return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        return window_overtakes(lines(inputs[0]), windows, noise(inputs, bounds))
+        x = lines(inputs[0])
+        return window_overtakes(x, members(x.device), noise(inputs, bounds))
 
     def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        top, _ = window_leaders(lines(inputs[0]), windows, noise(inputs, bounds))
+        x = lines(inputs[0])
+        top, _ = window_leaders(x, members(x.device), noise(inputs, bounds))
         return changed(lambda a, b: ~(a & b).any(-1), top)
 
     def advance(
@@ -116,14 +123,15 @@ def envelopes(
         rate_bounds: Sequence[Tensor],
     ) -> Front:
         x, rate = lines(inputs[0]), lines(rates[0])
-        front = window_front(x, rate, windows, noise(inputs, bounds))
+        front = window_front(x, rate, members(x.device), noise(inputs, bounds))
         return replace(front, value=output(front.value), rate=output(front.rate))
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], result: Tensor) -> Tensor:
         given = positions(inputs[0], bounds[0])
         if given.shape[-1] == 1 and bounds[0].ndim == result.ndim:
             return bounds[0]
-        return output(window_tops(lines(inputs[0]), windows, given)).abs()
+        x = lines(inputs[0])
+        return output(window_tops(x, members(x.device), given)).abs()
 
     # Members, who is largest, and which change places.
     rest = math.prod(call.shapes[0][1:]) // max(1, lines_of(call, lines))
@@ -355,23 +363,52 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
     current = slope.masked_fill(~first, -math.inf).argmax(-1, keepdim=True)
     position = torch.zeros_like(left[:, :1])
     row = torch.arange(len(left), device=left.device)
+    if left.is_cuda and 1 < left.shape[1] <= TOGETHER_GPU:
+        return _overtakes_together(left, slope, last, current)
     found: list[tuple[Tensor, Tensor]] = []
     while True:
-        going = ~last.gather(1, current).squeeze(1)
+        going = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
         left, slope, last = left[going], slope[going], last[going]
         current, position, row = current[going], position[going], row[going]
         if not len(row):
             break
-        rise = slope - slope.gather(1, current)
-        gap = left.gather(1, current) - left
-        meeting = torch.where(rise > 0, gap / rise, math.inf).maximum(position)
-        position = meeting.amin(-1, keepdim=True)
-        steepest = slope.masked_fill(meeting > position, -math.inf)
-        current = steepest.argmax(-1, keepdim=True)
-        inside = position.squeeze(1) < 1
+        current, position = _next(left, slope, current, position)
+        inside = (position.squeeze(1) < 1).nonzero().squeeze(1)
         left, slope, last = left[inside], slope[inside], last[inside]
         current, position, row = current[inside], position[inside], row[inside]
         found.append((position.squeeze(1), row))
     if not found:
         return left.new_zeros(0), row
     return torch.cat([share for share, _ in found]), torch.cat([row for _, row in found])
+
+
+TOGETHER_GPU = 16
+"""Lines up to which a GPU goes along all envelopes to the end, though most have no bend left: to
+see which have come there would make the host wait, at each bend."""
+
+
+def _overtakes_together(
+    left: Tensor, slope: Tensor, last: Tensor, current: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do what `overtakes` does with one wait; an envelope bends less often than it has lines."""
+    position = torch.zeros_like(left[:, :1])
+    going = ~last.gather(1, current).squeeze(1)
+    positions, bends = [], []
+    for _ in range(left.shape[1] - 1):
+        current, position = _next(left, slope, current, position)
+        going &= position.squeeze(1) < 1
+        positions.append(position.squeeze(1))
+        bends.append(going)
+        going = going & ~last.gather(1, current).squeeze(1)
+    step, row = torch.stack(bends).nonzero().unbind(1)
+    return torch.stack(positions)[step, row], row
+
+
+def _next(left: Tensor, slope: Tensor, current: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the line that overtakes the current one next, and where."""
+    rise = slope - slope.gather(1, current)
+    gap = left.gather(1, current) - left
+    meeting = torch.where(rise > 0, gap / rise, math.inf).maximum(position)
+    position = meeting.amin(-1, keepdim=True)
+    steepest = slope.masked_fill(meeting > position, -math.inf)
+    return steepest.argmax(-1, keepdim=True), position

@@ -282,23 +282,33 @@ def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
     interval, unit, share : tensor of shape (m,)
         The unit as an index into those of a point.
     """
-    above = margin > noise
-    interval, unit = _places((above[:-1] ^ above[1:]).reshape(len(above) - 1, -1))
-    flat = margin.reshape(len(margin), -1)
-    left, right = flat[interval, unit], flat[interval + 1, unit]
-    cell = torch.unravel_index(unit, margin.shape[1:])
-    noise = noise.expand_as(margin)
-    left, right = left.double(), right.double()
-    near, far = noise[(interval, *cell)], noise[(interval + 1, *cell)]
-    opposite = ((left > near) & (right < -far)) | ((left < -near) & (right > far))
-    left, right = left[opposite], right[opposite]
-    return interval[opposite], unit[opposite], left / (left - right)
+    # Each search for what is True makes a GPU's host wait, and a mask is such a search: there all
+    # is decided before the only one. A CPU would rather not compare all units, but the few that
+    # may have changed sides.
+    flat, spread = margin.reshape(len(margin), -1), noise.expand_as(margin)
+    if margin.is_cuda:
+        found = _opposite(margin[:-1], margin[1:], spread[:-1], spread[1:])
+        interval, unit = _places(found.reshape(len(found), -1))
+    else:
+        above = margin > noise
+        interval, unit = _places((above[:-1] ^ above[1:]).reshape(len(above) - 1, -1))
+        cell = torch.unravel_index(unit, margin.shape[1:])
+        near, far = spread[(interval, *cell)], spread[(interval + 1, *cell)]
+        found = _opposite(flat[interval, unit], flat[interval + 1, unit], near, far)
+        interval, unit = interval[found], unit[found]
+    left, right = flat[interval, unit].double(), flat[interval + 1, unit].double()
+    return interval, unit, left / (left - right)
+
+
+def _opposite(left: Tensor, right: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """Tell which values lie at both sides of zero, both beyond the noise."""
+    return ((left > near) & (right < -far)) | ((left < -near) & (right > far))
 
 
 def _places(found: Tensor) -> tuple[Tensor, Tensor]:
     """Give row and column of each True of a bool matrix, row by row."""
     columns, word = found.shape[1], 8
-    if columns and columns % word == 0:
+    if columns and columns % word == 0 and not found.is_cuda:
         # Few are True. Eight at a time: to look at each costs as much as to compute them.
         words = found.reshape(-1).view(torch.int64).nonzero().squeeze(1)
         hit, bit = found.reshape(-1, word)[words].nonzero().unbind(1)

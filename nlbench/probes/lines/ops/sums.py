@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,13 +33,25 @@ INPUTS = 8192
 """Inputs of a layer that are told apart by their errors; of more, groups share the largest."""
 
 
-def _squares(weight: Tensor, kernel: int) -> tuple[Tensor, float]:
-    """Give the sums of squares over the last `kernel` axes, over the square of the size."""
-    if weight.is_meta or not weight.numel():
-        return weight.flatten(weight.ndim - kernel).sum(-1) if kernel else weight, 1.0
-    size = float(weight.abs().max()) or 1.0
-    squares = (weight / size).square_()
-    return (squares.flatten(weight.ndim - kernel).sum(-1) if kernel else squares), size
+Squares = Callable[[], tuple[Tensor, float]]
+"""Sums of squares of a layer's weights, over the square of a size, and that size."""
+
+
+def _squares(weight: Tensor, kernel: int) -> Squares:
+    """Give what adds up the squares over the last `kernel` axes.
+
+    It is asked for with the first bound: values alone need none, and sums may take as much
+    memory as the weights.
+    """
+
+    def sums() -> tuple[Tensor, float]:
+        if weight.is_meta or not weight.numel():
+            return weight.flatten(weight.ndim - kernel).sum(-1) if kernel else weight, 1.0
+        size = float(weight.abs().max()) or 1.0
+        squares = (weight / size).square_()
+        return (squares.flatten(weight.ndim - kernel).sum(-1) if kernel else squares), size
+
+    return sums
 
 
 def _offset(bias: Tensor | None, units: Sequence[int]) -> list[Tensor]:
@@ -51,10 +64,16 @@ def linear(call: Call) -> Rule:
     weight, bias = call.args[1], call.argument(2, "bias")
     inputs = weight.shape[-1]
     group = -(-inputs // INPUTS)
-    squares, size = _squares(weight.reshape(-1, inputs), 0)
-    if group > 1:
-        padded = torch.nn.functional.pad(squares, (0, -inputs % group))
-        squares = padded.reshape(len(padded), -1, group).sum(-1)
+    by_input = _squares(weight.reshape(-1, inputs), 0)
+
+    @functools.cache
+    def sums_of_squares() -> tuple[Tensor, float]:
+        squares, size = by_input()
+        if group > 1:
+            padded = torch.nn.functional.pad(squares, (0, -inputs % group))
+            squares = padded.reshape(len(padded), -1, group).sum(-1)
+        return squares, size
+
     units = (1,) * (len(call.shape) - 1) + (-1,)
     offset = _offset(bias, units)
 
@@ -63,7 +82,7 @@ def linear(call: Call) -> Rule:
         if group > 1:
             padded = torch.nn.functional.pad(errors, (0, -inputs % group))
             errors = padded.reshape(len(padded), -1, group).amax(-1)
-        sums = squared_sums(errors, squares, size)
+        sums = squared_sums(errors, *sums_of_squares())
         shape = (len(sums), *(1,) * (output.ndim - 2), output.shape[-1])
         return joined([sums.reshape(shape), *offset])
 
@@ -89,9 +108,15 @@ def convolution(call: Call) -> Rule:
         joint: Tensor = torch.cat([call.apply([few]) for few in torch.split(x, part)])
         return joint
 
-    squares, size = _squares(weight, weight.ndim - 2)
-    groups = call.shapes[0][1] // max(1, weight.shape[1])
-    bound = _channels(squares.reshape(groups, -1, squares.shape[1]), size, terms, bias)
+    squares = _squares(weight, weight.ndim - 2)
+    groups, inputs = call.shapes[0][1] // max(1, weight.shape[1]), weight.shape[1]
+
+    @functools.cache
+    def by_group() -> tuple[Tensor, float]:
+        sums, size = squares()
+        return sums.reshape(groups, -1, inputs), size
+
+    bound = _channels(by_group, groups, inputs, terms, bias)
     on_cpu = weight.device.type == "cpu"
     return Rule(
         apply,
@@ -110,9 +135,15 @@ def transposed_convolution(call: Call) -> Rule:
     stride, groups = _of_axes(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
     reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     inputs = weight.shape[0] // groups
-    squares, size = _squares(weight, axes)
-    by_group = squares.reshape(groups, -1, squares.shape[1]).mT
-    return Rule(call.apply, _channels(by_group, size, inputs * math.prod(reached), bias))
+    squares = _squares(weight, axes)
+
+    @functools.cache
+    def by_group() -> tuple[Tensor, float]:
+        sums, size = squares()
+        return sums.reshape(groups, -1, sums.shape[1]).mT, size
+
+    terms = inputs * math.prod(reached)
+    return Rule(call.apply, _channels(by_group, groups, inputs, terms, bias))
 
 
 def _of_axes(value: Any, axes: int) -> list[int]:
@@ -120,21 +151,24 @@ def _of_axes(value: Any, axes: int) -> list[int]:
     return given * axes if len(given) == 1 else given
 
 
-def _channels(squares: Tensor, size: float, terms: int, bias: Tensor | None) -> Bound:
-    """Bound of a convolution: `squares` (groups, outputs, inputs) are summed over its kernel."""
-    groups, _, inputs = squares.shape
+def _channels(
+    by_group: Squares, groups: int, inputs: int, terms: int, bias: Tensor | None
+) -> Bound:
+    """Bound of a convolution: `by_group`, (groups, outputs, inputs), are summed over its kernel."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         errors = channel_errors(x[0], bounds[0], 1, terms)
         parts = errors.reshape(-1, groups, inputs).unbind(1)
+        squares, size = by_group()
         sums = torch.cat([squared_sums(p, s, size) for p, s in zip(parts, squares, strict=True)], 1)
         shape = (*sums.shape, *(1,) * (output.ndim - 2))
         return joined([sums.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
 
     if groups > 1 and inputs == 1:
-        flat = squares.squeeze(-1)
 
         def depthwise(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+            squares, size = by_group()
+            flat = squares.squeeze(-1)
             errors = channel_errors(x[0], bounds[0], 1, terms)
             sums = (errors[:, :, None] * (flat.sqrt() * size)).flatten(1)
             shape = (*sums.shape, *(1,) * (output.ndim - 2))

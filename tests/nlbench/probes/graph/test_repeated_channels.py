@@ -149,9 +149,64 @@ def test_what_bends_is_refused_where_it_is_no_unit(bend):
         channel_graph(model, torch.zeros(1, 2))
 
 
+SIGNS = torch.tensor([1.0, -1.0])
+
+
+def written_beside(h):
+    twice = torch.cat([h, h], 2)
+    twice[:, :, :4] = -h
+    return twice.view(1, 3, 2, 4).amax(2)
+
+
+LAID_SIDE_BY_SIDE = {
+    "cat": lambda h: torch.cat([h, -h], 2).view(1, 3, 2, 4).amax(2),
+    "cat after a layer": lambda h: torch.cat([h, 2 * h], 2).relu().unflatten(2, (2, 4)).amin(2),
+    "cat as a whole": lambda h: torch.cat([h, -h], 2).amax(2),
+    "cat with zeros": lambda h: torch.cat([h, torch.zeros(1, 3, 4)], 2).view(1, 3, 2, 4).amax(2),
+    "cat and pooling": lambda h: F.max_pool1d(
+        torch.cat([h, -h], 2).view(1, 3, 2, 4).transpose(2, 3).flatten(2), 2
+    ),
+    "cat and wide pooling": lambda h: F.max_pool1d(torch.cat([h, -h], 2), 2, dilation=4),
+    "cat and picking": lambda h: F.max_pool1d(torch.cat([h, -h], 2)[:, :, [0, 4, 1, 5]], 2),
+    "pad": lambda h: F.pad(h, (0, 4)).view(1, 3, 2, 4).max(2).values,
+    "pad and pooling": lambda h: F.max_pool1d(
+        F.pad(h, (0, 4)).view(1, 3, 2, 4).transpose(2, 3).flatten(2), 2
+    ),
+    "pad and wide pooling": lambda h: F.max_pool1d(F.pad(h, (0, 4)), 2, dilation=4),
+    "a new axis": lambda h: (h[:, :, None] * SIGNS[:, None]).amax(2),
+    "a new axis, expanded": lambda h: (h[:, :, None].expand(-1, -1, 2, -1) * SIGNS[:, None]).amax(
+        2
+    ),
+    "repetition": lambda h: (h.repeat(1, 1, 2) * SIGNS.repeat_interleave(4)).view(1, 3, 2, 4).amax(
+        2
+    ),
+    "interleaving": lambda h: F.max_pool1d(h.repeat_interleave(2, 2) * SIGNS.repeat(4), 2),
+    "enlargement": lambda h: F.max_pool1d(F.interpolate(h, scale_factor=2) * SIGNS.repeat(4), 2),
+    "a mask": lambda h: h.repeat(1, 1, 2)
+    .masked_fill(torch.arange(8) > 3, 0.0)
+    .view(1, 3, 2, 4)
+    .amax(2),
+    "assignment": written_beside,
+    "a norm's factors": lambda h: F.batch_norm(
+        h[:, 0][:, None].expand(-1, 2, -1), torch.zeros(2), torch.ones(2), SIGNS
+    ).amax(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bend", LAID_SIDE_BY_SIDE.values(), ids=LAID_SIDE_BY_SIDE)
+def test_a_maximum_of_what_was_laid_side_by_side_as_positions_is_refused(bend):
+    model = Calls(lambda x, first: bend(first(x)), nn.Conv1d(2, 3, 1))
+    with pytest.raises(UnsupportedOperation):
+        average_path_length(model, torch.zeros(1, 2, 4))
+
+
 @pytest.mark.parametrize(
     "pool",
     [
+        lambda h: F.max_pool2d(F.pad(h, (0, 1, 0, 1)), 2),
+        lambda h: F.max_pool2d(h * h.mean((2, 3), keepdim=True).expand_as(h), 2),
+        lambda h: (h + torch.zeros(4, 4)).flatten(2).amax(2),
+        lambda h: (h * torch.ones(3, 1, 1)).amax((2, 3)),
         lambda h: h.amax((2, 3)),
         lambda h: h.flatten(2).max(2).values,
         lambda h: F.adaptive_max_pool2d(h, 1),

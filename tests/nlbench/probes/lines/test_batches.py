@@ -77,3 +77,32 @@ def test_a_network_that_draws_at_random_is_no_function_of_its_input():
 
     with pytest.raises(Undefined, match="changes from call to call"):
         Batches.of(Dropping(), torch.randn(2, 300))
+
+
+class Cramped(nn.Module):
+    """Runs out of memory with more than so many inputs."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most, self.sizes = most, []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x.square()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_where_memory_runs_out_batches_are_halved_and_stay_so(most):
+    network, x = Cramped(most), torch.randn(20, 3)
+    batches = Batches.of(network, x[:2])
+    assert torch.equal(batches(x), x.square())
+    network.sizes.clear()
+    batches(x)
+    assert max(network.sizes) <= most
+
+
+def test_a_network_that_never_fits_says_so():
+    with pytest.raises(torch.OutOfMemoryError):
+        Batches(Cramped(0), 4)(torch.randn(4, 3))

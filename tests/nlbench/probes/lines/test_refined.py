@@ -9,6 +9,7 @@ from torch import nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
+from nlbench.probes.lines.patterns import Piecewise
 from nlbench.probes.lines.refined import PROBES, estimate_all, probes
 from tests.support.segments import Block, Depthwise, Functional, mlp, networks, small_residual
 
@@ -170,6 +171,29 @@ def test_neither_memory_nor_company_decides_a_number(seed, megabytes):
         assert (found.crossings, found.error) == (alone.crossings, alone.error)
         assert found.contributions == alone.contributions
         torch.testing.assert_close(found.values, alone.values, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("most", [3, 5])  # Three are run together at first, as a check.
+def test_fewer_points_are_run_at_once_where_memory_runs_out(most, monkeypatch):
+    network = mlp(5, widths=(3, 30, 30, 2))
+    pairs = list(zip(*2 * torch.randn(2, 5, 3), strict=True))
+    options = {"tolerance": 1e-3, "evaluations": 100, "dtype": torch.float64}
+    expected = list(estimate_all(network, pairs, **options))
+    run, failed = Piecewise.run, []
+
+    def cramped(self, inputs, watch):
+        found = run(self, inputs, watch)
+        if len(inputs) > most:
+            failed.append(len(inputs))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found
+
+    monkeypatch.setattr(Piecewise, "run", cramped)
+    for found, other in zip(estimate_all(network, pairs, **options), expected, strict=True):
+        assert (found.crossings, found.error) == (other.crossings, other.error)
+        assert found.evaluations == other.evaluations
+        torch.testing.assert_close(found.values, other.values, rtol=1e-12, atol=1e-14)
+    assert 2 < len(failed) < 7  # Of 64 points no more halves; what fits is remembered.
 
 
 def test_from_the_other_end_it_is_the_same():

@@ -4,7 +4,8 @@ They refuse what a GPU refuses (to be mixed with tensors of the CPU, to become N
 count what costs time there: kernels, and operations that block until the device has finished.
 So whatever runs here and gives the CPU's numbers has no tensor on the wrong device, and a test
 can hold a pass to a budget of synchronisations. Streams, allocators and rounding are not
-pretended; only a GPU shows those.
+pretended; only a GPU shows those. Python's doors to PyTorch's devices are the process's, so
+nothing else should use PyTorch meanwhile.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import contextlib
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
@@ -90,11 +95,13 @@ INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 class PretendTensor(torch.Tensor):
     """A tensor of the pretended device; `held` has its numbers."""
 
+    held: Tensor
+
     @staticmethod
-    def __new__(cls, held):
+    def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:  # noqa: D102
         # Views of an inference tensor can't be taken of a wrapper.
         with torch.inference_mode(False):
-            made = torch.Tensor._make_wrapper_subclass(
+            made: PretendTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 held.shape,
                 strides=held.stride(),
@@ -106,10 +113,11 @@ class PretendTensor(torch.Tensor):
         made.held = held
         return made
 
-    def __repr__(self):
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"PretendTensor({self.held!r})"
 
-    def numpy(self, *args, **kwargs):
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, as a GPU's tensor does."""
         raise TypeError(
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
             "tensor to host memory first."
@@ -117,58 +125,74 @@ class PretendTensor(torch.Tensor):
 
     __array__ = numpy
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, list):
             # PyTorch makes the index a tensor of the device, which waits.
             index = torch.tensor(index).to(DEVICE)
-        return super().__getitem__(index)
+        picked: Tensor = super().__getitem__(index)
+        return picked
 
-    def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Tensor:
+        """Make a tensor like this one of numbers of the CPU."""
         made = torch.tensor(data, dtype=dtype or self.dtype).to(device or DEVICE)
         return made.requires_grad_(requires_grad)
 
-    def tolist(self):
+    def tolist(self) -> Any:
+        """Give the numbers, once the device has them."""
         _current().waited("tolist")
         return self.held.tolist()
 
-    def untyped_storage(self):
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Give the memory of what is held: views share it."""
         return self.held.untyped_storage()
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
+        """Give where that is."""
         return self.held.data_ptr()
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         with torch.no_grad():
-            copied = PretendTensor(self.held.detach().clone())
+            copied: Tensor = PretendTensor(self.held.detach().clone())
         if isinstance(self, torch.nn.Parameter):
             copied = torch.nn.Parameter(copied, self.requires_grad)
         memo[id(self)] = copied
         return copied
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         return _dispatch(func, args, kwargs or {})
 
 
-def _generator(device="cpu"):
-    # PyTorch can't make one of a device that isn't there, nor tell whose it is.
-    return _GENERATOR("cpu" if torch.device(device).type == "cuda" else device)
+class _Generator(torch.Generator):
+    """PyTorch can't make one of a device that isn't there; this one is the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        is_cuda = torch.device(device).type == "cuda"
+        return super().__new__(cls, "cpu" if is_cuda else device)  # type: ignore[call-arg]
 
 
-_GENERATOR = torch.Generator
-
-
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees what is asked for on the device without a tensor of it, such as ``torch.zeros``."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return _dispatch(func, args, kwargs or {})
+
+def _seen(
+    self: _Mode, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    return _dispatch(func, args, kwargs or {})
+
+
+# Not in the class, which would have it import PyTorch's compiler for seconds.
+_Mode.__torch_dispatch__ = _seen  # type: ignore[method-assign, assignment]
 
 
 _RUNNING: list[PretendCuda] = []
 
 
-def _current():
+def _current() -> PretendCuda:
     return _RUNNING[-1] if _RUNNING else PretendCuda()
 
 
@@ -182,14 +206,25 @@ class PretendCuda(contextlib.ExitStack):
     waits : Counter
         How often the host waited for it, by operation.
     places : Counter
-        The same by line of nlbench that made it wait.
+        The same by the line of code that made it wait, and the operation.
+
+    Examples
+    --------
+    >>> with PretendCuda() as device:
+    ...     total = torch.arange(4.0).to("cuda").sum()
+    ...     total.is_cuda, float(total), dict(device.kernels)
+    (True, 6.0, {'sum': 1})
+    >>> sorted(device.waits)
+    ['_local_scalar_dense', 'from the CPU']
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.kernels, self.waits, self.places = Counter(), Counter(), Counter()
+        self.kernels: Counter[str] = Counter()
+        self.waits: Counter[str] = Counter()
+        self.places: Counter[tuple[str, str]] = Counter()
 
-    def __enter__(self):
+    def __enter__(self) -> PretendCuda:
         super().__enter__()
         _RUNNING.append(self)
         self.callback(_RUNNING.remove, self)
@@ -203,23 +238,31 @@ class PretendCuda(contextlib.ExitStack):
         self.enter_context(mock.patch.object(torch, "tensor", _made_then_moved(torch.tensor)))
         as_tensor = _made_then_moved(torch.as_tensor)
         self.enter_context(mock.patch.object(torch, "as_tensor", as_tensor))
-        self.enter_context(mock.patch.object(torch, "Generator", _generator))
+        self.enter_context(mock.patch.object(torch, "Generator", _Generator))
+        backward = _backward(torch.autograd.backward)
+        self.enter_context(mock.patch.object(torch.autograd, "backward", backward))
+        grad = _grad(torch.autograd.grad)
+        self.enter_context(mock.patch.object(torch.autograd, "grad", grad))
         self.enter_context(mock.patch.object(threading.Thread, "run", _in_mode(_RUN)))
         # Its kernels are operations of their own, which a CPU doesn't have.
-        self.enter_context(torch.backends.cudnn.flags(enabled=False))
-        self.enter_context(_Mode())
+        self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
+        torch._C._set_cudnn_enabled(False)
+        self.enter_context(_Mode())  # type: ignore[no-untyped-call]
         return self
 
-    def reset(self):
+    def reset(self) -> None:
         """Count from here."""
-        for counter in (self.kernels, self.waits, self.places):
-            counter.clear()
+        self.kernels.clear()
+        self.waits.clear()
+        self.places.clear()
 
-    def waited(self, what):
+    def waited(self, what: str) -> None:
+        """Count that the host waits."""
         self.waits[what] += 1
         self.places[_place(), what] += 1
 
-    def ran(self, name):
+    def ran(self, name: str) -> None:
+        """Count a kernel."""
         if name.rstrip("_") not in NO_KERNEL:
             self.kernels[name] += 1
 
@@ -227,28 +270,31 @@ class PretendCuda(contextlib.ExitStack):
 _RUN = threading.Thread.run
 
 
-def _in_mode(run):
-    def inside(self):
+def _in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def inside(self: threading.Thread) -> None:
         # Modes belong to a thread.
-        with _Mode():
+        with _Mode():  # type: ignore[no-untyped-call]
             run(self)
 
     return inside
 
 
-def _place():
-    """The line of nlbench that is at work."""
+def _place() -> str:
+    """The line of code outside PyTorch that is at work."""
     frame = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_back is not None:
         name = frame.f_code.co_filename
-        if "nlbench/" in name and "/site-packages/" not in name and "/tests/" not in name:
-            return f"{name.rpartition('nlbench/')[2]}:{frame.f_lineno}"
+        if name != __file__ and not Path(name).is_relative_to(_PYTORCH):
+            return f"{'/'.join(Path(name).parts[-2:])}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"
 
 
-def _made_then_moved(make):
-    def made(data, *args, device=None, **kwargs):
+_PYTORCH = Path(torch.__file__).parent
+
+
+def _made_then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         device = torch.device(device) if device is not None else None
         if device is None or device.type != "cuda":
             return make(data, *args, device=device, **kwargs)
@@ -259,61 +305,146 @@ def _made_then_moved(make):
     return made
 
 
-def _cuda_functions():
-    class Stream:
-        device = DEVICE
+def _backward(real: Callable[..., None]) -> Callable[..., None]:
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        root, first = _alone(tensors), _alone(grad_tensors)
+        if not isinstance(root, PretendTensor):
+            real(tensors, grad_tensors, *args, **kwargs)
+            return
+        with torch.no_grad():
+            for node, given in _derivatives(root, first):
+                if hasattr(node, "variable"):
+                    leaf, found = node.variable, given[0]
+                    leaf.grad = found if leaf.grad is None else leaf.grad + found
 
-        def __init__(self, *args, **kwargs):
-            pass
+    return backward
 
-        def synchronize(self):
-            _current().waited("stream.synchronize")
 
-        def wait_stream(self, other):
-            pass
+def _grad(real: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(
+        outputs: Any,
+        inputs: Any,
+        grad_outputs: Any = None,
+        retain_graph: Any = None,
+        create_graph: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        root, first = _alone(outputs), _alone(grad_outputs)
+        if not isinstance(root, PretendTensor):
+            return real(outputs, inputs, grad_outputs, retain_graph, create_graph, **kwargs)
+        wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        found: list[Tensor | None] = [None] * len(wanted)
+        with torch.set_grad_enabled(create_graph):
+            for node, given in _derivatives(root, first):
+                for i, one in enumerate(wanted):
+                    if one.grad_fn is node if one.grad_fn else getattr(node, "variable", 0) is one:
+                        found[i] = given.get(one.output_nr)
+        return tuple(found)
 
-        def wait_event(self, event):
-            pass
+    return grad
 
-        def record_event(self, event=None):
-            return event or Event()
 
-    class Event:
-        def __init__(self, *args, **kwargs):
-            pass
+def _alone(given: Any) -> Any:
+    return given[0] if isinstance(given, Sequence) and len(given) == 1 else given
 
-        def record(self, stream=None):
-            pass
 
-        def wait(self, stream=None):
-            pass
+def _derivatives(root: Tensor, first: Tensor | None) -> Iterator[tuple[Any, dict[int, Tensor]]]:
+    """Go back through the graph node by node: PyTorch would do it in a thread of the GPU's."""
+    first = torch.ones_like(root) if first is None else first
+    arrived: dict[Any, dict[int, Tensor]] = {root.grad_fn: {root.output_nr: first}}
+    for node in _from_end_to_start(root.grad_fn):
+        given = arrived.pop(node, {})
+        yield node, given
+        if not given or hasattr(node, "variable"):
+            continue
+        passed = node(*(given.get(i) for i in range(len(node._input_metadata))))
+        several = passed if isinstance(passed, tuple) else (passed,)
+        for (before, number), gradient in zip(node.next_functions, several, strict=True):
+            if before is None or gradient is None:
+                continue
+            shape = before._input_metadata[number].shape
+            # What was spread on the way there is summed on the way back.
+            gradient = gradient if gradient.shape == shape else gradient.sum_to_size(shape)
+            sums = arrived.setdefault(before, {})
+            sums[number] = gradient + sums[number] if number in sums else gradient
 
-        def query(self):
-            return True
 
-        def synchronize(self):
-            _current().waited("event.synchronize")
+def _from_end_to_start(end: Any) -> list[Any]:
+    """Nodes of a graph of derivatives, each after all that pass something on to it."""
+    order: list[Any] = []
+    seen = {end}
+    path = [(end, iter(end.next_functions))]
+    while path:
+        node, rest = path[-1]
+        for before, _ in rest:
+            if before is not None and before not in seen:
+                seen.add(before)
+                path.append((before, iter(before.next_functions)))
+                break
+        else:
+            order.append(node)
+            path.pop()
+    return order[::-1]
 
-        def elapsed_time(self, end):
-            return 0.0
 
-    class Generator:
-        # Where PyTorch can make another one like it.
-        device = CPU
+class _Stream:
+    device = DEVICE
 
-        def __init__(self):
-            self._generator = torch.Generator()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
-        def get_state(self):
-            return self._generator.get_state()
+    def synchronize(self) -> None:
+        _current().waited("stream.synchronize")
 
-        def set_state(self, state):
-            self._generator.set_state(state)
+    def wait_stream(self, other: Any) -> None:
+        pass
 
-        def manual_seed(self, seed):
-            self._generator.manual_seed(seed)
+    def wait_event(self, event: Any) -> None:
+        pass
 
-    generator = Generator()
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+
+class _Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        _current().waited("event.synchronize")
+
+    def elapsed_time(self, end: Any) -> float:
+        return 0.0
+
+
+class _DefaultGenerator:
+    # Where PyTorch can make another one like it.
+    device = CPU
+
+    def __init__(self) -> None:
+        self._generator = torch.default_generator.clone_state()
+
+    def get_state(self) -> Tensor:
+        return self._generator.get_state()
+
+    def set_state(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        self._generator.manual_seed(seed)
+
+
+def _cuda_functions() -> dict[str, Any]:
+    generator = _DefaultGenerator()
     properties = SimpleNamespace(
         name="Pretended GPU", major=9, minor=0, total_memory=24 * 2**30, multi_processor_count=1
     )
@@ -326,11 +457,11 @@ def _cuda_functions():
         "current_device": lambda: 0,
         "set_device": lambda device: None,
         "synchronize": lambda device=None: _current().waited("synchronize"),
-        "current_stream": lambda device=None: Stream(),
-        "default_stream": lambda device=None: Stream(),
+        "current_stream": lambda device=None: _Stream(),
+        "default_stream": lambda device=None: _Stream(),
         "stream": lambda stream: contextlib.nullcontext(),
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": _Stream,
+        "Event": _Event,
         "mem_get_info": lambda device=None: (20 * 2**30, 24 * 2**30),
         "memory_reserved": lambda device=None: 0,
         "memory_allocated": lambda device=None: 0,
@@ -349,7 +480,7 @@ def _cuda_functions():
     }
 
 
-def _dispatch(func, args, kwargs):
+def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation on what its tensors hold; refuse what a GPU refuses."""
     cuda = _current()
     name = func._schema.name.partition("::")[2]
@@ -364,7 +495,9 @@ def _dispatch(func, args, kwargs):
         wanted = (devices + [x.device for x in others] + [wanted])[0]
         args = tuple(CPU if isinstance(x, torch.device) else x for x in args)
         args = (args[0], *(x.held if isinstance(x, PretendTensor) else x for x in args[1:]))
-    if name in ("_to_copy", "_pin_memory", "to"):
+    if name == "_pin_memory":
+        return tensors[0].clone()
+    if name in ("_to_copy", "to"):
         return _copied(func, tensors[0], wanted, args, kwargs)
     if name in ("copy_", "_copy_from", "set_"):
         return _overwritten(func, tensors, args, kwargs)
@@ -396,7 +529,7 @@ def _dispatch(func, args, kwargs):
     )
 
 
-def _check_mixture(name, tensors):
+def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         is_number = tensor.ndim == 0 and name != "index_select"
         if tensor.device.type != "cpu" or is_number:
@@ -411,7 +544,13 @@ def _check_mixture(name, tensors):
         )
 
 
-def _copied(func, source, wanted, args, kwargs):
+def _copied(
+    func: Any,
+    source: Tensor,
+    wanted: torch.device | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     target = wanted or source.device
     held = source.held if isinstance(source, PretendTensor) else source
     if target.type == "meta":
@@ -431,7 +570,9 @@ def _copied(func, source, wanted, args, kwargs):
     return PretendTensor(output)
 
 
-def _overwritten(func, tensors, args, kwargs):
+def _overwritten(
+    func: Any, tensors: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
     target, *rest = tensors
     if rest and isinstance(target, PretendTensor) != isinstance(rest[0], PretendTensor):
         _current().waited("copy_")

@@ -1,0 +1,89 @@
+"""Functions of one number as networks: ``functions/relu``, ``functions/power-3``, …."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from nlbench.errors import RequestError, nearest
+from nlbench.registry import Family
+from nlbench.subjects.model import model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ACTIVATIONS", "Functions"]
+
+
+ACTIVATIONS: Mapping[str, str] = {
+    "elu": "ELU",
+    "gelu": "GELU",
+    "hardswish": "Hardswish",
+    "hardtanh": "Hardtanh",
+    "leaky-relu": "LeakyReLU",
+    "mish": "Mish",
+    "relu": "ReLU",
+    "relu6": "ReLU6",
+    "selu": "SELU",
+    "sigmoid": "Sigmoid",
+    "silu": "SiLU",
+    "softplus": "Softplus",
+    "tanh": "Tanh",
+}
+"""Names to PyTorch's modules, with their default parameters."""
+
+LISTED = (1, 2, 3, 5, 7, 11, 41)
+LARGEST = 999
+
+
+class Functions(Family):
+    """One activation and nothing else, for inputs of any shape: it has no weights.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Functions().load("power-3")()(torch.tensor([[2.0, -1.0]])).tolist()
+    [[8.0, -1.0]]
+    """
+
+    description = "one activation and nothing else; power-K for any whole K"
+
+    def names(self) -> Sequence[str]:
+        """Names of the activations, and of the powers of some orders."""
+        return (*ACTIVATIONS, *(f"power-{order}" for order in LISTED))
+
+    def load(self, name: str) -> Callable[..., nn.Module]:
+        """Give the function that builds one.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is none of that name.
+        """
+        order = re.fullmatch(r"power-(\d{1,3})", name)
+        if name not in ACTIVATIONS and not (order and 1 <= int(order[1]) <= LARGEST):
+            powers = f"; expected power-1 to power-{LARGEST}"
+            is_power = name.startswith("power")
+            hint = powers if is_power else nearest(name, self.names(), "functions/")
+            raise RequestError(f"there is no model 'functions/{name}'{hint}")
+
+        def build() -> nn.Module:
+            from torch import nn
+
+            from .power import Power
+
+            function = Power(int(order[1])) if order else getattr(nn, ACTIVATIONS[name])()
+            network = nn.Sequential()
+            network.add_module("function", function)
+            network.add_module("flat", nn.Flatten())  # A row of numbers a sample, as logits are.
+            return network
+
+        build.__doc__ = f"Build {self.describe(name)}."
+        return model()(build)
+
+    def describe(self, name: str) -> str:
+        """One line."""
+        if name in ACTIVATIONS:
+            return f"{ACTIVATIONS[name]} of each number"
+        return f"each number to the power of {name.rpartition('-')[2]}"

@@ -1,0 +1,147 @@
+"""A trained network's signature by the size of the batches that scores are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from nlbench.request import Request
+
+from .single_functions import SLIDES
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["BatchSize", "sites", "small_network"]
+
+
+def small_network(context: Context) -> tuple[str, str]:
+    """Give the dataset and the weights of a trained vgg8: shipped for digits, else trained.
+
+    Parameters
+    ----------
+    context : Context
+
+    Returns
+    -------
+    tuple of str
+    """
+    data = context.data or "digits"
+    if data == "digits":
+        return data, "trained"
+    return data, str(context.trained("vgg8", data, "vanilla", 0))
+
+
+def sites(run: Run) -> pd.DataFrame:
+    """Read the affinity of each site.
+
+    Parameters
+    ----------
+    run : Run
+
+    Returns
+    -------
+    DataFrame
+        One row a subject and site, in order of call, with the columns ``seed``, ``place``,
+        ``value`` and ``std`` (over batches).
+    """
+    rows = [
+        (int(r.subject["seed"]), v.place, v.statistics.get("value"), v.statistics.get("std"))
+        for r in run.records
+        for v in r.result.values
+    ]
+    return pd.DataFrame(rows, columns=["seed", "place", "value", "std"])
+
+
+class BatchSize(Study):
+    """The signature of a trained vgg8 by batch size."""
+
+    question = "Does a network's signature depend on the batch size?"
+    source = SLIDES
+    needs = "digits"
+    minutes, quick_minutes = 1.0, 0.2
+    takes = ("data", "seeds")
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Affinity of the same samples, cut into batches of several sizes."""
+        data, weights = small_network(context)
+        sizes = (128, 512) if context.quick else (128, 256, 512, 1024)
+        runs = {}
+        for size in sizes:
+            request = Request(
+                ("affinity",),
+                ("vgg8",),
+                (data,),
+                (weights,),
+                context.seeds or ((0,) if context.quick else (0, 1, 2)),
+                samples=sizes[-1],
+                split="train",
+                settings={"sites.batch": size},
+            )
+            runs[str(size)] = context.run(request, f"batch-{size}")
+        return runs
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """How far the signature moves, in shape and in level."""
+        found = pd.concat([sites(run).assign(batch=int(size)) for size, run in runs.items()])
+        order = found.place.unique()
+        table = found.pivot_table("value", "place", "batch").loc[order]
+        smallest, largest = table.columns.min(), table.columns.max()
+        shift = table[largest] - table[smallest]
+        noise = found[found.batch == smallest].groupby("place")["std"].mean().loc[order]
+        likeness = np.corrcoef(table.T.to_numpy()).min()
+        farthest = shift.abs().idxmax()
+        spread = table[smallest].max() - table[smallest].min()
+        verdicts = [
+            Verdict(
+                "The signature has the same shape at all batch sizes",
+                "stable",
+                f"least correlation {likeness:.4f}",
+                bool(likeness > 0.99),
+                f"over {len(order)} sites, between any two of {len(table.columns)} batch sizes; "
+                "agrees above 0.99",
+            ),
+            Verdict(
+                "The score of each site is the same at all batch sizes",
+                "stable",
+                f"{smallest} to {largest}: {shift.min():+.3f} to {shift.max():+.3f}; at "
+                f"{farthest} {shift[farthest]:+.3f} ± {noise[farthest]:.3f} over batches",
+                bool((shift.abs() <= noise).all()),
+                "agrees if no site moves by more than the standard deviation over batches of "
+                f"{smallest}, the paper's own measure of noise; sites differ by {spread:.2f}",
+            ),
+        ]
+        shown = table.rename(columns=lambda size: f"batch {size}").reset_index()
+        shown[f"±batches of {smallest}"] = noise.to_numpy()
+        return Findings(
+            verdicts,
+            {"Affinity by site and batch size": shown},
+            {"Signature by batch size": _figure(table, noise)},
+            [
+                "The paper: VGG16 on CIFAR-10, batches of 128 to 1,024. Here: vgg8, the same "
+                f"{largest:,} training samples cut into batches; draws: {found.seed.nunique()}.",
+            ],
+        )
+
+
+def _figure(table: pd.DataFrame, noise: pd.Series) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(table))
+    low, high = table.iloc[:, 0] - noise, table.iloc[:, 0] + noise
+    axes.fill_between(places, low, high, color="0.9", label=f"± over batches of {table.columns[0]}")
+    for size in table.columns:
+        axes.plot(places, table[size], "o-", ms=4, lw=1, label=f"batch {size}")
+    axes.set_xticks(places, table.index, fontsize=7)
+    axes.set_ylabel("affinity")
+    axes.set_ylim(0, 1.05)
+    axes.legend(ncols=3)
+    return figure

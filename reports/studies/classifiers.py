@@ -1,0 +1,207 @@
+"""The published classifiers that the affinity-score paper sets side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError, nearest
+from nlbench.request import Request
+
+from .study import Verdict
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
+
+    from .study import Context
+
+__all__ = [
+    "CLASSIFIERS",
+    "FAMILIES",
+    "Classifier",
+    "judged",
+    "measured_classifiers",
+    "remarks_on",
+    "short_name",
+]
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A published classifier.
+
+    Parameters
+    ----------
+    year : int
+        When it was published.
+    family : str
+    group : str
+        With which the paper compares it.
+    """
+
+    year: int
+    family: str
+    group: str
+
+
+FAMILIES: Mapping[str, tuple[int, str, str]] = {
+    "AlexNet": (2012, "pre-residual", "alexnet"),
+    "VGG": (2014, "pre-residual", "vgg11 vgg13 vgg16 vgg19"),
+    "GoogLeNet": (2014, "pre-residual", "googlenet"),
+    "Inception v3": (2015, "pre-residual", "inception_v3"),
+    "ResNet": (2015, "residual", "resnet18 resnet34 resnet50 resnet101 resnet152"),
+    "DenseNet": (2016, "residual", "densenet121 densenet161 densenet169 densenet201"),
+    "MNASNet": (2018, "searched", "mnasnet0_5 mnasnet0_75 mnasnet1_0 mnasnet1_3"),
+    "EfficientNet": (
+        2019,
+        "searched",
+        "efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4",
+    ),
+    "ViT": (2020, "ViT", "vit_b_32 vit_b_16 vit_l_32 vit_l_16 vit_h_14"),
+    "Swin": (2021, "post-ViT", "swin_t swin_s swin_b"),
+    "ConvNeXt": (
+        2022,
+        "post-ViT",
+        "convnext_tiny convnext_small convnext_base convnext_large",
+    ),
+}
+"""Year, group and networks of each family, in the order in which they came."""
+
+CLASSIFIERS: Mapping[str, Classifier] = {
+    f"torchvision/{name}": Classifier(year, family, group)
+    for family, (year, group, names) in FAMILIES.items()
+    for name in names.split()
+}
+
+_QUICK = (
+    "alexnet googlenet resnet18 resnet34 mnasnet0_5 efficientnet_b1 vit_b_32 swin_t convnext_tiny"
+)
+_NOT_DRAWN = ("torchvision/vit_h_14",)
+"""632 million parameters, and images whose side is a multiple of 14: left out where drawn."""
+
+_WEIGHTS = ("trained", "init", "calibrated")
+_SIDE = 96  # the least that all networks but one take, windows and patches of 32 included
+
+
+def measured_classifiers(context: Context, measures: Sequence[str], **settings: Any) -> Run:
+    """Measure the classifiers, with trained weights where these are at hand, or as drawn.
+
+    Trained networks look at ImageNet, with tensors reduced as the published figures were made;
+    drawn ones at small made-up pictures.
+
+    Parameters
+    ----------
+    context : Context
+        Its weights: ``trained`` (also where none are chosen), ``init`` or ``calibrated``.
+    measures : sequence of str
+    **settings
+        Of measures, with ``__`` for the dot.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no network's weights are at hand, or the weights are called otherwise.
+    """
+    weights = context.weights or "trained"
+    if weights not in _WEIGHTS:
+        hint = nearest(weights, _WEIGHTS)
+        raise RequestError(f"--weights: unknown '{weights}'{hint or '; expected init or trained'}")
+    names = tuple(f"torchvision/{n}" for n in _QUICK.split()) if context.quick else CLASSIFIERS
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    if weights != "trained":
+        samples = 32 if context.quick else 128
+        return context.run(
+            Request(
+                tuple(measures),
+                tuple(name for name in names if name not in _NOT_DRAWN),
+                (context.data or "synthetic",),
+                (weights,),
+                samples=samples,
+                settings={
+                    **given,
+                    "sites.batch": samples,
+                    **({} if context.data else {"synthetic.image_size": _SIDE}),
+                },
+            )
+        )
+    return context.run(
+        Request(
+            tuple(measures),
+            _at_hand(tuple(names)),
+            (context.data or "imagenet",),
+            ("trained",),
+            samples=512 if context.quick else 2048,
+            settings={**given, "sites.batch": 512, "sites.reduction": "published"},
+        )
+    )
+
+
+def _at_hand(names: Sequence[str]) -> tuple[str, ...]:
+    """Those whose published weights are there."""
+    from nlbench import registry
+    from nlbench.subjects.model import model_info
+
+    files = {
+        name: Path(model_info(registry.load("models", name)).trained["imagenet"]) for name in names
+    }
+    found = tuple(name for name, file in files.items() if file.is_file())
+    if not found:
+        raise RequestError(
+            f"none of the {len(names)} networks' published weights are in "
+            f"{next(iter(files.values())).parent}; say --weights init to measure them as drawn"
+        )
+    return found
+
+
+def short_name(model: str) -> str:
+    """Name of a network without its library's.
+
+    Examples
+    --------
+    >>> short_name("torchvision/vit_b_32")
+    'vit_b_32'
+    """
+    return model.rpartition("/")[2]
+
+
+def _is_drawn(run: Run) -> bool:
+    return any(record.subject["weights"] in _WEIGHTS[1:] for record in run.records)
+
+
+def remarks_on(run: Run) -> list[str]:
+    """Say what a reader has to know of the weights, the data and the networks."""
+    models = {str(record.subject["model"]) for record in run.records}
+    data = ", ".join(dict.fromkeys(str(record.subject["data"]) for record in run.records))
+    said = []
+    if _is_drawn(run):
+        said.append(
+            "Random weights: the networks are as they are drawn before training, and what is "
+            "claimed of trained ones can't be told from them; the remarks beside the verdicts say "
+            "what the numbers of the random ones would."
+        )
+    batches = {str(record.probe.get("samples", "")) for record in run.records}
+    said.append(
+        f"{len(models)} of the {len(CLASSIFIERS)} networks, on {data}, "
+        f"{', '.join(sorted(batches))} samples; the published figures are of trained ones on the "
+        "50,000 images of ImageNet's validation split."
+    )
+    return said
+
+
+def judged(run: Run, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Leave open what is claimed of trained networks where the weights are random."""
+    if not _is_drawn(run):
+        return list(verdicts)
+    return [
+        Verdict(
+            one.claim,
+            one.published,
+            one.ours,
+            None,
+            f"random weights, which would say: {one.word}"
+            + (f"; {one.remark}" if one.remark else ""),
+        )
+        for one in verdicts
+    ]

@@ -1,0 +1,175 @@
+"""Scores of tensors averaged over positions against those of whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from nlbench.request import Request
+
+from .batch_size import sites, small_network
+from .single_functions import NINE, SLIDES, normal_score, one_batch, values
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["Pooling"]
+
+
+# Mean and spread over ways of pooling (slides).
+PUBLISHED = {
+    "sigmoid": (0.91, 0.001),
+    "tanh": (0.81, 0.001),
+    "hardtanh": (0.78, 0.002),
+    "hardswish": (0.70, 0.002),
+    "silu": (0.68, 0.002),
+    "leaky-relu": (0.63, 0.003),
+    "relu": (0.62, 0.004),
+    "relu6": (0.62, 0.002),
+    "gelu": (0.61, 0.003),
+}
+REDUCTIONS = {"spatial": "pooled", "flatten": "whole"}
+SAMPLES = 256
+MANY, FEW = 16, 3
+CLOSE = 0.015
+
+
+class Pooling(Study):
+    """Affinity of nine activations and of a trained vgg8, pooled over positions or not."""
+
+    question = "Does averaging over positions preserve the affinity score?"
+    source = SLIDES
+    needs = "digits"
+    minutes, quick_minutes = 0.8, 0.3
+    takes = ("data", "seeds")
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Affinity under either reduction: normal noise of many and few channels, a network."""
+        data, weights = small_network(context)
+        seeds = context.seeds or ((0,) if context.quick else (0, 1, 2))
+        runs = {}
+        for reduction in REDUCTIONS:
+            settings = {
+                **one_batch(SAMPLES, "ledoit-wolf"),
+                "sites.reduction": reduction,
+            }
+            for channels in (MANY, FEW):
+                request = Request(
+                    ("affinity",),
+                    tuple(f"functions/{name}" for name in NINE),
+                    ("normal/0:1",),
+                    ("init",),
+                    seeds,
+                    samples=SAMPLES,
+                    settings=settings
+                    | {
+                        "normal.shape": f"{channels}x4x4",
+                        "normal.spacing": "random",
+                        "normal.count": 4 * SAMPLES,
+                    },
+                )
+                part = f"{channels}-channels-{reduction}"
+                runs[part] = context.run(request, part)
+            request = Request(
+                ("affinity",), ("vgg8",), (data,), (weights,), seeds, SAMPLES, settings=settings
+            )
+            runs[f"network-{reduction}"] = context.run(request, f"network-{reduction}")
+        return runs
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Pooled beside whole: where they agree and where they do not."""
+        noise = {
+            channels: pd.DataFrame(
+                {
+                    called: values(runs[f"{channels}-channels-{reduction}"])
+                    .groupby("function")
+                    .value.mean()
+                    for reduction, called in REDUCTIONS.items()
+                }
+            ).loc[list(PUBLISHED)]
+            for channels in (MANY, FEW)
+        }
+        network = _network(runs)
+        verdicts = [
+            Verdict(
+                f"{name} has one score, pooled or not ({MANY} channels of noise)",
+                f"{published:.2f} ± {spread:.3f}",
+                f"pooled {row.pooled:.3f}, whole {row.whole:.3f}",
+                bool(max(abs(row.pooled - published), abs(row.whole - published)) <= CLOSE),
+                f"in theory {normal_score(name):.4f} for both; agrees if both are within {CLOSE} "
+                "of what was published",
+            )
+            for (name, (published, spread)), row in zip(
+                PUBLISHED.items(), noise[MANY].itertuples(), strict=True
+            )
+        ]
+        verdicts += [
+            _compared(
+                f"Pooling preserves the score with {FEW} channels of noise",
+                noise[FEW],
+                "a pooled tensor has as many numbers as channels: in so few dimensions another "
+                "sample's output is nearer than one's own, and the distance shrinks",
+            ),
+            _compared(
+                "Pooling preserves the scores of a trained network's activations",
+                network,
+                "vgg8's positions are not independent, as those of noise are",
+            ),
+        ]
+        named = {
+            f"{channels} channels of noise": frame.reset_index(names="function")
+            for channels, frame in noise.items()
+        }
+        return Findings(
+            verdicts,
+            {**named, "vgg8": network.reset_index(names="site")},
+            {"Affinity, pooled and whole": _figure(noise, network)},
+            [
+                f"{SAMPLES} samples, the noise of 4x4 independent positions; draws: "
+                f"{values(runs[f'{MANY}-channels-spatial']).seed.nunique()}.",
+            ],
+        )
+
+
+def _network(runs: Mapping[str, Run]) -> pd.DataFrame:
+    columns = {}
+    for reduction, called in REDUCTIONS.items():
+        found = sites(runs[f"network-{reduction}"])
+        columns[called] = found.groupby("place", sort=False).value.mean()
+    return pd.DataFrame(columns)
+
+
+def _compared(claim: str, scores: pd.DataFrame, why: str) -> Verdict:
+    difference = scores.pooled - scores.whole
+    worst = difference.abs().idxmax()
+    return Verdict(
+        claim,
+        "preserves",
+        f"pooled - whole: {difference.min():+.3f} to {difference.max():+.3f}; {worst} "
+        f"{scores.pooled[worst]:.3f} against {scores.whole[worst]:.3f}",
+        bool(difference.abs().max() <= CLOSE),
+        f"agrees if none differs by more than {CLOSE}; {why}",
+    )
+
+
+def _figure(noise: Mapping[int, pd.DataFrame], network: pd.DataFrame) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    titles = [*(f"{channels} channels of noise" for channels in noise), "vgg8, trained"]
+    for axes, title, scores in zip(panels, titles, [*noise.values(), network], strict=True):
+        places = np.arange(len(scores))
+        axes.plot(places, scores.whole, "o", color="C0", label="whole")
+        axes.plot(places, scores.pooled, "x", color="C1", label="pooled")
+        axes.set_xticks(places, scores.index, fontsize=7, rotation=60, ha="right")
+        axes.set_title(title)
+    panels[0].set_ylabel("affinity")
+    panels[0].legend()
+    return figure

@@ -1,0 +1,204 @@
+"""How far signatures of one architecture differ between trainings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nlbench.reports.agreement import paired_share
+from nlbench.reports.signatures import Comparison, compare_signatures
+
+from .site_scores import AFFINITY, signatures, site_scores
+from .small_networks import measured_networks
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["Seeds"]
+
+
+NETWORKS = {"vgg8": 9, "resnet20": 3, "plain20": 3}
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+
+
+class Seeds(Study):
+    """Nine trainings of VGG8: their signatures against each other and other architectures'."""
+
+    question = "Is a signature the architecture's own, or does each training have another?"
+    source = AFFINITY
+    needs = "digits; trains 15 networks"
+    minutes = 8.0
+    quick_minutes = 0.8
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Affinity of nine VGG8s and three ResNet20s and plain20s, and of VGG8s as drawn."""
+        trained = {"vgg8": 3, "resnet20": 1, "plain20": 1} if context.quick else NETWORKS
+        drawn = {"vgg8": trained["vgg8"]}
+        return {"run": measured_networks(context, trained, drawn=drawn)}
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Distances of signatures within an architecture and between two."""
+        table = site_scores(runs["run"])
+        trained = table[table.state == "trained"]
+        found = dict(signatures(trained, ["model", "seed"]))
+        names = [str(model) for model, _ in found]  # type: ignore[misc]
+        compared = compare_signatures(list(found.values()))
+        pairs = _pairs(names, compared.distances)
+        within, between = pairs[pairs.same], pairs[~pairs.same]
+        before = dict(signatures(table[table.state == "drawn"], ["model", "seed"]))
+        moved = np.array(
+            [
+                compare_signatures([before[key], found[key]]).distances[0, 1]
+                for key in before
+                if key in found
+            ]
+        )
+        means = pd.DataFrame(
+            [
+                (model, seed, values.mean(), values.min(), values.max())
+                for (model, seed), values in found.items()
+            ],  # type: ignore[misc]
+            columns=["network", "seed", "mean", "min", "max"],
+        )
+        return Findings(
+            [
+                _steady(means),
+                _nearer(within.distance, between.distance),
+                _recognised(names, compared.distances),
+                _weights_count(within[within.first == "vgg8"].distance, moved),
+            ],
+            {
+                "Mean, least and largest score of each training": means,
+                "Distances of signatures": pairs,
+            },
+            {
+                "Signatures of all trainings, and their distances": _figure(
+                    names, list(found.values()), pairs
+                ),
+                "A map of the signatures": _map(names, compared),
+            },
+            [
+                f"{names.count('vgg8')} trainings of VGG8 on digits; the published ones are nine "
+                "of VGG16 on CIFAR10."
+            ],
+        )
+
+
+def _pairs(names: Sequence[str], distances: NDArray[np.float64]) -> pd.DataFrame:
+    rows = [
+        (names[i], names[j], names[i] == names[j], distances[i, j])
+        for i, j in itertools.combinations(range(len(names)), 2)
+    ]
+    return pd.DataFrame(rows, columns=["first", "second", "same", "distance"])
+
+
+def _steady(means: pd.DataFrame) -> Verdict:
+    ours = means[means.network == "vgg8"]["mean"]
+    others = means.groupby("network")["mean"].mean()
+    gap = float(np.min([abs(a - b) for a, b in itertools.combinations(others, 2)]))
+    spread = float(ours.std())
+    return Verdict(
+        "VGG8's mean score hardly depends on the seed",
+        "robust to the seed",
+        f"{ours.mean():.3f} ± {spread:.3f} over {len(ours)}",
+        spread < gap / 2,
+        f"hardly: ± is less than half of the {gap:.3f} that lies between the mean scores of the "
+        "two most similar architectures",
+    )
+
+
+def _nearer(within: pd.Series, between: pd.Series) -> Verdict:
+    both = "trainings of one architecture are nearer to each other than to any other's"
+    return Verdict(
+        f"Signatures: {both}",
+        "",
+        f"{within.mean():.2f} ({within.min():.2f} to {within.max():.2f}) within, "
+        f"{between.mean():.2f} ({between.min():.2f} to {between.max():.2f}) between",
+        bool(within.max() < between.min()) if len(within) else None,
+        "DTW distances; the farthest pair within against the nearest pair between",
+    )
+
+
+def _recognised(names: Sequence[str], distances: NDArray[np.float64]) -> Verdict:
+    """Whether the nearest other signature is of the same architecture."""
+    alone = [names.count(name) == 1 for name in names]
+    away = distances + np.diag(np.full(len(names), np.inf))
+    hits = [
+        1.0 if names[int(away[i].argmin())] == names[i] else -1.0
+        for i in range(len(names))
+        if not alone[i]
+    ]
+    share = paired_share(hits)
+    chance = float(
+        np.mean([(names.count(n) - 1) / (len(names) - 1) for n in names if names.count(n) > 1])
+    )
+    return Verdict(
+        "The signature nearest to a training's is of the same architecture",
+        "",
+        f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})",
+        True if share.low > chance else False if share.high < chance else None,
+        f"by chance it would be {chance:.0%}",
+    )
+
+
+def _weights_count(within: pd.Series, moved: NDArray[np.float64]) -> Verdict:
+    return Verdict(
+        "Seeds make less of a difference than training does",
+        "stable over seeds, different for other weights",
+        f"VGG8: {within.mean():.2f} between seeds, {moved.mean():.2f} from drawn to trained",
+        bool(within.max() < moved.min()) if len(moved) and len(within) else None,
+        "DTW distances; the farthest pair of seeds against the training that moved least",
+    )
+
+
+def _figure(
+    names: Sequence[str], found: Sequence[NDArray[np.float64]], pairs: pd.DataFrame
+) -> Figure:
+    from matplotlib.figure import Figure
+
+    networks = list(dict.fromkeys(names))
+    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for name, values in zip(names, found, strict=True):
+        depth = np.linspace(0, 1, len(values))
+        left.plot(depth, values, color=COLOURS[networks.index(name)], linewidth=0.9, alpha=0.8)
+    for place, network in enumerate(networks):
+        left.plot([], [], color=COLOURS[place], label=f"{network} × {names.count(network)}")
+    left.set_xlabel("depth, first to last site")
+    left.set_ylabel("affinity")
+    left.legend(loc="lower right")
+    kinds = {
+        "within": pairs.distance[pairs.same],
+        "between": pairs.distance[~pairs.same],
+    }
+    rng = np.random.default_rng(0)
+    for place, values in enumerate(kinds.values()):
+        right.plot(place + rng.uniform(-0.2, 0.2, len(values)), values, ".", color=COLOURS[place])
+    right.set_xticks(range(len(kinds)), [f"{kind}\narchitectures" for kind in kinds])
+    right.set_xlim(-0.5, len(kinds) - 0.5)
+    right.set_ylim(bottom=0)
+    right.set_ylabel("DTW distance")
+    return figure
+
+
+def _map(names: Sequence[str], compared: Comparison) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
+    axes = figure.subplots()
+    for place, network in enumerate(dict.fromkeys(names)):
+        of = [i for i, name in enumerate(names) if name == network]
+        axes.plot(*compared.points[of].T, "o", color=COLOURS[place], label=network)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xlabel("classical scaling of DTW distances")
+    axes.legend()
+    return figure

@@ -1,0 +1,179 @@
+"""What studies of single activations share: one number a cell, and what theory says of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nlbench.citation import Source
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
+
+__all__ = [
+    "NINE",
+    "NORMAL",
+    "SLIDES",
+    "correlation_score",
+    "normal_score",
+    "one_batch",
+    "relu_on_uniform",
+    "values",
+]
+
+
+SLIDES = Source(
+    citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
+    "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
+    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides.",
+)
+
+NINE = (
+    "sigmoid",
+    "relu",
+    "gelu",
+    "relu6",
+    "leaky-relu",
+    "tanh",
+    "hardtanh",
+    "silu",
+    "hardswish",
+)
+"""The paper's activations, as ``functions/NAME``."""
+
+NORMAL = {
+    "sigmoid": 0.91,
+    "tanh": 0.81,
+    "hardtanh": 0.78,
+    "hardswish": 0.70,
+    "silu": 0.67,
+    "leaky-relu": 0.63,
+    "relu": 0.62,
+    "relu6": 0.62,
+    "gelu": 0.61,
+}
+"""The slides' scores of activations of many numbers at once, in the study of shrinkage."""
+
+
+def one_batch(samples: int, shrinkage: str = "none") -> dict[str, str | int]:
+    """Settings by which all samples make one score."""
+    return {"affinity.shrinkage": shrinkage, "sites.batch": samples}
+
+
+def values(run: Run, measure: str = "affinity") -> pd.DataFrame:
+    """Read one number a cell.
+
+    Parameters
+    ----------
+    run : Run
+    measure : str
+
+    Returns
+    -------
+    DataFrame
+        One row a cell with the columns ``function`` (the model's name, without the family's),
+        ``data``, ``seed``, ``value`` (NaN where there is none) and ``reason``.
+    """
+    rows = [
+        (
+            str(record.subject["model"]).removeprefix("functions/"),
+            str(record.subject["data"]),
+            int(record.subject["seed"]),
+            float(record.result.summary.get("value", math.nan)),
+            record.result.reason,
+        )
+        for record in run.records
+        if record.measure["name"] == measure
+    ]
+    return pd.DataFrame(rows, columns=["function", "data", "seed", "value", "reason"])
+
+
+def correlation_score(r: float) -> float:
+    """Affinity of a map under which x and y are matched as they are: 1 - √(1 - r).
+
+    On a line every increasing map is one. Of many independent numbers every map is one: points
+    in many dimensions are nearest to their own images. r is the correlation of x and y; with T
+    that brings var x to var y, W2² = 2 var(y) (1 - r).
+
+    Examples
+    --------
+    >>> correlation_score(0.84)
+    0.6
+    """
+    return 1 - math.sqrt(max(0.0, 1 - r))
+
+
+def normal_score(function: str) -> float:
+    """Affinity of an activation of many independent standard normal numbers, in theory.
+
+    Parameters
+    ----------
+    function : str
+        One of `NINE`.
+
+    Examples
+    --------
+    >>> round(normal_score("relu"), 4)
+    0.6212
+    """
+    x = np.linspace(-12, 12, 48_001)
+    density = np.exp(-(x**2) / 2)
+    density /= density.sum()
+    y = _function(function, x)
+    y = y - (density * y).sum()
+    return correlation_score((density * x * y).sum() / math.sqrt((density * y * y).sum()))
+
+
+def _function(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    from scipy.special import expit, ndtr
+
+    match name:
+        case "sigmoid":
+            return np.asarray(expit(x))
+        case "tanh":
+            return np.tanh(x)
+        case "silu":
+            return np.asarray(x * expit(x))
+        case "gelu":
+            return np.asarray(x * ndtr(x))
+        case "hardtanh":
+            return np.clip(x, -1, 1)
+        case "hardswish":
+            return x * np.clip(x + 3, 0, 6) / 6
+        case "relu":
+            return np.maximum(x, 0)
+        case "relu6":
+            return np.clip(x, 0, 6)
+        case _:
+            return np.where(x > 0, x, 0.01 * x)
+
+
+def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
+    """Affinity of ReLU on the uniform distribution of an interval that holds 0, in theory.
+
+    Parameters
+    ----------
+    low, high : float
+        ``low <= 0 < high``.
+
+    Returns
+    -------
+    tuple of float
+        The transport's distance, its bound √(2 var y), and the score.
+
+    Examples
+    --------
+    >>> [round(each, 4) for each in relu_on_uniform(-1, 1)]
+    [0.1325, 0.4082, 0.6754]
+    """
+    length, middle = high - low, (high + low) / 2
+    mean, square = high**2 / 2 / length, high**3 / 3 / length
+    # x y is y² wherever y isn't 0.
+    covariance, variance = square - middle * mean, square - mean**2
+    score = correlation_score(covariance / math.sqrt(variance * length**2 / 12))
+    bound = math.sqrt(2 * variance)
+    return (1 - score) * bound, bound, score

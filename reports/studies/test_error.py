@@ -1,0 +1,140 @@
+"""Whether what is measured on training images goes with the error on others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from nlbench.reports.agreement import Correlation, spearman
+from nlbench.request import Request
+
+from .linear_regions import (
+    COLOURS,
+    DATA,
+    MEASURES,
+    MODEL,
+    SOURCE,
+    drawn,
+    measured,
+    medians,
+    network_values,
+    path_values,
+    settings_in,
+    size_of,
+    trained_networks,
+)
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["TestError"]
+
+
+class TestError(Study):
+    """Test error of networks against their median density and deviation."""
+
+    __test__ = False  # pytest takes the name for a test's
+
+    question = "Does deviation along training images tell a network's error on others?"
+    source = SOURCE
+    needs = "trains 15 networks, shared with four other studies"
+    minutes = 18.0
+    quick_minutes = 0.5
+    takes = ("data", "seeds")
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Trained networks along closed paths, and their accuracy on the whole test split."""
+        paths = measured(context)
+        weights = tuple(map(str, trained_networks(context)))
+        request = Request(("accuracy",), (MODEL,), (context.data or DATA,), weights, samples=0)
+        part = "accuracy-quick" if context.quick else "accuracy"
+        return {"paths": paths, "accuracy": context.run(request, part)}
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Correlate the test error with each measure's median, over networks."""
+        error = 1 - network_values(runs["accuracy"], "accuracy")
+        values = {name: path_values(runs["paths"], name) for name in MEASURES}
+        table = pd.DataFrame(
+            {"error": error, **{name: medians(one) for name, one in values.items()}}
+        ).dropna()
+        table = table.reset_index(names=["setting", "seed"])
+        found = {name: spearman(table[name], table.error) for name in MEASURES}
+        verdicts = [
+            Verdict(
+                "Networks that deviate more have the larger test error",
+                "deviation predicts the test error",
+                _said(found["absdev"]),
+                _is_positive(found["absdev"]),
+                _HOW,
+            ),
+            Verdict(
+                "Density does not tell the test error",
+                "any density goes with very different errors",
+                _said(found["density"]),
+                _is_unrelated(found["density"]),
+                _HOW + "; does not agree where the interval leaves out 0",
+            ),
+        ]
+        return Findings(
+            verdicts,
+            {"Test error and medians over paths": table},
+            {"Test error against the median over paths": _figure(table)},
+            [
+                size_of(values["absdev"]),
+                "The error is the share of wrong answers on the test split; the paper takes the "
+                "loss.",
+            ],
+        )
+
+
+_HOW = "Spearman's ρ over networks with its 95 % interval"
+
+
+def _said(found: Correlation) -> str:
+    if not np.isfinite(found.value):
+        return f"{found.n} networks: no correlation"
+    interval = f" ({found.low:.2f} to {found.high:.2f})" if np.isfinite(found.low) else ""
+    return f"ρ = {found.value:.2f}{interval}, {found.n} networks"
+
+
+def _is_positive(found: Correlation) -> bool | None:
+    if not np.isfinite(found.low):
+        return None
+    return True if found.low > 0 else False if found.high < 0 else None
+
+
+def _is_unrelated(found: Correlation) -> bool | None:
+    if not np.isfinite(found.low):
+        return None
+    # An interval around 0 is no proof that there is nothing, unless it is narrow.
+    if found.low > 0 or found.high < 0:
+        return False
+    return True if max(-found.low, found.high) < 0.5 else None
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    def draw(panels: Sequence[Axes]) -> None:
+        for axes, name in zip(panels, MEASURES, strict=True):
+            for number, setting in enumerate(settings_in(table.setting)):
+                one = table[table.setting == setting]
+                axes.plot(
+                    one[name],
+                    100 * one.error,
+                    "o",
+                    color=COLOURS[number % len(COLOURS)],
+                    markersize=5,
+                    label=setting,
+                )
+            label = {"absdev": "absolute deviation", "density": "crossings"}[name]
+            axes.set_xlabel(f"median {label}")
+        panels[0].set_ylabel("test error, %")
+        panels[0].legend(fontsize=7.5)
+
+    return drawn(draw)

@@ -1,0 +1,166 @@
+"""One subject, measured: what a measure may cost, and what becomes of one that has no room."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.execution.measure_subject import Meter
+from nlbench.measure import Measure, Result
+from nlbench.pretend_cuda import PretendCuda
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+
+
+def inputs():
+    return torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Short(Measure):
+    """Norm of the outputs, for which memory runs out as often as is left to."""
+
+    probe = "function"
+    left = 0
+    looked = 0
+
+    def reset(self):
+        self.sum = 0.0
+
+    def update(self, observation):
+        type(self).looked += 1
+        if self.left > 0:
+            type(self).left -= 1
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        self.sum += float(observation.inputs.norm())
+
+    def compute(self):
+        return Result.of({"norm": self.sum})
+
+
+class Beside(Short):
+    """The same, with room enough."""
+
+    left = looked = 0
+
+
+class Wary(Measure):
+    """Works on the CPU only."""
+
+    probe = "function"
+
+    def update(self, observation):
+        if observation.inputs.is_cuda:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        self.value = float(observation.inputs.norm())
+
+    def compute(self):
+        return Result.of({"norm": self.value})
+
+
+def measured(measures, device="cpu"):
+    return nlbench.evaluate(network().to(device), inputs().to(device), measures)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_looked():
+    Short.left = Short.looked = Beside.looked = 0
+
+
+def test_a_measure_for_which_memory_runs_out_is_measured_once_more_alone():
+    expected = measured([Short, Beside])
+    Short.left, Short.looked, Beside.looked = 1, 0, 0
+    found = measured([Short, Beside])
+    assert found["short"].status == "ok"
+    assert found["short"].summary == expected["short"].summary
+    assert found["short"].reason == expected["short"].reason
+    assert Short.looked == 1 + Beside.looked
+
+
+def test_what_does_not_fit_on_a_gpu_is_computed_on_the_cpu_which_is_said():
+    expected = measured([Wary])["wary"]
+    with PretendCuda():
+        found = measured([Wary], "cuda")["wary"]
+    assert found.status == "ok"
+    assert found.reason == "computed on the CPU: cuda:0 is full"
+    assert found.summary["value"] == pytest.approx(expected.summary["value"], rel=1e-6)
+
+
+def test_what_fits_nowhere_is_failed_and_nothing_else_is():
+    Short.left = 10**6
+    found = measured([Short, Beside])
+    assert (found["short"].status, found["beside"].status) == ("failed", "ok")
+    assert "ALLOC_FAILED" in found["short"].reason
+    assert Short.looked == 2
+
+
+def test_a_loader_that_is_gone_through_once_is_not_gone_through_again():
+    Short.left = 10**6
+
+    class AtSites(Short):
+        """Of sites."""
+
+        probe = "sites"
+
+    batches = iter([inputs()[:12], inputs()[12:]])
+    found = nlbench.evaluate(network(), batches, [AtSites], labels=False)
+    assert found["atsites"].status == "failed"
+
+
+class Counting(Measure):
+    """Number of observations."""
+
+    number = 0
+
+    def reset(self):
+        self.number = 0
+
+    def update(self, observation):
+        self.number += 1
+
+    def compute(self):
+        return Result.of({"number": float(self.number)})
+
+
+@pytest.mark.parametrize("probe", ["function", "lines"])
+def test_a_measures_clock_waits_for_the_gpu_at_its_ends_and_nowhere_between(probe):
+    counting = type("Counted", (Counting,), {"probe": probe, "__doc__": "Number of observations."})
+    with PretendCuda() as device:
+        model, samples = network().to("cuda"), inputs().to("cuda")
+        device.reset()
+        run = nlbench.evaluate(model, samples, [counting], settings=FEW if probe == "lines" else {})
+    (record,) = run.records
+    shown = int(record.result.summary["value"])
+    assert shown > 0
+    # Around its making, each observation and the result; around the whole.
+    assert device.waits["synchronize"] == 2 * (1 + shown + 1) + 2
+
+
+FEW = {"lines.number": 1, "lines.anchors": 2}
+
+
+def test_sites_are_measured_beside_the_gpu_without_waiting_for_it():
+    counting = type("Counted", (Counting,), {"probe": "sites", "__doc__": "Observations."})
+    with PretendCuda() as device:
+        model, samples = network().to("cuda"), inputs().to("cuda")
+        device.reset()
+        nlbench.evaluate(model, samples, [counting], settings={"sites.batch": 6})
+    assert device.waits["synchronize"] == 2
+
+
+def test_a_meter_waits_at_both_ends():
+    with PretendCuda() as device:
+        Meter(torch.device("cuda")).read()
+        assert device.waits == {"synchronize": 2}
+
+
+def test_nothing_of_a_measurement_keeps_the_model():
+    model = network()
+    known = weakref.ref(model)
+    nlbench.evaluate(model, inputs(), ["r2", "absdev", "nlc"], settings=FEW)
+    del model
+    assert known() is None

@@ -1,0 +1,258 @@
+"""What a GPU would refuse, and how often it would be waited for, seen without one."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import nlbench
+from nlbench.models.training.loop import train
+from nlbench.models.training.recipes import vanilla
+from nlbench.plan import Request
+from nlbench.pretend_cuda import PretendCuda
+from nlbench.probes.lines import estimate_segment, trace_segment
+from nlbench.probes.lines.exact import trace_exactly
+from nlbench.probes.lines.program import record as recorded
+from nlbench.runner import run
+from nlbench.subjects.data import Dataset
+
+SITE_MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
+MEASURES = [*SITE_MEASURES, "nlc", "pathlength", "absdev", "density"]
+FEW_LINES = {"lines.number": 1, "lines.anchors": 2}
+
+
+def pooled():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(8 * 4, 40),
+        nn.ReLU(),
+        nn.Linear(40, 5),
+    )
+
+
+def smooth():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(8 * 4, 40),
+        nn.Tanh(),
+        nn.Linear(40, 5),
+    )
+
+
+class Residual(nn.Module):
+    """A block whose ReLU is called twice, once as a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.head(torch.relu(x + self.second(x)).mean((2, 3)))
+
+
+@pytest.fixture
+def cuda():
+    with PretendCuda() as device:
+        yield device
+
+
+@pytest.mark.parametrize("build", [pooled, smooth, Residual])
+def test_every_measure_gives_what_it_gives_on_the_cpu(build):
+    torch.manual_seed(0)
+    model, inputs = build().eval(), torch.rand(160, 3, 8, 8)
+    here = nlbench.evaluate(model, inputs, MEASURES, settings=FEW_LINES)
+    with PretendCuda():
+        there = nlbench.evaluate(
+            copy.deepcopy(model).to("cuda"), inputs.to("cuda"), MEASURES, settings=FEW_LINES
+        )
+    assert {record.machine["device"] for record in there.records} == {"cuda:0"}
+    for record in here.records:
+        name, found = record.measure["name"], there[record.measure["name"]]
+        assert found.status == record.result.status, f"{name}: {found.reason}"
+        assert found.summary == pytest.approx(record.result.summary, rel=1e-9, abs=1e-12), name
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
+def test_a_segment_is_traced_where_the_model_is(cuda, method):
+    torch.manual_seed(0)
+    model, (start, end) = pooled().eval(), torch.rand(2, 3, 8, 8)
+    end = start + (end - start) / 16
+    there = trace_segment(
+        copy.deepcopy(model).to("cuda"), start.to("cuda"), end.to("cuda"), method=method
+    )
+    here = trace_segment(model, start, end, method=method)
+    assert there.values.is_cuda
+    assert there.regions == here.regions
+    torch.testing.assert_close(there.t.cpu(), here.t, rtol=0, atol=1e-12)
+    torch.testing.assert_close(there.values.cpu(), here.values, rtol=1e-12, atol=1e-12)
+
+
+def test_tensors_of_two_devices_do_not_mix(cuda):
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.zeros(3, device="cuda") + torch.zeros(3)
+    with pytest.raises(TypeError, match="cpu"):
+        torch.zeros(3, device="cuda").numpy()
+
+
+def test_waiting_is_counted_with_the_line_that_waits(cuda):
+    values = torch.arange(4.0).to("cuda")
+    cuda.reset()
+    values.sum().item()
+    values[values > 1]
+    assert cuda.waits == {"_local_scalar_dense": 1, "index[mask]": 1}
+
+
+def test_site_measures_wait_at_most_four_times_a_site_and_batch(cuda):
+    torch.manual_seed(0)
+    model, inputs = pooled().eval().to("cuda"), torch.rand(256, 3, 8, 8).to("cuda")
+    nlbench.evaluate(model, inputs, SITE_MEASURES)
+
+    def waits(samples):
+        cuda.reset()
+        run = nlbench.evaluate(model, inputs[:samples], SITE_MEASURES, settings={"sites.batch": 64})
+        assert not run.failed
+        return sum(cuda.waits.values())
+
+    # Two sites; what is waited for once a run cancels out.
+    batches, sites = 2, 2
+    assert waits(256) - waits(128) <= 4 * batches * sites
+
+
+def test_the_model_is_left_on_its_device_as_it_was(cuda):
+    model = smooth().eval().to("cuda")
+    before = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    nlbench.evaluate(model, torch.rand(32, 3, 8, 8).to("cuda"), MEASURES, settings=FEW_LINES)
+    assert all(tensor.is_cuda for tensor in model.state_dict().values())
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor.cpu(), before[name], rtol=0, atol=0)
+
+
+class Deep(nn.Sequential):
+    """Layers of ReLUs, one after another."""
+
+    def __init__(self, layers):
+        parts = [nn.Linear(6, 16)]
+        for _ in range(layers):
+            parts += [nn.ReLU(), nn.Linear(16, 16)]
+        super().__init__(*parts)
+
+
+def waits_of(cuda, build, shape, run):
+    """Waits for a pass that has been made before: without what is done once."""
+    torch.manual_seed(0)
+    model, (start, end) = build().double().eval().to("cuda"), torch.rand(2, *shape).double()
+    run = run(model, start.to("cuda"), end.to("cuda"))
+    run()
+    cuda.reset()
+    run()
+    return sum(cuda.waits.values())
+
+
+def exactly(limit=None):
+    def prepared(model, start, end):
+        program = recorded(model, torch.stack([start, end]))
+        return lambda: list(trace_exactly(program, [(start, end)], limit=limit))
+
+    return prepared
+
+
+def test_exact_tracing_waits_at_most_five_times_a_bending_layer(cuda):
+    one, four = (waits_of(cuda, lambda n=n: Deep(n), (6,), exactly()) for n in (1, 4))
+    assert 0 < four - one <= 5 * 3
+
+
+def test_exact_tracing_waits_at_most_five_times_a_pooling_and_for_a_chunk(cuda):
+    def without():
+        return nn.Sequential(pooled()[0], nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 5))
+
+    def pooling():
+        return nn.Sequential(pooled()[0], nn.ReLU(), nn.MaxPool2d(4), nn.Flatten())
+
+    bare, more = (waits_of(cuda, build, (3, 8, 8), exactly()) for build in (without, pooling))
+    assert more - bare <= 5
+    parts = waits_of(cuda, lambda: Deep(4), (6,), exactly(limit=4))
+    whole = waits_of(cuda, lambda: Deep(4), (6,), exactly())
+    regions = trace_segment(*traced(Deep(4))).regions
+    # No more chunks than regions, each through four layers at most, and put together.
+    assert parts - whole <= regions * (5 * 4 + 3)
+
+
+def traced(model):
+    torch.manual_seed(0)
+    model = type(model)(4).double().eval()
+    return model, *torch.rand(2, 6).double()
+
+
+def test_estimates_wait_for_little_more_than_their_counts(cuda):
+    def estimated(model, start, end):
+        return lambda: estimate_segment(model, start, end, evaluations=65)
+
+    one, four = (waits_of(cuda, lambda n=n: Deep(n), (6,), estimated) for n in (1, 4))
+    # Recorded anew, with two numbers a layer that are asked for once; then three halvings.
+    assert four - one <= 3 * (2 + 3 * 3)
+
+
+def few_images():
+    random = torch.Generator().manual_seed(5)
+    images, labels = torch.rand(24, 3, 8, 8, generator=random), torch.arange(24) % 5
+    return Dataset("few", *[TensorDataset(images, labels)] * 2, (3, 8, 8), 5, (0.5,), (0.25,), "")
+
+
+def test_training_gives_what_it_gives_on_the_cpu_and_waits_twice_a_step(cuda):
+    # One number tells whether the loss is finite, one transfer how many are right.
+    recipe = replace(vanilla, batch_size=8, epochs=2)
+    there = train(smooth, few_images(), recipe, device="cuda")
+    waited = cuda.waits.total()
+    here = train(smooth, few_images(), recipe)
+    assert [e.loss for e in there.history] == pytest.approx([e.loss for e in here.history], 1e-12)
+    for name, tensor in here.model.state_dict().items():
+        found = there.model.state_dict()[name]
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), tensor, rtol=1e-12, atol=1e-12)
+    cuda.reset()
+    train(smooth, few_images(), replace(recipe, epochs=4), device="cuda")
+    steps, looks = 2 * 3, 2 * 2
+    # Each epoch ends with a look at a split or two, a batch each.
+    assert cuda.waits.total() - waited <= 2 * steps + 2 * looks
+
+
+def test_a_run_on_the_device_gives_what_one_on_the_cpu_gives(tmp_path):
+    measures = ("affinity", "cka", "nlc")
+    request = Request(measures, ("vgg8",), samples=12, weights="init", data=("digits",))
+    here = run(request, tmp_path / "cpu")
+    with PretendCuda():
+        there = run(replace(request, device="cuda"), tmp_path / "cuda")
+    assert {r.machine["device"] for r in there.records} == {"cuda"}
+    assert there.records[0].machine["environment"]["device_name"] == "Pretended GPU"
+    for record in here.records:
+        name, found = record.measure["name"], there[record.measure["name"]]
+        assert found.status == record.result.status == "ok", f"{name}: {found.reason}"
+        assert found.summary == pytest.approx(record.result.summary, rel=1e-12, abs=1e-12), name
+
+
+def test_derivatives_are_what_they_are_on_the_cpu(cuda):
+    x, weight = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
+
+    def gradients(device):
+        given = weight.clone().to(device).requires_grad_()
+        spread = torch.ones(3, dtype=torch.float64).to(device).requires_grad_()
+        loss = ((x.to(device) @ given.T + spread).tanh() ** 2).sum() * spread.sum()
+        loss.backward()
+        (first,) = torch.autograd.grad((given**3).sum(), given, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), given)
+        return [one.cpu() for one in (given.grad, spread.grad, second)]
+
+    for there, here in zip(gradients("cuda"), gradients("cpu"), strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-12)

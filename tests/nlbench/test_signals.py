@@ -1,0 +1,85 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from nlbench.signals import ignore_interruptions, interruptible, uninterrupted
+
+ASKED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    before = {number: signal.getsignal(number) for number in ASKED}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ASKED)
+def test_what_asks_to_end_is_an_interruption_and_only_in_the_block(number, handlers):
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        send(number)
+    assert {n: signal.getsignal(n) for n in ASKED} == handlers
+
+
+def test_an_interruption_waits_for_the_end_of_what_must_be_whole(handlers):
+    done = []
+
+    def work():
+        with uninterrupted():
+            with uninterrupted():
+                send(signal.SIGTERM)
+                send(signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        work()
+    assert done == ["inner", "outer"]
+    assert {n: signal.getsignal(n) for n in ASKED} == handlers
+
+
+def test_without_one_there_is_none():
+    with interruptible(), uninterrupted():
+        pass
+
+
+def test_what_somebody_else_made_of_a_signal_is_left_alone():
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("theirs"))
+    with interruptible(), uninterrupted():
+        send(signal.SIGTERM)
+        assert heard == ["theirs"]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interruptible():
+        send(signal.SIGHUP)
+
+
+def test_a_process_that_ends_anyway_hears_no_more():
+    with interruptible():
+        ignore_interruptions()
+        send(signal.SIGTERM)
+    send(signal.SIGTERM)
+
+
+def test_other_threads_may_use_both():
+    failed = []
+
+    def work():
+        try:
+            with interruptible(), uninterrupted():
+                ignore_interruptions()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed

@@ -1,0 +1,43 @@
+"""Runs as the studies of linear regions make them, with made-up numbers."""
+
+from nlbench.measure import Result, Value
+from nlbench.store.manifest import Manifest
+from nlbench.store.record import Record
+from nlbench.store.run_folder import Run
+
+
+def checkpoint(setting, seed):
+    """What the header of a checkpoint of a setting says."""
+    if setting == "initialised":
+        return None
+    noise = setting.split()[1] if setting.startswith("noise") else "0.0"
+    recipe = {"clean": "vanilla", "augmented": "augmented"}.get(setting, "noisy-labels")
+    return {"seed": str(seed), "recipe": recipe, "label_noise": noise}
+
+
+def record(measure, setting, seed, numbers, summary=None):
+    """One cell: a measure of the network of a setting and a seed, a number a path."""
+    made = checkpoint(setting, seed)
+    values = tuple(Value(f"path{i}", {"value": float(v)}) for i, v in enumerate(numbers))
+    found = {"value": summary} if summary is not None else None
+    return Record(
+        key=f"{measure}-{setting}-{seed}".replace(" ", "-"),
+        subject={
+            "model": "vgg8",
+            "weights": f"{setting}-{seed}",
+            "data": "digits",
+            "seed": 0,
+            **({"weights_metadata": made} if made else {}),
+        },
+        measure={"name": measure, "version": "1", "options": {}},
+        probe={"name": "lines", "options": {}},
+        machine={"device": "cpu", "dtype": "float32", "environment": {}},
+        result=Result(found, values) if found else Result.of(values),
+        seconds=0.0,
+        finished="",
+    )
+
+
+def run_of(records):
+    records = list(records)
+    return Run(Manifest().of_records(records), records)
