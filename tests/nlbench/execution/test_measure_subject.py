@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import nlbench
+from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution.measure_subject import Meter
 from nlbench.measure import Measure, Result
-from nlbench.pretend_cuda import PretendCuda
 
 
 def network():

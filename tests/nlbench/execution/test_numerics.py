@@ -5,9 +5,9 @@ import threading
 import pytest
 import torch
 
+from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution import numerics
 from nlbench.execution.numerics import describe_environment, exact_arithmetic, float32_precision
-from nlbench.pretend_cuda import PretendCuda
 
 OPERATIONS = [
     *(("cuda", operation) for operation in ("all", "matmul", "conv", "rnn")),

@@ -22,9 +22,10 @@ from nlbench.execution.numerics import exact_arithmetic
 from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_probe, make_bench
-from nlbench.pretend_cuda import PretendCuda
 from nlbench.probes import Resources
 from nlbench.subjects.subject import Subject
+
+from .pretend_cuda import PretendCuda
 
 __all__ = ["Check", "check_measure"]
 

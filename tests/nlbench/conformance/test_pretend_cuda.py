@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import nlbench
+from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
 from nlbench.plan import Request
-from nlbench.pretend_cuda import PretendCuda
 from nlbench.probes.lines import estimate_segment, trace_segment
 from nlbench.probes.lines.exact import trace_exactly
 from nlbench.probes.lines.program import record as recorded
