@@ -56,12 +56,18 @@ def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
             f"the network's output has shape {tuple(logits.shape)} for labels of shape "
             f"{tuple(labels.shape)}: not one logit a class"
         )
+    classes = logits.shape[-1]
+    if classes < 2:
+        raise Undefined(f"the network has {classes} logits, between which nothing is predicted")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        kind = str(labels.dtype).removeprefix("torch.")
+        raise Undefined(f"the labels are {kind}, expected whole numbers")
     asked = labels != NOTHING
     if not bool(torch.isfinite(logits[asked]).all()):
         raise NotFinite("the network's logits are not finite, so it has no accuracy")
-    largest = int(labels.max()) if labels.numel() else 0
-    if largest >= logits.shape[-1]:
-        raise Undefined(f"a label is {largest}, the network has {logits.shape[-1]} logits")
+    wrong = labels[asked & ((labels < 0) | (labels >= classes))]
+    if len(wrong):
+        raise Undefined(f"a label is {int(wrong[0])}, the network has {classes} logits")
     return int((logits.argmax(-1) == labels)[asked].sum()), int(asked.sum())
 
 

@@ -13,7 +13,7 @@ from nlbench.errors import RequestError, one_line
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
 
-from .record import NUMBER, Record, check_fields
+from .record import NUMBER, Record, check_bounds, check_fields
 
 if TYPE_CHECKING:
     from nlbench.execution.numerics import Machine
@@ -121,6 +121,8 @@ class Manifest(Mapping[str, Any]):
             for name, what in (("measures", "measure"), ("probes", "probe")):
                 for entry in given.get(name, {}).values():
                     check_fields(what, entry, {})
+                    if what == "measure":
+                        check_bounds(entry.get("bounds"))
             check_fields("merged", given.get("merged", {}), {})
             counts = given.get("cells", {})
             check_fields("cells", counts, dict.fromkeys(counts, (int,)))

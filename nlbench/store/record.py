@@ -16,6 +16,7 @@ from nlbench.measure import Result, Status, Value
 __all__ = [
     "FORMAT",
     "Record",
+    "check_bounds",
     "check_fields",
     "is_plain_name",
     "parse_content",
@@ -55,6 +56,7 @@ _OPTIONAL: Mapping[str, Mapping[str, Kinds]] = {
         "probe": (str,),
         "source": (dict,),
     },
+    "probe": {"kinds": (dict,), "remarks": (dict,), "unseen": (list,)},
     "call": {"request": (dict,), "seconds": NUMBER, "started": (str,)},
     "merged": {"at": (str,), "from": (list,)},
 }
@@ -156,8 +158,9 @@ class Record:
                 raise ValueError(f"its key {str(rest.get('key'))[:80]!r} is no plain name")
             check_fields("subject", rest["subject"], _SUBJECT)
             check_fields("measure", rest["measure"], _MEASURE)
-            _check_bounds(rest["measure"].get("bounds"))
+            check_bounds(rest["measure"].get("bounds"))
             check_fields("probe", rest["probe"], _PROBE)
+            _check_texts(rest["probe"])
             check_fields("machine", rest["machine"], _MACHINE)
             given: dict[str, Any] = {"seconds": 0.0, "finished": "", "traceback": "", "costs": {}}
             given |= rest
@@ -270,7 +273,22 @@ def _check_parts(parts: object) -> None:
         _check_numbers(f"parts.{name}", numbers)
 
 
-def _check_bounds(bounds: object) -> None:
+def _check_texts(probe: Mapping[str, Any]) -> None:
+    """Check what a probe says of places, which are texts by name, and of what it didn't see."""
+    for name in ("kinds", "remarks"):
+        for place, text in probe.get(name, {}).items():
+            _check_kind(f"probe.{name}.{place}", text, (str,))
+    for number, text in enumerate(probe.get("unseen", ())):
+        _check_kind(f"probe.unseen.{number}", text, (str,))
+
+
+def check_bounds(bounds: object) -> None:
+    """Refuse what aren't two numbers, None where there is no bound.
+
+    Raises
+    ------
+    ValueError
+    """
     if bounds is None:
         return
     is_pair = isinstance(bounds, list) and len(bounds) == 2

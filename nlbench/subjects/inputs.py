@@ -319,6 +319,7 @@ def refused(inputs: object) -> RequestError:
 def _sorted(batch: object) -> tuple[dict[int | str, Tensor], dict[int | str, PLAIN]]:
     """Tensors and other arguments of a batch, by position or keyword."""
     if isinstance(batch, Tensor):
+        _check_dense(batch, "")
         return {0: batch}, {}
     entries: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {}
     if isinstance(batch, tuple | list):
@@ -327,12 +328,20 @@ def _sorted(batch: object) -> tuple[dict[int | str, Tensor], dict[int | str, PLA
     constants: dict[int | str, PLAIN] = {}
     for name, value in entries.items():
         if isinstance(value, Tensor):
+            _check_dense(value, _place(name, batch))
             tensors[name] = value
         elif isinstance(value, PLAIN) and isinstance(name, int | str):
             constants[name] = value
         else:
             raise RequestError(f"inputs{_place(name, batch)}: {_named(value)}, {_expected(value)}")
     return tensors, constants
+
+
+def _check_dense(tensor: Tensor, where: str) -> None:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise RequestError(f"inputs{where}: a sparse or nested tensor, expected a dense one")
+    if tensor.is_meta:
+        raise RequestError(f"inputs{where}: a tensor on the meta device, which has no numbers")
 
 
 def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation
+from nlbench.errors import NlbenchError, RequestError, Undefined, UnsupportedOperation
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.model_state import (
     attributes_kept,
@@ -53,7 +53,7 @@ def channel_graph(model: nn.Module, example: Example) -> ChannelGraph:
     nlbench.UnsupportedOperation
         If it isn't known how an operation mixes channels.
     nlbench.Undefined
-        If the output doesn't depend on the input.
+        If the output doesn't depend on the input, or is no tensor.
     nlbench.RequestError
         If the model can't be run on the example.
 
@@ -111,6 +111,8 @@ def _recorded(
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
             raise RequestError(f"the model can't be run on shape {shapes}: {reason}") from error
+    if not isinstance(output, Tensor):
+        raise Undefined(f"the model gives a {type(output).__name__}, expected a tensor")
     graph: ChannelGraph = recorder.graph(output)
     return graph
 

@@ -239,6 +239,9 @@ def einsum(call: Call) -> Tensor:
     labels = terms.split(",")
     if "." in equation or not result or len(labels) != 2 or len(set(result)) < len(result):
         raise Refused(f"einsum '{equation}' is not followed, only products of two tensors")
+    is_square = operands[0] is operands[1] and labels[0] == labels[1]
+    if is_square and call.nodes_of(operands[0]) is not None:
+        raise Refused("it squares, as pow does")
     if any(len(set(term)) < len(term) for term in labels):
         raise Refused(f"einsum '{equation}' takes a diagonal")
     parts = []
@@ -558,6 +561,7 @@ _SEVERAL = (
     "positions of one channel"
 )
 _EXTREMES = frozenset(("amax", "amin", "max", "min"))
+_PRODUCTS = ("mul", "rmul", "imul", "multiply")
 _DIVISIONS = ("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide")
 
 
@@ -573,6 +577,8 @@ def _merged(call: Call) -> Tensor:
     flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
     if not flowing:
         raise Refused("it is not known how it mixes channels")
+    if first is second and call.name in _PRODUCTS:
+        raise Refused("it squares, as pow does")
     divisor = first if call.name == "rtruediv" else second
     if call.name in _DIVISIONS and any(value is divisor for value in flowing):
         raise Refused("it divides by what depends on the input")
@@ -588,6 +594,8 @@ def _merged(call: Call) -> Tensor:
 def _added_product(call: Call) -> Tensor:
     """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
     given = [call.arg(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
+    if given[1] is given[2] and call.nodes_of(given[1]) is not None:
+        raise Refused("it squares, as pow does")
     summand, one, other = map(call.broadcast, given)
     for value, constant in itertools.permutations(given, 2):
         if call.nodes_of(value) is not None and call.nodes_of(constant) is None:

@@ -209,6 +209,24 @@ def not_a_number(folder, cell, content):
     rewrite(cell, json.dumps(content).replace("0.25", "NaN"))
 
 
+def kinds_are_no_texts(folder, cell, content):
+    rewrite(cell, content | {"probe": content["probe"] | {"kinds": {"relu": {"a": 1}}}})
+
+
+def unseen_is_no_text(folder, cell, content):
+    rewrite(cell, content | {"probe": content["probe"] | {"unseen": [1]}})
+
+
+def parameters_are_a_text(folder, cell, content):
+    rewrite(cell, content | {"subject": content["subject"] | {"parameters": "many"}})
+
+
+def manifests_bounds_are_texts(folder, cell, content):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["measures"] = {"r2": {"bounds": ["0", None]}}
+    rewrite(folder / "manifest.json", manifest)
+
+
 def old(folder, cell, content):
     rewrite(cell, {("reading" if name == "result" else name): v for name, v in content.items()})
 
@@ -216,7 +234,8 @@ def old(folder, cell, content):
 @pytest.mark.parametrize(
     "change",
     [fifo, device, cells_is_a_file, manifest_is_a_fifo, nested, nested_notes, long_number,
-     half_a_character, not_a_number, old],
+     half_a_character, not_a_number, kinds_are_no_texts, unseen_is_no_text,
+     parameters_are_a_text, manifests_bounds_are_texts, old],
 )  # fmt: skip
 def test_a_crafted_run_is_one_line_that_names_the_file(tmp_path, change):
     folder = spoiled(tmp_path / "run", change)

@@ -169,6 +169,8 @@ def test_integers_are_undefined_for_probes_that_need_fractions_whatever_their_nu
         (iter([torch.zeros(3, 2), {"input": torch.zeros(3, 2)}]), "of different arguments"),
         ({"a", "b"}, "the loader yields a str"),
         (torch.zeros(0, 2), "no samples"),
+        (torch.zeros(3, 2).to_sparse(), "inputs: a sparse or nested tensor, expected a dense one"),
+        ([torch.zeros(3, 2, device="meta")], "on the meta device"),
     ],
 )  # fmt: skip
 def test_inputs_that_cannot_be_read_are_one_line(inputs, says):
@@ -248,9 +250,10 @@ def test_outputs_of_several_tensors_are_refused_alike_and_sites_need_none():
             y = super().forward(x)
             return y, y
 
-    run = nlbench.evaluate(Odd(nn.Linear(4, 8), nn.ReLU()), torch.randn(40, 4), ALL[:5])
+    measures = list(dict.fromkeys([*ALL[:5], "pathlength"]))
+    run = nlbench.evaluate(Odd(nn.Linear(4, 8), nn.ReLU()), torch.randn(40, 4), measures)
     assert [run[name].status for name in ("affinity", "r2")] == ["ok", "ok"]
-    for name in ("nlc", "density", "absdev"):
+    for name in ("nlc", "density", "absdev", "pathlength"):
         assert run[name].status in ("undefined", "failed")
         assert "tuple" in run[name].reason
 

@@ -134,6 +134,9 @@ BENT = {
         1
     ),
     "abs": lambda h: h.abs(),
+    "a product with itself": lambda h: h * h,
+    "a product with itself, added": lambda h: torch.addcmul(h, h, h),
+    "a product with itself, summed": lambda h: torch.einsum("bi,bi->b", h, h),
     "whole numbers": lambda h: h.to(torch.int64).to(torch.float32),
     "whole numbers by type": lambda h: h.type(torch.int32).float(),
     "whole quotients": lambda h: torch.div(h, 2, rounding_mode="floor"),
