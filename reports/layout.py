@@ -14,6 +14,21 @@ Identity = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture as it stands on the page.
+
+    Parameters
+    ----------
+    source : str
+        Its content, as the address of an image that needs no file.
+    caption : str
+    """
+
+    source: str
+    caption: str
+
+
+@dataclass(frozen=True)
 class NamedRun:
     """A run under a name that no other run of the page has.
 
@@ -30,6 +45,8 @@ class NamedRun:
         What each cell cost: ``seconds``, ``peak_memory``, ….
     remarks : mapping of (model, weights, data, seed) to sequence of str
         What whoever reads the numbers has to know.
+    planes : tuple of Picture
+        Of planes through input space that were drawn for the run.
     """
 
     name: str
@@ -41,6 +58,7 @@ class NamedRun:
         default_factory=dict
     )
     remarks: Mapping[Identity, tuple[str, ...]] = field(default_factory=dict)
+    planes: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)

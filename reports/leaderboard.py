@@ -58,9 +58,12 @@ class Entry:
     over : str
         What was drawn again: ``seeds``, ``sites``, ``paths``, ``places``, or nothing.
     status, reason : str
+    error : float
+        How far off `value` may be where it is an estimate; else 0.
     rank : int or None
-        One more than the number of subjects whose interval lies wholly on the more nonlinear
-        side; None for a measure without direction, and where there is no number.
+        One more than the number of subjects whose interval, widened by what either may be off,
+        lies wholly on the more nonlinear side; None for a measure without direction, and where
+        there is no number.
     tied : bool
         Whether another subject has the same rank.
     best, worst : int or None
@@ -78,6 +81,7 @@ class Entry:
     over: str
     status: str
     reason: str
+    error: float = 0.0
     rank: int | None = None
     tied: bool = False
     best: int | None = None
@@ -243,7 +247,8 @@ def _of_cell(cell: Cell, probe: str) -> tuple[Entry, NDArray[np.float64]]:
     places = cell.place_values
     value = cell.value
     std = cell.statistics.get("std", math.nan) if len(places) > 1 else math.nan
-    entry = Entry(value, std, math.nan, math.nan, cell.n, "", cell.status, cell.reason)
+    error = _error_of(cell)
+    entry = Entry(value, std, math.nan, math.nan, cell.n, "", cell.status, cell.reason, error)
     if not math.isfinite(value):
         return entry, np.empty(0)
     if len(places) > 1 and math.isclose(float(places.mean()), value, rel_tol=1e-9, abs_tol=1e-12):
@@ -270,7 +275,14 @@ def _of_seeds(cells: Sequence[Cell], group: Sequence[Subject]) -> tuple[Entry, N
     reason = "; ".join([*reasons, *said])
     over = "seeds" if len(found) > 1 else ""
     mean = float(found.mean())
-    return Entry(mean, std, math.nan, math.nan, n, over, "ok", reason), found
+    error = float(np.mean([_error_of(cell) for cell in cells if math.isfinite(cell.value)]))
+    return Entry(mean, std, math.nan, math.nan, n, over, "ok", reason, error), found
+
+
+def _error_of(cell: Cell) -> float:
+    """How far off a number may be by its own account: the statistic ``error`` of estimates."""
+    error = cell.statistics.get("error", 0.0)
+    return error if math.isfinite(error) else 0.0
 
 
 def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.float64]:
@@ -318,7 +330,7 @@ def _widening(n: int) -> float:
 
 
 def rank_intervals(
-    scores: ArrayLike, confidence: float = CONFIDENCE
+    scores: ArrayLike, confidence: float = CONFIDENCE, errors: ArrayLike = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Between which ranks each subject moves.
 
@@ -328,6 +340,8 @@ def rank_intervals(
         The more the higher the rank; equal ones share all ranks that they take up.
     confidence : float
         Share of the repeats that the interval covers, as much left out at either end.
+    errors : array of shape (subjects,)
+        How far off scores may be: two that are within theirs of each other are equal.
 
     Returns
     -------
@@ -342,8 +356,14 @@ def rank_intervals(
     """
     numbers = np.asarray(scores, dtype=np.float64)
     tail = (1 - confidence) / 2
-    best = np.quantile(rankdata(-numbers, "min", axis=0), tail, axis=1, method="inverted_cdf")
-    worst = np.quantile(rankdata(-numbers, "max", axis=0), 1 - tail, axis=1, method="inverted_cdf")
+    first, last = rankdata(-numbers, "min", axis=0), rankdata(-numbers, "max", axis=0)
+    if np.any(errors):
+        off = np.broadcast_to(np.asarray(errors, dtype=np.float64), len(numbers))[:, None]
+        least, most = numbers - off, numbers + off
+        first = np.stack([1 + (least > one).sum(axis=0) for one in most])
+        last = np.stack([len(numbers) - (most < one).sum(axis=0) for one in least])
+    best = np.quantile(first, tail, axis=1, method="inverted_cdf")
+    worst = np.quantile(last, 1 - tail, axis=1, method="inverted_cdf")
     return best.astype(np.int64), worst.astype(np.int64)
 
 
@@ -355,9 +375,10 @@ def _rank(
     values = np.array([sense * entry.value for entry in found])
     ends = np.array([[sense * e.low, sense * e.high] if e.over else [sense * e.value] * 2
                      for e in found])  # fmt: skip
-    least, most = ends.min(axis=1), ends.max(axis=1)
+    errors = np.array([entry.error for entry in found])
+    least, most = ends.min(axis=1) - errors, ends.max(axis=1) + errors
     ranks = 1 + (least[None, :] > most[:, None]).sum(axis=1)
-    best, worst = rank_intervals(means)
+    best, worst = rank_intervals(means, errors=errors)
     quantiles = (
         (rankdata(values) - 1) / (len(values) - 1) if len(values) > 1 else np.full(1, math.nan)
     )

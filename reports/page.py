@@ -21,6 +21,7 @@ from .layout import NamedRun
 from .leaderboard import CONFIDENCE, leaderboard, sort_measure
 from .linearised import tradeoffs
 from .manifest import manifest_view
+from .planes import planes_of
 from .remarks import differences, gaps, summary_sentence, unfinished, what_was_measured
 from .sections import board_view, heatmaps, meanings
 from .signatures import signature_maps
@@ -172,6 +173,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             agreement=heatmaps(agreement(rows, scores, measures), scores.measures, len(rows)),
             lines=any(about.get("probe") == "lines" for about in measures.values()),
             maps=bool(maps),
+            planes=[picture for run in named for picture in run.planes],
             tradeoffs=tradeoffs(named),
             gaps=missing,
             manifests=[manifest_view(run) for run in named],
@@ -243,6 +245,7 @@ def _beside(run: Run) -> dict[str, Any]:
         "kinds": kinds,
         "costs": costs,
         "remarks": {subject: tuple(said) for subject, said in remarks.items()},
+        "planes": planes_of(run.path) if run.path else (),
     }
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nlbench.errors import RequestError
+from nlbench.files import make_folder
 from nlbench.request import parse_size
+from nlbench.store.run_folder import load_run
 
 if TYPE_CHECKING:
     from nlbench.probes.lines import Plane
@@ -39,10 +41,16 @@ def plane(
     memory: Annotated[
         str, typer.Option(help="What may be used, such as 4GB. [half of what is free]")
     ] = "",
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture.")] = Path("plane.png"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The picture. [plane.png]")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="A run whose page is to show it, beside or without --out.")
+    ] = None,
 ) -> None:
     """Draw a network's boundaries and decisions on the plane through samples."""
     numbers = _numbers(samples)
+    shown = load_run(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
     room = parse_size(memory) if memory else None
@@ -72,8 +80,27 @@ def plane(
             memory=room,
             step=lambda: progress.advance(task),
         )
-    draw(found, out, [f"sample {number}" for number in numbers])
-    print(out)
+    names = [f"sample {number}" for number in numbers]
+    label = str(subject.facts["weights"])
+    caption = (
+        f"{model} ({label}, seed {seed}) on the plane through samples {samples} of {data}'s "
+        f"{split} split, {size} × {size} pixels"
+    )
+    if out or not run:
+        out = out or Path("plane.png")
+        draw(found, out, names, caption)
+        print(out)
+    if run and shown:
+        parts = model, label, str(seed), data, split, *map(str, numbers)
+        file = run / "planes" / f"{'-'.join(_plain(part) for part in parts)}.png"
+        make_folder(file.parent)
+        draw(found, file, names, caption)
+        print(file)
+        print(shown.report(run / "report.html"))
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
 
 
 def _numbers(samples: str) -> list[int]:
@@ -88,8 +115,11 @@ def _numbers(samples: str) -> list[int]:
     return numbers
 
 
-def draw(found: Plane, path: Path, names: list[str]) -> None:
-    """Draw boundaries, of all layers and of groups of them, under the lines between decisions."""
+def draw(found: Plane, path: Path, names: list[str], caption: str = "") -> None:
+    """Draw boundaries, of all layers and of groups of them, under the lines between decisions.
+
+    A PNG keeps the caption.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -133,7 +163,9 @@ def draw(found: Plane, path: Path, names: list[str]) -> None:
                 name, (x, y), (4, 4), textcoords="offset points", color="#2fb5b5", fontsize=7
             )
     try:
-        figure.savefig(path, dpi=130)
+        is_png = path.suffix.lower() in (".png", "")
+        about = {"Description": caption} if caption and is_png else None
+        figure.savefig(path, dpi=130, metadata=about)
     except (OSError, ValueError) as error:
         raise RequestError(f"--out: {path} can't be written: {error}") from error
     finally:

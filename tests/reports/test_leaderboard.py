@@ -142,6 +142,19 @@ def test_the_best_rank_is_never_beyond_the_worst_and_all_are_possible(scores) ->
     assert (worst <= len(scores)).all()
 
 
+@pytest.mark.parametrize(("error", "ranks"), [(0.0, [1, 2, 3]), (0.6, [1, 1, 3]), (2.0, [1, 1, 1])])
+def test_an_estimate_within_its_error_of_another_is_not_marked_as_different(
+    conftest, error, ranks
+) -> None:
+    table = scores_of(conftest, {"a": [4.0], "b": [3.0], "c": [1.0]})
+    stated = table[table["statistic"] == "value"].assign(statistic="error", value=error)
+    table = pd.concat([table, stated[stated["place"] == ""]])
+    entries = [row.entries["m"] for row in leaderboard(Scores(table, {"m": MORE}), {"m": MORE})]
+    assert [entry.rank for entry in entries] == ranks
+    assert [entry.best for entry in entries] == ranks
+    assert entries[0].worst == ranks.count(1)
+
+
 def test_a_number_that_is_not_the_mean_of_its_places_is_not_drawn_again(conftest) -> None:
     scores = scores_of(conftest, {"a": [1.0, 3.0]})
     scores.loc[(scores["place"] == "") & (scores["statistic"] == "value"), "value"] = 7.0

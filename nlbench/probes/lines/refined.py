@@ -602,14 +602,14 @@ class _Crossings:
     at_least: int
     total: float
     error: float
-    lost: float
+    scatter: float
     by_step: Tensor
     twice: int
     undecided: int
 
     def is_close(self, tolerance: float) -> bool:
         """Tell whether what halving can tell is known: what rounding has lost stays so."""
-        return self.error - self.lost <= SURE * tolerance * self.total
+        return self.scatter <= SURE * tolerance * self.total
 
     @classmethod
     def of(cls, counts: Tensor, undecided: float, lost: float) -> _Crossings:
@@ -626,9 +626,13 @@ class _Crossings:
         # Units that cross twice come by chance, two crossings each: the spread of their sum, of
         # those to come and of those that tell of them; and what the ratio of halves leaves open.
         # Where the last two added nothing, all before them tell how likely a pair is yet.
-        likely = max(rest, float(added.sum()) / (2 ** len(added) - 1))
+        whole = 2 ** len(added) - 1
+        likely = max(rest, float(added.sum()) / whole)
         spread = SURE * math.sqrt(2 * likely * (1 + 2 / 3)) if likely > FEWEST else 0.0
         drift = abs(rest - float(added[-1])) / 2
+        # Pairs come whole, and where none was seen half a one may have been due.
+        may_be = likely + min(1.0, RARELY * seen) / whole > RARE
+        off = max(2.0, spread) if may_be else spread
         gain = counts[-1] - counts[-2]
         share = gain / gain.sum() if float(gain.sum()) > 0 else torch.zeros_like(gain)
         by_step = counts[-1] + rest * share
@@ -638,8 +642,8 @@ class _Crossings:
         return cls(
             round(seen),
             total,
-            spread + drift + undecided + lost,
-            lost,
+            off + drift + undecided + lost,
+            spread + drift + undecided,
             by_step,
             round(float(added[-1]) / 2),
             round(undecided),
@@ -649,7 +653,11 @@ class _Crossings:
 SURE = 2.0
 """Standard deviations in an error."""
 FEWEST = 0.05
-"""Crossings to come below which none is expected."""
+"""Crossings to come below which halving goes on for none."""
+RARE = 0.02
+"""Crossings to come below which none is expected: a pair in a hundred such segments."""
+RARELY = 2e-3
+"""Crossings in pairs that are due to each crossing seen, where no pair was."""
 LOST = 1.0
 """Crossings that may have been taken for one with another, or for none: by single precision, and
 where windows of max pooling are tied."""

@@ -1,7 +1,14 @@
+from pathlib import Path
+
 import matplotlib.image
 import pytest
 
 from nlbench.cli import app as cli
+from nlbench.reports.page import render_page
+from nlbench.request import Request
+from nlbench.runner import preview
+from nlbench.runner import run as carry_out
+from nlbench.store.run_folder import load_run
 
 
 def run(arguments, monkeypatch):
@@ -18,6 +25,30 @@ def test_a_plane_is_drawn_into_the_named_file(tmp_path, monkeypatch, capsys):
     assert matplotlib.image.imread(path).std() > 0
 
 
+def test_a_runs_page_shows_the_planes_that_were_drawn_for_it(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    settings = {"lines.paths": "pairs", "lines.number": 1}
+    request = Request(("density",), ("redshift-mlp",), data=("grid",), samples=4, settings=settings)
+    carry_out(request, folder)
+    arguments = ["redshift-mlp", "--data", "grid", "--size", "8", "--run", str(folder)]
+    assert not run(arguments, monkeypatch)
+    picture, page = capsys.readouterr().out.split()
+    assert matplotlib.image.imread(picture).std() > 0
+    caption = "redshift-mlp (init, seed 0) on the plane through samples 0,1,2 of grid"
+    for html in (Path(page).read_text("utf-8"), render_page(load_run(folder))):
+        assert caption in html
+        assert html.count("data:image/png;base64,") == 1
+    assert not run_is_measured_again(request, folder)
+    # What is no picture is not shown, and said.
+    (folder / "planes" / "x.png").write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match=r"x\.png is left out"):
+        assert render_page(load_run(folder)).count("data:image/png;base64,") == 1
+
+
+def run_is_measured_again(request, folder):
+    return bool(preview(request, folder).new)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -26,6 +57,7 @@ def test_a_plane_is_drawn_into_the_named_file(tmp_path, monkeypatch, capsys):
         (["vgg8", "--samples", "0,x"], "--samples"),
         (["vgg8", "--precision", "half"], "--precision"),
         (["vgg9"], "did you mean"),
+        (["vgg8", "--run", "nowhere"], "nowhere"),
     ],
 )
 def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys):
