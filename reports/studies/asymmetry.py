@@ -33,7 +33,7 @@ class Asymmetry(Study):
     question = "Which term makes ReLU's affinity asymmetric about the origin?"
     source = SLIDES
     needs = "nothing"
-    minutes = quick_minutes = 0.15
+    minutes = quick_minutes = 0.1
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity of ReLU on even points of the intervals of length 5 that hold 0."""

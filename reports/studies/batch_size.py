@@ -65,7 +65,7 @@ class BatchSize(Study):
     question = "Does a network's signature depend on the batch size?"
     source = SLIDES
     needs = "digits"
-    minutes, quick_minutes = 1.0, 0.2
+    minutes, quick_minutes = 0.3, 0.1
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -46,7 +46,7 @@ class Pooling(Study):
     question = "Does averaging over positions preserve the affinity score?"
     source = SLIDES
     needs = "digits"
-    minutes, quick_minutes = 0.8, 0.3
+    minutes, quick_minutes = 0.5, 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -32,7 +32,7 @@ class Shrinkage(Study):
     question = "Does shrinkage make the affinity independent of samples and dimensions?"
     source = SLIDES
     needs = "nothing"
-    minutes, quick_minutes = 2.0, 0.3
+    minutes, quick_minutes = 1.0, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
