@@ -137,7 +137,7 @@ def _summary(curves: pd.DataFrame) -> pd.DataFrame:
     step = np.diff(np.sort(curves["mean"].unique())).mean()
     rows = {}
     for name, of in curves.groupby("function", sort=False):
-        lowest = of.loc[of.value.idxmin()]
+        lowest = of.sort_values("value").iloc[0]
         bent = (of.value < BENT).sum() / of.width.nunique() * step
         rows[name] = (
             lowest.value,

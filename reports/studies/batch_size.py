@@ -96,7 +96,7 @@ class BatchSize(Study):
         shift = table[largest] - table[smallest]
         noise = found[found.batch == smallest].groupby("place")["std"].mean().loc[order]
         likeness = np.corrcoef(table.T.to_numpy()).min()
-        farthest = shift.abs().idxmax()
+        farthest = str(shift.abs().idxmax())
         spread = table[smallest].max() - table[smallest].min()
         verdicts = [
             Verdict(

@@ -87,22 +87,23 @@ class Shrinkage(Study):
         rises = {name: at[name, "none"] for name in NINE}
         by_samples = means.xs(64, level="dimensions")
         falls = {name: by_samples[name, "none"] for name in NINE}
+        sizes = at.index.get_level_values("dimensions")
+        counts = by_samples.index.get_level_values("samples")
         verdicts += [
             Verdict(
                 "Without it all scores rise with the number of dimensions",
                 "; ".join(f"{name} to {end:.2f}" for name, end in ENDS.items()),
                 _from_to(rises),
                 bool(all(one.is_monotonic_increasing for one in rises.values())),
-                f"{most} samples of {at.index.levels[2].min()} to {at.index.levels[2].max()} "
-                "dimensions; the slides' sizes can't be read",
+                f"{most} samples of {sizes.min()} to {sizes.max()} dimensions; the slides' sizes "
+                "can't be read",
             ),
             Verdict(
                 "Without it all scores depend on the number of samples",
                 "not robust",
                 _from_to(falls),
                 bool(all(one.is_monotonic_decreasing for one in falls.values())),
-                f"64 dimensions, {by_samples.index.levels[2].min()} to "
-                f"{by_samples.index.levels[2].max()} samples",
+                f"64 dimensions, {counts.min()} to {counts.max()} samples",
             ),
         ]
         return Findings(
