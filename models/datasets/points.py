@@ -194,7 +194,8 @@ class Normal(_Points):
         import torch
 
         steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-        return torch.special.ndtri(steps) * second + first
+        quantiles: Tensor = torch.special.ndtri(steps)
+        return quantiles * second + first
 
     def drawn(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
         """Draw from the normal distribution."""

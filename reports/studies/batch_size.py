@@ -65,7 +65,7 @@ class BatchSize(Study):
     question = "Does a network's signature depend on the batch size?"
     source = SLIDES
     needs = "digits"
-    minutes, quick_minutes = 1.0, 0.2
+    minutes, quick_minutes = 0.3, 0.1
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -96,7 +96,7 @@ class BatchSize(Study):
         shift = table[largest] - table[smallest]
         noise = found[found.batch == smallest].groupby("place")["std"].mean().loc[order]
         likeness = np.corrcoef(table.T.to_numpy()).min()
-        farthest = shift.abs().idxmax()
+        farthest = str(shift.abs().idxmax())
         spread = table[smallest].max() - table[smallest].min()
         verdicts = [
             Verdict(

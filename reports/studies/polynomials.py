@@ -33,7 +33,7 @@ def in_theory(order: int) -> float:
     Examples
     --------
     >>> round(in_theory(3), 4)
-    0.7113
+    0.7111
     """
     return correlation_score(math.sqrt(3 * (2 * order + 1)) / (order + 2))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pandas as pd
 from nlbench.citation import Source
 from nlbench.request import Request
 
+from .single_functions import one_batch
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Redshift"]
 
+
+SIDE = 32
 
 # Panel: model, mean and standard deviation over the layers of one network (slides).
 PANELS = {
@@ -30,6 +34,34 @@ PANELS = {
     ("tanh", "× 1", "shifted"): ("redshift-mlp-shifted-tanh", 0.96, 0.01),
     ("ReLU", "× 6", "shifted"): ("redshift-mlp-shifted-x6", 0.65, 0.10),
     ("tanh", "× 6", "shifted"): ("redshift-mlp-shifted-tanh-x6", 0.74, 0.05),
+}
+
+
+# Claims about which of two panels scores higher, or falls further (paper, section 3.2).
+_ORIGINAL, _SHIFTED = "original", "shifted"
+CONTRASTS = {
+    "Larger weights lower ReLU's scores": [
+        (1, ("ReLU", "× 1", _ORIGINAL)),
+        (-1, ("ReLU", "× 6", _ORIGINAL)),
+    ],
+    "They lower tanh's more": [
+        (1, ("tanh", "× 1", _ORIGINAL)),
+        (-1, ("tanh", "× 6", _ORIGINAL)),
+        (-1, ("ReLU", "× 1", _ORIGINAL)),
+        (1, ("ReLU", "× 6", _ORIGINAL)),
+    ],
+    "Under larger weights ReLU stays above tanh": [
+        (1, ("ReLU", "× 6", _ORIGINAL)),
+        (-1, ("tanh", "× 6", _ORIGINAL)),
+    ],
+    "Shifting large weights makes ReLU more nonlinear": [
+        (1, ("ReLU", "× 6", _ORIGINAL)),
+        (-1, ("ReLU", "× 6", _SHIFTED)),
+    ],
+    "Then ReLU is more nonlinear than tanh": [
+        (1, ("tanh", "× 6", _SHIFTED)),
+        (-1, ("ReLU", "× 6", _SHIFTED)),
+    ],
 }
 
 
@@ -51,7 +83,15 @@ class Redshift(Study):
         seeds = context.seeds or tuple(range(5))
         return {
             "run": context.run(
-                Request(("affinity",), models, ("grid",), ("init",), seeds, samples=0)
+                Request(
+                    ("affinity",),
+                    models,
+                    ("grid",),
+                    ("init",),
+                    seeds,
+                    samples=0,
+                    settings=one_batch(SIDE**2) | {"grid.side": SIDE},
+                )
             )
         }
 
@@ -67,11 +107,12 @@ class Redshift(Study):
                 Verdict(
                     f"{activation}, weights {factor}, {version}",
                     f"{published:.2f} ± {spread:.2f}",
-                    f"{ours.mean():.2f} ± {ours.std():.2f}",
+                    f"{ours.mean():.2f}" + (f" ± {ours.std():.2f}" if len(ours) > 1 else ""),
                     bool(abs(ours.mean() - published) <= spread),
                     "agrees if within the published spread over layers",
                 )
             )
+        verdicts += [_contrast(claim, signs, means) for claim, signs in CONTRASTS.items()]
         table = pd.DataFrame(
             rows,
             columns=[
@@ -88,8 +129,33 @@ class Redshift(Study):
             verdicts,
             {"Mean affinity": table},
             {"Published (bars) and here (dots): mean affinity": _figure(table)},
-            [f"{scores.seed.nunique()} seeds; the published figures are of one network each."],
+            [
+                "The published figures are of one network each, ± over its layers; here: ± over "
+                f"{scores.seed.nunique()} seeds, the {SIDE**2:,} points of the grid in one batch."
+            ],
         )
+
+
+def _contrast(
+    claim: str, signs: list[tuple[int, tuple[str, str, str]]], means: pd.DataFrame
+) -> Verdict:
+    """Judge a difference between panels, network by network of the same random draws."""
+    from scipy.stats import t
+
+    by_seed = means.pivot_table("value", "seed", "model")
+    published = sum(sign * PANELS[panel][1] for sign, panel in signs)
+    ours = sum((sign * by_seed[PANELS[panel][0]] for sign, panel in signs), 0 * by_seed.iloc[:, 0])
+    n = len(ours)
+    reach = t.ppf(0.975, n - 1) * ours.std() / math.sqrt(n) if n > 1 else math.inf
+    agrees = None if abs(ours.mean()) <= reach else bool(ours.mean() > 0)
+    return Verdict(
+        claim,
+        f"{published:+.2f}",
+        f"{ours.mean():+.3f}" + (f" ± {reach:.3f}" if n > 1 else ""),
+        agrees,
+        "difference of mean affinities, 95 % interval over networks of the same draws; can't "
+        "tell if 0 is in it",
+    )
 
 
 def _figure(table: pd.DataFrame) -> Figure:

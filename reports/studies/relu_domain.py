@@ -47,7 +47,7 @@ class ReluDomain(Study):
     question = "Does ReLU's nonlinearity depend on the range of its inputs?"
     source = SLIDES
     needs = "nothing"
-    minutes, quick_minutes = 0.3, 0.15
+    minutes, quick_minutes = 0.2, 0.1
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -66,7 +66,7 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
     assert "tanh, weights × 6, shifted" in out
     folder = tmp_path / "studies" / "redshift"
     verdicts = pd.read_csv(folder / "verdicts.csv")
-    assert len(verdicts) == 8
+    assert len(verdicts) == 13
     page = (folder / "report.html").read_text()
     assert verdicts.claim[0] in page
     assert "Do larger weights make random networks more nonlinear" in page
@@ -78,9 +78,11 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
     assert {p.name: p.stat().st_mtime_ns for p in (folder / "run" / "cells").iterdir()} == before
     # A verdict follows from the numbers.
     study = registry.load("studies", "redshift")()
-    assert all(v.agrees for v in study.analyse({"run": kept}).verdicts)
-    halved = changed(kept, lambda value: value / 2)
-    assert not any(v.agrees for v in study.analyse({"run": halved}).verdicts)
+    assert all(v.agrees for v in study.analyse({"run": kept}).verdicts[:8])
+    halved = study.analyse({"run": changed(kept, lambda value: value / 2)}).verdicts
+    assert not any(v.agrees for v in halved[:8])
+    turned = study.analyse({"run": changed(kept, lambda value: 1 - value)}).verdicts
+    assert not any(v.agrees for v in turned[8:])
 
 
 def test_a_setting_that_a_study_fixes_is_refused_in_one_line(here):
