@@ -90,7 +90,7 @@ class Residual(Study):
         rows = [
             (
                 state,
-                NAMES[model],
+                NAMES[str(model)],
                 seed,
                 inner.mean(),
                 outer.mean(),
@@ -103,7 +103,7 @@ class Residual(Study):
             rows, columns=["weights", "network", "seed", "first ReLU", "second ReLU", "D"]
         )
         of = {
-            (state, network): part.D.to_numpy()
+            (str(state), str(network)): part.D.to_numpy()
             for (state, network), part in apart.groupby(["weights", "network"])
         }
         verdicts = [
@@ -130,8 +130,8 @@ class Residual(Study):
 def _by_role(table: pd.DataFrame) -> pd.DataFrame:
     """Sites of blocks alone, each with its place in the block: ``relu1`` or ``relu2``."""
     role = table.place.str.rpartition(".")[2]
-    kept = table.assign(role=role)[role.isin(["relu1", "relu2"])]
-    return kept[np.isfinite(kept.value)]
+    kept = role.isin(["relu1", "relu2"]) & table.value.notna()
+    return table.assign(role=role).loc[kept]
 
 
 def _inner_outer(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:

@@ -55,11 +55,13 @@ def test_correlations_are_pearson_s_over_sites():
 
 def test_an_undefined_site_is_left_out_of_its_pair_alone():
     keys = ("vgg8", "file", "digits", 0)
-    affinity = made_signatures({keys: {"a": 0.1, "b": None, "c": 0.3, "d": 0.5}})
-    cka = made_signatures({keys: {"a": 0.3, "b": 0.9, "c": 0.2, "d": 0.0}}, "cka")
+    affinity = made_signatures({keys: {"a": 0.1, "b": None, "c": 0.3, "d": 0.5, "e": 0.2}})
+    cka = made_signatures({keys: {"a": 0.3, "b": 0.9, "c": 0.2, "d": 0.0, "e": 0.1}}, "cka")
     (row,) = correlations_of(together(affinity, cka)).to_dict("records")
-    assert row["sites"] == 3
-    assert row["cka"] == pytest.approx(np.corrcoef([0.1, 0.3, 0.5], [0.3, 0.2, 0.0])[0, 1])
+    assert row["sites"] == 4
+    assert row["cka"] == pytest.approx(
+        np.corrcoef([0.1, 0.3, 0.5, 0.2], [0.3, 0.2, 0.0, 0.1])[0, 1]
+    )
     assert np.isnan(row["norm"])
 
 
