@@ -35,7 +35,7 @@ class Seeds(Study):
     question = "Is a signature the architecture's own, or does each training have another?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes = 8.0
+    minutes = 6.0
     quick_minutes = 0.8
     takes = ("seeds",)
 
