@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, nearest
 from nlbench.request import Request
@@ -85,7 +85,7 @@ _WEIGHTS = ("trained", "init", "calibrated")
 _SIDE = 96  # the least that all networks but one take, windows and patches of 32 included
 
 
-def measured_classifiers(context: Context, measures: Sequence[str], **settings: Any) -> Run:
+def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
     """Measure the classifiers, with trained weights where these are at hand, or as drawn.
 
     Trained networks look at ImageNet, with tensors reduced as the published figures were made;
@@ -96,8 +96,6 @@ def measured_classifiers(context: Context, measures: Sequence[str], **settings: 
     context : Context
         Its weights: ``trained`` (also where none are chosen), ``init`` or ``calibrated``.
     measures : sequence of str
-    **settings
-        Of measures, with ``__`` for the dot.
 
     Raises
     ------
@@ -109,7 +107,6 @@ def measured_classifiers(context: Context, measures: Sequence[str], **settings: 
         hint = nearest(weights, _WEIGHTS)
         raise RequestError(f"--weights: unknown '{weights}'{hint or '; expected init or trained'}")
     names = tuple(f"torchvision/{n}" for n in _QUICK.split()) if context.quick else CLASSIFIERS
-    given = {name.replace("__", "."): value for name, value in settings.items()}
     if weights != "trained":
         samples = 32 if context.quick else 128
         return context.run(
@@ -120,7 +117,6 @@ def measured_classifiers(context: Context, measures: Sequence[str], **settings: 
                 (weights,),
                 samples=samples,
                 settings={
-                    **given,
                     "sites.batch": samples,
                     **({} if context.data else {"synthetic.image_size": _SIDE}),
                 },
@@ -133,7 +129,7 @@ def measured_classifiers(context: Context, measures: Sequence[str], **settings: 
             (context.data or "imagenet",),
             ("trained",),
             samples=512 if context.quick else 2048,
-            settings={**given, "sites.batch": 512, "sites.reduction": "published"},
+            settings={"sites.batch": 512, "sites.reduction": "published"},
         )
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,16 +99,13 @@ class Correlations(Study):
     def measure(self, context: Context) -> Mapping[str, Run]:
         """All measures of sites of the classifiers, and of small networks trained on digits."""
         measures = ("affinity", *OTHERS)
-        # There are fewer samples than inputs at many a site, and plain R² is then 1.
-        settings = {"r2.kind": "crossvalidated"}
         number = 1 if context.quick else 3
         return {
-            "classifiers": measured_classifiers(context, measures, r2__kind="crossvalidated"),
+            "classifiers": measured_classifiers(context, measures),
             "digits": measured_networks(
                 context,
                 dict.fromkeys(("vgg8", "resnet20", "plain20"), number),
                 measures=measures,
-                settings=settings,
                 part="digits",
             ),
         }
@@ -138,7 +135,7 @@ class Correlations(Study):
             },
             [
                 *remarks_on(run),
-                "R² is cross-validated: plain R² is 1 where samples are fewer than inputs.",
+                "Sites with no more samples than inputs have no R²: the fit would be exact.",
             ],
         )
 
@@ -157,16 +154,20 @@ def correlations_of(run: Run) -> pd.DataFrame:
         table[other] = site_scores(run, other, statistic).set_index(keys).value
     rows = []
     for (model, _, seed), part in table.groupby(level=["model", "weights", "seed"], sort=False):
-        values = [
-            within_groups([(part.affinity, part[other])]).value if len(part) > 2 else math.nan
-            for other in OTHERS
-        ]
+        values = [_pearson(part[["affinity", other]].dropna()) for other in OTHERS]
         rows.append((model, seed, int(part.affinity.notna().sum()), *values))
     found = pd.DataFrame(rows, columns=["network", "seed", "sites", *OTHERS])
     order = {name: place for place, name in enumerate(CLASSIFIERS)}
     return found.sort_values(
         "network", key=lambda names: names.map(lambda n: order.get(n, 0)), kind="stable"
     ).reset_index(drop=True)
+
+
+def _pearson(pairs: pd.DataFrame) -> float:
+    """Of two columns; of fewer than four pairs it says nothing."""
+    if len(pairs) < 4:
+        return math.nan
+    return within_groups([(pairs.iloc[:, 0], pairs.iloc[:, 1])]).value
 
 
 def _averages(found: pd.DataFrame) -> list[Verdict]:
@@ -235,7 +236,7 @@ def _figure(found: pd.DataFrame, small: pd.DataFrame) -> Figure:
         axes.bar(place, 2 * std, 0.7, bottom=mean - std, color="#dddddd")
         axes.hlines(mean, place - 0.35, place + 0.35, color="#777777")
         for table, mark, colour in ((found, "o", "#0072B2"), (small, "x", "#D55E00")):
-            values: Sequence[float] = table[other]
+            values = table[other].to_numpy()
             shifted = place + rng.uniform(-0.25, 0.25, len(values))
             axes.plot(shifted, values, mark, color=colour, markersize=4)
     axes.axhline(0, color="#777777", linewidth=0.8)

@@ -44,14 +44,17 @@ class Datasets(Study):
         """Affinity of trained networks on each dataset, and on the digits they were trained on."""
         number = 1 if context.quick else 3
         seeds = dict.fromkeys(NETWORKS, number)
-        test = measured_networks(context, seeds, data=(DATA, *OTHERS), samples=512)
+        samples = 128 if context.quick else 512
+        test = measured_networks(context, seeds, data=(DATA, *OTHERS), samples=samples)
         for model in NETWORKS:
             files = tuple(
                 str(trained_network(context, model, seed))
                 for seed in context.seeds or range(number)
             )
             train = context.run(
-                Request(("affinity",), (model,), (DATA,), files, (0,), samples=512, split="train"),
+                Request(
+                    ("affinity",), (model,), (DATA,), files, (0,), samples=samples, split="train"
+                ),
                 "train",
             )
         return {"run": test, "train": train}

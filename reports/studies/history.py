@@ -123,7 +123,7 @@ def _transformers(found: pd.DataFrame) -> Verdict:
     vits, others = found[found.family == "ViT"], found[found.family != "ViT"]
     if vits.empty or others.empty:
         return Verdict("ViTs are the most nonlinear of all", "lowest scores", "", None, "none here")
-    least = others.loc[others["mean"].idxmin()]
+    least = others.sort_values("mean").iloc[0]
     return Verdict(
         "ViTs are the most nonlinear of all",
         "lowest scores",

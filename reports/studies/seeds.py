@@ -35,7 +35,7 @@ class Seeds(Study):
     question = "Is a signature the architecture's own, or does each training have another?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes = 8.0
+    minutes = 6.0
     quick_minutes = 0.8
     takes = ("seeds",)
 
@@ -50,7 +50,7 @@ class Seeds(Study):
         table = site_scores(runs["run"])
         trained = table[table.state == "trained"]
         found = dict(signatures(trained, ["model", "seed"]))
-        names = [str(model) for model, _ in found]  # type: ignore[misc]
+        names = [str(model) for model, _ in found]
         compared = compare_signatures(list(found.values()))
         pairs = _pairs(names, compared.distances)
         within, between = pairs[pairs.same], pairs[~pairs.same]
@@ -66,7 +66,7 @@ class Seeds(Study):
             [
                 (model, seed, values.mean(), values.min(), values.max())
                 for (model, seed), values in found.items()
-            ],  # type: ignore[misc]
+            ],
             columns=["network", "seed", "mean", "min", "max"],
         )
         return Findings(
@@ -181,8 +181,8 @@ def _figure(
         "between": pairs.distance[~pairs.same],
     }
     rng = np.random.default_rng(0)
-    for place, values in enumerate(kinds.values()):
-        right.plot(place + rng.uniform(-0.2, 0.2, len(values)), values, ".", color=COLOURS[place])
+    for place, away in enumerate(kinds.values()):
+        right.plot(place + rng.uniform(-0.2, 0.2, len(away)), away, ".", color=COLOURS[place])
     right.set_xticks(range(len(kinds)), [f"{kind}\narchitectures" for kind in kinds])
     right.set_xlim(-0.5, len(kinds) - 0.5)
     right.set_ylim(bottom=0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -56,9 +56,8 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
     return pd.DataFrame(rows, columns=columns)
 
 
-def _named(subject: dict[str, object]) -> tuple[str, str, str, str, int]:
+def _named(subject: Mapping[str, Any]) -> tuple[str, str, str, str, int]:
     weights, told = str(subject["weights"]), subject.get("weights_metadata") or {}
-    assert isinstance(told, dict)
     seed = int(told.get("seed", subject["seed"]))
     state = "drawn" if weights in _DRAWN else "trained"
     return str(subject["model"]), weights, state, str(subject["data"]), seed
@@ -66,7 +65,7 @@ def _named(subject: dict[str, object]) -> tuple[str, str, str, str, int]:
 
 def signatures(
     table: pd.DataFrame, by: str | list[str]
-) -> Iterator[tuple[Hashable, NDArray[np.float64]]]:
+) -> Iterator[tuple[Any, NDArray[np.float64]]]:
     """Give the signature of each subject: its sites' values in order, without undefined ones.
 
     Parameters

@@ -19,7 +19,7 @@ __all__ = ["DATA", "measured_networks", "trained_network"]
 DATA = "digits"
 
 # With batch norm they bear a higher rate than vanilla's: 96 % of the digits after eight epochs.
-_NORMALISED = {"learning_rate": 0.05, "warmup_steps": 20, "schedule": "cosine"}
+_NORMALISED: Mapping[str, Any] = {"learning_rate": 0.05, "warmup_steps": 20, "schedule": "cosine"}
 
 
 def trained_network(context: Context, model: str, seed: int) -> Path:
@@ -51,7 +51,6 @@ def measured_networks(
     drawn: Mapping[str, int] | None = None,
     measures: tuple[str, ...] = ("affinity",),
     data: tuple[str, ...] = (DATA,),
-    settings: Mapping[str, Any] | None = None,
     samples: int = 0,
     part: str = "run",
 ) -> Run:
@@ -67,16 +66,12 @@ def measured_networks(
         How many initialisations of each; batch norm's statistics are then those of the samples,
         since those that a network begins with belong to no data.
     measures, data : tuple of str
-    settings : mapping of str to value, optional
     samples : int
     part : str
     """
 
     def run(model: str, weights: tuple[str, ...], chosen: tuple[int, ...]) -> Run:
-        request = Request(
-            measures, (model,), data, weights, chosen, samples, settings=settings or {}
-        )
-        return context.run(request, part)
+        return context.run(Request(measures, (model,), data, weights, chosen, samples), part)
 
     done: Run | None = None
     for model, number in seeds.items():

@@ -33,7 +33,7 @@ class Training(Study):
     question = "Does training make a network's activations more nonlinear, and where?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes = 8.0
+    minutes = 6.0
     quick_minutes = 0.8
     takes = ("seeds",)
 
@@ -147,6 +147,7 @@ def _not_monotone(pairs: Pairs) -> Verdict:
 
 def _figure(found: Signatures, pairs: Pairs) -> Figure:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     networks = ["vgg16", *dict.fromkeys(model for model, _ in pairs)]
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
@@ -158,6 +159,7 @@ def _figure(found: Signatures, pairs: Pairs) -> Figure:
                     depth = range(1, len(values) + 1)
                     axes.plot(depth, values, line, color=colour, linewidth=0.9, marker=".")
         axes.set_title(network)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("affinity")
     for axes in figure.axes[2:]:
         axes.set_xlabel("site, in order of call")

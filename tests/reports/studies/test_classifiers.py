@@ -1,0 +1,38 @@
+"""Which classifiers are measured, and what is made of random weights."""
+
+import pytest
+from made_signatures import made_signatures
+
+import nlbench
+from nlbench.models.networks.torchvision import NAMES
+from nlbench.reports.studies import classifiers
+from nlbench.reports.studies.study import Context, Verdict
+
+
+def test_all_36_networks_of_the_paper_are_torchvision_s():
+    assert len(classifiers.CLASSIFIERS) == 36
+    assert {classifiers.short_name(name) for name in classifiers.CLASSIFIERS} <= set(NAMES)
+    years = [one.year for one in classifiers.CLASSIFIERS.values()]
+    assert years == sorted(years)
+
+
+def test_what_is_claimed_of_trained_networks_is_left_open_for_random_ones():
+    claim = Verdict("ViTs are the most nonlinear", "yes", "0.9", False, "looked twice")
+    random = made_signatures({("torchvision/alexnet", "init", "synthetic", 0): [0.5]})
+    trained = made_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5]})
+    assert classifiers.judged(trained, [claim]) == [claim]
+    (left,) = classifiers.judged(random, [claim])
+    assert left.agrees is None
+    assert left.remark == "random weights, which would say: no; looked twice"
+    assert classifiers.remarks_on(random)[0].startswith("Random weights")
+    assert not classifiers.remarks_on(trained)[0].startswith("Random weights")
+
+
+def test_without_weights_one_line_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    with pytest.raises(nlbench.RequestError, match="say --weights init to measure them as drawn"):
+        classifiers.measured_classifiers(Context(tmp_path, "history", quick=True), ("affinity",))
+    context = Context(tmp_path, "history", weights="trainde")
+    with pytest.raises(nlbench.RequestError, match="did you mean 'trained'"):
+        classifiers.measured_classifiers(context, ("affinity",))
