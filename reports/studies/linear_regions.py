@@ -209,8 +209,7 @@ def over_seeds(numbers: Iterable[float]) -> str:
 def size_of(values: pd.DataFrame) -> str:
     """Say how much there is: networks, seeds, paths."""
     seeds, paths = values.seed.nunique(), values.place.nunique()
-    seeds_said = f"{seeds} seed{'s' * (seeds > 1)}"
-    return f"Small data: {MODEL} on few images, {seeds_said} of each setting, {paths} paths."
+    return f"Small data: {MODEL} on few images, seeds of each setting: {seeds}, paths: {paths}."
 
 
 def share_of_paths(

@@ -98,7 +98,12 @@ def linearised(
     )
 
 
-def measured(context: Context, weights: Mapping[str, Sequence[str | Path]], data: str) -> Run:
+def measured(
+    context: Context,
+    weights: Mapping[str, Sequence[str | Path]],
+    data: str,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
     """Measure networks in one run.
 
     Parameters
@@ -107,10 +112,14 @@ def measured(context: Context, weights: Mapping[str, Sequence[str | Path]], data
     weights : mapping of str to sequence
         Of each model.
     data : str
+    settings : mapping, optional
+        Options of the dataset.
     """
     part = "quick" if context.quick else "run"
     for model, files in weights.items():
-        request = Request(MEASURES, (model,), (data,), tuple(map(str, files)), samples=0)
+        request = Request(
+            MEASURES, (model,), (data,), tuple(map(str, files)), samples=0, settings=settings or {}
+        )
         run = context.run(request, part)
     return run
 

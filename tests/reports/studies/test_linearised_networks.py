@@ -127,3 +127,18 @@ def test_what_is_trained_alike_is_called_alike(tmp_path, monkeypatch, mode, quic
     assert asked["name"] == name
     assert asked["weights"] == ("init" if mode == "from-start" else "trained")
     assert ("epochs" in asked) == quick
+
+
+def translated(kept, last):
+    groups = [cells("transformer-tiny", "reference", None, 0, 0.99, 1.4, 0.0)]
+    for step, omega in enumerate(OMEGAS):
+        length = last if step == 2 else 1.0 - step / 4
+        groups.append(
+            cells("transformer-tiny", "post-training", omega, 0, kept, length, 0.3 * step)
+        )
+    return run_of(*groups)
+
+
+def test_a_translation_model_keeps_its_accuracy_or_does_not():
+    assert words("translation", translated(0.985, 0.1)) == ["yes", "yes"]
+    assert words("translation", translated(0.9, 1.1)) == ["no", "no"]
