@@ -1,0 +1,230 @@
+"""What is left of networks that are made linear: how deep, how wide, and on what it depends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from .linearised_networks import (
+    SOURCE,
+    effort,
+    layers,
+    linearised,
+    measured,
+    networks,
+    omegas,
+    seeds,
+)
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["CoreNetworks"]
+
+
+MODEL, DATA = "vgg8", "digits"
+NOISE = 0.4
+WIDTHS = ("resnet18-w4", "resnet18-w8")
+ALIKE = 0.25
+
+
+class CoreNetworks(Study):
+    """Path length and shape of what stays nonlinear, by ω, width, depth and difficulty."""
+
+    question = "Do the units that stay nonlinear form a core of much the same depth and width?"
+    source = SOURCE
+    needs = "linearises 23 networks, of which early-or-late shares 12; trains 4"
+    minutes = 12.0
+    quick_minutes = 0.7
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Networks under several penalties, of several widths and depths, and of wrong labels."""
+        steps = omegas(context, "post-training")
+        weights: dict[str, list[str | Path]] = {MODEL: ["trained"]}
+        weights[MODEL] += [
+            linearised(context, MODEL, "post-training", omega, seed)
+            for omega in steps
+            for seed in seeds(context)
+        ]
+        weights[MODEL] += self._of_wrong_labels(context, steps[1:])
+        for model in WIDTHS[: 1 if context.quick else None]:
+            for seed in seeds(context)[:2]:
+                short = {"name": "quick", "epochs": 6, "warmup_steps": 20} if context.quick else {}
+                start = context.trained(model, DATA, "auto", seed, **short)
+                weights.setdefault(model, []).append(start)
+                weights[model] += [
+                    linearised(context, model, "post-training", omega, seed, weights=str(start))
+                    for omega in steps[-2:]
+                ]
+        return {"run": measured(context, weights, DATA)}
+
+    def _of_wrong_labels(self, context: Context, steps: tuple[float, ...]) -> list[str | Path]:
+        """Networks that are made linear while they keep to wrong labels; there is one to begin."""
+        from .linear_regions import shipped
+
+        _, noisy = shipped()
+        return [
+            linearised(
+                context,
+                MODEL,
+                "post-training",
+                omega,
+                # The seed decides which labels are wrong.
+                0,
+                weights=str(noisy),
+                name=f"noise{NOISE:g}",
+                label_noise=NOISE,
+            )
+            for omega in steps
+        ]
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Compare the path lengths that are left."""
+        table = networks(runs["run"])
+        lengths = (
+            table[table["mode"] != "reference"]
+            .groupby(["model", "noise", "omega"])
+            .agg(
+                networks=("seed", "size"),
+                accuracy=("accuracy", "mean"),
+                linear=("linear-units", "mean"),
+                pathlength=("pathlength", "mean"),
+            )
+            .reset_index()
+        )
+        verdicts = [_shrinks(lengths), _by_width(lengths), _by_depth(table, lengths)]
+        verdicts.append(_by_difficulty(table))
+        return Findings(
+            verdicts,
+            {"Means over seeds": lengths, "Networks": table},
+            {
+                "Share of each layer's units that stay nonlinear, input at the top": _figure(
+                    layers(runs["run"])
+                )
+            },
+            [
+                f"Small data: {DATA}; seeds of {MODEL}: {table.seed.nunique()}, fewer of the other "
+                "networks; the published experiments are on CIFAR and translation.",
+                effort(table),
+            ],
+        )
+
+
+def _plain(lengths: pd.DataFrame, model: str) -> pd.DataFrame:
+    return lengths[(lengths.model == model) & (lengths.noise == 0)].sort_values("omega")
+
+
+def _shrinks(lengths: pd.DataFrame) -> Verdict:
+    one = _plain(lengths, MODEL)
+    falls = np.diff(one.pathlength) < 0
+    return Verdict(
+        "The larger ω, the shorter the paths that are left",
+        "path length falls under the pressure to be linear",
+        " > ".join(f"{length:.2f}" for length in one.pathlength),
+        bool(falls.all()) if len(falls) else None,
+        f"{MODEL}, mean over seeds at ω = {', '.join(f'{omega:g}' for omega in one.omega)}",
+    )
+
+
+def _by_width(lengths: pd.DataFrame) -> Verdict:
+    """Whether the depth that is left depends on the width."""
+    both = [_plain(lengths, model).set_index("omega").pathlength for model in WIDTHS]
+    shared = both[0].index.intersection(both[1].index)
+    ours, agrees = "one width only", None
+    if len(shared):
+        ratios = both[1][shared] / both[0][shared]
+        ours = ", ".join(
+            f"ω = {omega:g}: {both[0][omega]:.2f} and {both[1][omega]:.2f}" for omega in shared
+        )
+        agrees = bool(((ratios - 1).abs() < ALIKE).all())
+    return Verdict(
+        "The depth that is left hardly depends on the width",
+        "near constant effective depth",
+        ours,
+        agrees,
+        f"path length of {' and '.join(WIDTHS)} under the same ω; agrees within {ALIKE:.0%}",
+    )
+
+
+def _by_depth(table: pd.DataFrame, lengths: pd.DataFrame) -> Verdict:
+    """Whether networks of different depth come closer."""
+    deep = WIDTHS[0]
+    before = table[(table["mode"] == "reference") & (table.noise == 0)]
+    first = before.groupby("model").pathlength.mean()
+    both = [_plain(lengths, model).set_index("omega").pathlength for model in (deep, MODEL)]
+    shared = both[0].index.intersection(both[1].index)
+    ours, agrees = "not measured", None
+    if len(shared) and {deep, MODEL} <= set(first.index):
+        ratio, ratios = first[deep] / first[MODEL], both[0][shared] / both[1][shared]
+        said = ", ".join(f"{one:.2f} at ω = {omega:g}" for omega, one in ratios.items())
+        ours = f"{ratio:.2f} times as deep before, {said}"
+        agrees = bool((np.abs(np.log(ratios)) < abs(np.log(ratio))).all())
+    return Verdict(
+        "What is left of a deeper network is of more similar depth than the networks were",
+        "near constant effective depth",
+        ours,
+        agrees,
+        f"path length of {deep} by that of {MODEL}, under the same ω",
+    )
+
+
+def _by_difficulty(table: pd.DataFrame) -> Verdict:
+    """Whether a harder task keeps longer paths."""
+    left = table[(table.model == MODEL) & (table["mode"] != "reference")]
+    means = left.groupby(["noise", "omega"]).pathlength.mean()
+    noisy = means[NOISE] if NOISE in means.index.get_level_values(0) else means[:0]
+    clean = means[0.0]
+    shared = [omega for omega in noisy.index if omega in clean.index]
+    more = [noisy[omega] > clean[omega] for omega in shared]
+    return Verdict(
+        "A harder task keeps longer nonlinear paths",
+        "core networks depend on the difficulty of the task",
+        ", ".join(f"ω = {o:g}: {noisy[o]:.2f} against {clean[o]:.2f}" for o in shared)
+        or "not measured",
+        (True if all(more) else None if any(more) else False) if more else None,
+        f"{MODEL} with {NOISE:.0%} wrong labels (one network of each ω) against clean ones; yes or "
+        "no where all ω agree",
+    )
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    from nlbench.reports.svg import STYLE
+
+    left = table[(table["mode"] == "post-training") & (table.model == MODEL)]
+    steps: list[Any] = sorted(left.omega.unique())
+    places = list(dict.fromkeys(left.place))
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+        panels = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
+        for axes, omega in zip(panels, steps, strict=True):
+            for noise, colour, shift in ((0.0, "#0072B2", -0.2), (NOISE, "#D55E00", 0.2)):
+                one = left[(left.omega == omega) & (left.noise == noise)].groupby("place")
+                shares = one.nonlinear.sum() / one.units.sum()
+                if len(shares):
+                    axes.barh(
+                        np.arange(len(places)) + shift,
+                        shares[places],
+                        0.4,
+                        color=colour,
+                        label=f"{noise:.0%} wrong labels",
+                    )
+            axes.set_title(f"ω = {omega:g}")
+            axes.set_xlim(0, 1)
+        panels[0].set_yticks(range(len(places)), places)
+        panels[0].invert_yaxis()
+        panels[-1].legend(fontsize=7)
+        figure.draw_without_rendering()  # lays out, once, while the style is in force
+        figure.set_layout_engine("none")
+    return figure

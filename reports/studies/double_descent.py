@@ -1,0 +1,145 @@
+"""Networks of growing width on partly wrong labels: error, deviation and density."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from nlbench.request import Request
+
+from .linear_regions import COLOURS, DATA, MEASURES, SOURCE, drawn
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["DoubleDescent"]
+
+
+WIDTHS, QUICK_WIDTHS = (4, 8, 16), (4, 8)
+NOISE = 0.2
+LINES = {"lines.number": 8, "lines.anchors": 4, "lines.tolerance": 0.01}
+
+
+class DoubleDescent(Study):
+    """Test error, deviation and density of ResNet18s against their width, with wrong labels."""
+
+    question = "Does deviation rise and fall with the width as the test error does?"
+    source = SOURCE
+    needs = "trains 6 networks"
+    minutes = 9.0
+    quick_minutes = 0.7
+    takes = ("data", "seeds")
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Networks of each width along closed paths, and their accuracy."""
+        data, runs = context.data or DATA, {}
+        recipe = "adam" if data == DATA else "linear-regions-double-descent"
+        for width in QUICK_WIDTHS if context.quick else WIDTHS:
+            model = f"resnet18-w{width}"
+            short: dict[str, Any] = {"epochs": 3, "warmup_steps": 20} if context.quick else {}
+            name = f"{'quick-' if context.quick else ''}noise{NOISE:g}"
+            weights = tuple(
+                str(context.trained(model, data, recipe, seed, label_noise=NOISE, name=name,
+                                    **short))
+                for seed in context.seeds or (range(1) if context.quick else range(2))
+            )  # fmt: skip
+            end = "-quick" if context.quick else ""
+            paths = Request(MEASURES, (model,), (data,), weights, split="train", settings=LINES)
+            runs["paths"] = context.run(paths, f"paths{end}")
+            accuracy = Request(("accuracy",), (model,), (data,), weights, samples=0)
+            runs["accuracy"] = context.run(accuracy, f"accuracy{end}")
+        return runs
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Follow each number over the widths."""
+        table = _networks(runs)
+        means = table.groupby("width").mean(numeric_only=True)
+        widths = list(means.index)
+        verdicts = [
+            _peaks("The test error rises to a peak and falls again", means["test error"]),
+            _peaks("Deviation rises to a peak and falls again", means["absdev"]),
+            Verdict(
+                "Density grows with the width, without a peak",
+                "monotonically",
+                _course(means["density"]),
+                bool((np.diff(means["density"]) > 0).all()),
+                "mean over seeds",
+            ),
+        ]
+        fitted = table["train error"].min()
+        return Findings(
+            verdicts,
+            {"Networks": table},
+            {"Against the width: error and deviation left, density right": _figure(means)},
+            [
+                f"Small data: {len(widths)} widths, seeds: {table.seed.nunique()}, few images and "
+                "epochs. The published study has widths up to 64 on CIFAR-10; its narrow networks "
+                "can't fit the wrong labels and its wide ones do.",
+                f"Error on the training labels, wrong ones included: from {fitted:.0%} to "
+                f"{table['train error'].max():.0%}.",
+            ],
+        )
+
+
+def _networks(runs: Mapping[str, Run]) -> pd.DataFrame:
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for run in runs.values():
+        for record in run.records:
+            if record.result.status != "ok":
+                continue
+            made = record.subject["weights_metadata"]
+            width = int(str(record.subject["model"]).rpartition("-w")[2])
+            one = found.setdefault((width, int(made["seed"])), {})
+            one["train error"] = 1 - float(made["train_accuracy"])
+            one[record.measure["name"]] = record.result.summary["value"]
+    rows = [
+        (*key, one["train error"], 1 - one["accuracy"], one["absdev"], one["density"])
+        for key, one in sorted(found.items())
+    ]
+    columns = ["width", "seed", "train error", "test error", *MEASURES]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _course(means: pd.Series) -> str:
+    form = ".3f" if means.max() < 10 else ",.0f"
+    return ", ".join(f"w{width}: {value:{form}}" for width, value in means.items())
+
+
+def _peaks(claim: str, means: pd.Series) -> Verdict:
+    """Whether there is a peak between the narrowest and the widest."""
+    inside = len(means) > 2 and 0 < int(np.argmax(means)) < len(means) - 1
+    return Verdict(
+        claim,
+        "peak where the training labels are first fitted",
+        _course(means),
+        True if inside else None,
+        "mean over seeds; a few widths that are all beyond or all below the peak can't refute it",
+    )
+
+
+def _figure(means: pd.DataFrame) -> Figure:
+    def draw(panels: Sequence[Axes]) -> None:
+        left, right = panels
+        for number, name in enumerate(("train error", "test error")):
+            left.plot(means.index, 100 * means[name], "o-", color=COLOURS[number], label=name)
+        left.set_ylabel("error, %")
+        twin = left.twinx()
+        twin.plot(means.index, means["absdev"], "s--", color=COLOURS[2], label="deviation")
+        twin.set_ylabel("absolute deviation")
+        handles = [*left.lines, *twin.lines]
+        left.legend(handles, [str(one.get_label()) for one in handles], fontsize=7.5)
+        right.plot(means.index, means["density"], "o-", color=COLOURS[0])
+        right.set_ylabel("crossings")
+        for axes in panels:
+            axes.set_xlabel("base width")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(list(means.index), [str(width) for width in means.index])
+
+    return drawn(draw)

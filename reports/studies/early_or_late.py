@@ -1,0 +1,156 @@
+"""Linearising a trained network against training a linearised one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from .linearised_networks import (
+    SOURCE,
+    effort,
+    is_short,
+    linearised,
+    measured,
+    networks,
+    omegas,
+    seeds,
+)
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["EarlyOrLate"]
+
+
+MODEL, DATA = "vgg8", "digits"
+MOST_LOST, FEWEST_LINEAR = 0.02, 0.3
+SMALL = 0.01
+"""A gap in accuracy that is too small to be called one."""
+
+
+class EarlyOrLate(Study):
+    """Accuracy at the same path length: made linear after training, or from its start."""
+
+    question = "Is a network more accurate if it is made linear late rather than early?"
+    source = SOURCE
+    needs = "linearises 21 networks, of which core-networks shares 12"
+    minutes = 13.0
+    quick_minutes = 0.6
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Networks under several penalties, after training and from the start."""
+        made = [
+            linearised(context, MODEL, mode, omega, seed)
+            for mode in ("post-training", "from-start")
+            for omega in omegas(context, mode)
+            for seed in seeds(context)
+        ]
+        return {"run": measured(context, {MODEL: ["trained", *made]}, DATA)}
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """Compare accuracies where the path lengths are the same."""
+        table = networks(runs["run"]).sort_values(["mode", "omega", "seed"], ignore_index=True)
+        reference = float(table[table["mode"] == "reference"].accuracy.mean())
+        late = table[table["mode"] == "post-training"]
+        kept = late.groupby("omega")[["accuracy", "linear-units"]].mean()
+        far = kept[kept["linear-units"] >= FEWEST_LINEAR]
+        verdicts = [
+            _gap(table),
+            Verdict(
+                "After training many units can be made linear while accuracy stays high",
+                "a significant number of them",
+                _most(far) if len(far) else f"fewer than {FEWEST_LINEAR:.0%} became linear",
+                _or_short(table, bool((far.accuracy >= reference - MOST_LOST).any())),
+                f"the trained network has {reference:.1%}; agrees if some ω makes "
+                f"{FEWEST_LINEAR:.0%} of the units linear and loses no more than "
+                f"{100 * MOST_LOST:g} points, mean over seeds",
+            ),
+        ]
+        return Findings(
+            verdicts,
+            {"Networks": table},
+            {"Accuracy against path length": _figure(table, reference)},
+            [
+                f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}; late networks all "
+                "start from the one that ships, early ones from the initialisation of their seed.",
+                effort(table),
+            ],
+        )
+
+
+def _or_short(table: pd.DataFrame, agrees: bool) -> bool | None:
+    return agrees or (None if is_short(table) else False)
+
+
+def _most(far: pd.DataFrame) -> str:
+    best = far.sort_values("accuracy").iloc[-1]
+    return f"{best['linear-units']:.0%} linear at {best.accuracy:.1%}"
+
+
+def _gap(table: pd.DataFrame) -> Verdict:
+    """How much more accurate late networks are, at the path lengths of the early ones."""
+    late = table[table["mode"] != "from-start"].assign(omega=lambda one: one.omega.fillna(-1))
+    curve = late.groupby("omega")[["pathlength", "accuracy"]].mean().sort_values("pathlength")
+    early = table[table["mode"] == "from-start"]
+    within = early[early.pathlength.between(curve.pathlength.min(), curve.pathlength.max())]
+    gaps = np.interp(within.pathlength, curve.pathlength, curve.accuracy) - within.accuracy
+    claim = "At the same path length networks made linear late are more accurate"
+    published = "a significant gap in performance"
+    how = (
+        "each early network beside the mean curve of the late ones, interpolated at its path "
+        "length; mean with Student's 95 % interval over early networks; does not agree where any "
+        f"gap is below {100 * SMALL:g} point"
+    )
+    if len(gaps) < 3:
+        return Verdict(claim, published, f"{len(gaps)} comparisons", None, how)
+    mean, spread = float(gaps.mean()), float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+    half = float(student.ppf(0.975, len(gaps) - 1)) * spread
+    low, high = mean - half, mean + half
+    return Verdict(
+        claim,
+        published,
+        f"{100 * mean:+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
+        f"{len(gaps)} comparisons",
+        _or_short(table, agrees=False) if high < SMALL else True if low > 0 else None,
+        how,
+    )
+
+
+def _figure(table: pd.DataFrame, reference: float) -> Figure:
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    from nlbench.reports.svg import STYLE
+
+    modes = {
+        "post-training": ("after training", "#0072B2", "o"),
+        "from-start": ("from the start", "#D55E00", "s"),
+    }
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.axhline(100 * reference, color="#777777", linestyle="--", label="as trained")
+        for mode, (label, colour, mark) in modes.items():
+            one = table[table["mode"] == mode]
+            axes.plot(
+                one.pathlength, 100 * one.accuracy, mark, color=colour, alpha=0.45, markersize=4
+            )
+            means = one.groupby("omega")[["pathlength", "accuracy"]].mean()
+            axes.plot(
+                means.pathlength, 100 * means.accuracy, color=colour, marker=mark, label=label
+            )
+        axes.set_xlabel("average path length")
+        axes.set_ylabel("test accuracy, %")
+        axes.legend(loc="lower right")
+        figure.draw_without_rendering()  # lays out, once, while the style is in force
+        figure.set_layout_engine("none")
+    return figure

@@ -1,0 +1,179 @@
+"""What the studies of "Nonlinear Advantage" have in common: networks made linear in part.
+
+Each is trained once under a penalty ω, whichever study asks for it first, and says in its
+checkpoint how; all are measured by accuracy, path length and the share of linear units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from nlbench.citation import Source
+from nlbench.request import Request
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
+
+    from .study import Context
+
+__all__ = [
+    "MEASURES",
+    "OMEGAS",
+    "QUICK_OMEGAS",
+    "SOURCE",
+    "effort",
+    "is_short",
+    "layers",
+    "linearised",
+    "measured",
+    "networks",
+    "omegas",
+    "seeds",
+]
+
+
+SOURCE = Source(
+    citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
+    "Might Not Be As Complex as You Think. ICML, 2023; in words, since a summary of it was used.",
+)
+MEASURES = ("accuracy", "linear-units", "pathlength")
+OMEGAS = {"post-training": (0.0003, 0.001, 0.003, 0.01), "from-start": (0.0003, 0.001, 0.003)}
+# In a few epochs it takes a larger penalty to make units linear.
+QUICK_OMEGAS = {"post-training": (0.01, 0.03, 0.1), "from-start": (0.003, 0.01)}
+FEW_EPOCHS = 10
+QUICK_EPOCHS = {"post-training": 3, "from-start": 6}
+
+
+def omegas(context: Context, mode: str) -> tuple[float, ...]:
+    """Penalties of a mode, ``post-training`` or ``from-start``."""
+    return (QUICK_OMEGAS if context.quick else OMEGAS)[mode]
+
+
+def seeds(context: Context) -> tuple[int, ...]:
+    """Seeds of the trainings."""
+    return context.seeds or ((0,) if context.quick else (0, 1, 2))
+
+
+def linearised(
+    context: Context,
+    model: str,
+    mode: str,
+    omega: float,
+    seed: int,
+    *,
+    data: str = "digits",
+    weights: str = "trained",
+    name: str = "",
+    **changes: Any,
+) -> Path:
+    """Linearise a network, once for all studies.
+
+    Parameters
+    ----------
+    context : Context
+    model, data : str
+    mode : {"post-training", "from-start"}
+        The recipe.
+    omega : float
+    seed : int
+    weights : str
+        Where ``post-training`` starts.
+    name : str
+        What tells it from the plain one.
+    **changes
+        Fields of the recipe that are to be otherwise.
+    """
+    if context.quick:
+        changes = {"epochs": QUICK_EPOCHS[mode], **changes}
+    parts = ("quick" if context.quick else "", name, "start" if mode == "from-start" else "")
+    called = "-".join([*(part for part in parts if part), f"omega{omega:g}"])
+    start = "init" if mode == "from-start" else weights
+    return context.trained(
+        model, data, mode, seed, weights=start, name=called, omega=omega, **changes
+    )
+
+
+def measured(
+    context: Context,
+    weights: Mapping[str, Sequence[str | Path]],
+    data: str,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Measure networks in one run.
+
+    Parameters
+    ----------
+    context : Context
+    weights : mapping of str to sequence
+        Of each model.
+    data : str
+    settings : mapping, optional
+        Options of the dataset.
+    """
+    part = "quick" if context.quick else "run"
+    for model, files in weights.items():
+        request = Request(
+            MEASURES, (model,), (data,), tuple(map(str, files)), samples=0, settings=settings or {}
+        )
+        run = context.run(request, part)
+    return run
+
+
+def networks(run: Run) -> pd.DataFrame:
+    """Give the networks of a run, one a row.
+
+    Columns ``model, mode, omega, seed, noise, epochs`` and the measures. ``mode`` is
+    ``reference`` for one that was only trained, of which ``omega`` is NaN.
+    """
+    found: dict[tuple[Any, ...], dict[str, float]] = {}
+    for record in run.records:
+        if record.result.status == "ok":
+            key = _training(record.subject)
+            found.setdefault(key, {})[record.measure["name"]] = record.result.summary["value"]
+    columns = ["model", "mode", "omega", "seed", "noise", "epochs"]
+    rows = [(*key, *(numbers.get(name, np.nan) for name in MEASURES)) for key, numbers in
+            found.items()]  # fmt: skip
+    return pd.DataFrame(rows, columns=[*columns, *MEASURES])
+
+
+def effort(table: pd.DataFrame) -> str:
+    """Say how long networks were made linear: a short study's are hardly."""
+    made = table[table["mode"] != "reference"].groupby("mode").epochs.max()
+    said = " and ".join(f"{epochs} epochs ({mode})" for mode, epochs in made.items())
+    return f"Made linear in {said}." + is_short(table) * " So few can't refute anything."
+
+
+def is_short(table: pd.DataFrame) -> bool:
+    """Whether networks were made linear in so few epochs that what is missing proves nothing."""
+    return int(table[table["mode"] != "reference"].epochs.max()) < FEW_EPOCHS
+
+
+def layers(run: Run) -> pd.DataFrame:
+    """Nonlinear units of each activation call: the columns of `networks`, ``place`` and two."""
+    rows = [
+        (*_training(record.subject), value.place, value.statistics["nonlinear"],
+         value.statistics["units"])
+        for record in run.records
+        if record.measure["name"] == "linear-units" and record.result.status == "ok"
+        for value in record.result.values
+    ]  # fmt: skip
+    columns = ["model", "mode", "omega", "seed", "noise", "epochs", "place", "nonlinear", "units"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _training(subject: Mapping[str, Any]) -> tuple[str, str, float, int, float, int]:
+    made = subject.get("weights_metadata") or {}
+    mode = str(made["recipe"]) if "omega" in made else "reference"
+    return (
+        str(subject["model"]),
+        mode,
+        float(made.get("omega", np.nan)),
+        int(made.get("seed", subject["seed"])),
+        float(made.get("label_noise", 0)),
+        int(made.get("epochs", 0)),
+    )

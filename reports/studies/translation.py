@@ -1,0 +1,130 @@
+"""Making a small translation model linear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .linearised_networks import SOURCE, effort, is_short, linearised, measured, networks
+from .study import Context, Findings, Study, Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run_folder import Run
+
+__all__ = ["Translation"]
+
+
+MODEL, DATA = "transformer-tiny", "number-words"
+OMEGAS, QUICK_OMEGAS = (0.0001, 0.0003, 0.001, 0.003, 0.01), (0.001, 0.01)
+# Fewer and shorter sentences: translating them in the end takes longest.
+QUICK_DATA = {"train": 1500, "test": 64, "largest": 9999}
+MOST_LOST, FEWEST_LINEAR = 0.02, 0.3
+
+
+class Translation(Study):
+    """A small Transformer that translates number words, made linear step by step."""
+
+    question = "How much of a translation model can be made linear?"
+    source = SOURCE
+    needs = "trains 2 small Transformers, linearises 10; the extra nlbench[translation]"
+    minutes = 8.0
+    quick_minutes = 0.5
+    takes = ("seeds",)
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """A Transformer as trained, and under several penalties."""
+        weights = []
+        options = QUICK_DATA if context.quick else {}
+        for seed in context.seeds or ((0,) if context.quick else (0, 1)):
+            short = {"name": "quick", "epochs": 3, "warmup_steps": 20} if context.quick else {}
+            start = context.trained(MODEL, DATA, "auto", seed, options=options, **short)
+            weights.append(start)
+            weights += [
+                linearised(
+                    context,
+                    MODEL,
+                    "post-training",
+                    omega,
+                    seed,
+                    data=DATA,
+                    weights=str(start),
+                    options=options,
+                )
+                for omega in (QUICK_OMEGAS if context.quick else OMEGAS)
+            ]
+        settings = {f"{DATA}.{name}": value for name, value in options.items()}
+        return {"run": measured(context, {MODEL: weights}, DATA, settings)}
+
+    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+        """See what becomes of the accuracy as units become linear."""
+        table = networks(runs["run"]).sort_values(["omega", "seed"], ignore_index=True)
+        whole = table[table["mode"] == "reference"]
+        reference = float(whole.accuracy.mean())
+        means = (
+            table[table["mode"] != "reference"]
+            .groupby("omega")[["accuracy", "linear-units", "pathlength"]]
+            .mean()
+        )
+        far = means[means["linear-units"] >= FEWEST_LINEAR]
+        kept = bool((far.accuracy >= reference - MOST_LOST).any())
+        falls = bool((np.diff([float(whole.pathlength.mean()), *means.pathlength]) < 0).all())
+        verdicts = [
+            Verdict(
+                "Many units of a translation model can be made linear while it stays accurate",
+                "as in image classification",
+                "; ".join(
+                    f"ω = {omega:g}: {one['linear-units']:.0%} linear, {one.accuracy:.1%}"
+                    for omega, one in means.iterrows()
+                ),
+                kept or (None if is_short(table) else False),
+                f"accuracy of single tokens, {reference:.1%} as trained; agrees if "
+                f"{FEWEST_LINEAR:.0%} linear cost no more than {100 * MOST_LOST:g} points",
+            ),
+            Verdict(
+                "The larger ω, the shorter the paths that are left",
+                "path length falls under the pressure to be linear",
+                " > ".join(
+                    f"{length:.2f}" for length in (whole.pathlength.mean(), *means.pathlength)
+                ),
+                falls or (None if is_short(table) else False),
+                "mean over seeds, the trained network first",
+            ),
+        ]
+        return Findings(
+            verdicts,
+            {"Networks": table},
+            {"Accuracy against the share of linear units": _figure(table)},
+            [
+                f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}. The paper takes a "
+                "Transformer of base size on WMT14, and BLEU.",
+                "Only the ReLUs of the feed-forward parts can be made linear; attention stays.",
+                effort(table),
+            ],
+        )
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    from nlbench.reports.svg import STYLE
+
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        axes = figure.subplots()
+        for seed, one in table.groupby("seed"):
+            ordered = one.sort_values("linear-units")
+            axes.plot(
+                100 * ordered["linear-units"], 100 * ordered.accuracy, "o-", label=f"seed {seed}"
+            )
+        axes.set_xlabel("linear units, %")
+        axes.set_ylabel("accuracy of tokens, %")
+        axes.legend(loc="lower left")
+        figure.draw_without_rendering()  # lays out, once, while the style is in force
+        figure.set_layout_engine("none")
+    return figure
