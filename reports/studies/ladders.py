@@ -16,10 +16,12 @@ from nlbench.models.networks.ladders import ACTIVATIONS, DEPTHS, GAINS, SLOPES, 
 if TYPE_CHECKING:
     from .study import Context
 
-__all__ = ["LADDERS", "SEEDS", "TWIN_LADDER", "Ladder", "Rung", "weights_of"]
+__all__ = ["LADDERS", "SEEDS", "TWIN_LADDER", "WHOLE", "Ladder", "Rung", "weights_of"]
 
 
 SEEDS = (0, 1, 2)
+WHOLE = len(SLOPES) - 1
+"""Rung of `slope` whose ReLUs are whole."""
 CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
 
 # Epochs of a full and of a quick study.

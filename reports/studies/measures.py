@@ -19,7 +19,7 @@ from nlbench.reports.agreement import within_groups
 from nlbench.reports.leaderboard import CONFIDENCE, sense_of
 from nlbench.request import ExecutionOptions, Request
 
-from .ladders import LADDERS, SEEDS, TWIN_LADDER, Ladder, weights_of
+from .ladders import LADDERS, SEEDS, TWIN_LADDER, WHOLE, Ladder, weights_of
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -475,10 +475,9 @@ def _agreement(cells: pd.DataFrame, about: Mapping[str, Mapping[str, Any]]) -> p
 
 def _costs(runs: Mapping[str, Run]) -> dict[str, tuple[float, float]]:
     """Seconds of a measure on one network of `slope`, and as many forward passes as take them."""
-    last = len(LADDERS["slope"].rungs) - 1
     seconds: dict[str, list[float]] = {}
     for run in [runs["slope"]] if "slope" in runs else []:
-        records = [r for r in run.records if LADDERS["slope"].rung_of(r.subject) == last]
+        records = [r for r in run.records if LADDERS["slope"].rung_of(r.subject) == WHOLE]
         own: dict[tuple[str, str], float] = {}
         for r in records:
             key = str(r.subject.get("key")), str(r.probe["name"])
@@ -631,8 +630,7 @@ def _claims(orders: Mapping[tuple[str, str], Order], cells: pd.DataFrame) -> Ite
 def _against_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
     """Whether a nonlinear network lies on the more nonlinear side of nlc's affine value."""
     of = cells[cells.ladder.isin(["slope", "slope-vgg8"]) & (cells.measure == "nlc")]
-    last = len(LADDERS["slope"].rungs) - 1
-    values = of[(of.rung == last) & (of.status == "ok")].value
+    values = of[(of.rung == WHOLE) & (of.status == "ok")].value
     if len(values) < 2:
         return
     half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std() / len(values) ** 0.5
