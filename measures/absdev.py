@@ -101,17 +101,17 @@ class _Sum:
     segments: tuple[float, ...]
     length: float
     error: Tensor
-    scale: Tensor
+    scales: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, trace: SegmentTrace | SegmentEstimate, normalize: str) -> _Sum:
+    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Sum:
         found = deviation_of(trace)
         found = Deviation(found.above.cpu(), found.below.cpu(), found.variation.cpu())
         error = torch.zeros_like(found.above)
         if isinstance(trace, SegmentEstimate):
             error = trace.length * trace.deviation_error.cpu()
-        scale = deviation_scale(trace, normalize).cpu()
-        return cls(found, (_norm(found.total),), trace.length, error, scale)
+        scales = {name: deviation_scale(trace, name).cpu() for name in NORMALIZE[1:]}
+        return cls(found, (_norm(found.total),), trace.length, error, scales)
 
     def __add__(self, other: _Sum) -> _Sum:
         return _Sum(
@@ -119,17 +119,20 @@ class _Sum:
             self.segments + other.segments,
             self.length + other.length,
             self.error + other.error,
-            self.scale + other.scale,
+            {name: scale + other.scales[name] for name, scale in self.scales.items()},
         )
 
     def value(self, place: str, normalize: str) -> Value:
         """What is said of the path; all of the deviation is divided by one number."""
-        n, divisor = len(self.segments), 1.0 if normalize == "none" else _norm(self.scale)
+        n = len(self.segments)
+        if normalize == "none":
+            return Value(place, self.statistics(), n, parts=self.parts())
+        divisor = _norm(self.scales[normalize])
         if divisor == 0:
             what = "logits are constant" if normalize == "range" else "chords are level"
             return Value.missing(place, "undefined", f"the path's {what}", n)
-        path = self if divisor == 1.0 else self._divided(divisor)
-        return Value(place, path.statistics(), n, parts=path.parts())
+        path = self._divided(divisor)
+        return Value(place, {**self.statistics(), **path.statistics()}, n, parts=path.parts())
 
     def _divided(self, divisor: float) -> _Sum:
         found = self.deviation
@@ -138,7 +141,7 @@ class _Sum:
             tuple(segment / divisor for segment in self.segments),
             self.length,
             self.error / divisor,
-            self.scale,
+            {},
         )
 
     def statistics(self) -> dict[str, float]:
@@ -152,6 +155,9 @@ class _Sum:
         }
         if bool(self.error.any()):
             found["error"] = _norm(self.error)
+        for name, scale in self.scales.items():
+            if divisor := _norm(scale):
+                found[f"over_{name}"] = found["value"] / divisor
         return found
 
     def parts(self) -> Parts:
@@ -172,11 +178,12 @@ class AbsoluteDeviation(Measure):
     ``segment1``, …, the norm of each segment by itself; ``above`` and ``below``, the norms
     of the two parts; ``variation``, the norm of the total variation of the distance to the
     chord; ``length``, the path's length; ``error``, of estimates, the norm over logits of
-    their errors, summed over segments.
+    their errors, summed over segments; ``over_range`` and ``over_chord``, the value divided by
+    the norm over logits of `deviation_scale` summed over the path's segments.
 
-    With ``normalize`` all of these but `variation` and `length` are divided, for each path, by
-    the norm over logits of `deviation_scale` summed over the path's segments. The value then
-    depends on no unit of inputs or logits; with ``range`` it is at most 1.
+    These two depend on no unit of inputs or logits, and ``over_range`` is at most 1. With
+    ``normalize`` one of them is the value, and all else but `variation` and `length` is divided
+    by the same.
     """
 
     name = "absdev"
@@ -205,8 +212,7 @@ class AbsoluteDeviation(Measure):
 
     def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path."""
-        new = _Sum.of(observation.trace, str(self.settings["normalize"]))
-        old = self._sums.get(observation.place)
+        new, old = _Sum.of(observation.trace), self._sums.get(observation.place)
         self._sums[observation.place] = new if old is None else old + new
         self._method = self._method.and_of(observation)
 
@@ -215,4 +221,5 @@ class AbsoluteDeviation(Measure):
         normalize = str(self.settings["normalize"])
         values = [path.value(place, normalize) for place, path in self._sums.items()]
         result = Result.of(values, n=sum(value.n for value in values))
-        return self._method.on(with_means(result, ("above", "below", "variation", "error")))
+        more = ("above", "below", "variation", "error", "over_range", "over_chord")
+        return self._method.on(with_means(result, more))

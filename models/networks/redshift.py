@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError
@@ -51,21 +51,24 @@ def redshift_network(
     activation: str = "relu",
     scale: float = 1.0,
     lowered: float = 0.0,
+    depth: int = 3,
 ) -> nn.Sequential:
-    """Build a multilayer perceptron of three hidden layers of 40 units, at random.
+    """Build a multilayer perceptron of hidden layers of 40 units, at random.
 
     Weights are drawn from ``scale`` · U(-s - lowered, s - lowered), with Glorot's bound
     s = sqrt(6 / (fan-in + fan-out)), biases from U(-1, 1). The layers that count are the
-    activations of the three hidden layers.
+    activations of the hidden layers, three in the experiment.
 
     Parameters
     ----------
     inputs, outputs : int
-    activation : {"relu", "tanh"}
+    activation : {"relu", "tanh", "gelu"}
     scale : float
         Of the weights; the paper's other value is 6.
     lowered : float
         How far both bounds are lowered; the paper's other value is 0.05.
+    depth : int
+        Hidden layers.
 
     Returns
     -------
@@ -79,14 +82,15 @@ def redshift_network(
     """
     from torch import nn
 
+    bent: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
     layers: list[nn.Module] = []
-    widths = (inputs, WIDTH, WIDTH, WIDTH, outputs)
+    widths = (inputs, *[WIDTH] * depth, outputs)
     for fan_in, fan_out in itertools.pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)
         bound = math.sqrt(6 / (fan_in + fan_out))
         nn.init.uniform_(linear.weight, scale * (-bound - lowered), scale * (bound - lowered))
         nn.init.uniform_(linear.bias, -1, 1)
-        layers += [linear, nn.ReLU() if activation == "relu" else nn.Tanh()]
+        layers += [linear, bent[activation]()]
     return nn.Sequential(*layers[:-1])
 
 

@@ -245,6 +245,10 @@ def test_normalized_deviation_has_the_closed_form_of_a_path():
     assert path.numbers["logit0"] == path.statistics["value"]
     assert sum(path.parts["segment"]) == pytest.approx(path.statistics["value"])
     assert path.statistics["length"] == 6
+    of_none = measured([bend, tent], "none").summary
+    assert of_none["over_range"] == pytest.approx(of_range.summary["value"], rel=1e-15)
+    assert of_none["over_chord"] == pytest.approx(6.5 / 2)
+    assert of_range.summary["over_range"] == of_none["over_range"]
 
 
 def test_normalized_deviation_takes_norms_over_logits_before_it_divides():
@@ -268,6 +272,7 @@ def test_normalized_deviation_has_no_units(normalize, seed, factor, offset, leng
 def test_normalized_deviation_of_what_is_constant_is_undefined():
     level = trace_of([0, 0.5, 1], [1, 4, 1])
     assert measured([level], "chord").reason == "the path's chords are level"
+    assert "over_chord" not in measured([level], "none").summary
     assert measured([trace_of([0, 1], [2, 2])], "range").reason == "the path's logits are constant"
     assert measured([trace_of([0, 1], [2, 3])], "range").summary["value"] == 0
     with pytest.raises(RequestError, match="did you mean 'range'"):
