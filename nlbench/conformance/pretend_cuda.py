@@ -89,6 +89,20 @@ WAITS = frozenset(
     ]
 )
 
+# Operations that give a tensor another shape where it is.
+RESHAPES = frozenset(
+    [
+        "as_strided_",
+        "resize_",
+        "squeeze_",
+        "swapaxes_",
+        "swapdims_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    ]
+)
+
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 
@@ -335,9 +349,9 @@ def _grad(real: Callable[..., Any]) -> Callable[..., Any]:
         wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
         found: list[Tensor | None] = [None] * len(wanted)
         with torch.set_grad_enabled(create_graph):
-            for node, given in _derivatives(root, first):
+            for node, given in _derivatives(root, first, wanted):
                 for i, one in enumerate(wanted):
-                    if one.grad_fn is node if one.grad_fn else getattr(node, "variable", 0) is one:
+                    if _makes(node, one):
                         found[i] = given.get(one.output_nr)
         return tuple(found)
 
@@ -348,14 +362,30 @@ def _alone(given: Any) -> Any:
     return given[0] if isinstance(given, Sequence) and len(given) == 1 else given
 
 
-def _derivatives(root: Tensor, first: Tensor | None) -> Iterator[tuple[Any, dict[int, Tensor]]]:
-    """Go back through the graph node by node: PyTorch would do it in a thread of the GPU's."""
+def _makes(node: Any, tensor: Tensor) -> bool:
+    """Whether a node of the graph is where a tensor comes from."""
+    return node is tensor.grad_fn if tensor.grad_fn else getattr(node, "variable", 0) is tensor
+
+
+def _derivatives(
+    root: Tensor, first: Tensor | None, wanted: Sequence[Tensor] | None = None
+) -> Iterator[tuple[Any, dict[int, Tensor]]]:
+    """Go back through the graph node by node: PyTorch would do it in a thread of the GPU's.
+
+    Where only some tensors are wanted, what does not lead to them is left out.
+    """
     first = torch.ones_like(root) if first is None else first
     arrived: dict[Any, dict[int, Tensor]] = {root.grad_fn: {root.output_nr: first}}
-    for node in _from_end_to_start(root.grad_fn):
+    order = _from_end_to_start(root.grad_fn)
+    leading: set[Any] = set()
+    for node in reversed(order):
+        is_wanted = wanted is None or any(_makes(node, one) for one in wanted)
+        if is_wanted or any(before in leading for before, _ in node.next_functions):
+            leading.add(node)
+    for node in order:
         given = arrived.pop(node, {})
         yield node, given
-        if not given or hasattr(node, "variable"):
+        if not given or not any(before in leading for before, _ in node.next_functions):
             continue
         passed = node(*(given.get(i) for i in range(len(node._input_metadata))))
         several = passed if isinstance(passed, tuple) else (passed,)
@@ -517,16 +547,50 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if wanted is not None:
         kwargs["device"] = CPU if wanted.type == "cuda" else wanted
     inner, named = tree_map_only(PretendTensor, lambda x: x.held, (args, kwargs))
-    output = func(*inner, **named)
+    output = CELLS.get(name, func)(*inner, **named)
     if name == "_efficientzerotensor":
         # Forward mode's stand-in for a derivative that is zero: it has no memory.
         output = torch.zeros_like(output)
     if name == "_local_scalar_dense" or (wanted is not None and wanted.type != "cuda"):
         return output
     known = {id(x.held): x for x in here}
+    if name in RESHAPES:
+        # The wrapper has a shape of its own.
+        here[0].data = PretendTensor(here[0].held)
     return tree_map_only(
         torch.Tensor, lambda x: known[id(x)] if id(x) in known else PretendTensor(x), output
     )
+
+
+def _lstm_cell(
+    inputs: Tensor, hidden: Tensor, cell: Tensor, *biases: Tensor | None
+) -> tuple[Tensor, ...]:
+    gates = sum((b for b in biases if b is not None), inputs + hidden)
+    enter, keep, new, leave = gates.chunk(4, 1)
+    cell = keep.sigmoid() * cell + enter.sigmoid() * new.tanh()
+    return leave.sigmoid() * cell.tanh(), cell, torch.empty_like(gates)
+
+
+def _gru_cell(
+    inputs: Tensor,
+    hidden: Tensor,
+    state: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    inputs = inputs if input_bias is None else inputs + input_bias
+    hidden = hidden if hidden_bias is None else hidden + hidden_bias
+    (reset, update, new), (own_reset, own_update, own_new) = inputs.chunk(3, 1), hidden.chunk(3, 1)
+    new = (new + (reset + own_reset).sigmoid() * own_new).tanh()
+    state = new + (update + own_update).sigmoid() * (state - new)
+    return state, state.new_empty(len(state), 5 * state.shape[1])
+
+
+# Kernels that a CPU doesn't have. What they keep for their own derivatives is not filled in.
+CELLS: dict[str, Callable[..., Any]] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_gru_cell": _gru_cell,
+}
 
 
 def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:

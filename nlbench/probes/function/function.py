@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,7 +253,7 @@ def _operation(message: str) -> str:
 def _through_vector_jacobian_products(
     function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor, operation: str
 ) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad():
+    with torch.enable_grad(), _without_cudnn():
         given = inputs.detach().clone().requires_grad_()
         output = function(given)
         vector = torch.zeros_like(output, requires_grad=True)
@@ -267,6 +267,21 @@ def _through_vector_jacobian_products(
                 f"{operation} has neither a forward-mode nor a second derivative in PyTorch"
             ) from error
     return output.detach(), derivative.detach()
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Have PyTorch compute recurrent layers itself: cuDNN's have no derivative in evaluation mode.
+
+    Not by `torch.backends.cudnn.flags`, which would set TF32's flags too.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = before
 
 
 def observe(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.data import TensorDataset
 
 import nlbench
@@ -13,6 +14,7 @@ from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
 from nlbench.plan import Request
+from nlbench.probes.function.function import directional_derivative
 from nlbench.probes.lines import estimate_segment, trace_segment
 from nlbench.probes.lines.exact import trace_exactly
 from nlbench.probes.lines.program import record as recorded
@@ -256,3 +258,61 @@ def test_derivatives_are_what_they_are_on_the_cpu(cuda):
 
     for there, here in zip(gradients("cuda"), gradients("cpu"), strict=True):
         torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-12)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a linear one on its last step."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer, self.head = kind(5, 7, batch_first=True), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_differentiated_though_a_gpus_have_no_forward_mode(kind):
+    torch.manual_seed(0)
+    model, inputs = Recurrent(kind).eval().double(), torch.randn(12, 4, 5, dtype=torch.float64)
+    here = nlbench.evaluate(model, inputs, ["nlc"])["nlc"]
+    with PretendCuda():
+        there = nlbench.evaluate(copy.deepcopy(model).to("cuda"), inputs.to("cuda"), ["nlc"])["nlc"]
+    assert (here.status, there.status) == ("ok", "ok"), there.reason
+    assert there.summary == pytest.approx(here.summary, rel=1e-12)
+
+
+def test_a_layer_of_cudnn_is_differentiated_without_it():
+    used = []
+
+    class Layer(nn.RNN):
+        """What PyTorch says of cuDNN's layers."""
+
+        def forward(self, x):
+            used.append(torch.backends.cudnn.enabled)
+            if torch.backends.cudnn.enabled and forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(
+                    "Trying to use forward AD with _cudnn_rnn that does not support it because it "
+                    "has not been implemented yet."
+                )
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    plain = Recurrent(nn.RNN).eval().double()
+    model = copy.deepcopy(plain)
+    model.layer = Layer(5, 7, batch_first=True).double()
+    model.layer.load_state_dict(plain.layer.state_dict())
+    x, v = torch.randn(2, 6, 4, 5, dtype=torch.float64)
+    before = torch.backends.cudnn.enabled
+    found, expected = (directional_derivative(one, x, v) for one in (model, plain))
+    assert used == [True, False]
+    assert torch.backends.cudnn.enabled == before
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_tensor_that_is_turned_in_place_has_another_shape(cuda):
+    x = torch.arange(6.0).reshape(2, 3).to("cuda")
+    x.transpose_(0, 1)
+    assert x.shape == (3, 2)
+    assert x[:, 0].cpu().tolist() == [0, 1, 2]
