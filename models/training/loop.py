@@ -273,7 +273,7 @@ def train(
     return TrainingResult(
         model,
         tuple(training.history),
-        is_reached=not recipe.stops_early or recipe.is_reached(training.history[-1]),
+        is_reached=not recipe.stops_early or training.is_reached,
         scores=scores,
         metadata=training.metadata,
     )
@@ -317,7 +317,13 @@ class _Training:
         """Whether the last epoch has been, or every threshold been reached."""
         if not self.history:
             return False
-        return len(self.history) >= self.recipe.epochs or self.recipe.is_reached(self.history[-1])
+        return len(self.history) >= self.recipe.epochs or self.is_reached
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the last epoch reached every threshold."""
+        last = self.history[-1]
+        return self.recipe.is_reached(last.loss, last.train_accuracy)
 
     def run_epoch(self) -> Epoch:
         """Pass once through the training split and look where it led."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, nearest
 from nlbench.measure import Source
 from nlbench.models.networks import vgg
-
-if TYPE_CHECKING:
-    from .loop import Epoch
 
 __all__ = [
     "OPTIMIZERS",
@@ -189,10 +186,10 @@ class Recipe:
         """Whether training ends at a threshold."""
         return self.until_train_accuracy > 0 or self.until_loss > 0
 
-    def is_reached(self, epoch: Epoch) -> bool:
+    def is_reached(self, loss: float, train_accuracy: float | None) -> bool:
         """Whether an epoch reached every threshold that is set."""
-        accurate = (epoch.train_accuracy or 0.0) >= self.until_train_accuracy
-        return accurate and self._may_end_early(epoch.loss)
+        accurate = (train_accuracy or 0.0) >= self.until_train_accuracy
+        return accurate and self._may_end_early(loss)
 
     def wants_train_accuracy(self, epoch: int, loss: float) -> bool:
         """Whether the accuracy in training is to be measured after an epoch, counted from 1.

@@ -4,7 +4,6 @@ import pytest
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.models.training.loop import Epoch
 from nlbench.models.training.recipes import (
     Recipe,
     linear_regions_augmented,
@@ -13,10 +12,6 @@ from nlbench.models.training.recipes import (
     noisy_labels,
     vanilla,
 )
-
-
-def epoch(accuracy, loss):
-    return Epoch(1, 0.1, loss, accuracy, 0.5)
 
 
 def test_a_cosine_falls_from_the_rate_to_nearly_nothing():
@@ -31,11 +26,11 @@ def test_a_cosine_falls_from_the_rate_to_nearly_nothing():
 )
 def test_training_ends_when_every_threshold_is_reached(accuracy, loss, reached):
     recipe = Recipe("r", 4, until_train_accuracy=1.0, until_loss=0.1)
-    assert recipe.is_reached(epoch(accuracy, loss)) is reached
+    assert recipe.is_reached(loss, accuracy) is reached
 
 
 def test_a_recipe_without_thresholds_never_ends_early():
-    assert not vanilla.is_reached(epoch(1.0, 0.0))
+    assert not vanilla.is_reached(0.0, 1.0)
 
 
 @pytest.mark.parametrize(
