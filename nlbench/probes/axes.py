@@ -231,9 +231,14 @@ def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
         else:
             # Several index tensors may broadcast and go to the front: only one is safe.
             picks = [p for p in index if isinstance(p, Tensor | list)]
-            one = len(picks) == 1 and isinstance(part, Tensor) and part.ndim == 1
-            plain = all(p is Ellipsis or isinstance(p, slice | Tensor) for p in index)
-            if not (one and plain and part.dtype not in (torch.bool, torch.uint8)):
+            numbers = isinstance(part, list) and all(type(entry) is int for entry in part)
+            numbers = numbers or (
+                isinstance(part, Tensor)
+                and part.ndim == 1
+                and part.dtype not in (torch.bool, torch.uint8)
+            )
+            plain = all(p is Ellipsis or isinstance(p, slice | Tensor | list) for p in index)
+            if not (len(picks) == 1 and numbers and plain):
                 return [None] * source.ndim
             moved.append(place)
             place += 1
