@@ -69,10 +69,10 @@ def main() -> None:
             rows.append(row)
             values = (f"{v:.4g}" if isinstance(v, float) else v for v in row.values())
             print(*(f"{value:>22}" for value in values), flush=True)
-    if not arguments.network:
-        content = {"share": arguments.share, "segments": 8, "rows": rows}
-        target = Path(__file__).with_suffix(".json")
-        target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        if not arguments.network:
+            content = {"share": arguments.share, "segments": 8, "rows": rows}
+            target = Path(__file__).with_suffix(".json")
+            target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
