@@ -42,7 +42,7 @@ class Accuracy(Study):
 
     question = "Does a network's signature tell its accuracy better than its size does?"
     source = AFFINITY
-    needs = "pretrained weights and ImageNet, or --weights init"
+    needs = "pretrained weights and ImageNet; else random weights"
     minutes = 12.0
     quick_minutes = 1.0
     takes = ("data", "weights")

@@ -44,7 +44,7 @@ class Families(Study):
 
     question = "Do networks of one family have signatures that are alike?"
     source = AFFINITY
-    needs = "pretrained weights and ImageNet, or --weights init"
+    needs = "pretrained weights and ImageNet; else random weights"
     minutes = 12.0
     quick_minutes = 1.0
     takes = ("data", "weights")

@@ -66,7 +66,7 @@ class History(Study):
 
     question = "How did the nonlinearity of vision networks change over a decade?"
     source = AFFINITY
-    needs = "pretrained weights and ImageNet, or --weights init"
+    needs = "pretrained weights and ImageNet; else random weights"
     minutes = 12.0
     quick_minutes = 1.0
     takes = ("data", "weights")
