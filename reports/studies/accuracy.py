@@ -11,7 +11,7 @@ import pandas as pd
 
 from nlbench.reports.agreement import Correlation, within_groups
 
-from .classifiers import judged, measured_classifiers, remarks_on, short_name
+from .classifiers import judged, measured_classifiers, remarks_on, short_name, told
 from .history import statistics_of
 from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
@@ -42,7 +42,7 @@ class Accuracy(Study):
 
     question = "Does a network's signature tell its accuracy better than its size does?"
     source = AFFINITY
-    needs = "pretrained weights and ImageNet, or --weights init"
+    needs = "pretrained weights and ImageNet; else random weights"
     minutes = 12.0
     quick_minutes = 1.0
     takes = ("data", "weights")
@@ -130,9 +130,7 @@ def _correlated(claim: str, published: str, ours: Correlation, sign: int) -> Ver
     return Verdict(
         claim,
         published,
-        f"r = {ours.value:.2f} ({ours.low:.2f} to {ours.high:.2f}, n = {ours.n})"
-        if ours.n > 2
-        else f"{ours.n} networks",
+        told("r", ours),
         True if low > 0 else False if high < 0 else None,
         "the published number is legible on the slides alone, and there without its statistic's "
         "name"

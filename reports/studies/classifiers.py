@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, nearest
+from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 
 from .study import Verdict
@@ -25,6 +27,7 @@ __all__ = [
     "measured_classifiers",
     "remarks_on",
     "short_name",
+    "told",
 ]
 
 
@@ -94,27 +97,35 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
     Parameters
     ----------
     context : Context
-        Its weights: ``trained`` (also where none are chosen), ``init`` or ``calibrated``.
+        Its weights: ``trained``, ``init`` or ``calibrated``; where none are chosen, ``trained``
+        if those of any network are at hand, else ``init``.
     measures : sequence of str
 
     Raises
     ------
     nlbench.RequestError
-        If no network's weights are at hand, or the weights are called otherwise.
+        If trained weights are chosen and none are at hand, or weights are called otherwise.
     """
-    weights = context.weights or "trained"
-    if weights not in _WEIGHTS:
+    weights = context.weights
+    if weights and weights not in _WEIGHTS:
         hint = nearest(weights, _WEIGHTS)
         raise RequestError(f"--weights: unknown '{weights}'{hint or '; expected init or trained'}")
     names = tuple(f"torchvision/{n}" for n in _QUICK.split()) if context.quick else CLASSIFIERS
-    if weights != "trained":
+    found = () if weights in _WEIGHTS[1:] else _at_hand(tuple(names))
+    if weights == "trained" and not found:
+        raise RequestError(
+            f"none of the {len(names)} networks' published weights are at hand ("
+            f"{_file_of(next(iter(names)))} is missing, for one); say --weights init to measure "
+            "them as drawn"
+        )
+    if not found:
         samples = 32 if context.quick else 128
         return context.run(
             Request(
                 tuple(measures),
                 tuple(name for name in names if name not in _NOT_DRAWN),
                 (context.data or "synthetic",),
-                (weights,),
+                (weights or "init",),
                 samples=samples,
                 settings={
                     "sites.batch": samples,
@@ -125,7 +136,7 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
     return context.run(
         Request(
             tuple(measures),
-            _at_hand(tuple(names)),
+            found,
             (context.data or "imagenet",),
             ("trained",),
             samples=512 if context.quick else 2048,
@@ -136,19 +147,15 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
 
 def _at_hand(names: Sequence[str]) -> tuple[str, ...]:
     """Those whose published weights are there."""
+    return tuple(name for name in names if _file_of(name).is_file())
+
+
+def _file_of(name: str) -> Path:
+    """Where a network's published weights are, or should be."""
     from nlbench import registry
     from nlbench.subjects.model import model_info
 
-    files = {
-        name: Path(model_info(registry.load("models", name)).trained["imagenet"]) for name in names
-    }
-    found = tuple(name for name, file in files.items() if file.is_file())
-    if not found:
-        raise RequestError(
-            f"none of the {len(names)} networks' published weights are in "
-            f"{next(iter(files.values())).parent}; say --weights init to measure them as drawn"
-        )
-    return found
+    return Path(model_info(registry.load("models", name)).trained["imagenet"])
 
 
 def short_name(model: str) -> str:
@@ -160,6 +167,19 @@ def short_name(model: str) -> str:
     'vit_b_32'
     """
     return model.rpartition("/")[2]
+
+
+def told(symbol: str, found: Correlation) -> str:
+    """Write a correlation over networks with its interval, or how few networks there are.
+
+    Examples
+    --------
+    >>> told("τ", Correlation(0.5, 0.25, 0.75, 12)), told("τ", Correlation(math.nan, 0.0, 0.0, 2))
+    ('τ = 0.50 (0.25 to 0.75, n = 12)', 'too few networks: 2')
+    """
+    if not math.isfinite(found.value):
+        return f"too few networks: {found.n}"
+    return f"{symbol} = {found.value:.2f} ({found.low:.2f} to {found.high:.2f}, n = {found.n})"
 
 
 def _is_drawn(run: Run) -> bool:

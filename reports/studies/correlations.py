@@ -91,7 +91,7 @@ class Correlations(Study):
 
     question = "Does the affinity score tell what no other measure of activations tells?"
     source = AFFINITY
-    needs = "digits, trains 9 networks; pretrained weights and ImageNet, or --weights init"
+    needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
     minutes = 20.0
     quick_minutes = 2.0
     takes = ("data", "weights", "seeds")

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from nlbench.errors import RequestError
 from nlbench.reports.agreement import kendall, paired_share
 from nlbench.reports.signatures import Comparison, compare_signatures
 
@@ -19,6 +20,7 @@ from .classifiers import (
     measured_classifiers,
     remarks_on,
     short_name,
+    told,
 )
 from .site_scores import AFFINITY, signatures, site_scores
 from .study import Context, Findings, Study, Verdict
@@ -42,7 +44,7 @@ class Families(Study):
 
     question = "Do networks of one family have signatures that are alike?"
     source = AFFINITY
-    needs = "pretrained weights and ImageNet, or --weights init"
+    needs = "pretrained weights and ImageNet; else random weights"
     minutes = 12.0
     quick_minutes = 1.0
     takes = ("data", "weights")
@@ -56,6 +58,11 @@ class Families(Study):
         run = runs["run"]
         table = dict(signatures(site_scores(run), "model"))
         found = {name: table[name] for name in CLASSIFIERS if name in table}
+        if len(found) < 2:
+            raise RequestError(
+                f"families: only {', '.join(found) or 'no network'} has a signature here, expected "
+                "two networks at least; --weights init measures all as drawn"
+            )
         names = list(found)
         compared = compare_signatures(list(found.values()))
         families = [CLASSIFIERS[name].family for name in names]
@@ -124,10 +131,10 @@ def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[
         Verdict(
             claims[0],
             "increasingly dissimilar",
-            f"τ = {tau.value:.2f} ({tau.low:.2f} to {tau.high:.2f})",
+            told("τ", tau),
             True if tau.low > 0 else False if tau.high < 0 else None,
-            f"Kendall's τ of year and DTW distance to AlexNet, {tau.n} networks; longer signatures "
-            "are farther away whatever their scores",
+            "Kendall's τ of year and DTW distance to AlexNet; longer signatures are farther away "
+            "whatever their scores",
         ),
         Verdict(
             claims[1],

@@ -10,7 +10,7 @@ import pandas as pd
 
 from nlbench.reports.agreement import kendall
 
-from .classifiers import CLASSIFIERS, judged, measured_classifiers, remarks_on, short_name
+from .classifiers import CLASSIFIERS, judged, measured_classifiers, remarks_on, short_name, told
 from .site_scores import AFFINITY, signatures, site_scores
 from .study import Context, Findings, Study, Verdict
 
@@ -66,7 +66,7 @@ class History(Study):
 
     question = "How did the nonlinearity of vision networks change over a decade?"
     source = AFFINITY
-    needs = "pretrained weights and ImageNet, or --weights init"
+    needs = "pretrained weights and ImageNet; else random weights"
     minutes = 12.0
     quick_minutes = 1.0
     takes = ("data", "weights")
@@ -112,10 +112,10 @@ def _trend(before: pd.DataFrame, name: str) -> Verdict:
     return Verdict(
         f"Before transformers {said} grew with the years",
         "increasing",
-        f"τ = {tau.value:.2f} ({tau.low:.2f} to {tau.high:.2f})",
+        told("τ", tau),
         True if tau.low > 0 else False if tau.high < 0 else None,
-        f"Kendall's τ of year and score over {tau.n} networks; networks of a family aren't "
-        "independent, so the interval is too narrow",
+        "Kendall's τ of year and score; networks of a family aren't independent, so the interval "
+        "is too narrow",
     )
 
 

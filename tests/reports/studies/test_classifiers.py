@@ -28,11 +28,31 @@ def test_what_is_claimed_of_trained_networks_is_left_open_for_random_ones():
     assert not classifiers.remarks_on(trained)[0].startswith("Random weights")
 
 
+@pytest.mark.parametrize(
+    ("chosen", "there", "taken"),
+    [
+        ("", [], "init"),
+        ("", ["torchvision/alexnet"], "trained"),
+        ("init", ["torchvision/alexnet"], "init"),
+    ],
+)
+def test_trained_weights_are_taken_where_they_are(tmp_path, monkeypatch, chosen, there, taken):
+    asked = []
+    monkeypatch.setattr(classifiers, "_at_hand", lambda names: tuple(there))
+    monkeypatch.setattr(Context, "run", lambda self, request: asked.append(request))
+    context = Context(tmp_path, "history", quick=True, weights=chosen)
+    classifiers.measured_classifiers(context, ("affinity",))
+    (request,) = asked
+    assert request.weights == (taken,)
+    assert request.models == tuple(there) or taken == "init"
+
+
 def test_without_weights_one_line_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    context = Context(tmp_path, "history", quick=True, weights="trained")
     with pytest.raises(nlbench.RequestError, match="say --weights init to measure them as drawn"):
-        classifiers.measured_classifiers(Context(tmp_path, "history", quick=True), ("affinity",))
+        classifiers.measured_classifiers(context, ("affinity",))
     context = Context(tmp_path, "history", weights="trainde")
     with pytest.raises(nlbench.RequestError, match="did you mean 'trained'"):
         classifiers.measured_classifiers(context, ("affinity",))

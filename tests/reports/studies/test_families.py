@@ -1,10 +1,18 @@
 """Distances of signatures within and between families."""
 
 import numpy as np
+import pytest
 from made_signatures import made_signatures
 
+import nlbench
 from nlbench.reports.studies.classifiers import CLASSIFIERS, FAMILIES
 from nlbench.reports.studies.families import Families
+
+
+def test_one_network_is_refused_in_a_line():
+    run = made_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5, 0.6]})
+    with pytest.raises(nlbench.RequestError, match="only torchvision/alexnet has a signature here"):
+        Families().analyse({"run": run})
 
 
 def told(level):
