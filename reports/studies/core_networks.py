@@ -58,7 +58,9 @@ class CoreNetworks(Study):
         weights[MODEL] += self._of_wrong_labels(context, steps[1:])
         for model in WIDTHS[: 1 if context.quick else None]:
             for seed in seeds(context)[:2]:
-                short = {"name": "quick", "epochs": 6, "warmup_steps": 20} if context.quick else {}
+                short: dict[str, Any] = {}
+                if context.quick:
+                    short = {"name": "quick", "epochs": 6, "warmup_steps": 20}
                 start = context.trained(model, DATA, "auto", seed, **short)
                 weights.setdefault(model, []).append(start)
                 weights[model] += [

@@ -89,7 +89,7 @@ def trained_networks(
     if context.quick and data == DATA:
         return shipped()
     plain, other, noisy = RECIPES.get(data, PUBLISHED_RECIPES)
-    changes = {"epochs": 2} if context.quick else {}
+    changes: dict[str, Any] = {"epochs": 2} if context.quick else {}
     quick = "quick-" if context.quick else ""
     made: list[Path] = []
     for seed in context.seeds or (range(1) if context.quick else range(3)):
