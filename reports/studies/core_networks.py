@@ -226,7 +226,8 @@ def _figure(table: pd.DataFrame) -> Figure:
             axes.set_xlim(0, 1)
         panels[0].set_yticks(range(len(places)), places)
         panels[0].invert_yaxis()
-        panels[-1].legend(fontsize=7)
+        handles, labels = panels[-1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
         figure.draw_without_rendering()  # lays out, once, while the style is in force
         figure.set_layout_engine("none")
     return figure

@@ -243,11 +243,13 @@ def drawn(draw: Callable[[Sequence[Axes]], None], height: float = 2.9) -> Figure
     """Draw two panels side by side, in the manner of all figures."""
     import matplotlib.style
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     from nlbench.reports.svg import STYLE
 
     with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.2, height), layout="constrained")
+        # Names beside the axes are set in the page's font, which may be wider.
+        figure = Figure(figsize=(7.2, height), layout=ConstrainedLayoutEngine(w_pad=0.12))
         draw(list(figure.subplots(1, 2)))
         figure.draw_without_rendering()  # lays out, once, while the style is in force
         figure.set_layout_engine("none")

@@ -188,6 +188,8 @@ def _figure(table: pd.DataFrame) -> Figure:
             axes.set_yticks(range(len(names)), [f"{a} > {b}" for a, b in names], fontsize=7.5)
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.set_title(f"networks of {which}")
+            if part.empty:
+                axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
             axes.set_xlabel("share of paths")
         panels[1].set_yticklabels([])
         panels[0].legend(fontsize=7.5, loc="lower left")
