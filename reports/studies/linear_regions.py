@@ -45,6 +45,7 @@ __all__ = [
     "shipped",
     "size_of",
     "trained_networks",
+    "unfitted",
 ]
 
 
@@ -66,6 +67,8 @@ PUBLISHED_RECIPES = (
 )
 # Estimates are asked for to 1 %; they are known to about 0.4 %, at a tenth of the cost of 0.1 %.
 LINES = {"lines.number": 40, "lines.anchors": 4, "lines.tolerance": 0.01}
+FITTED = 0.95
+"""Share of the training labels that a network has to fit to count as trained."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
 
 
@@ -210,6 +213,22 @@ def size_of(values: pd.DataFrame) -> str:
     """Say how much there is: networks, seeds, paths."""
     seeds, paths = values.seed.nunique(), values.place.nunique()
     return f"Small data: {MODEL} on few images, seeds of each setting: {seeds}, paths: {paths}."
+
+
+def unfitted(run: Run) -> list[str]:
+    """Say which networks did not learn what they were trained on: they memorise nothing."""
+    found = {}
+    for record in run.records:
+        accuracy = (record.subject.get("weights_metadata") or {}).get("train_accuracy")
+        if accuracy is not None and float(accuracy) < FITTED:
+            found["{}, seed {}".format(*_setting(record.subject))] = float(accuracy)
+    if not found:
+        return []
+    said = "; ".join(f"{name}: {accuracy:.0%}" for name, accuracy in found.items())
+    return [
+        "Not trained to the end, so that verdicts tell nothing; of their training labels fit "
+        f"{said}."
+    ]
 
 
 def share_of_paths(

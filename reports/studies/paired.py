@@ -19,6 +19,7 @@ from .linear_regions import (
     settings_in,
     share_of_paths,
     size_of,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -107,6 +108,7 @@ class Paired(Study):
             {"Share of paths: networks of one seed left, of different ones right": _figure(table)},
             [
                 size_of(values["absdev"]),
+                *unfitted(runs["paths"]),
                 "Paths are the same for all networks. One initialised network (seed 0) stands "
                 "beside all trained ones.",
             ],

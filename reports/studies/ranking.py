@@ -19,6 +19,7 @@ from .linear_regions import (
     medians,
     path_values,
     size_of,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -73,7 +74,7 @@ class Ranking(Study):
             verdicts,
             {"Median over paths of each network": table},
             {"Median over paths against the share of wrong labels": _figure(ladder)},
-            [size_of(values["absdev"])],
+            [size_of(values["absdev"]), *unfitted(runs["paths"])],
         )
 
 
