@@ -58,7 +58,9 @@ class CoreNetworks(Study):
         weights[MODEL] += self._of_wrong_labels(context, steps[1:])
         for model in WIDTHS[: 1 if context.quick else None]:
             for seed in seeds(context)[:2]:
-                short = {"name": "quick", "epochs": 6, "warmup_steps": 20} if context.quick else {}
+                short: dict[str, Any] = {}
+                if context.quick:
+                    short = {"name": "quick", "epochs": 6, "warmup_steps": 20}
                 start = context.trained(model, DATA, "auto", seed, **short)
                 weights.setdefault(model, []).append(start)
                 weights[model] += [
@@ -224,7 +226,8 @@ def _figure(table: pd.DataFrame) -> Figure:
             axes.set_xlim(0, 1)
         panels[0].set_yticks(range(len(places)), places)
         panels[0].invert_yaxis()
-        panels[-1].legend(fontsize=7)
+        handles, labels = panels[-1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
         figure.draw_without_rendering()  # lays out, once, while the style is in force
         figure.set_layout_engine("none")
     return figure

@@ -19,6 +19,7 @@ from .linear_regions import (
     path_values,
     settings_in,
     size_of,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -97,7 +98,7 @@ class DensityVsDeviation(Study):
                 )
             },
             {"Rank correlation by setting, and the paths of clean networks": _figure(rows, both)},
-            [size_of(deviation)],
+            [size_of(deviation), *unfitted(runs["paths"])],
         )
 
 

@@ -45,6 +45,7 @@ __all__ = [
     "shipped",
     "size_of",
     "trained_networks",
+    "unfitted",
 ]
 
 
@@ -66,6 +67,8 @@ PUBLISHED_RECIPES = (
 )
 # Estimates are asked for to 1 %; they are known to about 0.4 %, at a tenth of the cost of 0.1 %.
 LINES = {"lines.number": 40, "lines.anchors": 4, "lines.tolerance": 0.01}
+FITTED = 0.95
+"""Share of the training labels that a network has to fit to count as trained."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
 
 
@@ -89,7 +92,7 @@ def trained_networks(
     if context.quick and data == DATA:
         return shipped()
     plain, other, noisy = RECIPES.get(data, PUBLISHED_RECIPES)
-    changes = {"epochs": 2} if context.quick else {}
+    changes: dict[str, Any] = {"epochs": 2} if context.quick else {}
     quick = "quick-" if context.quick else ""
     made: list[Path] = []
     for seed in context.seeds or (range(1) if context.quick else range(3)):
@@ -212,6 +215,22 @@ def size_of(values: pd.DataFrame) -> str:
     return f"Small data: {MODEL} on few images, seeds of each setting: {seeds}, paths: {paths}."
 
 
+def unfitted(run: Run) -> list[str]:
+    """Say which networks did not learn what they were trained on: they memorise nothing."""
+    found = {}
+    for record in run.records:
+        accuracy = (record.subject.get("weights_metadata") or {}).get("train_accuracy")
+        if accuracy is not None and float(accuracy) < FITTED:
+            found["{}, seed {}".format(*_setting(record.subject))] = float(accuracy)
+    if not found:
+        return []
+    said = "; ".join(f"{name}: {accuracy:.0%}" for name, accuracy in found.items())
+    return [
+        "Not trained to the end, so that verdicts tell nothing; of their training labels fit "
+        f"{said}."
+    ]
+
+
 def share_of_paths(
     values: pd.DataFrame, higher: str, lower: str, *, same_seed: bool = True
 ) -> Correlation:
@@ -243,11 +262,13 @@ def drawn(draw: Callable[[Sequence[Axes]], None], height: float = 2.9) -> Figure
     """Draw two panels side by side, in the manner of all figures."""
     import matplotlib.style
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     from nlbench.reports.svg import STYLE
 
     with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.2, height), layout="constrained")
+        # Names beside the axes are set in the page's font, which may be wider.
+        figure = Figure(figsize=(7.2, height), layout=ConstrainedLayoutEngine(w_pad=0.12))
         draw(list(figure.subplots(1, 2)))
         figure.draw_without_rendering()  # lays out, once, while the style is in force
         figure.set_layout_engine("none")

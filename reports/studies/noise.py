@@ -20,6 +20,7 @@ from .linear_regions import (
     path_values,
     settings_in,
     size_of,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -80,7 +81,7 @@ class Noise(Study):
             verdicts,
             {"Median over paths": _table(middle)},
             {"Share of paths with at most so much: deviation left, density right": _figure(values)},
-            [size_of(values["absdev"])],
+            [size_of(values["absdev"]), *unfitted(runs["paths"])],
         )
 
 

@@ -19,6 +19,7 @@ from .linear_regions import (
     settings_in,
     share_of_paths,
     size_of,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -107,6 +108,7 @@ class Paired(Study):
             {"Share of paths: networks of one seed left, of different ones right": _figure(table)},
             [
                 size_of(values["absdev"]),
+                *unfitted(runs["paths"]),
                 "Paths are the same for all networks. One initialised network (seed 0) stands "
                 "beside all trained ones.",
             ],
@@ -188,6 +190,8 @@ def _figure(table: pd.DataFrame) -> Figure:
             axes.set_yticks(range(len(names)), [f"{a} > {b}" for a, b in names], fontsize=7.5)
             axes.set_ylim(len(names) - 0.5, -0.5)
             axes.set_title(f"networks of {which}")
+            if part.empty:
+                axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
             axes.set_xlabel("share of paths")
         panels[1].set_yticklabels([])
         panels[0].legend(fontsize=7.5, loc="lower left")

@@ -22,6 +22,7 @@ from .linear_regions import (
     share_of_paths,
     size_of,
     trained_networks,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -98,7 +99,7 @@ class Paths(Study):
                 )
                 for kind in KINDS
             },
-            [size_of(values["closed", "absdev"])],
+            [size_of(values["closed", "absdev"]), *unfitted(runs["closed"])],
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,7 +151,7 @@ class PublishedIntegral(Study):
             (value.place, number, right, other, other / right if right else math.nan)
             for value, twin in zip(exact.values, wrong.values, strict=True)
             for number, (right, other) in enumerate(
-                zip(value.parts["segment"], twin.parts["segment"], strict=True)
+                zip(_segments(value), _segments(twin), strict=True)
             )
         ]
         table = pd.DataFrame(
@@ -198,6 +198,13 @@ class PublishedIntegral(Study):
                 f"{len(exact.values)} closed paths through digits.",
             ],
         )
+
+
+def _segments(path: Value) -> Sequence[float]:
+    """What each segment of a path comes to."""
+    segments = path.parts["segment"]
+    assert not isinstance(segments, Mapping)
+    return segments
 
 
 def _figure(table: pd.DataFrame) -> Figure:

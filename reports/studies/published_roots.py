@@ -88,9 +88,11 @@ def _root(matrix: Tensor, routine: str) -> Tensor:
 
     if routine == "svd":
         left, values, right = torch.linalg.svd(matrix)
-        return (left * values.sqrt()) @ right
+        found: Tensor = (left * values.sqrt()) @ right
+        return found
     values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    found = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return found
 
 
 class RootsInSinglePrecision(Measure):

@@ -19,6 +19,7 @@ from .linear_regions import (
     medians,
     path_values,
     size_of,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -73,7 +74,7 @@ class Ranking(Study):
             verdicts,
             {"Median over paths of each network": table},
             {"Median over paths against the share of wrong labels": _figure(ladder)},
-            [size_of(values["absdev"])],
+            [size_of(values["absdev"]), *unfitted(runs["paths"])],
         )
 
 
@@ -113,9 +114,13 @@ def _figure(ladder: Mapping[str, pd.DataFrame]) -> Figure:
     def draw(panels: Sequence[Axes]) -> None:
         for axes, (name, table) in zip(panels, ladder.items(), strict=True):
             axes.plot(table.level, table.value, "o", color=COLOURS[0], markersize=4, alpha=0.5)
-            means = table.groupby("level").value.agg(["mean", lambda one: one.std(ddof=0)])
+            levels = table.groupby("level").value
             axes.errorbar(
-                means.index, means.iloc[:, 0], means.iloc[:, 1], color=COLOURS[0], capsize=2
+                levels.mean().index,
+                levels.mean(),
+                levels.std(ddof=0),
+                color=COLOURS[0],
+                capsize=2,
             )
             axes.set_xlabel("share of wrong labels")
             label = {"absdev": "absolute deviation", "density": "crossings"}[name]

@@ -25,6 +25,7 @@ from .linear_regions import (
     settings_in,
     size_of,
     trained_networks,
+    unfitted,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -88,6 +89,7 @@ class TestError(Study):
             {"Test error against the median over paths": _figure(table)},
             [
                 size_of(values["absdev"]),
+                *unfitted(runs["paths"]),
                 "The error is the share of wrong answers on the test split; the paper takes the "
                 "loss.",
             ],

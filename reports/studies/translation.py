@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,7 +41,9 @@ class Translation(Study):
         weights = []
         options = QUICK_DATA if context.quick else {}
         for seed in context.seeds or ((0,) if context.quick else (0, 1)):
-            short = {"name": "quick", "epochs": 3, "warmup_steps": 20} if context.quick else {}
+            short: dict[str, Any] = (
+                {"name": "quick", "epochs": 3, "warmup_steps": 20} if context.quick else {}
+            )
             start = context.trained(MODEL, DATA, "auto", seed, options=options, **short)
             weights.append(start)
             weights += [

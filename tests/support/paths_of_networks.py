@@ -15,9 +15,11 @@ def checkpoint(setting, seed):
     return {"seed": str(seed), "recipe": recipe, "label_noise": noise}
 
 
-def record(measure, setting, seed, numbers, summary=None):
+def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
     """One cell: a measure of the network of a setting and a seed, a number a path."""
     made = checkpoint(setting, seed)
+    if made:
+        made["train_accuracy"] = str(fits)
     values = tuple(Value(f"path{i}", {"value": float(v)}) for i, v in enumerate(numbers))
     found = {"value": summary} if summary is not None else None
     return Record(

@@ -116,6 +116,13 @@ def test_few_networks_do_not_tell():
     assert words("ranking", runs) == ["can't tell", "can't tell"]
 
 
+def test_networks_that_did_not_learn_are_named():
+    made = [record("absdev", "noise 0.4", 1, [1.0], fits=0.31), record("absdev", "clean", 0, [1.0])]
+    (said,) = linear_regions.unfitted(run_of(made))
+    assert said.endswith("fit noise 0.4, seed 1: 31%.")
+    assert linear_regions.unfitted(run_of(made[1:])) == []
+
+
 def test_a_network_of_each_setting_and_seed_is_trained_under_the_shared_name(tmp_path, monkeypatch):
     asked = []
 
