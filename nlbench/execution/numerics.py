@@ -372,7 +372,7 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device),
         "capability": f"{major}.{minor}",
         "driver": _driver(),
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
     }
 
 
