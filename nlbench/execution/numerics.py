@@ -282,7 +282,7 @@ def float32_precision(device: torch.device) -> dict[str, str]:
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """Let a measure compute in full precision, whatever the model ran in."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
     if not kinds:
         yield
         return
