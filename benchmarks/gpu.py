@@ -27,6 +27,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ class Setting:
     def pixels(self) -> int:
         """Edge of ImageNet's images."""
         return 64 if self.quick else 224
+
+    def network(self) -> nn.Module:
+        """One for what is asked many times; the same weights at each call."""
+        torch.manual_seed(0)
+        if self.quick:
+            layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10)
+            return nn.Sequential(*layers).eval().to(self.device)
+        return torchvision.models.resnet18(weights=None).eval().to(self.device)
+
+    @property
+    def small(self) -> Tensor:
+        """Images for what is asked many times."""
+        count, edge = (16, 16) if self.quick else (64, 64)
+        return torch.randn(count, 3, edge, edge, device=self.device)
 
     @property
     def batch(self) -> int:
@@ -154,21 +169,56 @@ def flags(matmul: bool, cudnn: bool, precision: str) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before[:2]
 
 
+def older_flags() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+NEWER_FLAGS = tuple(
+    (name, partial(getattr, owner, "fp32_precision"), partial(setattr, owner, "fp32_precision"))
+    for name, owner in (
+        ("all", torch.backends),
+        ("matmul", torch.backends.cuda.matmul),
+        ("conv", getattr(torch.backends.cudnn, "conv", None)),
+        ("rnn", getattr(torch.backends.cudnn, "rnn", None)),
+    )
+)
+NEWER = ((), ("all",), ("matmul",), ("conv", "rnn"), ("all", "matmul", "conv", "rnn"))
+
+
+@contextlib.contextmanager
+def newer_flags(settings: tuple[str, ...]) -> Iterator[None]:
+    """Have TF32 by some of the newer settings."""
+    chosen = [(read, write) for name, read, write in NEWER_FLAGS if name in settings]
+    before = [read() for read, _ in chosen]
+    for _, write in chosen:
+        write("tf32")
+    try:
+        yield
+    finally:
+        for (_, write), value in zip(chosen, before, strict=True):
+            write(value)
+
+
 def short_cuts(setting: Setting) -> Found:
     """TF32: the numbers are the same whatever flags a user has set, and the flags stay."""
-    torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None).eval().to(setting.device)
-    inputs = torch.randn(32, 3, 64, 64, device=setting.device)
+    model, inputs = setting.network(), setting.small
     found = {}
+
+    def look(name: str, settings: Callable[[], object]) -> None:
+        asked = settings()
+        run = nlbench.evaluate(model, inputs, ["norm", "nlc"])
+        values = [run[name].summary["value"] for name in ("norm", "nlc")]
+        found[name] = {"values": values, "kept": asked == settings()}
+
+    # First the newer ones: the older change what convolutions inherit, for good.
+    for settings in NEWER if hasattr(torch.backends, "fp32_precision") else ():
+        with newer_flags(settings):
+            look(" ".join(settings), lambda: [read() for _, read, _ in NEWER_FLAGS])
     for matmul, cudnn, precision in itertools.product(
         (False, True), (False, True), ("highest", "high")
     ):
         with flags(matmul, cudnn, precision):
-            asked = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-            run = nlbench.evaluate(model, inputs, ["norm", "nlc"])
-            kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        values = [run[name].summary["value"] for name in ("norm", "nlc")]
-        found[f"{matmul} {cudnn} {precision}"] = {"values": values, "kept": asked == kept}
+            look(f"{matmul} {cudnn} {precision}", older_flags)
     values = [tuple(one["values"]) for one in found.values()]
     spread = max(abs(a / b - 1) for one in values for a, b in zip(one, values[0], strict=True))
     return {"largest_difference": spread, "kept": all(one["kept"] for one in found.values())}
@@ -391,9 +441,7 @@ def _kill_a_child(parent: int, patience: float) -> bool:
 
 def repeated(setting: Setting) -> Found:
     """The same twice: whether it is identical to the last digit."""
-    torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None).eval().to(setting.device)
-    inputs = torch.randn(64, 3, 64, 64, device=setting.device)
+    model, inputs = setting.network(), setting.small
     names = [*SITE_MEASURES, "nlc"]
     one, two = (nlbench.evaluate(model, inputs, names) for _ in range(2))
     return {name: one[name].summary == two[name].summary for name in names}
@@ -462,24 +510,66 @@ def main() -> int:
     setting = Setting(device, asked.quick)
     begin = time.monotonic()
     results: Found = {}
+    file = Path(__file__).with_suffix(".json")
+    signal.signal(signal.SIGALRM, _out_of_time)
     for name in asked.parts.split(","):
-        if time.monotonic() - begin > 60 * asked.minutes:
+        started = time.monotonic()
+        left = 60 * asked.minutes - (started - begin)
+        if left <= 0:
             results[name] = {"left_out": "no time left"}
             continue
-        started = time.monotonic()
         try:
+            signal.setitimer(signal.ITIMER_REAL, left)
             found = PARTS[name](setting)
+        except OutOfTime:
+            found = {"left_out": "no time left to end it"}
         except Exception as error:
             # One part's failure is a finding, and the others go on.
             traceback.print_exc()
             found = {"failed": f"{type(error).__name__}: {error}"}
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         results[name] = {**found, "seconds": round(time.monotonic() - started, 1)}
         print(f"{name} ({results[name]['seconds']} s)", *shown(found), sep="\n", flush=True)
+        if device.type == "cuda":
+            # Part by part: what was found is there if the machine isn't any more.
+            file.write_text(json.dumps(results, indent=1) + "\n")
+            torch.cuda.empty_cache()
+    print("", *table(results), sep="\n")
     if device.type == "cuda":
-        file = Path(__file__).with_suffix(".json")
-        file.write_text(json.dumps(results, indent=1) + "\n")
         print(f"written to {file.name}")
     return int(any("failed" in found for found in results.values()))
+
+
+class OutOfTime(BaseException):
+    """The minutes are spent; whatever is at work ends, and takes it for no error of its own."""
+
+
+def _out_of_time(number: int, frame: object) -> None:
+    raise OutOfTime
+
+
+def table(results: Found) -> Iterator[str]:
+    """Give the results as a table in Markdown, for README."""
+    about = results.get("machine", {})
+    yield f"Measured on {about.get('gpu', 'a CPU')}, PyTorch {about.get('torch', '?')}."
+    yield ""
+    yield "| what | result |"
+    yield "| --- | --- |"
+    for name, found in results.items():
+        if name == "machine":
+            continue
+        told = [f"{key} {value}" for key, value in _flat(found) if key != "seconds"]
+        yield f"| {name.replace('_', ' ')} ({found.get('seconds', 0)} s) | {'; '.join(told)} |"
+
+
+def _flat(found: Found, above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in found.items():
+        name = f"{above} {key}".strip().replace("_", " ")
+        if isinstance(value, dict):
+            yield from _flat(value, name)
+        else:
+            yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -97,12 +97,16 @@ def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
 
 
 def differences(runs: Sequence[NamedRun]) -> list[str]:
-    """Say where runs that share a page were made differently."""
+    """Say where runs that share a page were made differently, or one on several GPU models."""
     facts: dict[str, dict[str, str]] = {}
+    mixed = {"GPU"} if any(len(_gpus(run.manifest)) > 1 for run in runs) else set()
     for run in runs:
         manifest = run.manifest
         for key in ("nlbench", "device", "dtype"):
             facts.setdefault(key, {})[run.name] = str(manifest.get(key, "unknown"))
+        gpus = _gpus(manifest)
+        if gpus:
+            facts.setdefault("GPU", {})[run.name] = " and ".join(gpus)
         for name, about in (manifest.get("measures") or {}).items():
             said = f"version {about.get('version')}"
             options = settings_text(about.get("options") or {})
@@ -112,8 +116,14 @@ def differences(runs: Sequence[NamedRun]) -> list[str]:
     return [
         f"{what}: " + "; ".join(f"{text} in {run}" for run, text in said.items())
         for what, said in facts.items()
-        if len(set(said.values())) > 1
+        if len(set(said.values())) > 1 or what in mixed
     ]
+
+
+def _gpus(manifest: Mapping[str, Any]) -> list[str]:
+    """Models of GPU that a run was measured on: other models round otherwise."""
+    known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
+    return list(dict.fromkeys(str(one["device_name"]) for one in known if one.get("capability")))
 
 
 def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:

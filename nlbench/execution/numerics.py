@@ -282,7 +282,7 @@ def float32_precision(device: torch.device) -> dict[str, str]:
 @contextmanager
 def without_autocast() -> Iterator[None]:
     """Let a measure compute in full precision, whatever the model ran in."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
     if not kinds:
         yield
         return
@@ -372,7 +372,7 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device),
         "capability": f"{major}.{minor}",
         "driver": _driver(),
-        "cudnn": torch.backends.cudnn.version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
     }
 
 

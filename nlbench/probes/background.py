@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 def overlap_pays(device: torch.device) -> bool:
     """Whether measures that compute beside the network's forward pass save time.
 
-    Not where there is a single core for both.
+    Not where there is a single core for both, nor on Apple's GPU, which is for one thread.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def overlap_pays(device: torch.device) -> bool:
     True
     """
     if device.type != "cpu":
-        return True
+        return device.type != "mps"
     has_affinity = hasattr(os, "sched_getaffinity")
     return (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1) > 1
 

@@ -220,7 +220,7 @@ def autocast_now() -> Callable[[], AbstractContextManager[None]]:
     ...     torch.is_autocast_enabled("cpu")
     True
     """
-    kinds = ("cpu", "cuda")
+    kinds = ("cpu", "cuda", "mps")
     states = [
         (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
     ]

@@ -8,6 +8,7 @@ import torch
 from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution import numerics
 from nlbench.execution.numerics import describe_environment, exact_arithmetic, float32_precision
+from nlbench.probes.background import overlap_pays
 
 OPERATIONS = [
     *(("cuda", operation) for operation in ("all", "matmul", "conv", "rnn")),
@@ -136,3 +137,23 @@ def test_what_is_recorded_is_what_is_set():
     assert describe_environment(CPU)["tf32"] is True
     with exact_arithmetic():
         assert describe_environment(CPU)["tf32"] is False
+
+
+def test_a_measure_computes_without_the_autocast_of_any_device():
+    for kind in ("cpu", "mps"):
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            assert torch.is_autocast_enabled(kind)
+            with numerics.without_autocast():
+                assert not torch.is_autocast_enabled(kind)
+
+
+def test_nothing_overlaps_on_apples_gpu():
+    assert not overlap_pays(torch.device("mps"))
+    assert overlap_pays(CUDA)
+
+
+def test_a_clock_waits_for_apples_gpu_too(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    numerics.wait_for(torch.device("mps"))
+    assert waited == ["mps"]
