@@ -737,5 +737,5 @@ def _figure(
     beside.set_ylim(len(names) - 0.4, -0.6)
     beside.set_yticks([])
     beside.tick_params(labelsize=6.5)
-    beside.set_title("seconds\n(as forward passes)", fontsize=7)
+    beside.set_title("seconds (bar)\npasses (number)", fontsize=6.5)
     return figure
