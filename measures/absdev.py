@@ -203,7 +203,7 @@ class AbsoluteDeviation(Measure):
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
         """From 0; up to 1 where it is divided by the range."""
-        return (0.0, 1.0) if options["normalize"] == "range" else cls.bounds
+        return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
     def reset(self) -> None:
         """Forget all paths."""

@@ -106,7 +106,7 @@ def _cnn(slope: float) -> Callable[..., nn.Module]:
         for layer in network:
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+                nn.init.zeros_(layer.get_parameter("bias"))
         return network
 
     build.__doc__ = "Small network of convolutions, average pooling and (leaky) ReLUs."
@@ -167,7 +167,7 @@ def _twin(twin: str) -> Callable[..., nn.Module]:
             elif twin == "outputs-scaled":
                 _times(last, _FACTOR)
             elif twin == "outputs-moved":
-                last.bias += torch.linspace(-2, 3, num_classes)
+                last.bias.add_(torch.linspace(-2, 3, num_classes))
             elif twin == "outputs-rotated":
                 last.weight.copy_((turn @ last.weight.double()).float())
                 last.bias.copy_((turn @ last.bias.double()).float())

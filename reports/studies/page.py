@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from nlbench.reports.svg import STYLE, to_svg
 from .study import Findings, Study
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from nlbench.store.run_folder import Run
 
 __all__ = ["analysed", "verdict_table", "write_findings"]
@@ -44,7 +47,7 @@ def verdict_table(findings: Findings) -> pd.DataFrame:
 def write_findings(
     name: str, study: Study, findings: Findings, runs: Mapping[str, Run], folder: Path
 ) -> Path:
-    """Write the page, ``verdicts.csv`` and a CSV file a table into a study's folder.
+    """Write the page, ``verdicts.csv``, a CSV file a table and a PNG file a figure into a folder.
 
     Returns
     -------
@@ -55,10 +58,21 @@ def write_findings(
     write_atomically(folder / "verdicts.csv", verdict_table(findings).to_csv(index=False))
     for title, table in findings.tables.items():
         write_atomically(folder / f"{_slug(title)}.csv", table.to_csv(index=False))
+    for title, figure in findings.figures.items():
+        write_atomically(folder / f"{_slug(title)}.png", _png(figure))
     page = folder / "report.html"
     html = render_page(list(runs.values()), head=_head(name, study, findings), title=name)
     write_atomically(page, html.encode("utf-8", errors="replace"))
     return page
+
+
+def _png(figure: Figure) -> bytes:
+    import matplotlib.style
+
+    buffer = io.BytesIO()
+    with matplotlib.style.context(["default", STYLE]):
+        figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def _head(name: str, study: Study, findings: Findings) -> Markup:

@@ -231,7 +231,7 @@ def test_weights_of_a_rung_are_trained_once_and_named_by_what_they_are(tmp_path,
     plain, omega = asked
     assert plain[2:4] == ("adam", 2)
     assert (omega[2], omega[4]["omega"]) == ("post-training", 0.01)
-    assert omega[4]["weights"] == str(tmp_path / "quick-plain")
+    assert omega[4]["weights"] == str(tmp_path / "plain")
     weights_of(context, ladder, Rung("", "", "noise0.3"), 0)
     assert asked[-1][4]["label_noise"] == 0.3
     weights_of(context, ladder, Rung("", "", "kinks2"), 0)

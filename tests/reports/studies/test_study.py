@@ -67,6 +67,8 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
     folder = tmp_path / "studies" / "redshift"
     verdicts = pd.read_csv(folder / "verdicts.csv")
     assert len(verdicts) == 13
+    (figure,) = folder.glob("*.png")
+    assert figure.read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.html").read_text()
     assert verdicts.claim[0] in page
     assert "Do larger weights make random networks more nonlinear" in page
