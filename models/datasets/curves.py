@@ -14,9 +14,6 @@ from nlbench.subjects.data import Dataset, dataset
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nlbench.models.training.recipes import Recipe
-    from nlbench.models.training.regression import Regression
-
 __all__ = ["Curve", "affine_share", "curves", "target_values"]
 
 
@@ -73,20 +70,10 @@ class Curve(Dataset):
     target: str = "sine"
     k: int = 1
 
-    def task(self, recipe: Recipe, label_noise: float, seed: int) -> Regression:
-        """The function as a task.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the recipe augments images or corrupts labels.
-        """
-        from nlbench.models.training.regression import Regression
-
-        if recipe.shift or recipe.flip or label_noise:
-            raise RequestError(f"{self.name} has neither images to move nor labels to corrupt")
-        points: list[Tensor] = [items.rows for items in (self.train, self.test)]  # type: ignore[attr-defined]
-        return Regression(*((x, target_values(x[:, 0], self.target, self.k)) for x in points))
+    def points(self, split: str) -> tuple[Tensor, Tensor]:
+        """Inputs of shape (n, 1) and values of shape (n,) of the training or the test split."""
+        x: Tensor = getattr(self, split).rows
+        return x, target_values(x[:, 0], self.target, self.k)
 
 
 @dataset(

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from nlbench.errors import NotFinite, RequestError
 from nlbench.files import write_atomically
 from nlbench.hashing import state_hash
+from nlbench.models.datasets.curves import Curve
 from nlbench.models.datasets.parallel_text import ParallelText
 
 from .recipes import Prior, Recipe, vanilla
+from .regression import regression_of
 from .tasks import LARGEST_SEED, Classification, Task
 from .translation import translation_of
 
@@ -164,13 +166,15 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
-    """What a dataset is for: a task of its own, translation of its text, else classification."""
+    """What a dataset is for: a task of its own, translation, regression, else classification."""
     own = getattr(dataset, "task", None)
     if own is not None:
         task: Task = own(recipe, label_noise, seed)
         return task
     if isinstance(dataset, ParallelText):
         return translation_of(dataset, recipe, label_noise)
+    if isinstance(dataset, Curve):
+        return regression_of(dataset, recipe, label_noise)
     return Classification(dataset, recipe, label_noise, seed)
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nlbench.errors import RequestError
 from nlbench.probes.model_state import evaluation_mode
 
 from .tasks import Task
 
-__all__ = ["TOLERANCE", "Regression"]
+if TYPE_CHECKING:
+    from nlbench.models.datasets.curves import Curve
+
+    from .recipes import Recipe
+
+__all__ = ["TOLERANCE", "Regression", "regression_of"]
 
 
 TOLERANCE = 0.1
@@ -70,3 +77,16 @@ class Regression(Task):
             ((inputs, targets),) = self.evaluated("test", device)
             error = (model(inputs)[..., 0] - targets).double().square().mean()
         return {"explained": float(1 - error / targets.double().var(correction=0))}
+
+
+def regression_of(curve: Curve, recipe: Recipe, label_noise: float) -> Regression:
+    """Make the task of a function.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the recipe augments images or corrupts labels.
+    """
+    if recipe.shift or recipe.flip or label_noise:
+        raise RequestError(f"{curve.name} has neither images to move nor labels to corrupt")
+    return Regression(curve.points("train"), curve.points("test"))
