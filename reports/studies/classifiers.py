@@ -118,6 +118,9 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
             f"{_file_of(next(iter(names)))} is missing, for one); say --weights init to measure "
             "them as drawn"
         )
+    # Other options need another run.
+    kept = ("trained" if found else weights or "init", context.data, "quick" * context.quick)
+    part = "-".join(filter(None, kept))
     if not found:
         samples = 32 if context.quick else 128
         return context.run(
@@ -131,7 +134,8 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
                     "sites.batch": samples,
                     **({} if context.data else {"synthetic.image_size": _SIDE}),
                 },
-            )
+            ),
+            part,
         )
     return context.run(
         Request(
@@ -141,7 +145,8 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
             ("trained",),
             samples=512 if context.quick else 2048,
             settings={"sites.batch": 512, "sites.reduction": "published"},
-        )
+        ),
+        part,
     )
 
 

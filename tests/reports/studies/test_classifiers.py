@@ -39,10 +39,11 @@ def test_what_is_claimed_of_trained_networks_is_left_open_for_random_ones():
 def test_trained_weights_are_taken_where_they_are(tmp_path, monkeypatch, chosen, there, taken):
     asked = []
     monkeypatch.setattr(classifiers, "_at_hand", lambda names: tuple(there))
-    monkeypatch.setattr(Context, "run", lambda self, request: asked.append(request))
+    monkeypatch.setattr(Context, "run", lambda self, request, part: asked.append((request, part)))
     context = Context(tmp_path, "history", quick=True, weights=chosen)
     classifiers.measured_classifiers(context, ("affinity",))
-    (request,) = asked
+    ((request, part),) = asked
+    assert part == f"{taken}-quick"
     assert request.weights == (taken,)
     assert request.models == tuple(there) or taken == "init"
 
