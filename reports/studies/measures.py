@@ -659,10 +659,11 @@ def _against_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
 def _remarks(cells: pd.DataFrame) -> list[str]:
     seeds = cells[cells.ladder.isin(LADDERS)].groupby("ladder").seed.nunique()
     missing = cells[cells.status == "failed"]
+    few, many = int(seeds.min()), int(seeds.max())
     said = [
         "Ladders and criteria are those of docs/benchmark.md, which was written beforehand.",
-        f"{int(seeds.min())} to {int(seeds.max())} seeds a ladder; with so few an interval is wide "
-        "unless all seeds agree, and then it has no width.",
+        f"{few if few == many else f'{few} to {many}'} seeds a ladder; with so few an interval is "
+        "wide unless all seeds agree, and then it has no width.",
         "Seconds depend on the machine and on what else it does.",
     ]
     if len(missing):
