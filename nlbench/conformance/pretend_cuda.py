@@ -227,7 +227,7 @@ class PretendCuda(contextlib.ExitStack):
     >>> with PretendCuda() as device:
     ...     total = torch.arange(4.0).to("cuda").sum()
     ...     total.is_cuda, float(total), dict(device.kernels)
-    (True, 6.0, {'sum': 1})
+    (True, 6.0, {'sum': 1, '_local_scalar_dense': 1})
     >>> sorted(device.waits)
     ['_local_scalar_dense', 'from the CPU']
     """

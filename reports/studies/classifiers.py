@@ -119,8 +119,7 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
             "them as drawn"
         )
     # Other options need another run.
-    kept = ("trained" if found else weights or "init", context.data, "quick" * context.quick)
-    part = "-".join(filter(None, kept))
+    part = "trained" if found else weights or "init"
     if not found:
         samples = 32 if context.quick else 128
         return context.run(

@@ -55,7 +55,7 @@ class Datasets(Study):
                 Request(
                     ("affinity",), (model,), (DATA,), files, (0,), samples=samples, split="train"
                 ),
-                "train-quick" if context.quick else "train",
+                "train",
             )
         return {"run": test, "train": train}
 

@@ -50,11 +50,10 @@ class DoubleDescent(Study):
                                     **short))
                 for seed in context.seeds or (range(1) if context.quick else range(2))
             )  # fmt: skip
-            end = "-quick" if context.quick else ""
             paths = Request(MEASURES, (model,), (data,), weights, split="train", settings=LINES)
-            runs["paths"] = context.run(paths, f"paths{end}")
+            runs["paths"] = context.run(paths, "paths")
             accuracy = Request(("accuracy",), (model,), (data,), weights, samples=0)
-            runs["accuracy"] = context.run(accuracy, f"accuracy{end}")
+            runs["accuracy"] = context.run(accuracy, "accuracy")
         return runs
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:

@@ -138,7 +138,7 @@ def measured(context: Context, kind: str = "closed", networks: Sequence[Path] | 
         split="train",
         settings={**LINES, "lines.paths": kind},
     )
-    return context.run(request, f"{kind}{'-quick' if context.quick else ''}")
+    return context.run(request, kind)
 
 
 def path_values(run: Run, measure: str) -> pd.DataFrame:

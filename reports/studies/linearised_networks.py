@@ -115,12 +115,11 @@ def measured(
     settings : mapping, optional
         Options of the dataset.
     """
-    part = "quick" if context.quick else "run"
     for model, files in weights.items():
         request = Request(
             MEASURES, (model,), (data,), tuple(map(str, files)), samples=0, settings=settings or {}
         )
-        run = context.run(request, part)
+        run = context.run(request)
     return run
 
 

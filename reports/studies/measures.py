@@ -53,14 +53,13 @@ class Measures(Study):
         names = context.measures or tuple(registry.entries("measures"))
         # Networks so small only wait for each other's threads.
         context = replace(context, execution=ExecutionOptions(threads=1))
-        prefix = "quick-" if context.quick else ""
         runs: dict[str, Run] = {}
 
         def carry_out(part: str, asked: Iterable[str], given: dict[str, Any]) -> None:
             measures = tuple(dict.fromkeys(asked))
             settings = _fitting(given["settings"], measures, given["data"][0])
             request = Request(measures, **{**given, "settings": settings})
-            runs[part] = context.run(request, f"{prefix}{part}")
+            runs[part] = context.run(request, part)
 
         for name, ladder in LADDERS.items():
             if not (context.quick and ladder.only_full):

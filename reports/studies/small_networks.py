@@ -69,8 +69,6 @@ def measured_networks(
     samples : int
     part : str
     """
-    # Networks of short trainings are other networks, of the same names and seeds.
-    part = f"{part}-quick" if context.quick else part
 
     def run(model: str, weights: tuple[str, ...], chosen: tuple[int, ...]) -> Run:
         return context.run(Request(measures, (model,), data, weights, chosen, samples), part)

@@ -171,12 +171,13 @@ class Context:
         ----------
         request : Request
         part : str
-            The run's folder in the study's own. The same one is extended by several requests;
-            requests of different options need different parts.
+            The run's folder in the study's own, for quick studies and chosen data each its own.
+            It is extended by several requests; requests of different options need different
+            parts.
         """
         from nlbench.runner import run
 
-        out = self.folder / self.study / part
+        out = self._folder_of(part)
         others = (file.parent for file in self.folder.glob("*/*/manifest.json"))
         return run(
             replace(request, device=self.device),
@@ -214,7 +215,7 @@ class Context:
         found = evaluate(
             model, inputs, measures, settings=settings, name=name, progress=self.progress
         )
-        folder = RunFolder(self.folder / self.study / part)
+        folder = RunFolder(self._folder_of(part))
         if folder.holds_a_run():
             found.path = folder.path
             kept = {record.key for record in found.records}
@@ -223,6 +224,11 @@ class Context:
                     folder.record_file(record.key).unlink()
         found.save(folder.path)
         return found
+
+    def _folder_of(self, part: str) -> Path:
+        # What one run has measured would else stand in another's table.
+        kept = (part, self.data, "quick" if self.quick else "")
+        return self.folder / self.study / "-".join(filter(None, kept))
 
     def trained(
         self,

@@ -96,7 +96,10 @@ def test_a_rate_at_which_training_diverges_is_told_with_the_epoch(train, tmp_pat
     assert done.returncode == 1  # Nothing was wrong with the request.
     assert "after epoch 1" in done.stderr
     assert "a learning rate below 1e+30 may help" in done.stderr
-    assert not list(tmp_path.iterdir())
+    # What is left says why there is no checkpoint, and is in nobody's way.
+    assert [p.name for p in tmp_path.rglob("*")] == ["x.training", "manifest.json"]
+    assert "after epoch 1" in (tmp_path / "x.training" / "manifest.json").read_text()
+    assert train(*TINY, "--out", "x.safetensors").returncode == 0
 
 
 def test_several_seeds_are_gone_on_with_and_the_finished_ones_kept(train, tmp_path):

@@ -216,6 +216,6 @@ def test_waiting_for_a_gpu_is_said_with_the_line_that_waits():
 
     line = Stray.norm.__code__.co_firstlineno + 1
     said = {check.name: check.detail for check in check_measure(Stray)}
-    assert f"in nlbench/test_conformance.py:{line}" in said["waiting for a GPU"]
+    assert f"in conformance/test_conformance.py:{line}" in said["waiting for a GPU"]
     said = {check.name: check.detail for check in check_measure(Norms)}
     assert said["waiting for a GPU"] == "never waits for a GPU"

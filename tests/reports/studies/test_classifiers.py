@@ -43,7 +43,7 @@ def test_trained_weights_are_taken_where_they_are(tmp_path, monkeypatch, chosen,
     context = Context(tmp_path, "history", quick=True, weights=chosen)
     classifiers.measured_classifiers(context, ("affinity",))
     ((request, part),) = asked
-    assert part == f"{taken}-quick"
+    assert part == taken
     assert request.weights == (taken,)
     assert request.models == tuple(there) or taken == "init"
 

@@ -4,7 +4,6 @@ import importlib.metadata
 import math
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -185,6 +184,12 @@ def test_published_claims_are_judged_by_cells(unchecked, made):
     assert claim([0, 1, 2, 3, 4, 5, 6])[0] is True
 
 
+class Theirs:
+    """What a stranger's package would be called."""
+
+    name, version = "theirs", "1.0"
+
+
 def test_a_strangers_measure_goes_up_a_ladder(tmp_path, monkeypatch, unchecked):
     @nlbench.site_measure(bounds=(0, math.inf), more_means="more nonlinear")
     def mine(x, y):
@@ -196,7 +201,7 @@ def test_a_strangers_measure_goes_up_a_ladder(tmp_path, monkeypatch, unchecked):
     monkeypatch.setattr(here, "mine", mine, raising=False)
     monkeypatch.setitem(sys.modules, "a_strangers_plugin", here)
     own = importlib.metadata.EntryPoint("mine", "a_strangers_plugin:mine", "nlbench.measures")
-    own = own._for(SimpleNamespace(name="theirs", version="1.0"))
+    own = own._for(Theirs())
     monkeypatch.setattr(
         registry,
         "entry_points",

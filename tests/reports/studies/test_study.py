@@ -131,3 +131,13 @@ def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(t
 @pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "can't tell")])
 def test_a_verdict_is_said_in_words(agrees, word):
     assert Verdict("a", "b", "c", agrees).word == word
+
+
+def test_quick_runs_and_those_on_other_data_do_not_mix_with_the_full_ones(tmp_path):
+    request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
+    runs = [
+        Context(tmp_path, "one", **chosen).run(request)
+        for chosen in ({}, {"quick": True}, {"data": "grid"}, {"quick": True, "data": "grid"})
+    ]
+    assert len({run.path for run in runs}) == 4
+    assert len({run.table() for run in runs}) == 1
