@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from hypothesis import settings
 # that what it finds is about the change at hand.
 settings.register_profile("nlbench", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("nlbench")
+
+# Of tests that are started in the background Ctrl-C is ignored, and of what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
