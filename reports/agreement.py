@@ -51,6 +51,21 @@ class Correlation:
     n: int
     groups: int = 0
 
+    @property
+    def text(self) -> str:
+        """The value, with its interval if it has one.
+
+        Examples
+        --------
+        >>> Correlation(0.5, 0.25, 0.75, 12).text, Correlation(1.0, np.nan, np.nan, 3).text
+        ('0.50 (0.25 to 0.75)', '1.00 (too few for an interval)')
+        """
+        has_interval = np.isfinite(self.low) and np.isfinite(self.high)
+        interval = (
+            f"{self.low:.2f} to {self.high:.2f}" if has_interval else "too few for an interval"
+        )
+        return f"{self.value:.2f} ({interval})"
+
 
 def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     """Spearman's rank correlation with an interval.

@@ -179,11 +179,11 @@ def told(symbol: str, found: Correlation) -> str:
     Examples
     --------
     >>> told("τ", Correlation(0.5, 0.25, 0.75, 12)), told("τ", Correlation(math.nan, 0.0, 0.0, 2))
-    ('τ = 0.50 (0.25 to 0.75, n = 12)', 'too few networks: 2')
+    ('τ = 0.50 (0.25 to 0.75), n = 12', 'too few networks: 2')
     """
     if not math.isfinite(found.value):
         return f"too few networks: {found.n}"
-    return f"{symbol} = {found.value:.2f} ({found.low:.2f} to {found.high:.2f}, n = {found.n})"
+    return f"{symbol} = {found.text}, n = {found.n}"
 
 
 def _is_drawn(run: Run) -> bool:

@@ -161,7 +161,6 @@ class PublishedIntegral(Study):
         lost = [
             1 - value.statistics["shortened"] / value.statistics["value"] for value in wrong.values
         ]
-        interval = f" ({order.low:.2f} to {order.high:.2f})" if np.isfinite(order.low) else ""
         size = f"{len(table)} segments"
         verdicts = [
             Verdict(
@@ -176,7 +175,7 @@ class PublishedIntegral(Study):
             Verdict(
                 "It ranks segments in another order",
                 "another ranking",
-                f"Kendall's τ = {order.value:.2f}{interval}, {size}",
+                f"Kendall's τ = {order.text}, {size}",
                 True if order.value < 1 else None if len(table) < MANY else False,
                 "1 would be the same order; a few segments can't tell",
             ),

@@ -106,8 +106,7 @@ def _falls(found: Correlation) -> bool | None:
 def _said(found: Correlation) -> str:
     if not np.isfinite(found.value):
         return f"{found.n} networks: no correlation"
-    interval = f" ({found.low:.2f} to {found.high:.2f})" if np.isfinite(found.low) else ""
-    return f"τ = {found.value:.2f}{interval}, {found.n} networks"
+    return f"τ = {found.text}, {found.n} networks"
 
 
 def _figure(ladder: Mapping[str, pd.DataFrame]) -> Figure:
