@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*'))
 
-.PHONY: run test check bench gpu clean FORCE
+.PHONY: run test check studies bench gpu clean FORCE
 
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
@@ -21,6 +21,11 @@ check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml
 	cd $(VENV) && bin/lint-imports --config ../pyproject.toml
+
+# All studies, each in its quick version, anew.
+studies: $(VENV)/.installed
+	rm -rf $(VENV)/studies
+	$(BIN)/nlbench study '*' --quick --progress none --out $(VENV)/studies
 
 bench: $(VENV)/.installed
 	for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
