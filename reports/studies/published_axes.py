@@ -59,7 +59,8 @@ class PublishedAxes(Study):
                         samples=128,
                         settings={"sites.reduction": reduction, "sites.batch": 128},
                     ),
-                    f"{reduction}-quick" if context.quick else reduction,
+                    # Networks of other weights bear the same names in the analysis.
+                    "-".join(filter(None, (reduction, context.weights))),
                 )
         return runs
 

@@ -149,12 +149,11 @@ class PublishedRoots(Study):
         runs = {}
         for name, (n, d) in sizes.items():
             inputs = torch.from_numpy(features(n, d))
-            part = f"{name}-quick" if context.quick else name
             runs[name] = context.evaluated(
                 torch.nn.Sequential(torch.nn.ReLU()),
                 inputs,
                 ["affinity", RootsInSinglePrecision],
-                part,
+                name,
                 settings={"sites.batch": n, "sites.reduction": "flatten"},
                 name=f"ReLU on {d} features",
             )

@@ -55,8 +55,7 @@ class TestError(Study):
         paths = measured(context)
         weights = tuple(map(str, trained_networks(context)))
         request = Request(("accuracy",), (MODEL,), (context.data or DATA,), weights, samples=0)
-        part = "accuracy-quick" if context.quick else "accuracy"
-        return {"paths": paths, "accuracy": context.run(request, part)}
+        return {"paths": paths, "accuracy": context.run(request, "accuracy")}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Correlate the test error with each measure's median, over networks."""
