@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
+from nlbench.content.hashing import content_key, state_hash
 from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
 from nlbench.execution.numerics import Machine, default_threads, exact_arithmetic, some_threads
-from nlbench.hashing import content_key, state_hash
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_measures, load_probe, make_bench

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from nlbench import registry
-from nlbench.contract import as_measure
+from nlbench.content.files import parse_json, read_text, write_atomically
+from nlbench.content.hashing import content_key
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
-from nlbench.files import parse_json, read_text, write_atomically
-from nlbench.hashing import content_key
 from nlbench.measure import Measure
+from nlbench.measure.contract import as_measure
 from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import tomli_w
 
+from nlbench.content.files import read_text, write_atomically
 from nlbench.errors import RequestError, nearest, shown
-from nlbench.files import read_text, write_atomically
 from nlbench.options import OptionValue, parse_number
 
 __all__ = [

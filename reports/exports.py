@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from nlbench.content.files import write_atomically
 from nlbench.errors import RequestError
-from nlbench.files import write_atomically
 
 from .leaderboard import Row, leaderboard, sense_of
 from .sections import ranks_text

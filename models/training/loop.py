@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from nlbench.content.files import write_atomically
+from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
-from nlbench.files import write_atomically
-from nlbench.hashing import state_hash
 from nlbench.models.datasets.curves import Curve
 from nlbench.models.datasets.parallel_text import ParallelText
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nlbench import registry
+from nlbench.content.files import locked, make_folder, remove_parts, write_atomically
+from nlbench.content.hashing import file_hash
 from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, nearest
 from nlbench.execution.numerics import Machine, exact_arithmetic, resolve_device
-from nlbench.files import locked, make_folder, remove_parts, write_atomically
-from nlbench.hashing import file_hash
 from nlbench.options import OptionValue
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.load import SubjectSpec, model_source

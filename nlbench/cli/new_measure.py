@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
+from nlbench.content.files import write_atomically
 from nlbench.errors import RequestError, shown
-from nlbench.files import write_atomically
 
 __all__ = ["new_measure"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nlbench.content.files import make_folder
 from nlbench.errors import RequestError
-from nlbench.files import make_folder
 from nlbench.request import parse_size
 from nlbench.store.run_folder import load_run
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from nlbench import registry
-from nlbench.contract import sound_result
+from nlbench.content.files import parse_json
 from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
-from nlbench.files import parse_json
 from nlbench.measure import Measure, Result, Status
+from nlbench.measure.contract import sound_result
 from nlbench.options import OptionValue
 from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe, what_changed
 from nlbench.probes import Probe, ProbeOptions, Resources, Step

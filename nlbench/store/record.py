@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from nlbench.content.files import parse_json
 from nlbench.errors import RequestError, without_controls
-from nlbench.files import parse_json
 from nlbench.measure import Result, Status, Value
 
 __all__ = [

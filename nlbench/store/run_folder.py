@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import RequestError, one_line
-from nlbench.files import (
+from nlbench.content.files import (
     is_unused,
     locked,
     make_folder,
@@ -31,6 +30,7 @@ from nlbench.files import (
     spreadsheet_safe,
     write_atomically,
 )
+from nlbench.errors import RequestError, one_line
 from nlbench.measure import Result, Value
 from nlbench.signals import uninterrupted
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nlbench.content.files import spreadsheet_safe, write_atomically
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.files import spreadsheet_safe, write_atomically
 from nlbench.measure import Result, summarize
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Signature:
         """Write the table to a file, and give its path; no value is an empty field.
 
         Names that a spreadsheet would run are marked as text; see
-        `nlbench.files.spreadsheet_text`.
+        `nlbench.content.files.spreadsheet_text`.
         """
         table = self.to_frame()
         table["site"] = [spreadsheet_safe(site) for site in self.sites]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from nlbench.content.hashing import SampleHash, tensor_hash
 from nlbench.errors import RequestError
-from nlbench.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
 from .inputs import Arguments, BatchReader
@@ -217,7 +217,7 @@ class Drawn:
     samples : int
         How many there are.
     sample_hash : str
-        `nlbench.hashing.tensor_hash` of all inputs.
+        `nlbench.content.hashing.tensor_hash` of all inputs.
     """
 
     sample: Sample

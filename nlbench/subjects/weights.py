@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nlbench.content.files import check_is_file, parse_json, read_text, write_atomically
 from nlbench.errors import RequestError
-from nlbench.files import check_is_file, parse_json, read_text, write_atomically
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import matplotlib.style
 import pandas as pd
 from markupsafe import Markup
 
-from nlbench.files import make_folder, write_atomically
+from nlbench.content.files import make_folder, write_atomically
 from nlbench.reports.page import environment, render_page
 from nlbench.reports.svg import STYLE, to_svg
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nlbench.contract import sound_result
 from nlbench.errors import NotFinite, Undefined
+from nlbench.measure.contract import sound_result
 from nlbench.measures.affinity import Affinity, affinity_score
 from nlbench.measures.cka import CKA, linear_cka, rbf_cka
 from nlbench.measures.entropy import Entropy

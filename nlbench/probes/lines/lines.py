@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nlbench.content.hashing import tensor_hash
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation, nearest
-from nlbench.hashing import tensor_hash
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.budget import share_out
 from nlbench.probes.model_state import tensors_of, typed_copy

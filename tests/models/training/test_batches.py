@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset
 
+from nlbench.content.hashing import state_hash
 from nlbench.errors import RequestError
-from nlbench.hashing import state_hash
 from nlbench.models.datasets.images import images
 from nlbench.models.datasets.items import ByteImages
 from nlbench.models.training import tasks as loading

@@ -9,8 +9,8 @@ from torch import nn
 
 import nlbench
 from nlbench.cli.app import main
+from nlbench.content.files import locked
 from nlbench.errors import RequestError
-from nlbench.files import locked
 from nlbench.models.networks import vgg
 from nlbench.models.training import linearise as linearise_module
 from nlbench.models.training.linearise import LinearisingRequest, linearise

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
-from nlbench.hashing import state_hash
 from nlbench.models.datasets.digits import digits
 from nlbench.models.datasets.synthetic import synthetic
 from nlbench.models.networks.vgg import vgg8

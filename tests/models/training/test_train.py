@@ -11,8 +11,8 @@ import pytest
 from safetensors import safe_open
 
 from nlbench import registry
+from nlbench.content.hashing import file_hash
 from nlbench.errors import RequestError
-from nlbench.hashing import file_hash
 from nlbench.models.training.train import (
     TrainingLog,
     TrainingRequest,

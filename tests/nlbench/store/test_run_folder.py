@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nlbench.content.files import locked
 from nlbench.errors import RequestError
-from nlbench.files import locked
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest, manifest_text
 from nlbench.store.record import FORMAT, Record

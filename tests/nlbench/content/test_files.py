@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.errors import RequestError
-from nlbench.files import (
+from nlbench.content.files import (
     check_is_file,
     make_folder,
     read_text,
@@ -14,6 +13,7 @@ from nlbench.files import (
     spreadsheet_text,
     write_atomically,
 )
+from nlbench.errors import RequestError
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.hashing import SampleHash, content_key, tensor_hash
+from nlbench.content.hashing import SampleHash, content_key, tensor_hash
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nlbench.content.files import check_is_file
 from nlbench.errors import RequestError
-from nlbench.files import check_is_file
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import nlbench
-from nlbench.contract import as_measure, sound_result
 from nlbench.errors import PluginError
 from nlbench.measure import Measure, PooledMeasure, Result, Value, site_measure
+from nlbench.measure.contract import as_measure, sound_result
 from nlbench.options import Option
 
 

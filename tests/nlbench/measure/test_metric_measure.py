@@ -10,9 +10,9 @@ from sklearn.metrics import r2_score
 from torch import nn
 
 import nlbench
-from nlbench.contract import as_measure
 from nlbench.errors import PluginError, RequestError
 from nlbench.measure import metric_measure
+from nlbench.measure.contract import as_measure
 
 from streams import batches_of, read
 
