@@ -42,7 +42,7 @@ SHARES = {"vgg8": 1.0, "resnet18-w16": 0.1}
 def network(name: str) -> tuple[nn.Module, str]:
     """Give a network with the weights that ship with it, else freshly initialised."""
     subject = load_subject(SubjectSpec(name, "auto", "digits", samples=1), torch.device("cpu"))
-    return double_copy(subject.model), str(subject.facts["weights"])
+    return double_copy(subject.model), str(subject.facts.weights)
 
 
 def seconds_a_sample(model: nn.Module, inputs: Tensor) -> dict[int, float]:

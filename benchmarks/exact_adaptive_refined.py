@@ -45,7 +45,7 @@ def compare(name: str, data_name: str, share: float) -> list[dict[str, Any]]:
         passed = sum(trace.notes.get("shorter_than_sensitivity", 0.0) for trace in traces)
         rows.append(
             {
-                "network": f"{name}, {subject.facts['weights']}",
+                "network": f"{name}, {subject.facts.weights}",
                 "method": method,
                 "boundaries": sum(trace.crossings or 0 for trace in traces),
                 "error": sum(getattr(trace, "error", 0.0) for trace in traces),

@@ -36,7 +36,7 @@ def main() -> None:
         seconds = time.perf_counter() - begin
     # Loading and the pass are shared by the cells of a subject.
     shared = {
-        record.subject["key"]: record.costs["load_seconds"] + record.costs["wall_seconds"]
+        record.subject.key: record.costs["load_seconds"] + record.costs["wall_seconds"]
         for record in result.records
     }
     cells = len(result.records)

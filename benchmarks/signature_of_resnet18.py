@@ -42,7 +42,7 @@ def probe_alone(model: nn.Module, inputs: Tensor, size: int) -> None:
 
 def signature(model: nn.Module, inputs: Tensor, size: int) -> None:
     run = nlbench.evaluate(model, inputs, MEASURES, settings={"sites.batch": size})
-    wrong = [f"{r.measure['name']}: {r.result.reason}" for r in run.records if not r.is_done]
+    wrong = [f"{r.measure.name}: {r.result.reason}" for r in run.records if not r.is_done]
     if wrong:
         raise SystemExit("; ".join(wrong))
 

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
+from nlbench.content.fields import written
 from nlbench.content.hashing import content_key, state_hash
 from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
@@ -20,8 +22,10 @@ from nlbench.measure import Measure
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_measures, load_probe, make_bench
 from nlbench.progress import Monitor, Progress
-from nlbench.store.manifest import make_manifest, measure_facts
+from nlbench.store.manifest import make_manifest
+from nlbench.store.record import RecordedMeasure
 from nlbench.store.run_folder import Run
+from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.inputs import Arguments, BatchReader, is_batch, model_called, refused
 from nlbench.subjects.samples import Batches, sample_facts
 from nlbench.subjects.subject import Subject
@@ -101,24 +105,24 @@ def evaluate(
     for probe, options in bench.probes.items():
         load_probe(probe).check(None, options)
     device = next((p.device for p in model.parameters()), given.device)
-    facts: dict[str, Any] = {
-        "model": name or type(model).__name__,
-        "weights": "given",
-        "data": "given",
-        "seed": 0,
-        "weights_hash": state_hash(model),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "preprocessing": "as given",
+    facts = SubjectFacts(
+        model=name or type(model).__name__,
+        weights="given",
+        data="given",
+        seed=0,
+        weights_hash=state_hash(model),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        preprocessing="as given",
         **samples.facts(),
-    }
+    )
     subject = Subject(model, given, samples.labels, facts, stream=stream)
 
-    def key_of(measure: type[Measure]) -> str:
+    def key_of(facts: SubjectFacts, measure: type[Measure]) -> str:
         return content_key(
             {
-                "measure": measure_facts(measure, dict(bench.measures)[measure]),
+                "measure": written(RecordedMeasure.of(measure, dict(bench.measures)[measure])),
                 "probe": dict(bench.probes[measure.probe]),
-                "subject": facts,
+                "subject": written(facts),
                 "device": device.type,
             }
         )
@@ -129,14 +133,14 @@ def evaluate(
     monitor.begin(sum(steps))
     with exact_arithmetic(), some_threads(default_threads()), samples.called(model):
         machine = Machine.at(device)
-        records = list(records_of(subject, bench, machine, monitor, key_of))
+        records = list(records_of(subject, bench, machine, monitor, partial(key_of, facts)))
     if stream is not None and stream.error is not None:
         raise stream.error
     if stream is not None:
         # Only now are all samples of a stream known, and with them what decided the numbers.
-        facts |= samples.facts()
-        keys = {measure.name: key_of(measure) for measure, _ in bench.measures}
-        records = [replace(record, key=keys[record.measure["name"]]) for record in records]
+        facts = replace(facts, **samples.facts())
+        keys = {measure.name: key_of(facts, measure) for measure, _ in bench.measures}
+        records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
     request = {"measures": [m.name for m in chosen], "settings": dict(settings or {})}
     seconds = round(time.perf_counter() - began, 3)
     manifest = replace(make_manifest(request, machine), seconds=seconds)

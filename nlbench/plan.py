@@ -26,6 +26,7 @@ from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import Request, Settings
 from nlbench.subjects.data import dataset_info
+from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.load import FRESH, SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
 
@@ -485,7 +486,7 @@ class _Providers:
 
 def what_changed(
     target: Target,
-    facts: Mapping[str, Any],
+    facts: SubjectFacts,
     recorded: Mapping[str, Any],
     planned_at: str | None = None,
 ) -> str:
@@ -495,7 +496,7 @@ def what_changed(
     ----------
     target : Target
         As planned.
-    facts : mapping
+    facts : SubjectFacts
         What was found when it was loaded: its content.
     recorded : mapping
         Those of its facts that other cells of the run have found.
@@ -508,9 +509,10 @@ def what_changed(
     --------
     >>> spec = SubjectSpec("vgg8", "init", "digits", 0, 64)
     >>> target = Target("a1", spec, "init")
-    >>> what_changed(target, {"sample_hash": "a"}, {"sample_hash": "a"})
+    >>> facts = SubjectFacts(model="vgg8", weights="init", data="digits", seed=0, sample_hash="a")
+    >>> what_changed(target, facts, {"sample_hash": "a"})
     ''
-    >>> what_changed(target, {"sample_hash": "b"}, {"sample_hash": "a"}).partition(" is no")[0]
+    >>> what_changed(target, facts, {"sample_hash": "b"}).partition(" is no")[0]
     'vgg8 on digits: the sample hash'
     """
     spec = target.spec
@@ -525,7 +527,7 @@ def what_changed(
         if changed:
             return f"{changed} changed since the run was planned; start it again"
     for name, value in recorded.items():
-        if name in facts and facts[name] != value:
+        if getattr(facts, name) not in (None, value):
             return (
                 f"{spec.model} on {spec.data}: the {name.replace('_', ' ')} is no longer "
                 "that of the cells which the run already holds; choose another --out"

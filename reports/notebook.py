@@ -121,7 +121,7 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
     chosen = _subject(scores, subject)
     for record in run.records:
         if record.identity == (*chosen.identity, name):
-            kinds = record.probe.get("kinds") or {}
+            kinds = record.probe.facts.get("kinds")
             return Signature.of(record.result, kinds=kinds, name=chosen.label)
     raise RequestError(f"the run has no {name} of {chosen.label}")
 

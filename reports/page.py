@@ -229,15 +229,15 @@ def _beside(run: Run) -> dict[str, Any]:
     costs: dict[tuple[str, str, str, int, str], dict[str, float]] = {}
     for record in run.records:
         subject = record.identity[:4]
-        probe = record.probe
-        if probe.get("drawing"):  # the measures of lines share it
-            drawings.setdefault(subject, probe["drawing"])
-        kinds.setdefault(subject, {}).update(probe.get("kinds") or {})
+        shown = record.probe.facts
+        if shown.get("drawing"):  # the measures of lines share it
+            drawings.setdefault(subject, shown["drawing"])
+        kinds.setdefault(subject, {}).update(shown.get("kinds", {}))
         said = remarks.setdefault(subject, {})
-        for site, remark in (probe.get("remarks") or {}).items():
+        for site, remark in shown.get("remarks", {}).items():
             said[f"{site}: {remark}"] = None
-        if probe.get("unseen"):
-            said[f"not seen inside {', '.join(probe['unseen'])}"] = None
+        if shown.get("unseen"):
+            said[f"not seen inside {', '.join(shown['unseen'])}"] = None
         cost = dict(getattr(record, "costs", None) or {})
         costs[record.identity] = {"seconds": getattr(record, "seconds", 0.0), **cost}
     return {

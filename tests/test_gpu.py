@@ -33,7 +33,7 @@ def test_every_measure_agrees_with_the_cpu():
     there = nlbench.evaluate(
         copy.deepcopy(model).cuda(), inputs.cuda(), measures, settings=settings
     )
-    assert {r.machine["device"] for r in there.records} == {"cuda:0"}
+    assert {r.machine.device for r in there.records} == {"cuda:0"}
     for measure in measures:
         expected = here[measure].summary["value"]
         assert there[measure].summary["value"] == pytest.approx(expected, rel=1e-4)

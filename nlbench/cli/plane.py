@@ -81,7 +81,7 @@ def plane(
             step=lambda: progress.advance(task),
         )
     names = [f"sample {number}" for number in numbers]
-    label = str(subject.facts["weights"])
+    label = subject.facts.weights
     caption = (
         f"{model} ({label}, seed {seed}) on the plane through samples {samples} of {data}'s "
         f"{split} split, {size} × {size} pixels"

@@ -23,6 +23,7 @@ from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_probe, make_bench
 from nlbench.probes import Resources
+from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject
 
 from .pretend_cuda import PretendCuda
@@ -142,7 +143,8 @@ def _observed(
     defaults = {f"{probe.name}.{name}": value for name, value in probe.defaults(inputs).items()}
     bench = make_bench([measure], {**defaults, **settings})
     labels = torch.arange(len(inputs)) % CLASSES
-    subject = Subject(model, inputs, labels, {})
+    facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
+    subject = Subject(model, inputs, labels, facts)
     with exact_arithmetic():
         (outcome,) = observe(
             subject,

@@ -1,1 +1,1 @@
-"""What is kept: files read and written with care, and the hashes that content goes by."""
+"""What is kept: files read and written with care, fields as JSON has them, hashes of content."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench import registry
+from nlbench.content.fields import read, written
 from nlbench.content.files import parse_json
 from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
 from nlbench.measure import Measure, Result, Status
@@ -32,8 +33,16 @@ from nlbench.probes.background import rng_restored
 from nlbench.probes.budget import Found, give_back, is_out_of_memory
 from nlbench.probes.model_state import cpu_copy
 from nlbench.progress import Monitor
-from nlbench.store.manifest import measure_facts, now
-from nlbench.store.record import Record, readable
+from nlbench.store.manifest import now
+from nlbench.store.record import (
+    ProbeFacts,
+    Record,
+    RecordedMachine,
+    RecordedMeasure,
+    RecordedProbe,
+    readable,
+)
+from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.load import SubjectSpec, load_subject
 from nlbench.subjects.samples import DrawnBatches
 from nlbench.subjects.subject import Subject
@@ -396,7 +405,7 @@ class Host:
             try:
                 monitor.loading()
                 loaded = self._load(target, unit, machine)
-                _say_how_many(target.spec, loaded.subject.facts, monitor)
+                _say_how_many(target.spec, loaded.subject.facts.samples, monitor)
             except (Exception, SystemExit) as error:
                 # Whatever a model's or dataset's plugin raises concerns this subject only.
                 why, trace = _why(error, target), traceback.format_exc()
@@ -508,8 +517,8 @@ class Host:
                 subject = load_subject(target.spec, machine.device)
             if unit.precision == "float64":
                 subject = _double(subject)
+            subject = replace(subject, facts=replace(subject.facts, key=target.key))
             _check(target, subject.facts)
-            subject.facts["key"] = target.key
             seconds = round(time.perf_counter() - begin, 6)
             loaded, planned_at = _Loaded(key, subject, seconds), unit.planned_at
         problem = what_changed(target, loaded.subject.facts, unit.expected, planned_at)
@@ -530,20 +539,20 @@ def _double(subject: Subject) -> Subject:
     )
 
 
-def _say_how_many(spec: SubjectSpec, facts: Mapping[str, Any], monitor: Monitor) -> None:
+def _say_how_many(spec: SubjectSpec, there: int | None, monitor: Monitor) -> None:
     """Say that there are fewer samples than were asked for."""
-    there = facts.get("samples")
-    if spec.samples is not None and isinstance(there, int) and there < spec.samples:
+    if spec.samples is not None and there is not None and there < spec.samples:
         monitor.warn(
             f"{spec.samples} samples of {spec.data} were asked for; its {spec.split} split has "
             f"{there}, which are all measured"
         )
 
 
-def _check(target: Target, facts: Mapping[str, Any]) -> None:
-    """Refuse a subject of which no record can be written."""
+def _check(target: Target, facts: SubjectFacts) -> None:
+    """Refuse a subject of which no record can be written and read again."""
     try:
-        parse_json(json.dumps(facts, allow_nan=False, default=os.fspath), "it")
+        text = json.dumps(written(facts), allow_nan=False, default=os.fspath)
+        read(SubjectFacts, parse_json(text, "it"), "subject")
     except (TypeError, ValueError, RecursionError) as error:
         spec = target.spec
         raise PluginError(
@@ -590,11 +599,11 @@ def records_of(
     resources = resources or Resources(machine.device)
     for probe, entries in bench.by_probe().items():
         settings = bench.probes[probe]
-        what = f"{facts['model']}: {', '.join(measure.name for measure, _ in entries)}"
+        what = f"{facts.model}: {', '.join(measure.name for measure, _ in entries)}"
         keys = [key_of(measure) for measure, _ in entries]
         monitor.observing(probe)
         meter = Meter(machine.device)
-        stream = Stream(f"pass {facts.get('key', '')} {probe}", machine.device)
+        stream = Stream(f"pass {facts.key or ''} {probe}", machine.device)
         with conditions(), untouched(), stream.drawn():
             outcomes = observe(
                 subject,
@@ -610,13 +619,11 @@ def records_of(
             record = Record(
                 key=key,
                 subject=facts,
-                measure=measure_facts(measure, options),
-                probe={"name": probe, "options": dict(settings), **outcome.shown},
-                machine={
-                    "device": str(machine.device),
-                    "dtype": _dtype(subject.model),
-                    "environment": dict(machine.environment),
-                },
+                measure=RecordedMeasure.of(measure, options),
+                probe=RecordedProbe(probe, settings, cast(ProbeFacts, outcome.shown)),
+                machine=RecordedMachine(
+                    str(machine.device), _dtype(subject.model), machine.environment
+                ),
                 result=outcome.result,
                 seconds=round(outcome.seconds, 6),
                 finished=now(),
@@ -638,26 +645,23 @@ def missing_record(
     spec, wanted = cell.target.spec, cell.wanted
     try:
         measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
-        facts = measure_facts(measure, wanted.options)
+        about = RecordedMeasure.of(measure, wanted.options)
     except NlbenchError:
-        facts = {
-            "name": wanted.name,
-            "probe": wanted.probe,
-            "version": wanted.version,
-            "options": dict(wanted.options),
-        }
+        about = RecordedMeasure(
+            name=wanted.name, probe=wanted.probe, version=wanted.version, options=wanted.options
+        )
     return Record(
         key=cell.key,
-        subject={
-            "key": cell.target.key,
-            "model": spec.model,
-            "weights": cell.target.label,
-            "data": spec.data,
-            "seed": spec.seed,
-        },
-        measure=facts,
-        probe={"name": wanted.probe, "options": dict(wanted.settings)},
-        machine={"device": device, "dtype": "", "environment": dict(environment)},
+        subject=SubjectFacts(
+            model=spec.model,
+            weights=cell.target.label,
+            data=spec.data,
+            seed=spec.seed,
+            key=cell.target.key,
+        ),
+        measure=about,
+        probe=RecordedProbe(wanted.probe, wanted.settings),
+        machine=RecordedMachine(device, "", environment),
         result=Result.missing(status, reason),
         finished=now(),
         traceback=trace,

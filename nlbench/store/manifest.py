@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from nlbench.content.fields import others, read, written
 from nlbench.errors import RequestError, one_line
-from nlbench.measure import Measure
 from nlbench.options import OptionValue
+from nlbench.subjects.facts import SubjectFacts
 
-from .record import NUMBER, Record, check_bounds, check_fields
+from .record import Record, RecordedMeasure
 
 if TYPE_CHECKING:
     from nlbench.execution.numerics import Machine
 
-__all__ = ["Manifest", "make_manifest", "manifest_text", "measure_facts", "now"]
+__all__ = ["Call", "Manifest", "make_manifest", "manifest_text", "now"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call that added to a run."""
+
+    started: str | None = None
+    command: str
+    request: Mapping[str, Any] | None = None
+    seconds: float | None = None
+    rest: Mapping[str, Any] = others()
+
+
+Merged = TypedDict("Merged", {"from": Sequence[str], "at": str}, total=False)
+"""Which runs a run was merged of, and when."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +60,8 @@ class Manifest(Mapping[str, Any]):
         Of the models.
     seconds : float
         That all calls have taken.
-    calls : tuple of mapping
-        Every call that added to the run: ``command``, ``request``, ``started``, ``seconds``.
+    calls : tuple of Call
+        Every call that added to the run.
     unfinished : bool
         Whether it was interrupted, or is being written.
     saving : bool
@@ -53,10 +70,13 @@ class Manifest(Mapping[str, Any]):
         ``from`` which runs, and when.
     order : tuple of str
         Keys of the records.
-    subjects, environments : tuple of mapping
-        What the records tell of theirs; environments only where there are several.
-    measures, probes : mapping
-        Facts of measures, options of probes, by name.
+    subjects : tuple of SubjectFacts
+        What the records tell of theirs.
+    measures : mapping of str to RecordedMeasure
+    probes : mapping of str to mapping
+        Options of probes.
+    environments : tuple of mapping
+        All that cells were measured in, where there are several.
     cells : mapping of str to int
         Number of cells by status.
     rest : mapping
@@ -80,24 +100,26 @@ class Manifest(Mapping[str, Any]):
     seconds: float = 0.0
     unfinished: bool = False
     saving: bool = False
-    merged: Mapping[str, Any] = field(default_factory=dict)
-    calls: tuple[Mapping[str, Any], ...] = ()
+    merged: Merged = field(default_factory=Merged)
+    calls: tuple[Call, ...] = ()
     order: tuple[str, ...] = ()
     dtype: str = ""
-    subjects: tuple[Mapping[str, Any], ...] = ()
-    measures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    probes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    subjects: tuple[SubjectFacts, ...] = ()
+    measures: Mapping[str, RecordedMeasure] = field(default_factory=dict)
+    probes: Mapping[str, Mapping[str, OptionValue]] = field(default_factory=dict)
     environments: tuple[Mapping[str, Any], ...] = ()
     cells: Mapping[str, int] = field(default_factory=dict)
-    rest: Mapping[str, Any] = field(default_factory=dict)
+    rest: Mapping[str, Any] = others()
 
     def to_dict(self) -> dict[str, Any]:
         """Content of the manifest's file; `from_dict` reads it."""
+        return {name: written(value) for name, value in self._said().items()}
+
+    def _said(self) -> Mapping[str, Any]:
+        """What its file has, as objects."""
         given = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-1]}
         said = {name: value for name, value in given.items() if value or name in _ALWAYS}
-        if self.saving:
-            said = {"saving": True}
-        return {n: list(v) if isinstance(v, tuple) else v for n, v in {**said, **self.rest}.items()}
+        return {**({"saving": True} if self.saving else said), **self.rest}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "the manifest") -> Manifest:
@@ -110,28 +132,13 @@ class Manifest(Mapping[str, Any]):
         """
         if isinstance(content, Manifest):
             return content
-        known = {entry.name for entry in fields(cls)[:-1]}
-        given = {name: value for name, value in content.items() if name in known}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in content.items() if value is not None}
         try:
-            check_fields("manifest", given, {name: _KINDS[name] for name in given})
-            for name in ("calls", "subjects", "environments"):
-                for entry in given.get(name, ()):
-                    check_fields(name.removesuffix("s"), entry, _ENTRIES.get(name, {}))
-            for name, what in (("measures", "measure"), ("probes", "probe")):
-                for entry in given.get(name, {}).values():
-                    check_fields(what, entry, {})
-                    if what == "measure":
-                        check_bounds(entry.get("bounds"))
-            check_fields("merged", given.get("merged", {}), {})
-            counts = given.get("cells", {})
-            check_fields("cells", counts, dict.fromkeys(counts, (int,)))
-            keys = {str(number): key for number, key in enumerate(given.get("order", ()))}
-            check_fields("order", keys, dict.fromkeys(keys, (str,)))
+            return read(cls, given, "manifest")
         except ValueError as error:
-            raise RequestError(f"{origin} is no manifest of a run ({error})") from error
-        given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
-        return cls(**given, rest={n: v for n, v in content.items() if n not in known})
+            raise RequestError(
+                f"{origin} is no manifest of a run ({one_line(str(error), 300)})"
+            ) from error
 
     def of_records(self, records: Sequence[Record]) -> Manifest:
         """Add what records tell: subjects, measures, probes, counts by status.
@@ -139,55 +146,30 @@ class Manifest(Mapping[str, Any]):
         ``environments`` lists all that cells were measured in, where a run was extended
         elsewhere or with other versions.
         """
-        environments = _distinct(record.machine["environment"] for record in records)
+        environments = _distinct(record.machine.environment for record in records)
         statuses = [record.result.status for record in records]
         return replace(
             self,
             order=tuple(record.key for record in records),
-            dtype=", ".join(dict.fromkeys(str(r.machine["dtype"]) for r in records)),
+            dtype=", ".join(dict.fromkeys(r.machine.dtype for r in records)),
             subjects=_distinct(record.subject for record in records),
-            measures={r.measure["name"]: dict(r.measure) for r in records},
-            probes={r.probe["name"]: dict(r.probe["options"]) for r in records},
+            measures={r.measure.name: r.measure for r in records},
+            probes={r.probe.name: r.probe.options for r in records},
             environments=environments if len(environments) > 1 else (),
             cells={status: statuses.count(status) for status in dict.fromkeys(statuses)},
         )
 
     def __getitem__(self, name: str) -> Any:
-        return self.to_dict()[name]
+        return written(self._said()[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.to_dict())
+        return iter(self._said())
 
     def __len__(self) -> int:
-        return len(self.to_dict())
+        return len(self._said())
 
 
 _ALWAYS = ("command", "seconds", "order", "dtype", "subjects", "measures", "probes", "cells")
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("nlbench", "created", "command", "device", "dtype"), (str,)),
-    **dict.fromkeys(("request", "environment", "merged", "measures", "probes", "cells"), (dict,)),
-    **dict.fromkeys(("calls", "order", "subjects", "environments"), (list, tuple)),
-    **dict.fromkeys(("unfinished", "saving"), (bool,)),
-    "seconds": NUMBER,
-}
-_ENTRIES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "subjects": {"model": (str,), "weights": (str,), "data": (str,), "seed": (int,)},
-    "calls": {"command": (str,)},
-}
-
-
-def measure_facts(measure: type[Measure], options: Mapping[str, OptionValue]) -> dict[str, Any]:
-    """What a record says of a measure."""
-    return {
-        "name": measure.name,
-        "description": (measure.__doc__ or "").strip().partition("\n")[0],
-        "probe": measure.probe,
-        "bounds": [bound if math.isfinite(bound) else None for bound in measure.bounds_of(options)],
-        "more_means": measure.more_means,
-        "version": measure.version,
-        "options": dict(options),
-        "source": asdict(measure.source),
-    }
 
 
 def make_manifest(
@@ -208,9 +190,9 @@ def make_manifest(
     )
 
 
-def _distinct(facts: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Those that differ, in the order of their first appearance."""
-    found = {json.dumps(dict(f), sort_keys=True, default=str): dict(f) for f in facts}
+def _distinct(facts: Iterable[T]) -> tuple[T, ...]:
+    """Those that differ, in the order of their first appearance; of equal ones the last."""
+    found = {json.dumps(written(one), sort_keys=True, default=str): one for one in facts}
     return tuple(found.values())
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict
 
+from nlbench.citation import Source
+from nlbench.content.fields import others, read, written
 from nlbench.content.files import parse_json
-from nlbench.errors import RequestError, without_controls
-from nlbench.measure import Result, Status, Value
+from nlbench.errors import RequestError, one_line, without_controls
+from nlbench.measure import Measure, Result
+from nlbench.options import OptionValue
+from nlbench.subjects.facts import SubjectFacts
 
 __all__ = [
     "FORMAT",
+    "ProbeFacts",
     "Record",
-    "check_bounds",
-    "check_fields",
+    "RecordedMachine",
+    "RecordedMeasure",
+    "RecordedProbe",
     "is_plain_name",
     "parse_content",
     "plain",
@@ -28,38 +35,93 @@ __all__ = [
 
 FORMAT = 1
 
-Kinds = tuple[type, ...]
-NUMBER: Kinds = (int, float)
-_SUBJECT = {"model": (str,), "weights": (str,), "data": (str,), "seed": (int,)}
-_MEASURE = {"name": (str,), "version": (str,), "options": (dict,)}
-_PROBE = {"name": (str,), "options": (dict,)}
-_MACHINE = {"device": (str,), "dtype": (str,), "environment": (dict,)}
-_RESULT = {"summary": (dict,), "values": (list,), "n": (int,), "status": (str,), "reason": (str,)}
-_VALUE = {"place": (str,), "statistics": (dict,), "n": (int,), "status": (str,), "reason": (str,)}
-_OPTIONAL: Mapping[str, Mapping[str, Kinds]] = {
-    "subject": {
-        "data_options": (dict,),
-        "key": (str,),
-        "parameters": (int,),
-        "preprocessing": (str,),
-        "sample_hash": (str,),
-        "samples": (int,),
-        "split": (str,),
-        "weights_hash": (str,),
-        "weights_metadata": (dict,),
-    },
-    "measure": {
-        "bounds": (list,),
-        "description": (str,),
-        "more_means": (str,),
-        "options": (dict,),
-        "probe": (str,),
-        "source": (dict,),
-    },
-    "probe": {"kinds": (dict,), "remarks": (dict,), "unseen": (list,)},
-    "call": {"request": (dict,), "seconds": NUMBER, "started": (str,)},
-    "merged": {"at": (str,), "from": (list,)},
-}
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedMeasure:
+    """What a record says of a measure.
+
+    Parameters
+    ----------
+    name, description, probe, more_means, version
+        As `nlbench.Measure` declares them.
+    bounds : pair of float or None
+        Under these options; None where there is no bound.
+    options : mapping of str to value
+    source : Source
+    rest : mapping
+        What somebody else says of it.
+    """
+
+    name: str
+    description: str | None = None
+    probe: str | None = None
+    bounds: tuple[float | None, float | None] | None = None
+    more_means: str | None = None
+    version: str
+    options: Mapping[str, OptionValue]
+    source: Source | None = None
+    rest: Mapping[str, Any] = others()
+
+    @classmethod
+    def of(cls, measure: type[Measure], options: Mapping[str, OptionValue]) -> RecordedMeasure:
+        """Take from a measure what a record says of it."""
+        low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))
+        return cls(
+            name=measure.name,
+            description=(measure.__doc__ or "").strip().partition("\n")[0],
+            probe=measure.probe,
+            bounds=(low, high),
+            more_means=measure.more_means,
+            version=measure.version,
+            options=options,
+            source=measure.source,
+        )
+
+
+class ProbeFacts(TypedDict, total=False):
+    """What a probe says of what was looked at; beside it whatever it likes."""
+
+    samples: int
+    segments: int
+    kinds: Mapping[str, str]
+    unseen: Sequence[str]
+    remark: str
+    remarks: Mapping[str, str]
+    drawing: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecordedProbe:
+    """What a record says of a probe.
+
+    Parameters
+    ----------
+    name : str
+    options : mapping of str to value
+    facts : ProbeFacts
+        What was looked at, such as the number of samples, or the paths' hash.
+    """
+
+    name: str
+    options: Mapping[str, OptionValue]
+    facts: ProbeFacts = others()  # noqa: RUF009 (a field, as the others are)
+
+
+@dataclass(frozen=True)
+class RecordedMachine:
+    """What a record says of the machine.
+
+    Parameters
+    ----------
+    device, dtype : str
+        Of the model.
+    environment : mapping
+        Versions and hardware; see `nlbench.execution.numerics.describe_environment`.
+    """
+
+    device: str
+    dtype: str
+    environment: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -70,14 +132,10 @@ class Record:
     ----------
     key : str
         Hash of everything that decides the numbers; it names the record's file.
-    subject : mapping
-        ``model``, ``weights``, ``data``, ``seed`` and what else is known of the subject.
-    measure : mapping
-        ``name``, ``version``, ``options``, ``bounds``, ``source``, ….
-    probe : mapping
-        ``name`` and ``options``, and what was looked at (such as the paths' hash).
-    machine : mapping
-        ``device``, ``dtype`` of the model, and the ``environment``: versions and hardware.
+    subject : SubjectFacts
+    measure : RecordedMeasure
+    probe : RecordedProbe
+    machine : RecordedMachine
     result : Result
     seconds : float
         The measure's own time, without the probe's pass.
@@ -91,10 +149,10 @@ class Record:
     """
 
     key: str
-    subject: Mapping[str, Any]
-    measure: Mapping[str, Any]
-    probe: Mapping[str, Any]
-    machine: Mapping[str, Any]
+    subject: SubjectFacts
+    measure: RecordedMeasure
+    probe: RecordedProbe
+    machine: RecordedMachine
     result: Result
     seconds: float = 0.0
     finished: str = ""
@@ -113,18 +171,11 @@ class Record:
     @property
     def identity(self) -> tuple[str, str, str, int, str]:
         """What names the cell in the tidy table."""
-        subject = self.subject
-        return (
-            str(subject["model"]),
-            str(subject["weights"]),
-            str(subject["data"]),
-            int(subject["seed"]),
-            str(self.measure["name"]),
-        )
+        return *self.subject.identity, self.measure.name
 
     def to_dict(self) -> dict[str, Any]:
         """Content of the record's file; `from_dict` reads it."""
-        return {"format": FORMAT, **asdict(self)}
+        return {"format": FORMAT, **written(self)}
 
     def to_json(self) -> str:
         """Text of the record's file."""
@@ -151,25 +202,14 @@ class Record:
             If it is none.
         """
         try:
-            rest = {name: value for name, value in content.items() if name != "format"}
-            if "reading" in rest:
+            if "reading" in content:
                 raise ValueError("it has a 'reading', as nlbench wrote before its first release")
-            if not is_plain_name(rest.get("key")):
-                raise ValueError(f"its key {str(rest.get('key'))[:80]!r} is no plain name")
-            check_fields("subject", rest["subject"], _SUBJECT)
-            check_fields("measure", rest["measure"], _MEASURE)
-            check_bounds(rest["measure"].get("bounds"))
-            check_fields("probe", rest["probe"], _PROBE)
-            _check_texts(rest["probe"])
-            check_fields("machine", rest["machine"], _MACHINE)
-            given: dict[str, Any] = {"seconds": 0.0, "finished": "", "traceback": "", "costs": {}}
-            given |= rest
-            text = dict.fromkeys(("finished", "traceback"), (str,))
-            check_fields("record", given, {"seconds": NUMBER, **text, "costs": (dict,)})
-            _check_numbers("costs", given["costs"])
-            return cls(**{**rest, "result": _result(rest["result"])})
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+            if not is_plain_name(content.get("key")):
+                raise ValueError(f"its key {str(content.get('key'))[:80]!r} is no plain name")
+            fields = {name: value for name, value in content.items() if name != "format"}
+            return read(cls, fields, "record")
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            what = one_line(str(error), 300)
             raise RequestError(f"{origin} is not a record of a cell ({what})") from error
 
 
@@ -183,7 +223,7 @@ def readable(record: Record) -> Record:
         Record.from_json(record.to_json(), "what was measured")
     except (RequestError, TypeError, ValueError, RecursionError) as error:
         reason = f"what it gave can't be recorded: {error}"
-        probe = {name: record.probe[name] for name in _PROBE}
+        probe = replace(record.probe, facts={})
         return replace(record, probe=probe, result=Result.missing("failed", reason))
     return record
 
@@ -221,100 +261,6 @@ def parse_content(text: str, origin: str, *, finite: bool = True) -> dict[str, A
     return {name: value for name, value in content.items() if name != "format"}
 
 
-def check_fields(what: str, content: object, kinds: Mapping[str, Kinds]) -> None:
-    """Refuse content that lacks a field, or has one of another type.
-
-    Raises
-    ------
-    ValueError
-        Naming the field.
-    """
-    if not isinstance(content, dict):
-        raise ValueError(f"{what} is a {type(content).__name__}, expected an object")
-    for name, expected in kinds.items():
-        if name not in content:
-            raise ValueError(f"{what} has no '{name}'")
-        _check_kind(f"{what}.{name}", content[name], expected)
-    for name, expected in _OPTIONAL.get(what, {}).items():
-        if content.get(name) is not None:
-            _check_kind(f"{what}.{name}", content[name], expected)
-
-
-def _check_kind(what: str, value: object, kinds: Kinds) -> None:
-    is_right = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
-    if not is_right:
-        expected = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
-        raise ValueError(f"{what} is a {type(value).__name__}, expected {expected}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{what} is out of bounds")
-
-
-_WORDS = {
-    bool: "true or false",
-    dict: "an object",
-    float: "a number",
-    int: "a whole number",
-    list: "a list",
-    str: "a text",
-    tuple: "a list",
-}
-
-
-def _check_numbers(what: str, content: Mapping[str, object]) -> None:
-    for name, value in content.items():
-        _check_kind(f"{what}.{name}", value, NUMBER)
-
-
-def _check_parts(parts: object) -> None:
-    _check_kind("parts", parts, (dict,))
-    for name, part in parts.items() if isinstance(parts, dict) else ():
-        numbers: Any = dict(enumerate(part)) if isinstance(part, list) else part
-        _check_kind(f"parts.{name}", numbers, (dict,))
-        _check_numbers(f"parts.{name}", numbers)
-
-
-def _check_texts(probe: Mapping[str, Any]) -> None:
-    """Check what a probe says of places, which are texts by name, and of what it didn't see."""
-    for name in ("kinds", "remarks"):
-        for place, text in probe.get(name, {}).items():
-            _check_kind(f"probe.{name}.{place}", text, (str,))
-    for number, text in enumerate(probe.get("unseen", ())):
-        _check_kind(f"probe.unseen.{number}", text, (str,))
-
-
-def check_bounds(bounds: object) -> None:
-    """Refuse what aren't two numbers, None where there is no bound.
-
-    Raises
-    ------
-    ValueError
-    """
-    if bounds is None:
-        return
-    is_pair = isinstance(bounds, list) and len(bounds) == 2
-    for bound in bounds if isinstance(bounds, list) and is_pair else [()]:
-        if bound is not None:
-            _check_kind("measure.bounds", bound, NUMBER)
-
-
-def _result(content: object) -> Result:
-    check_fields("result", content, _RESULT)
-    assert isinstance(content, dict)
-    values = []
-    for value in content["values"]:
-        check_fields("value", value, _VALUE)
-        _check_numbers("statistics", value["statistics"])
-        _check_parts(value.get("parts", {}))
-        values.append(Value(**value))
-    _check_numbers("summary", content["summary"])
-    _check_parts(content.get("parts", {}))
-    _check_kind("result.notes", content.get("notes", {}), (dict,))
-    for entry in (content, *content["values"]):
-        if entry["status"] not in get_args(Status):
-            raise ValueError(f"unknown status {entry['status'][:40]!r}")
-    return Result(**{**content, "values": tuple(values)})
-
-
 def plain(value: object) -> object:
     """What JSON has for a value that it doesn't know."""
     if isinstance(value, Path):
@@ -339,7 +285,8 @@ def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
     """
     facts: dict[str, Mapping[str, Any]] = {}
     for record in records:
-        key = record.subject.get("key")
-        if key and record.is_done:
-            facts[key] = {n: record.subject[n] for n in _DECIDED if n in record.subject}
+        subject = record.subject
+        if subject.key and record.is_done:
+            found = {name: getattr(subject, name) for name in _DECIDED}
+            facts[subject.key] = {name: fact for name, fact in found.items() if fact is not None}
     return facts

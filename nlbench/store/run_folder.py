@@ -34,7 +34,7 @@ from nlbench.errors import RequestError, one_line
 from nlbench.measure import Result, Value
 from nlbench.signals import uninterrupted
 
-from .manifest import Manifest, now
+from .manifest import Call, Manifest, now
 from .record import FORMAT, Record, is_plain_name, parse_content, plain
 
 if TYPE_CHECKING:
@@ -112,16 +112,16 @@ class Run:
 
     def __getitem__(self, measure: str) -> Result:
         """Result of a measure, where the run has one subject."""
-        found = [r.result for r in self.records if r.measure["name"] == measure]
+        found = [r.result for r in self.records if r.measure.name == measure]
         if len(found) != 1:
-            have = sorted({str(r.measure["name"]) for r in self.records})
+            have = sorted({r.measure.name for r in self.records})
             raise KeyError(f"{len(found)} results of '{measure}' here; measures: {have}")
         return found[0]
 
     def __repr__(self) -> str:
         """Say what the run has in one line."""
-        models = list(dict.fromkeys(str(r.subject["model"]) for r in self.records))
-        measures = list(dict.fromkeys(str(r.measure["name"]) for r in self.records))
+        models = list(dict.fromkeys(r.subject.model for r in self.records))
+        measures = list(dict.fromkeys(r.measure.name for r in self.records))
         statuses = [record.result.status for record in self.records]
         counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
         where = f" in {self.path}" if self.path else ""
@@ -442,7 +442,7 @@ class RunFolder:
         """
         self._places = {key: place for place, key in enumerate(order)}
         self._began = self._written = time.perf_counter()
-        self._call = {"started": now(), "command": manifest.command, "request": manifest.request}
+        self._call = Call(started=now(), command=manifest.command, request=manifest.request)
         self._earlier = self.manifest
         self.manifest = replace(
             manifest,
@@ -484,7 +484,7 @@ class RunFolder:
             self.manifest,
             unfinished=unfinished,
             seconds=round(self._earlier.seconds + seconds, 3),
-            calls=(*self._earlier.calls, {**self._call, "seconds": seconds}),
+            calls=(*self._earlier.calls, replace(self._call, seconds=seconds)),
         ).of_records(arranged)
 
     @property
@@ -593,23 +593,23 @@ def decided_by(record: Record) -> dict[tuple[object, ...], tuple[str, object]]:
         From the column or row to what is said of another one, and how this one was made.
     """
     measure, probe, subject = record.measure, record.probe, record.subject
-    title = f"{subject['model']} ({subject['weights']})"
+    title = f"{subject.model} ({subject.weights})"
     found: dict[tuple[object, ...], tuple[str, object]] = {
-        ("measure", measure["name"]): (
-            f"{measure['name']} with other options or another version",
-            (measure["version"], dict(measure["options"])),
+        ("measure", measure.name): (
+            f"{measure.name} with other options or another version",
+            (measure.version, dict(measure.options)),
         ),
-        ("probe", probe["name"]): (
-            f"{measure['name']} through {probe['name']} with other options",
-            dict(probe["options"]),
+        ("probe", probe.name): (
+            f"{measure.name} through {probe.name} with other options",
+            dict(probe.options),
         ),
     }
     # What `evaluate` measured and saved has no key: it answers no request.
-    if subject.get("key"):
-        found["subject", *record.identity[:4]] = (
-            f"{measure['name']} of another {title}: the weights, samples, split, device or plugin "
+    if subject.key:
+        found["subject", *subject.identity] = (
+            f"{measure.name} of another {title}: the weights, samples, split, device or plugin "
             "differ",
-            subject["key"],
+            subject.key,
         )
     return found
 

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from nlbench.errors import NlbenchError, PluginError, RequestError, shown
 from nlbench.options import OptionValue, resolve_options
 
 from .data import Data, Dataset, dataset_info
+from .facts import SubjectFacts
 from .model import ModelInfo, model_info
 from .weights import calibrate, load_weights, statistics_of, training_failure
 
@@ -386,19 +387,19 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     model.register_forward_hook(tensor_of_output)
     model.to(device).eval()
     drawn = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
-    facts: dict[str, Any] = {
-        "model": spec.model,
-        "weights": source.choice.label,
-        "data": spec.data,
-        "data_options": dict(spec.options),
-        "seed": spec.seed,
-        "weights_metadata": metadata,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "preprocessing": dataset.preprocessing,
-        "split": spec.split,
-        "samples": drawn.samples,
-        "sample_hash": drawn.sample_hash,
-    }
+    facts = SubjectFacts(
+        model=spec.model,
+        weights=source.choice.label,
+        data=spec.data,
+        data_options=dict(spec.options),
+        seed=spec.seed,
+        weights_metadata=metadata,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        preprocessing=dataset.preprocessing,
+        split=spec.split,
+        samples=drawn.samples,
+        sample_hash=drawn.sample_hash,
+    )
     sample = drawn.sample
     images = sample.images if len(dataset.shape) == 3 else None
     subject = Subject(
@@ -410,16 +411,17 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         dataset.normalize,
         stream=drawn.stream,
     )
+    batch_norm = None
     if source.choice.label in FRESH and statistics_of(model):
-        facts["batch_norm"] = "statistics as drawn: mean 0, variance 1"
+        batch_norm = "statistics as drawn: mean 0, variance 1"
         if source.choice.label == "calibrated":
             calibrate(model, (batch.to(device) for batch in subject.batches(CALIBRATION)))
-            facts["batch_norm"] = (
+            batch_norm = (
                 f"statistics calibrated on the {drawn.samples} samples, in batches of up to "
                 f"{CALIBRATION}"
             )
-    facts["weights_hash"] = state_hash(model)
-    return subject
+    facts = replace(facts, batch_norm=batch_norm, weights_hash=state_hash(model))
+    return replace(subject, facts=facts)
 
 
 def adapted(dataset: Data, info: ModelInfo, choice: WeightsChoice) -> Data:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 
+from .facts import SubjectFacts
 from .samples import Batches, DrawnBatches, batch_sizes, rebatched
 
 __all__ = ["Subject"]
@@ -26,8 +26,7 @@ class Subject:
     inputs : tensor of shape (n, ...)
         What the model is given; of a stream the first samples.
     labels : tensor of shape (n,) or None
-    facts : dict
-        ``model``, ``weights``, ``data``, ``seed``; hashes, counts, the preprocessing.
+    facts : SubjectFacts
     images : tensor or None
         The inputs before normalisation, where they are images.
     normalize : callable
@@ -37,7 +36,8 @@ class Subject:
 
     Examples
     --------
-    >>> subject = Subject(nn.ReLU(), torch.zeros(5, 3), None, {})
+    >>> facts = SubjectFacts(model="relu", weights="none", data="zeros", seed=0)
+    >>> subject = Subject(nn.ReLU(), torch.zeros(5, 3), None, facts)
     >>> [len(batch) for batch in subject.batches(2)]
     [2, 2, 1]
     """
@@ -45,7 +45,7 @@ class Subject:
     model: nn.Module
     inputs: Tensor
     labels: Tensor | None
-    facts: dict[str, Any]
+    facts: SubjectFacts
     images: Tensor | None = None
     normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
     stream: Batches | None = None

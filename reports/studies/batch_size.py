@@ -52,7 +52,7 @@ def sites(run: Run) -> pd.DataFrame:
         ``value`` and ``std`` (over batches).
     """
     rows = [
-        (int(r.subject["seed"]), v.place, v.statistics.get("value"), v.statistics.get("std"))
+        (r.subject.seed, v.place, v.statistics.get("value"), v.statistics.get("std"))
         for r in run.records
         for v in r.result.values
     ]

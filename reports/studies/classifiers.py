@@ -187,13 +187,13 @@ def told(symbol: str, found: Correlation) -> str:
 
 
 def _is_drawn(run: Run) -> bool:
-    return any(record.subject["weights"] in _WEIGHTS[1:] for record in run.records)
+    return any(record.subject.weights in _WEIGHTS[1:] for record in run.records)
 
 
 def remarks_on(run: Run) -> list[str]:
     """Say what a reader has to know of the weights, the data and the networks."""
-    models = {str(record.subject["model"]) for record in run.records}
-    data = ", ".join(dict.fromkeys(str(record.subject["data"]) for record in run.records))
+    models = {record.subject.model for record in run.records}
+    data = ", ".join(dict.fromkeys(record.subject.data for record in run.records))
     said = []
     if _is_drawn(run):
         said.append(
@@ -201,7 +201,7 @@ def remarks_on(run: Run) -> list[str]:
             "claimed of trained ones can't be told from them; the remarks beside the verdicts say "
             "what the numbers of the random ones would."
         )
-    batches = {str(record.probe.get("samples", "")) for record in run.records}
+    batches = {str(record.probe.facts.get("samples", "")) for record in run.records}
     said.append(
         f"{len(models)} of the {len(CLASSIFIERS)} networks, on {data}, "
         f"{', '.join(sorted(batches))} samples; the published figures are of trained ones on the "

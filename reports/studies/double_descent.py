@@ -93,11 +93,11 @@ def _networks(runs: Mapping[str, Run]) -> pd.DataFrame:
         for record in run.records:
             if record.result.status != "ok":
                 continue
-            made = record.subject["weights_metadata"]
-            width = int(str(record.subject["model"]).rpartition("-w")[2])
+            made = record.subject.weights_metadata or {}
+            width = int(record.subject.model.rpartition("-w")[2])
             one = found.setdefault((width, int(made["seed"])), {})
             one["train error"] = 1 - float(made["train_accuracy"])
-            one[record.measure["name"]] = record.result.summary["value"]
+            one[record.measure.name] = record.result.summary["value"]
     rows = [
         (*key, one["train error"], 1 - one["accuracy"], one["absdev"], one["density"])
         for key, one in sorted(found.items())

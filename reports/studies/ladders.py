@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nlbench.models.networks.ladders import ACTIVATIONS, DEPTHS, GAINS, SLOPES, TWINS
 
 if TYPE_CHECKING:
+    from nlbench.subjects.facts import SubjectFacts
+
     from .study import Context
 
 __all__ = ["LADDERS", "SEEDS", "TWIN_LADDER", "WHOLE", "Ladder", "Rung", "weights_of"]
@@ -47,11 +49,11 @@ class Rung:
     model: str
     weights: str = "init"
 
-    def has(self, subject: Mapping[str, Any]) -> bool:
+    def has(self, subject: SubjectFacts) -> bool:
         """Whether a recorded subject is of this rung, of whatever seed."""
-        if subject["model"] != self.model:
+        if subject.model != self.model:
             return False
-        label = str(subject["weights"])
+        label = subject.weights
         if self.weights in ("init", "trained"):
             return label == self.weights
         return re.search(rf"-{re.escape(self.weights)}-seed\d+\.safetensors$", label) is not None
@@ -94,7 +96,7 @@ class Ladder:
         """The rungs that are measured."""
         return tuple(self.rungs[i] for i in self.quick) if quick and self.quick else self.rungs
 
-    def rung_of(self, subject: Mapping[str, Any]) -> int:
+    def rung_of(self, subject: SubjectFacts) -> int:
         """Number of the rung that a recorded subject is of, from 0 for the least nonlinear.
 
         Raises
@@ -105,7 +107,7 @@ class Ladder:
         for number, rung in enumerate(self.rungs):
             if rung.has(subject):
                 return number
-        raise ValueError(f"{subject['model']} with {subject['weights']} is on no rung")
+        raise ValueError(f"{subject.model} with {subject.weights} is on no rung")
 
 
 def weights_of(context: Context, ladder: Ladder, rung: Rung, seed: int) -> str:

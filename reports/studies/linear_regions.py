@@ -8,7 +8,7 @@ studies of it share every network and every cell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from nlbench.store.run_folder import Run
+    from nlbench.subjects.facts import SubjectFacts
 
     from .study import Context
 
@@ -150,7 +151,7 @@ def path_values(run: Run, measure: str) -> pd.DataFrame:
     rows = [
         (*_setting(record.subject), value.place, value.statistics["value"])
         for record in run.records
-        if record.measure["name"] == measure and record.result.status == "ok"
+        if record.measure.name == measure and record.result.status == "ok"
         for value in record.result.values
     ]
     return pd.DataFrame(rows, columns=["setting", "seed", "place", "value"])
@@ -161,16 +162,16 @@ def network_values(run: Run, measure: str) -> pd.Series:
     found = {
         _setting(record.subject): record.result.summary["value"]
         for record in run.records
-        if record.measure["name"] == measure and record.result.status == "ok"
+        if record.measure.name == measure and record.result.status == "ok"
     }
     index = pd.MultiIndex.from_tuples(list(found), names=["setting", "seed"])
     return pd.Series(list(found.values()), index, name="value", dtype=float)
 
 
-def _setting(subject: Mapping[str, Any]) -> tuple[str, int]:
-    made = subject.get("weights_metadata") or {}
+def _setting(subject: SubjectFacts) -> tuple[str, int]:
+    made = subject.weights_metadata or {}
     if not made:
-        return "initialised", int(subject["seed"])
+        return "initialised", subject.seed
     level = float(made.get("label_noise", 0))
     if level:
         return f"noise {level:g}", int(made["seed"])
@@ -219,7 +220,7 @@ def unfitted(run: Run) -> list[str]:
     """Say which networks did not learn what they were trained on: they memorise nothing."""
     found = {}
     for record in run.records:
-        accuracy = (record.subject.get("weights_metadata") or {}).get("train_accuracy")
+        accuracy = (record.subject.weights_metadata or {}).get("train_accuracy")
         if accuracy is not None and float(accuracy) < FITTED:
             found["{}, seed {}".format(*_setting(record.subject))] = float(accuracy)
     if not found:

@@ -18,6 +18,7 @@ from nlbench.request import Request
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
+    from nlbench.subjects.facts import SubjectFacts
 
     from .study import Context
 
@@ -133,7 +134,7 @@ def networks(run: Run) -> pd.DataFrame:
     for record in run.records:
         if record.result.status == "ok":
             key = _training(record.subject)
-            found.setdefault(key, {})[record.measure["name"]] = record.result.summary["value"]
+            found.setdefault(key, {})[record.measure.name] = record.result.summary["value"]
     columns = ["model", "mode", "omega", "seed", "noise", "epochs"]
     rows = [(*key, *(numbers.get(name, np.nan) for name in MEASURES)) for key, numbers in
             found.items()]  # fmt: skip
@@ -158,21 +159,21 @@ def layers(run: Run) -> pd.DataFrame:
         (*_training(record.subject), value.place, value.statistics["nonlinear"],
          value.statistics["units"])
         for record in run.records
-        if record.measure["name"] == "linear-units" and record.result.status == "ok"
+        if record.measure.name == "linear-units" and record.result.status == "ok"
         for value in record.result.values
     ]  # fmt: skip
     columns = ["model", "mode", "omega", "seed", "noise", "epochs", "place", "nonlinear", "units"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _training(subject: Mapping[str, Any]) -> tuple[str, str, float, int, float, int]:
-    made = subject.get("weights_metadata") or {}
+def _training(subject: SubjectFacts) -> tuple[str, str, float, int, float, int]:
+    made = subject.weights_metadata or {}
     mode = str(made["recipe"]) if "omega" in made else "reference"
     return (
-        str(subject["model"]),
+        subject.model,
         mode,
         float(made.get("omega", np.nan)),
-        int(made.get("seed", subject["seed"])),
+        int(made.get("seed", subject.seed)),
         float(made.get("label_noise", 0)),
         int(made.get("epochs", 0)),
     )

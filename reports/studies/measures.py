@@ -13,6 +13,7 @@ from scipy import stats
 
 from nlbench import registry
 from nlbench.citation import Source
+from nlbench.content.fields import written
 from nlbench.errors import NlbenchError
 from nlbench.plan import checked_measure
 from nlbench.reports.agreement import within_groups
@@ -140,7 +141,7 @@ def _fitting(settings: Mapping[str, Any], measures: Sequence[str], data: str) ->
 
 def _judged(record: Record) -> Iterable[tuple[str, float]]:
     """What is judged of a cell, by name: its value, and of absolute deviation what has no units."""
-    name, summary = str(record.measure["name"]), record.result.summary
+    name, summary = record.measure.name, record.result.summary
     yield name, summary.get("value", math.nan)
     if name == "absdev":
         for kind in NORMALIZED:
@@ -166,7 +167,7 @@ def cells_of(runs: Mapping[str, Run]) -> pd.DataFrame:
     for part, run in runs.items():
         name, _, variant = part.partition(".")
         for record in run.records:
-            rung, seed = ladders[name].rung_of(record.subject), int(record.subject["seed"])
+            rung, seed = ladders[name].rung_of(record.subject), record.subject.seed
             for measure, value in _judged(record):
                 status, reason = record.result.status, record.result.reason
                 if status == "ok" and math.isnan(value):
@@ -182,7 +183,7 @@ def _about(runs: Mapping[str, Run]) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for run in runs.values():
         for record in run.records:
-            found |= dict.fromkeys((m for m, _ in _judged(record)), record.measure)
+            found |= dict.fromkeys((m for m, _ in _judged(record)), written(record.measure))
     return dict(sorted(found.items()))
 
 
@@ -480,11 +481,11 @@ def _costs(runs: Mapping[str, Run]) -> dict[str, tuple[float, float]]:
         records = [r for r in run.records if LADDERS["slope"].rung_of(r.subject) == WHOLE]
         own: dict[tuple[str, str], float] = {}
         for r in records:
-            key = str(r.subject.get("key")), str(r.probe["name"])
+            key = str(r.subject.key), r.probe.name
             own[key] = own.get(key, 0.0) + r.seconds
         for r in records:
             shared = r.costs.get("wall_seconds", math.nan)
-            shared -= own[str(r.subject.get("key")), str(r.probe["name"])]
+            shared -= own[str(r.subject.key), r.probe.name]
             for measure, _ in _judged(r):
                 seconds.setdefault(measure, []).append(r.seconds + max(0.0, shared))
     medians = {name: float(np.median(found)) for name, found in seconds.items()}
@@ -503,10 +504,10 @@ def _fits(runs: Mapping[str, Run]) -> pd.DataFrame:
     for part, run in runs.items():
         ladder = LADDERS.get(part)
         for record in run.records if ladder else ():
-            header = record.subject.get("weights_metadata") or {}
+            header = record.subject.weights_metadata or {}
             if ladder is None or "train_accuracy" not in header:
                 continue
-            rung, seed = ladder.rung_of(record.subject), int(record.subject["seed"])
+            rung, seed = ladder.rung_of(record.subject), record.subject.seed
             found[part, rung, seed] = (
                 part,
                 ladder.rungs[rung].label,

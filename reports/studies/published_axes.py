@@ -104,14 +104,14 @@ class PublishedAxes(Study):
 
 
 def _weights(run: Run) -> str:
-    found = {str(r.subject["model"]): str(r.subject["weights"]) for r in run.records}
+    found = {r.subject.model: r.subject.weights for r in run.records}
     said = ", ".join(f"{model} ({weights})" for model, weights in found.items())
     return f"Weights: {said}. Initialised networks show the axes as well as trained ones do."
 
 
 def _sites(run: Run) -> pd.DataFrame:
     rows = [
-        (record.subject["model"], value.place, value.statistics["value"])
+        (record.subject.model, value.place, value.statistics["value"])
         for record in run.records
         for value in record.result.values
         if value.status == "ok"

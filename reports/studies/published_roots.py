@@ -166,7 +166,7 @@ class PublishedRoots(Study):
             right = run["affinity"].values[0].statistics["value"]
             wrong = run[RootsInSinglePrecision.name].values[0]
             eigh, svd, double = (wrong.statistics[k] for k in ("value", "svd", "double"))
-            size = f"{wrong.n:,} samples of {run.records[0].subject['model'].split()[2]} features"
+            size = f"{wrong.n:,} samples of {run.records[0].subject.model.split()[2]} features"
             rows.append((size, right, double, eigh, svd))
             off = max(abs(eigh - right), abs(svd - right))
             claim = (

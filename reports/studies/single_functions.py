@@ -80,14 +80,14 @@ def values(run: Run, measure: str = "affinity") -> pd.DataFrame:
     """
     rows = [
         (
-            str(record.subject["model"]).removeprefix("functions/"),
-            str(record.subject["data"]),
-            int(record.subject["seed"]),
+            record.subject.model.removeprefix("functions/"),
+            record.subject.data,
+            record.subject.seed,
             float(record.result.summary.get("value", math.nan)),
             record.result.reason,
         )
         for record in run.records
-        if record.measure["name"] == measure
+        if record.measure.name == measure
     ]
     return pd.DataFrame(rows, columns=["function", "data", "seed", "value", "reason"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from nlbench.citation import Source
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
+    from nlbench.subjects.facts import SubjectFacts
 
 __all__ = ["AFFINITY", "signatures", "site_scores"]
 
@@ -45,9 +46,9 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
         (NaN where the measure is undefined).
     """
     rows = [
-        (*subject, record.probe.get("kinds", {}).get(one.place, ""), one.place, value)
+        (*subject, record.probe.facts.get("kinds", {}).get(one.place, ""), one.place, value)
         for record in run.records
-        if record.measure["name"] == measure
+        if record.measure.name == measure
         for subject in [_named(record.subject)]
         for one in record.result.values
         for value in [one.statistics.get(statistic, math.nan)]
@@ -56,11 +57,11 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
     return pd.DataFrame(rows, columns=columns)
 
 
-def _named(subject: Mapping[str, Any]) -> tuple[str, str, str, str, int]:
-    weights, told = str(subject["weights"]), subject.get("weights_metadata") or {}
-    seed = int(told.get("seed", subject["seed"]))
+def _named(subject: SubjectFacts) -> tuple[str, str, str, str, int]:
+    weights, told = subject.weights, subject.weights_metadata or {}
+    seed = int(told.get("seed", subject.seed))
     state = "drawn" if weights in _DRAWN else "trained"
-    return str(subject["model"]), weights, state, str(subject["data"]), seed
+    return subject.model, weights, state, subject.data, seed
 
 
 def signatures(

@@ -123,13 +123,13 @@ def test_a_measure_that_cannot_be_made_or_recorded_fails_alone():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     measures = [NotMade, OddNotes, NanSummary, NumpyNumbers]
     result = nlbench.evaluate(model, torch.randn(8, 4), measures)
-    reasons = {r.measure["name"]: r.result.reason for r in result.records}
+    reasons = {r.measure.name: r.result.reason for r in result.records}
     assert [r.result.status for r in result.records] == ["failed"] * 3 + ["ok"]
     assert "not today" in reasons["notmade"]
     assert "Tensor" in reasons["oddnotes"]
     assert reasons["nansummary"] == "the summary is not finite"
     assert result["numpynumbers"].summary["value"] == 0.5
-    assert result.records[-1].measure["source"]["citation"] == "only a citation"
+    assert result.records[-1].measure.source.citation == "only a citation"
 
 
 def test_a_measure_of_no_known_probe_is_refused():
@@ -151,7 +151,7 @@ def test_a_measure_of_no_known_probe_is_refused():
 def test_names_in_one_text_are_taken_apart():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     result = nlbench.evaluate(model, torch.randn(40, 4), "affinity, r2")
-    assert [r.measure["name"] for r in result.records] == ["affinity", "r2"]
+    assert [r.measure.name for r in result.records] == ["affinity", "r2"]
 
 
 def test_channels_last_images_are_not_translated_along_their_channels():

@@ -126,7 +126,7 @@ def request(measures="good", models="tiny", **changes):
 
 def statuses(result):
     return {
-        (r.subject["model"], r.measure["name"]): (r.result.status, r.result.reason)
+        (r.subject.model, r.measure.name): (r.result.status, r.result.reason)
         for r in result.records
     }
 
@@ -161,7 +161,7 @@ def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_
         "nlbench.Result.of({place: number})",
     )
     assert status["tiny", "good"][0] == "ok"
-    record = next(r for r in result.records if r.measure["name"] == "crashing")
+    record = next(r for r in result.records if r.measure.name == "crashing")
     assert "ZeroDivisionError" in record.traceback
 
 
@@ -335,8 +335,8 @@ def test_the_cells_key_changes_with_everything_that_decides_a_number(names, tmp_
 
 def test_the_paths_are_the_same_for_every_subject_on_the_same_data(names, tmp_path):
     result = run(request("absdev", "tiny,vgg8", settings=QUICK), tmp_path / "run")
-    assert len({r.probe["paths_hash"] for r in result.records}) == 1
-    assert len({r.subject["sample_hash"] for r in result.records}) == 1
+    assert len({r.probe.facts["paths_hash"] for r in result.records}) == 1
+    assert len({r.subject.sample_hash for r in result.records}) == 1
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_each_cell_keeps_the_versions_it_was_measured_with(names, tmp_path, monk
         environment, "describe_environment", lambda *given: {**real(*given), "python": "4.0"}
     )
     result = nlbench.load_run(run(request("good,counting"), tmp_path / "run").path)
-    pythons = {r.measure["name"]: r.machine["environment"]["python"] for r in result.records}
+    pythons = {r.measure.name: r.machine.environment["python"] for r in result.records}
     assert pythons["good"] != "4.0"
     assert pythons["counting"] == "4.0"
     assert {e["python"] for e in result.manifest["environments"]} == set(pythons.values())
@@ -467,14 +467,14 @@ def test_the_git_state_is_nlbenchs_own_and_nobody_elses(tmp_path, monkeypatch):
 def test_a_run_that_evaluate_saved_is_extended_like_any_other(names, tmp_path):
     nlbench.evaluate(tiny(), torch.rand(16, 3, 32, 32), [good]).save(tmp_path / "run")
     result = run(request("good"), tmp_path / "run")
-    assert {r.subject["model"] for r in result.records} == {"Sequential", "tiny"}
+    assert {r.subject.model for r in result.records} == {"Sequential", "tiny"}
     assert len(nlbench.load_run(tmp_path / "run").manifest["subjects"]) == 2
 
 
 def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_path):
     weights = ("init", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
     result = run(request("good", weights=weights), tmp_path / "run")
-    found = {r.subject["weights"]: r.result.reason for r in result.records}
+    found = {r.subject.weights: r.result.reason for r in result.records}
     assert set(found) == set(weights)
     assert all(name == "init" or name in reason for name, reason in found.items())
     assert result.manifest["cells"] == {"ok": 1, "skipped": 2}

@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,11 @@ def files(tmp_path_factory):
 
 
 def _renamed(record):
-    record.subject["model"] = SCRIPT + record.subject["model"]
-    if record.measure["name"] == "r2":
-        record.measure["name"] = FORMULA
-    return record
+    measure = record.measure
+    if measure.name == "r2":
+        measure = replace(measure, name=FORMULA)
+    subject = replace(record.subject, model=SCRIPT + record.subject.model)
+    return replace(record, subject=subject, measure=measure)
 
 
 class Seen:

@@ -24,8 +24,7 @@ from made_runs import made_run
 def changed(run, measure, change, **facts):
     """The same run, with another reading of each cell of a measure."""
     records = [
-        replace(r, result=change(r.result)) if r.measure["name"] == measure else r
-        for r in run.records
+        replace(r, result=change(r.result)) if r.measure.name == measure else r for r in run.records
     ]
     return Run(
         {**run.manifest, **Manifest().of_records(records), **facts}, records, Path("runs/after")
@@ -66,7 +65,8 @@ def test_differences_are_paired_over_places(before):
 
 
 def test_what_could_explain_a_difference_is_named(before):
-    other = {**before.manifest["measures"], "affinity": {"version": "2", "options": {"ridge": 0.1}}}
+    affinity = {"name": "affinity", "version": "2", "options": {"ridge": 0.1}}
+    other = {**before.manifest["measures"], "affinity": affinity}
     after = Run({**before.manifest, "device": "cuda", "measures": other}, before.records)
     found = {what: (a, b) for what, a, b in compare_runs(before, after).explanations}
     assert found == {

@@ -1,6 +1,7 @@
 """What a run gives from Python."""
 
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError
+from nlbench.store.run_folder import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import made_run
@@ -93,18 +95,13 @@ class Cells(HTMLParser):
 
 
 def test_a_notebook_shows_a_run_and_a_reading_with_their_names_escaped(run):
-    record = run.records[0]
-    record.subject["model"] = "<script>alert(1)</script>"
-    try:
-        run.__dict__.pop("scores", None)
-        shown = Cells(run._repr_html_())
-    finally:
-        record.subject["model"] = "vgg8"
-        run.__dict__.pop("scores", None)
+    first, *rest = run.records
+    named = replace(first.subject, model="<script>alert(1)</script>")
+    shown = Cells(Run(run.manifest, [replace(first, subject=named), *rest])._repr_html_())
     assert "script" not in shown.tags
     assert "svg" in shown.tags
     assert any("<script>alert(1)</script>" in text for text in shown.texts)
-    result = Cells(record.result._repr_html_())
+    result = Cells(first.result._repr_html_())
     assert "layer0.0.act1" in result.texts
     missing = next(r.result for r in made_run(4).records if r.result.status == "undefined")
     assert missing.reason in "".join(Cells(missing._repr_html_()).texts)

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from made_records import made_record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
@@ -14,7 +15,6 @@ from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import render_page, write_page
 from nlbench.reports.tables import Scores
 from nlbench.store.manifest import Manifest
-from nlbench.store.record import Record
 from nlbench.store.run_folder import Run, load_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -296,12 +296,11 @@ def test_a_run_of_the_core_gives_a_page_with_its_readings(tmp_path) -> None:
         ]
     )
     about = {"name": "affinity", "probe": "sites", "more_means": "less nonlinear"}
-    record = Record(
+    record = made_record(
         key="0",
         subject={"model": "net", "weights": "init", "data": "digits", "seed": 3},
         measure={**about, "bounds": [0.0, 1.0], "version": "1", "options": {}},
         probe={"name": "sites", "options": {"reduction": "spatial"}},
-        machine={"device": "cpu", "dtype": "float32", "environment": {}},
         result=result,
     )
     folder = Run(Manifest(device="cpu").of_records([record]), [record]).save(tmp_path / "saved")

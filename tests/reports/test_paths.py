@@ -10,6 +10,7 @@ from nlbench.errors import RequestError
 from nlbench.reports.embedded import read_page
 from nlbench.reports.page import render_page, write_page
 from nlbench.reports.paths import _outline, draw_path
+from nlbench.store.record import RecordedProbe
 
 
 def row(numbers):
@@ -41,7 +42,8 @@ def smooth_drawing():
 
 def record(subject, content, measure="absdev"):
     return SimpleNamespace(
-        identity=(*subject, measure), probe={"name": "lines", "drawing": content} if content else {}
+        identity=(*subject, measure),
+        probe=RecordedProbe("lines", {}, {"drawing": content} if content else {}),
     )
 
 

@@ -1,10 +1,10 @@
 """Runs of made-up networks, through the real records: as many as a report has to bear."""
 
 import numpy as np
+from made_records import made_record
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
-from nlbench.store.record import Record
 from nlbench.store.run_folder import Run
 
 FAMILIES = ("vgg", "resnet", "convnext", "vit", "mobilenet", "densenet", "efficientnet", "swin")
@@ -88,7 +88,7 @@ def _record(model, family, seed, name, scores, paths, random):
     kind = KINDS.get(family, "relu")
     names = [f"layer{i // 6}.{i % 6 // 2}.act{i % 2 + 1}" for i in range(depth)]
     kinds = {site: "relu" if i % 4 == 0 else kind for i, site in enumerate(names)}
-    return Record(
+    return made_record(
         key=f"{model}-{seed}-{name}".replace("/", "-"),
         subject={
             "model": model,

@@ -1,10 +1,10 @@
 """Runs of signatures that a test writes down itself, through the real records."""
 
+from made_records import made_record
 from made_runs import about
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
-from nlbench.store.record import Record
 from nlbench.store.run_folder import Run
 
 
@@ -20,7 +20,7 @@ def made_signatures(found, measure="affinity", statistic="value"):
             values = {str(place): value for place, value in enumerate(values)}
         drawn = weights in ("init", "calibrated")
         records.append(
-            Record(
+            made_record(
                 key=f"{model}-{weights}-{data}-{seed}-{measure}".replace("/", "-"),
                 subject={
                     "model": model,
@@ -31,7 +31,6 @@ def made_signatures(found, measure="affinity", statistic="value"):
                 },
                 measure=about(measure),
                 probe={"name": "sites", "options": {}, "samples": 8, "kinds": {}},
-                machine={"device": "cpu", "dtype": "float32", "environment": {}},
                 result=Result.of(
                     [
                         Value.missing(place, "undefined", "constant output")

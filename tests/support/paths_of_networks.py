@@ -1,8 +1,9 @@
 """Runs as the studies of linear regions make them, with made-up numbers."""
 
+from made_records import made_record
+
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
-from nlbench.store.record import Record
 from nlbench.store.run_folder import Run
 
 
@@ -22,7 +23,7 @@ def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
         made["train_accuracy"] = str(fits)
     values = tuple(Value(f"path{i}", {"value": float(v)}) for i, v in enumerate(numbers))
     found = {"value": summary} if summary is not None else None
-    return Record(
+    return made_record(
         key=f"{measure}-{setting}-{seed}".replace(" ", "-"),
         subject={
             "model": "vgg8",
@@ -33,7 +34,6 @@ def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
         },
         measure={"name": measure, "version": "1", "options": {}},
         probe={"name": "lines", "options": {}},
-        machine={"device": "cpu", "dtype": "float32", "environment": {}},
         result=Result(found, values) if found else Result.of(values),
         seconds=0.0,
         finished="",

@@ -160,7 +160,7 @@ def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(f
     with pytest.raises(RequestError, match="under another vocabulary than that of parallel"):
         load_subject(spec, torch.device("cpu"))
     known = replace(spec, options=(*options, ("vocabulary_of", str(file))))
-    assert load_subject(known, torch.device("cpu")).facts["weights"] == "words.safetensors"
+    assert load_subject(known, torch.device("cpu")).facts.weights == "words.safetensors"
 
 
 def test_an_unknown_way_of_cutting_sentences_is_told_before_training(files):

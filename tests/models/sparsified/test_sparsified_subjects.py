@@ -87,7 +87,7 @@ def test_a_checkpoint_is_loaded_by_transforming_the_model_first(tmp_path, layerw
     model.eval()
     with torch.no_grad():
         assert torch.equal(subject.model(subject.inputs), model(subject.inputs))
-    assert subject.facts["weights_metadata"]["transform"] == "sparsify"
+    assert subject.facts.weights_metadata["transform"] == "sparsify"
 
 
 def test_other_measures_run_on_a_linearised_checkpoint(tmp_path, checkpoint, monkeypatch):

@@ -383,7 +383,7 @@ def test_an_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
     assert "what was finished is in r" in error
     assert "nlbench run --measures affinity,absdev --out r" in error
     run = nlbench.load_run(tmp_path / "r")
-    assert [r.measure["name"] for r in run.records] == ["affinity"]
+    assert [r.measure.name for r in run.records] == ["affinity"]
     assert run.records[0].result.status == "ok"
 
 

@@ -79,9 +79,9 @@ def test_every_measure_gives_what_it_gives_on_the_cpu(build):
         there = nlbench.evaluate(
             copy.deepcopy(model).to("cuda"), inputs.to("cuda"), MEASURES, settings=FEW_LINES
         )
-    assert {record.machine["device"] for record in there.records} == {"cuda:0"}
+    assert {record.machine.device for record in there.records} == {"cuda:0"}
     for record in here.records:
-        name, found = record.measure["name"], there[record.measure["name"]]
+        name, found = record.measure.name, there[record.measure.name]
         assert found.status == record.result.status, f"{name}: {found.reason}"
         assert found.summary == pytest.approx(record.result.summary, rel=1e-9, abs=1e-12), name
 
@@ -236,10 +236,10 @@ def test_a_run_on_the_device_gives_what_one_on_the_cpu_gives(tmp_path):
     here = run(request, tmp_path / "cpu")
     with PretendCuda():
         there = run(replace(request, device="cuda"), tmp_path / "cuda")
-    assert {r.machine["device"] for r in there.records} == {"cuda"}
-    assert there.records[0].machine["environment"]["device_name"] == "Pretended GPU"
+    assert {r.machine.device for r in there.records} == {"cuda"}
+    assert there.records[0].machine.environment["device_name"] == "Pretended GPU"
     for record in here.records:
-        name, found = record.measure["name"], there[record.measure["name"]]
+        name, found = record.measure.name, there[record.measure.name]
         assert found.status == record.result.status == "ok", f"{name}: {found.reason}"
         assert found.summary == pytest.approx(record.result.summary, rel=1e-12, abs=1e-12), name
 

@@ -283,7 +283,7 @@ def test_nothing_of_the_process_is_changed_while_the_caller_has_the_word(plugin,
     unit = Unit(plan.cells, "cpu", "bfloat16")
     before = state()
     results = Host(threads=before[0] + 1).measure(unit, Monitor())
-    seen = [(state(), result.machine["environment"]["threads"]) for result in results]
+    seen = [(state(), result.machine.environment["threads"]) for result in results]
     assert seen == [(before, before[0] + 1)] * 2
 
 

@@ -27,7 +27,7 @@ def request(measures, models="mini", **changes):
 
 def statuses(result):
     return {
-        (r.subject["model"], r.measure["name"]): (r.result.status, r.result.reason)
+        (r.subject.model, r.measure.name): (r.result.status, r.result.reason)
         for r in result.records
     }
 

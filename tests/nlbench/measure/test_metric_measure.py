@@ -106,7 +106,7 @@ def test_it_is_measured_beside_registered_measures():
     run = nlbench.evaluate(model, torch.randn(60, 4), metrics)
     assert [record.result.status for record in run.records] == ["ok"] * 3
     assert [value.place for value in run["r2score"].values] == ["1", "3"]
-    versions = {r.measure["name"]: r.measure["version"] for r in run.records}
+    versions = {r.measure.name: r.measure.version for r in run.records}
     assert versions["pearsoncorrcoef"].startswith("torchmetrics ")
 
 

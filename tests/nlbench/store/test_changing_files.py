@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,8 +145,8 @@ def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together
 
     def altered(*arguments):
         for number, record in enumerate(real(*arguments)):
-            subject = {**record.subject, "sample_hash": str(number)}
-            yield dataclasses.replace(record, subject=subject)
+            subject = replace(record.subject, sample_hash=str(number))
+            yield replace(record, subject=subject)
 
     monkeypatch.setattr(runner, "executed", altered)
     result = run(request("plain,r2"), tmp_path / "run")
@@ -177,13 +178,16 @@ def test_the_files_of_a_dataset_without_options_are_part_of_the_plan(plugin, tmp
     assert kept_plan(tmp_path / "run", wanted) is None
 
 
-def test_a_subject_of_which_no_record_can_be_written_fails_alone(plugin, tmp_path, monkeypatch):
+@pytest.mark.parametrize("said", [{"mean": 0.5}, float("nan")])
+def test_a_subject_of_which_no_record_can_be_written_fails_alone(
+    plugin, tmp_path, monkeypatch, said
+):
     load = measuring.load_subject
 
     def unspeakable(spec, device):
         subject = load(spec, device)
         if spec.model == "mini":
-            subject.facts["preprocessing"] = {"mean": float("nan")}
+            subject = replace(subject, facts=replace(subject.facts, preprocessing=said))
         return subject
 
     monkeypatch.setattr(measuring, "load_subject", unspeakable)

@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import made_record
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
@@ -8,7 +9,7 @@ from nlbench.store.record import Record
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
-    return Record(
+    return made_record(
         key=key,
         subject={"model": model, "weights": "init", "data": "digits", "seed": seed},
         measure={"name": measure, "version": "1", "options": {}},

@@ -69,7 +69,7 @@ def test_what_is_impossible_is_said_with_the_reason_and_recorded_as_skipped(plug
     assert names(foreseen.impossible) == [("mini", "plain")]
     assert "no trained checkpoint of mini" in foreseen.impossible[0].target.impossible
     result = run(wanted, tmp_path / "run")
-    assert {r.subject["model"]: r.result.status for r in result.records} == {
+    assert {r.subject.model: r.result.status for r in result.records} == {
         "mini": "skipped",
         "vgg8": "ok",
     }
@@ -82,7 +82,7 @@ def test_what_is_impossible_is_said_with_the_reason_and_recorded_as_skipped(plug
 
 def test_several_weights_are_several_subjects(plugin, tmp_path):
     result = run(request("plain", "vgg8", weights=("init", "trained")), tmp_path / "run")
-    assert [r.subject["weights"] for r in result.records] == ["init", "trained"]
+    assert [r.subject.weights for r in result.records] == ["init", "trained"]
 
 
 def test_the_same_subject_named_twice_is_measured_once(plugin, tmp_path):

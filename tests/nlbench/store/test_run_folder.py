@@ -6,17 +6,18 @@ import shutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_records import made_record
 
 from nlbench.content.files import locked
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest, manifest_text
-from nlbench.store.record import FORMAT, Record
+from nlbench.store.record import FORMAT
 from nlbench.store.run_folder import COLUMNS, Run, RunFolder, load_run, merge_runs
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
-    return Record(
+    return made_record(
         key=key,
         subject={"model": model, "weights": "init", "data": "digits", "seed": seed, "key": "s"},
         measure={"name": measure, "version": "1", "options": {}},

@@ -61,17 +61,17 @@ def test_a_loader_gives_the_scores_and_the_hash_of_its_samples_as_one_tensor(cou
     assert streamed.scores.equals(whole.scores)
     assert streamed.records[0].subject == whole.records[0].subject
     assert [record.key for record in streamed.records] == [record.key for record in whole.records]
-    assert whole.records[0].subject["sample_hash"] == tensor_hash(inputs)
+    assert whole.records[0].subject.sample_hash == tensor_hash(inputs)
 
 
 def test_a_generator_is_gone_through_once():
     inputs = torch.randn(300, 4)
     run = nlbench.evaluate(MODEL, (part for part in inputs.split(11)), ["r2", "density"])
-    assert run.records[0].subject["samples"] == 300
+    assert run.records[0].subject.samples == 300
     assert set(run["r2"].values[0].statistics) >= {"value"}
     again = nlbench.evaluate(MODEL, iter(inputs.split(60)), ["r2", "density"])
     assert again.scores.equals(run.scores)
-    assert again.records[0].subject["sample_hash"] == run.records[0].subject["sample_hash"]
+    assert again.records[0].subject.sample_hash == run.records[0].subject.sample_hash
 
 
 def test_other_samples_make_another_key():

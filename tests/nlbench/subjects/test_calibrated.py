@@ -18,12 +18,12 @@ def subject(weights, model="resnet20", samples=200):
 def test_statistics_are_as_drawn_unless_they_are_to_be_calibrated():
     drawn = subject("init")
     assert drawn.model.bn.running_mean.eq(0).all()
-    assert drawn.facts["batch_norm"] == "statistics as drawn: mean 0, variance 1"
+    assert drawn.facts.batch_norm == "statistics as drawn: mean 0, variance 1"
     calibrated = subject("calibrated")
-    assert calibrated.facts["weights"] == "calibrated"
-    assert "calibrated on the 200 samples" in calibrated.facts["batch_norm"]
+    assert calibrated.facts.weights == "calibrated"
+    assert "calibrated on the 200 samples" in calibrated.facts.batch_norm
     assert torch.equal(drawn.model.stem.weight, calibrated.model.stem.weight)
-    assert drawn.facts["weights_hash"] != calibrated.facts["weights_hash"]
+    assert drawn.facts.weights_hash != calibrated.facts.weights_hash
     assert not any(module.training for module in calibrated.model.modules())
 
 
@@ -46,7 +46,7 @@ def test_outputs_are_of_the_order_of_one_where_they_had_grown_beyond_measure():
 
 
 def test_a_network_without_batch_norm_has_no_such_choice():
-    assert "batch_norm" not in subject("calibrated", "vgg8").facts
+    assert subject("calibrated", "vgg8").facts.batch_norm is None
     assert torch.equal(
         subject("calibrated", "vgg8").model.features[0].weight,
         subject("init", "vgg8").model.features[0].weight,

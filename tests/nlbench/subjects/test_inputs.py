@@ -111,7 +111,7 @@ def test_a_mask_is_neither_measured_as_words_nor_dropped():
     with torch.no_grad():
         x = model.embed(ids)
         expected = nlbench.evaluate(nn.Sequential(nn.GELU()), x, ["affinity"])
-    assert run.records[0].subject["samples"] == len(ids)
+    assert run.records[0].subject.samples == len(ids)
     assert run["affinity"].n == len(ids)
     assert run["affinity"].values[0].status == "ok"
     assert expected["affinity"].values[0].status == "ok"

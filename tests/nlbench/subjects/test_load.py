@@ -214,8 +214,8 @@ def test_options_are_among_the_facts():
     options = (("difficulty", 0.25), ("image_size", 8))
     spec = SubjectSpec("resnet20", "init", "synthetic", samples=4, options=options)
     facts = load_subject(spec, CPU).facts
-    assert facts["data_options"] == {"difficulty": 0.25, "image_size": 8}
-    assert "difficulty 0.25" in facts["preprocessing"]
+    assert facts.data_options == {"difficulty": 0.25, "image_size": 8}
+    assert "difficulty 0.25" in facts.preprocessing
 
 
 class Linear(nn.Module):
@@ -323,7 +323,7 @@ def test_a_lazy_network_is_loaded_and_can_be_trained(plugins, tmp_path):
     saved = build_model("lazy", data_of((1, 6, 6)), 3)
     save_weights(tmp_path / "lazy.safetensors", saved, {})
     spec = SubjectSpec("lazy", str(tmp_path / "lazy.safetensors"), "tiny", samples=None)
-    assert load_subject(spec, CPU).facts["weights_hash"] == state_hash(saved)
+    assert load_subject(spec, CPU).facts.weights_hash == state_hash(saved)
     from nlbench.models.training.train import TrainingRequest, run_training
 
     request = TrainingRequest("lazy", "tiny", "vanilla", changes={"epochs": 1}, device="cpu")
@@ -348,5 +348,4 @@ def test_loading_a_subject_runs_nothing(plugins):
     plugins["datasets", "flat"] = lambda: data_of((1, 4, 4), count=300)
     subject = load_subject(SubjectSpec("counting", "init", "flat", samples=None), CPU)
     assert subject.model.seen == 0
-    assert "accuracy" not in subject.facts
-    assert subject.facts["samples"] == 300
+    assert subject.facts.samples == 300

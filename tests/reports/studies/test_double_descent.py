@@ -20,7 +20,9 @@ def runs(errors, deviations, densities):
                 record("accuracy", "noise 0.2", seed, [], summary=1 - error),
             ]
             made = {"seed": str(seed), "train_accuracy": "0.9", "label_noise": "0.2"}
-            subject = {**cells[0].subject, "model": f"resnet18-w{width}", "weights_metadata": made}
+            subject = dataclasses.replace(
+                cells[0].subject, model=f"resnet18-w{width}", weights_metadata=made
+            )
             cells = [
                 dataclasses.replace(cell, key=f"{width}-{cell.key}", subject=subject)
                 for cell in cells

@@ -1,13 +1,13 @@
 """The studies of linearised networks: verdicts follow from what is recorded of each network."""
 
 import pytest
+from made_records import made_record
 
 from nlbench import registry
 from nlbench.measure import Result, Value
 from nlbench.reports.studies import linearised_networks
 from nlbench.reports.studies.study import Context
 from nlbench.store.manifest import Manifest
-from nlbench.store.record import Record
 from nlbench.store.run_folder import Run
 
 OMEGAS = (0.001, 0.003, 0.01)
@@ -26,7 +26,7 @@ def cells(model, mode, omega, seed, accuracy, length, linear, *, noise=0.0, epoc
             if measure == "linear-units"
             else ()
         )
-        yield Record(
+        yield made_record(
             key=f"{model}-{mode}-{omega}-{seed}-{noise}-{measure}",
             subject={
                 "model": model,
@@ -37,7 +37,6 @@ def cells(model, mode, omega, seed, accuracy, length, linear, *, noise=0.0, epoc
             },
             measure={"name": measure, "version": "1", "options": {}},
             probe={"name": "graph", "options": {}},
-            machine={"device": "cpu", "dtype": "float32", "environment": {}},
             result=Result({"value": number}, values),
             seconds=0.0,
             finished="",

@@ -122,7 +122,7 @@ def changed(runs, measure, change):
     """The same runs with other summaries of one measure."""
 
     def of(record):
-        if record.measure["name"] != measure:
+        if record.measure.name != measure:
             return record
         summary = {name: change(value) for name, value in record.result.summary.items()}
         return replace(record, result=replace(record.result, summary=summary))
@@ -171,7 +171,7 @@ def test_published_claims_are_judged_by_cells(unchecked, made):
         summary = {"value": value, "over_range": value, "over_chord": value}
         return replace(record, subject=subject, result=replace(record.result, summary=summary))
 
-    (like, *_) = [r for r in made["gain-relu"].records if r.measure["name"] == "absdev"]
+    (like, *_) = [r for r in made["gain-relu"].records if r.measure.name == "absdev"]
 
     def claim(values):
         records = [cell(like, r, s, v + s) for s in range(3) for r, v in enumerate(values)]

@@ -84,7 +84,7 @@ def test_relu_on_windows_has_the_scores_of_the_notebook(tmp_path):
     assert answers(study, changed(runs, lambda _, value: value * 0.8))[1:6] == [False] * 5
     # Of one draw each nobody knows how far another would be.
     first = {
-        part: Run(run.manifest, [r for r in run.records if r.subject["seed"] == 0], run.path)
+        part: Run(run.manifest, [r for r in run.records if r.subject.seed == 0], run.path)
         for part, run in runs.items()
     }
     assert answers(study, first)[:5] == [None] * 5

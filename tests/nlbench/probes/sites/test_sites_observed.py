@@ -109,7 +109,7 @@ def test_a_run_of_selected_sites_says_how_many_there_were():
         model(), torch.randn(20, 3, 8, 8), ["r2"], settings={"sites.select": "kind:silu"}
     )
     assert [value.place for value in result["r2"].values] == ["3"]
-    assert result.records[0].probe["sites"] == 1
+    assert result.records[0].probe.facts["sites"] == 1
 
 
 def test_a_selection_that_matches_nothing_is_one_line():
@@ -136,7 +136,7 @@ def test_activations_inside_a_fused_kernel_are_said_to_be_unseen():
             return self.lstm(x)[0]
 
     record = nlbench.evaluate(Recurrent(), torch.randn(8, 3, 4), ["r2"]).records[0]
-    assert record.probe["unseen"] == ["lstm of lstm"]
+    assert record.probe.facts["unseen"] == ["lstm of lstm"]
     assert "but for those inside lstm of lstm" in record.result.reason
 
 

@@ -116,7 +116,7 @@ def test_what_is_not_seen_is_said_in_the_record_and_beside_the_scores():
             return h * torch.sigmoid(h)
 
     run = nlbench.evaluate(Network(), torch.randn(20, 3, 4), ["r2"])
-    assert run.records[0].probe["unseen"] == ["lstm of lstm", "mul of the model"]
+    assert run.records[0].probe.facts["unseen"] == ["lstm of lstm", "mul of the model"]
     said = "activations not seen: lstm of lstm, mul of the model"
     assert run["r2"].status == "ok"
     assert said in run["r2"].reason
