@@ -18,9 +18,11 @@ __all__ = [
     "RequestError",
     "Undefined",
     "UnsupportedOperation",
+    "error_text",
     "nearest",
     "one_line",
     "shown",
+    "system_text",
     "without_controls",
 ]
 
@@ -70,7 +72,7 @@ class NotFinite(NlbenchError, ValueError):
     """NaN or an infinity where a finite number was expected."""
 
 
-def one_line(text: str, most: int = 2000) -> str:
+def one_line(text: object, most: int = 2000) -> str:
     r"""Give text from outside as one line: no control characters, and no more than so many.
 
     Escape sequences would be obeyed by a terminal, and marks of direction turn what follows.
@@ -80,7 +82,7 @@ def one_line(text: str, most: int = 2000) -> str:
     >>> one_line("two\nlines \x1b[31mred")
     'two lines [31mred'
     """
-    words = without_controls(" ".join(text[: 4 * most].split()))
+    words = without_controls(" ".join(str(text)[: 4 * most].split()))
     plain = " ".join(words.split())  # what stood apart by control characters alone
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
@@ -98,6 +100,23 @@ def without_controls(text: str) -> str:
 
 # Of the kinds of control, the joiners of scripts and emoji do no harm either.
 _KEPT = "\n\t\u200c\u200d"
+
+
+def error_text(error: BaseException) -> str:
+    """Say what an error says in one line, and its kind too unless nlbench raised it on purpose.
+
+    Examples
+    --------
+    >>> error_text(RequestError("no model")), error_text(KeyError("size"))
+    ('no model', "KeyError: 'size'")
+    """
+    said = one_line(error)
+    return said if isinstance(error, NlbenchError) else f"{type(error).__name__}: {said}"
+
+
+def system_text(error: Exception) -> str:
+    """Say what the system says against a file, without the number of the error and the name."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 def shown(value: object, most: int = 80) -> str:

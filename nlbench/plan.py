@@ -10,15 +10,17 @@ import json
 import os
 import platform
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from nlbench import registry
+from nlbench.content.fields import read, written
 from nlbench.content.files import parse_json, read_text, write_atomically
 from nlbench.content.hashing import content_key
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest
+from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, one_line, system_text
 from nlbench.measure import Measure
 from nlbench.measure.contract import as_measure
 from nlbench.options import Option, OptionValue, resolve_options
@@ -269,26 +271,18 @@ class Plan:
         return {
             "device": self.device,
             "precision": self.precision,
-            "targets": [
-                {**vars(target), "spec": {**vars(target.spec), "options": target.spec.options}}
-                for target in targets
-            ],
-            "measures": [asdict(one) for one in wanted],
+            "targets": written(targets),
+            "measures": written(wanted),
             "cells": [[c.key, rows[c.target.key], columns[c.wanted.name]] for c in self.cells],
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Plan:
         """Make a plan of what `to_dict` gave."""
-        targets = [Target(**{**t, "spec": _spec_of(t["spec"])}) for t in content["targets"]]
-        wanted = [Wanted(**one) for one in content["measures"]]
+        targets = [read(Target, target, "target") for target in content["targets"]]
+        wanted = [read(Wanted, one, "measure") for one in content["measures"]]
         cells = tuple(Cell(key, targets[i], wanted[j]) for key, i, j in content["cells"])
         return cls(cells, content["device"], content["precision"])
-
-
-def _spec_of(content: Mapping[str, Any]) -> SubjectSpec:
-    options = tuple((name, value) for name, value in content["options"])
-    return SubjectSpec(**{**content, "options": options})
 
 
 def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Plan:
@@ -325,21 +319,30 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         for m, options in bench.measures
     ]
     prints = {name: _fingerprint(name, infos[name].fingerprint, bench.data[name]) for name in names}
-    providers, choices = _Providers(), _Choices()
+    # Listing a group reads the metadata of all that is installed; once a plan is enough.
+    entries, chosen = cache(registry.entries), cache(_chosen)
+
+    @cache
+    def providers(group: str, name: str) -> list[str]:
+        """Who provides a registered name: distribution and version."""
+        return list(entries(group)[name].providers)
+
     targets: dict[str, Target] = {}
     remarks: dict[str, None] = {}
     for spec in _specs(request, bench):
+        files, problem = prints[spec.data]
         facts = {
-            "model": providers.of("models", spec.model),
-            "data": [providers.of("datasets", spec.data), infos[spec.data].version],
-            "files": prints[spec.data].found,
+            "model": providers("models", spec.model),
+            "data": [providers("datasets", spec.data), infos[spec.data].version],
+            "files": files,
             "device": device.partition(":")[0],
             "precision": request.precision,
         }
-        weights = choices.of(spec)
+        # Chosen once, however many seeds there are.
+        weights = chosen(replace(spec, seed=0))
         if weights.remark:
             remarks.setdefault(weights.remark)
-        target = _target(spec, facts, prints[spec.data].problem, weights)
+        target = _target(spec, facts, problem, weights)
         same = targets.setdefault(target.key, target)
         if same.label != target.label:
             remarks.setdefault(
@@ -349,10 +352,9 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     _check_targets(list(targets.values()))
     for remark in remarks:
         warn(remark)
-    origins = {one.name: providers.of("measures", one.name) for one in wanted}
     return Plan(
         tuple(
-            Cell(_cell_key(target, one, origins[one.name]), target, one)
+            Cell(_cell_key(target, one, providers("measures", one.name)), target, one)
             for target in targets.values()
             for one in wanted
         ),
@@ -390,20 +392,14 @@ def _specs(request: Request, bench: Bench) -> Iterator[SubjectSpec]:
         )
 
 
-@dataclass(frozen=True)
-class _Print:
-    found: str
-    problem: str = ""
-
-
-def _fingerprint(name: str, of: Callable[..., str] | None, options: Options) -> _Print:
-    """What a dataset's files are now, or why it has none."""
+def _fingerprint(name: str, of: Callable[..., str] | None, options: Options) -> tuple[str, str]:
+    """What a dataset's files are now, or why it has none: one of both is empty."""
     try:
-        return _Print(str(of(**options)) if of else "")
+        return (str(of(**options)) if of else ""), ""
     except NlbenchError as error:
-        return _Print("", " ".join(str(error).split()))
+        return "", one_line(error)
     except (Exception, SystemExit) as error:
-        return _Print("", f"dataset '{name}': {type(error).__name__}: {error}")
+        return "", f"dataset '{name}': {type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -416,20 +412,8 @@ class _Weights:
     remark: str = ""
 
 
-class _Choices:
-    """Chooses the weights of each model on each dataset once, however many seeds there are."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[object, ...], _Weights] = {}
-
-    def of(self, spec: SubjectSpec) -> _Weights:
-        key = spec.model, spec.weights, spec.data, spec.options
-        if key not in self._made:
-            self._made[key] = _chosen(spec)
-        return self._made[key]
-
-
 def _chosen(spec: SubjectSpec) -> _Weights:
+    """Choose the weights of a model on a dataset, or say why there are none."""
     label = spec.weights
     # Each that is missing is missed by itself.
     absent = f"absent: {spec.weights}"
@@ -438,9 +422,9 @@ def _chosen(spec: SubjectSpec) -> _Weights:
         label = choice.label
         return _Weights(label, choice.identity, "", choice.remark)
     except NlbenchError as error:
-        return _Weights(label, absent, " ".join(str(error).split()))
+        return _Weights(label, absent, one_line(error))
     except OSError as error:
-        return _Weights(label, absent, f"weights '{spec.weights}': {error.strerror or error}")
+        return _Weights(label, absent, f"weights '{spec.weights}': {system_text(error)}")
 
 
 def _target(spec: SubjectSpec, facts: Mapping[str, Any], problem: str, weights: _Weights) -> Target:
@@ -464,24 +448,6 @@ def _cell_key(target: Target, wanted: Wanted, providers: list[str]) -> str:
             "probe": [wanted.probe, dict(wanted.settings)],
         }
     )
-
-
-class _Providers:
-    """Who provides each registered name: distribution and version.
-
-    Listing a group reads the metadata of all that is installed; once a plan is enough.
-    """
-
-    def __init__(self) -> None:
-        self._groups: dict[str, Mapping[str, registry.Entry]] = {}
-        self._found: dict[tuple[str, str], list[str]] = {}
-
-    def of(self, group: str, name: str) -> list[str]:
-        if group not in self._groups:
-            self._groups[group] = registry.entries(group)
-        if (group, name) not in self._found:
-            self._found[group, name] = list(self._groups[group][name].providers)
-        return self._found[group, name]
 
 
 def what_changed(

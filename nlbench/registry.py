@@ -26,7 +26,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, shown
+from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, one_line, shown
 
 __all__ = [
     "GROUPS",
@@ -341,7 +341,7 @@ def _read_one_by_one() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
             found[name] = tuple(distribution.entry_points)
         except Exception as error:
             found[name] = ()
-            what = " ".join(str(error).split()) or type(error).__name__
+            what = one_line(error) or type(error).__name__
             problems.append(
                 f"the entry points of {name} can't be read ({what}); mend its entry_points.txt "
                 "or uninstall it"

@@ -18,13 +18,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from nlbench.content.files import make_folder, write_atomically
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, one_line
 
 from .agreement import Correlation, paired_share
 from .exports import markdown_table, to_csv
 from .leaderboard import CONFIDENCE, REPEATS, resampled_means
+from .manifest import flat
 from .tables import Cell, Scores, Subject
-from .text import column_decimals, count, number, one_line
+from .text import column_decimals, count, number
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
@@ -367,32 +368,26 @@ def _difference(subject: str, measure: str, before: Cell, after: Cell) -> Differ
 
 def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
     """What differs between the manifests, of all that decides a number."""
-    one, other = (dict(_facts(run.manifest)) for run in (first, second))
+    one, other = (
+        {name: str(value) for name, value in _facts(run.manifest)} for run in (first, second)
+    )
     for key in dict.fromkeys([*one, *other]):
         if one.get(key) != other.get(key):
             yield key, one.get(key, ""), other.get(key, "")
 
 
-def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in ("nlbench", "device", "dtype"):
-        yield key, str(manifest.get(key, ""))
-    yield from _flat(manifest.get("environment") or {}, "environment.")
+        yield key, manifest.get(key, "")
+    yield from flat(manifest.get("environment") or {}, "environment.")
     for name, options in (manifest.get("probes") or {}).items():
-        yield from _flat(options or {}, f"probe {name}.")
+        yield from flat(options or {}, f"probe {name}.")
     for name, about in (manifest.get("measures") or {}).items():
-        yield f"{name}.version", str(about.get("version", ""))
-        yield from _flat(about.get("options") or {}, f"{name}.")
+        yield f"{name}.version", about.get("version", "")
+        yield from flat(about.get("options") or {}, f"{name}.")
     for subject in manifest.get("subjects") or []:
         keys = ("model", "weights", "data", "seed")
         label = " · ".join(str(subject.get(key, "")) for key in keys)
         for fact in _SUBJECT_FACTS:
             if fact in subject:
-                yield f"{label}: {fact.replace('_', ' ')}", str(subject[fact])
-
-
-def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)
+                yield f"{label}: {fact.replace('_', ' ')}", subject[fact]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from nlbench.content.files import write_atomically
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line
 
 from .leaderboard import Row, leaderboard, sense_of
 from .sections import ranks_text
 from .tables import Scores
-from .text import interval_decimals, number, one_line
+from .text import interval_decimals, number
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run

@@ -12,9 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nlbench.errors import one_line
+
 from .layout import NamedRun, Table, TextCell
 from .svg import STYLE, to_svg
-from .text import count, one_line
+from .text import count
 
 __all__ = ["Family", "Network", "Tradeoff", "compared", "families", "tradeoffs"]
 

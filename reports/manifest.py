@@ -10,7 +10,7 @@ from typing import Any
 from .layout import NamedRun, Table, TextCell
 from .text import settings_text
 
-__all__ = ["ManifestView", "manifest_view"]
+__all__ = ["ManifestView", "flat", "manifest_view"]
 
 _HASH_SHOWN = 12
 
@@ -73,7 +73,7 @@ def manifest_view(run: NamedRun) -> ManifestView:
             ("probe", "options"),
             ((TextCell(name), TextCell(_settings(options))) for name, options in probes),
         ),
-        environment=tuple(_flat(manifest.get("environment") or {})),
+        environment=tuple((n, _words(v)) for n, v in flat(manifest.get("environment") or {})),
         request=json.dumps(
             manifest.get("request") or {}, indent=2, ensure_ascii=False, default=str
         ),
@@ -142,9 +142,16 @@ def _settings(options: Mapping[str, Any] | None) -> str:
     return settings_text(options or {}) or "none"
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the values of tables in tables, each by one name with dots.
+
+    Examples
+    --------
+    >>> list(flat({"torch": {"version": "2.8"}, "cores": 2}))
+    [('torch.version', '2.8'), ('cores', 2)]
+    """
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _words(value)
+            yield f"{prefix}{name}", value

@@ -14,7 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 
 from nlbench import Signature
-from nlbench.errors import RequestError, nearest
+from nlbench.errors import RequestError, nearest, one_line
 
 from .agreement import agreement, agreement_frame
 from .exports import to_parquet
@@ -24,7 +24,7 @@ from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
 from .sections import ranks_text
 from .svg import STYLE
 from .tables import Scores
-from .text import interval_decimals, number, one_line
+from .text import interval_decimals, number
 
 if TYPE_CHECKING:
     from nlbench.measure import Result

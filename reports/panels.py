@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line
 
 from .tables import Series
-from .text import count, one_line
+from .text import count
 
 __all__ = [
     "MOST_SERIES",

@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line
 
 from .panels import legend_label, short
 from .svg import STYLE
-from .text import one_line
 
 __all__ = ["draw_path"]
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 import matplotlib.style
 from matplotlib.figure import Figure
 
-from .text import one_line
+from nlbench.errors import one_line
 
 __all__ = ["STYLE", "to_svg"]
 

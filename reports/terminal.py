@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nlbench.errors import one_line
+
 from .leaderboard import Entry, Row, leaderboard, sort_measure
 from .sections import ranks_text
 from .tables import Scores
@@ -20,7 +22,6 @@ from .text import (
     direction,
     interval_decimals,
     number,
-    one_line,
     value_with_std,
 )
 

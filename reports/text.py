@@ -14,7 +14,6 @@ __all__ = [
     "direction",
     "interval_decimals",
     "number",
-    "one_line",
     "settings_text",
     "value_with_std",
 ]
@@ -188,14 +187,3 @@ def _setting(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def one_line(text: object) -> str:
-    r"""Bring a text to one line without control characters, safe for a terminal.
-
-    Examples
-    --------
-    >>> one_line("out of\n  memory\x1b[2J")
-    'out of memory�[2J'
-    """
-    return "".join(c if c.isprintable() else "�" for c in " ".join(str(text).split()))

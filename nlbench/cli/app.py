@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError, RequestError, shown
+from nlbench.errors import NlbenchError, RequestError, shown, system_text
 from nlbench.registry import entry_points
 from nlbench.signals import interruptible, uninterrupted
 
@@ -165,7 +165,7 @@ def _status() -> int:
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
         where = f"{shown(error.filename)}: " if error.filename else ""
-        note(f"{where}{error.strerror or error}")
+        note(f"{where}{system_text(error)}")
         status = 2
     except Exception as error:
         # A defect of nlbench or of a plugin, or nowhere to print to. The traceback is for

@@ -70,7 +70,7 @@ def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = F
         return
     if has_head:
         rows = [{key: key for key in rows[0]}, *rows]
-    lines = [{key: one_line(str(value)) for key, value in row.items()} for row in rows]
+    lines = [{key: one_line(value) for key, value in row.items()} for row in rows]
     widths = {key: max(len(row[key]) for row in lines) for key in lines[0]}
     for row in lines:
         print("  ".join(value.ljust(widths[key]) for key, value in row.items()).rstrip())

@@ -19,7 +19,7 @@ import psutil
 import typer
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError
+from nlbench.errors import NlbenchError, PluginError, one_line
 from nlbench.subjects.data import dataset_info
 
 __all__ = ["Finding", "diagnose", "doctor"]
@@ -188,7 +188,7 @@ def _data() -> Iterator[Finding]:
         except PluginError as error:
             yield Finding(f"dataset {name}", "broken", str(error))
         except NlbenchError as error:
-            yield Finding(f"dataset {name}", "optional", " ".join(str(error).split()))
+            yield Finding(f"dataset {name}", "optional", one_line(error))
         except Exception as error:
             # Whatever a plugin raises is its own affair.
             yield Finding(f"dataset {name}", "broken", f"{type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ import typer
 
 from nlbench import registry
 from nlbench.content.files import write_atomically
-from nlbench.errors import RequestError, shown
+from nlbench.errors import RequestError, shown, system_text
 
 __all__ = ["new_measure"]
 
@@ -142,7 +142,7 @@ def new_measure(
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / path, Template(text).substitute(name=name, dashed=dashed))
     except OSError as error:
-        raise RequestError(f"can't write to {folder}: {error.strerror or error}") from error
+        raise RequestError(f"can't write to {folder}: {system_text(error)}") from error
     print(
         f"folder   {folder}\n"
         f"formula  {folder / 'src' / f'nlbench_{name}' / '__init__.py'}\n"

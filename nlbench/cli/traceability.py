@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import NlbenchError
+from nlbench.errors import NlbenchError, error_text
 from nlbench.subjects.data import Sample
 
 if TYPE_CHECKING:
@@ -67,9 +67,7 @@ def traceability(
             answer = "no" if reason else "yes"
         except (Exception, SystemExit) as error:
             # A model may fail in any way; the list goes on with the next.
-            text = " ".join(str(error).split())
-            reason = text if isinstance(error, NlbenchError) else f"{type(error).__name__}: {text}"
-            shape, answer = (), "unknown"
+            shape, answer, reason = (), "unknown", error_text(error)
         size = "×".join(map(str, shape))
         rows.append({"name": name, "traceable": answer, "input": size, "reason": reason})
     return rows

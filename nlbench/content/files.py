@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line, system_text
 
 __all__ = [
     "LARGEST_TEXT",
@@ -59,8 +59,7 @@ def check_is_file(path: Path, most: int | None = None) -> None:
     except FileNotFoundError as error:
         raise RequestError(f"can't read {path}: there is no such file") from error
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise RequestError(f"can't read {path}: {what}") from error
+        raise RequestError(f"can't read {path}: {system_text(error)}") from error
     if stat.S_ISDIR(state.st_mode):
         raise RequestError(f"can't read {path}: it is a directory, expected a file")
     if not stat.S_ISREG(state.st_mode):
@@ -94,8 +93,7 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
             raise RequestError(f"can't read {path}: expected at most {most} bytes")
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise RequestError(f"can't read {path}: {what}") from error
+        raise RequestError(f"can't read {path}: {system_text(error)}") from error
 
 
 def spreadsheet_safe(text: str) -> str:
@@ -156,7 +154,7 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     except RecursionError:
         raise RequestError(f"{origin} is damaged: nested too deeply") from None
     except ValueError as error:
-        raise RequestError(f"{origin} is damaged: {' '.join(str(error).split())}") from error
+        raise RequestError(f"{origin} is damaged: {one_line(error)}") from error
     return content
 
 
@@ -211,8 +209,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             raise
         _sync_folder(path.parent)
     except (OSError, UnicodeError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise RequestError(f"can't write {path}: {what}") from error
+        raise RequestError(f"can't write {path}: {system_text(error)}") from error
 
 
 def make_folder(path: Path) -> None:
@@ -228,8 +225,7 @@ def make_folder(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or error
-        raise RequestError(f"can't write to {path}: {what}") from error
+        raise RequestError(f"can't write to {path}: {system_text(error)}") from error
 
 
 @contextmanager

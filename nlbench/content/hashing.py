@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.content.files import check_is_file
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, system_text
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ def file_hash(path: str | os.PathLike[str]) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise RequestError(f"can't read {path}: {error.strerror or error}") from error
+        raise RequestError(f"can't read {path}: {system_text(error)}") from error
 
 
 def state_hash(model: torch.nn.Module) -> str:

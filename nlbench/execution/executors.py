@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line, system_text
+from nlbench.plan import Cell
 from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions
 from nlbench.store.record import Record
 
-from .supervisor import Supervisor, Told, Unwanted
-from .work_units import Missed, Unit
+from .supervisor import Supervisor, Unwanted
+from .work_units import Missed, Told, Unit, keys_of, message_of, result_of
 
 __all__ = ["WorkerPool", "executed"]
 
@@ -147,7 +148,7 @@ def _in_processes(
 def _refused(error: Exception) -> Exception:
     """What is said of processes that can't be had."""
     if isinstance(error, OSError):
-        return RequestError(f"--workers: no process can be started ({error.strerror or error})")
+        return RequestError(f"--workers: no process can be started ({system_text(error)})")
     return error
 
 
@@ -171,13 +172,13 @@ def _on_cluster(
             while left:
                 answer = answers.get()
                 if isinstance(answer, dict):
-                    yield from _told(answer, missing, progress)
+                    yield from _new(answer, missing, progress)
                     continue
                 # Its events came before, but for those that were lost with a connection.
                 unit = left.pop(answer.key)
                 problem = _problem(answer)
                 for event in [] if problem else answer.result():
-                    yield from _told(json.loads(event), missing, progress)
+                    yield from _new(json.loads(event), missing, progress)
                 gone = tuple(c for c in unit.cells if missing.pop(c.key, None) is not None)
                 if gone:
                     yield Missed(gone, problem or "the worker said nothing of this cell")
@@ -187,21 +188,17 @@ def _on_cluster(
                 client.run(_end_idle)
 
 
-def _told(
-    answer: dict[str, Any], missing: dict[str, Any], progress: Progress
+def _new(
+    message: dict[str, Any], missing: dict[str, Cell], progress: Progress
 ) -> Iterator[Record | Missed]:
     """Read what a worker says; nothing is yielded twice."""
-    if "record" in answer:
-        record = Record.from_json(answer["record"], "what a worker measured")
-        if missing.pop(record.key, None) is not None:
-            yield record
-    elif "missed" in answer:
-        cells = (missing.pop(key, None) for key in answer.pop("missed"))
-        gone = tuple(cell for cell in cells if cell is not None)
-        if gone:
-            yield Missed(gone, **answer)
-    else:
-        Told(**answer).to(progress)
+    result = result_of(message, missing)
+    if isinstance(result, Told):
+        result.to(progress)
+        return
+    new = [missing.pop(key) for key in keys_of(result) if key in missing]
+    if new:
+        yield result
 
 
 def _problem(future: Any) -> str:
@@ -246,7 +243,7 @@ def _supervise(unit: str, topic: str, pool: WorkerPool) -> list[str]:
     name = worker.name if isinstance(worker.name, int) else 0
     try:
         for result in supervisor.measure(pool.placed(given, name), wanted):
-            event = json.dumps(_plain(result))
+            event = json.dumps(message_of(result))
             worker.log_event(topic, event)
             if not isinstance(result, Told):
                 said.append(event)
@@ -255,19 +252,6 @@ def _supervise(unit: str, topic: str, pool: WorkerPool) -> list[str]:
         raise
     _idle.append(supervisor)
     return said
-
-
-def _plain(result: Record | Missed | Told) -> dict[str, Any]:
-    if isinstance(result, Record):
-        return {"record": result.to_json()}
-    if isinstance(result, Told):
-        return {"kind": result.kind, "text": result.text}
-    return {
-        "missed": [cell.key for cell in result.cells],
-        "reason": result.reason,
-        "traceback": result.traceback,
-        "loading": result.loading,
-    }
 
 
 @contextmanager
@@ -296,7 +280,7 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
             stack.enter_context(client)
         except (OSError, ValueError, TimeoutError, RuntimeError) as error:
             what = f"--address: no Dask scheduler at {address}" if address else "no Dask cluster"
-            raise RequestError(f"{what} ({' '.join(str(error).split())})") from error
+            raise RequestError(f"{what} ({one_line(error)})") from error
         yield client
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from nlbench import registry
 from nlbench.content.fields import read, written
 from nlbench.content.files import parse_json
-from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined
+from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined, error_text
 from nlbench.measure import Measure, Result, Status
 from nlbench.measure.contract import sound_result
 from nlbench.options import OptionValue
@@ -170,11 +170,9 @@ def _joined(*said: str) -> str:
 
 def failure_of(error: BaseException) -> tuple[Result, str]:
     """Turn an exception into the result that says so, with its traceback if it is a failure."""
-    text = " ".join(str(error).split())
     if isinstance(error, Undefined):
-        return Result.missing("undefined", text), ""
-    reason = text if isinstance(error, NlbenchError) else f"{type(error).__name__}: {text}"
-    return Result.missing("failed", reason), traceback.format_exc()
+        return Result.missing("undefined", str(error)), ""
+    return Result.missing("failed", error_text(error)), traceback.format_exc()
 
 
 def observe(
@@ -561,11 +559,8 @@ def _check(target: Target, facts: SubjectFacts) -> None:
 
 
 def _why(error: BaseException, target: Target) -> str:
-    reason = " ".join(str(error).split())
-    if isinstance(error, NlbenchError):
-        return reason
-    spec = target.spec
-    return f"{spec.model} on {spec.data}: {type(error).__name__}: {reason}"
+    said, spec = error_text(error), target.spec
+    return said if isinstance(error, NlbenchError) else f"{spec.model} on {spec.data}: {said}"
 
 
 def records_of(

@@ -19,13 +19,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nlbench.plan import Cell
-from nlbench.progress import Progress
 from nlbench.store.record import Record
 
-from .work_units import Missed, Unit
+from .work_units import Missed, Told, Unit, keys_of, result_of
 from .worker import IDLE_SECONDS
 
-__all__ = ["Died", "Overran", "Phase", "Supervisor", "Told", "Unwanted", "Worker"]
+__all__ = ["Died", "Overran", "Phase", "Supervisor", "Unwanted", "Worker"]
 
 
 START_SECONDS = 120.0
@@ -38,18 +37,6 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from nlbench.execution.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a worker tells beside its results: a ``step``, or something to ``warn`` of."""
-
-    kind: str
-    text: str
-
-    def to(self, progress: Progress) -> None:
-        """Pass it on."""
-        (progress.step if self.kind == "step" else progress.warn)(self.text)
 
 
 @dataclass(frozen=True)
@@ -255,8 +242,8 @@ class Supervisor:
             part = unit.only(cells[:1] if alone else cells)
             try:
                 for message in self._ready().measure(part, self.timeout, wanted):
-                    result = _result(message, left)
-                    for key in _keys(result):
+                    result = result_of(message, left)
+                    for key in keys_of(result):
                         left.pop(key, None)
                     yield result
                 gone = tuple(cell for cell in part.cells if cell.key in left)
@@ -310,19 +297,3 @@ def _missed(left: dict[str, Cell], cells: tuple[Cell, ...], reason: str) -> Miss
     for cell in cells:
         left.pop(cell.key, None)
     return Missed(cells, reason)
-
-
-def _result(message: dict[str, Any], cells: dict[str, Cell]) -> Record | Missed | Told:
-    if "record" in message:
-        return Record.from_json(message["record"], "what a worker measured")
-    if "missed" in message:
-        gone = tuple(cells[key] for key in message["missed"])
-        return Missed(gone, message["reason"], message["traceback"], message["loading"])
-    ((kind, text),) = message.items()
-    return Told(kind, text)
-
-
-def _keys(result: Record | Missed | Told) -> list[str]:
-    if isinstance(result, Record):
-        return [result.key]
-    return [cell.key for cell in result.cells] if isinstance(result, Missed) else []

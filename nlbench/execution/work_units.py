@@ -1,4 +1,8 @@
-"""Units of work: cells of one subject that are measured together, and what is told of them."""
+"""Units of work: cells of one subject that are measured together, and what is told of them.
+
+What comes of a unit is a `Record`, a `Missed` or something `Told`; between processes it goes as a
+message, which `message_of` makes and `result_of` reads.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nlbench.plan import Cell, Plan
+from nlbench.progress import Progress
+from nlbench.store.record import Record
 
-__all__ = ["Missed", "Unit", "units_of"]
+__all__ = ["Missed", "Told", "Unit", "keys_of", "message_of", "result_of", "units_of"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,52 @@ class Missed:
     reason: str
     traceback: str = ""
     loading: bool = False
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a worker tells beside its results: a ``step``, or something to ``warn`` of."""
+
+    kind: str
+    text: str
+
+    def to(self, progress: Progress) -> None:
+        """Pass it on."""
+        (progress.step if self.kind == "step" else progress.warn)(self.text)
+
+
+def message_of(result: Record | Missed | Told) -> dict[str, Any]:
+    """Give a result as JSON has it."""
+    if isinstance(result, Record):
+        return {"record": result.to_json()}
+    if isinstance(result, Told):
+        return {result.kind: result.text}
+    return {**vars(result), "cells": keys_of(result)}
+
+
+def result_of(message: Mapping[str, Any], cells: Mapping[str, Cell]) -> Record | Missed | Told:
+    """Read what `message_of` gave.
+
+    Parameters
+    ----------
+    message : mapping
+    cells : mapping of str to Cell
+        By key; what is said to be missed of others is left out.
+    """
+    if "record" in message:
+        return Record.from_json(message["record"], "what a worker measured")
+    if "cells" in message:
+        gone = tuple(cells[key] for key in message["cells"] if key in cells)
+        return Missed(**{**message, "cells": gone})
+    ((kind, text),) = message.items()
+    return Told(kind, text)
+
+
+def keys_of(result: Record | Missed | Told) -> list[str]:
+    """Keys of the cells that a result answers."""
+    if isinstance(result, Record):
+        return [result.key]
+    return [cell.key for cell in result.cells] if isinstance(result, Missed) else []
 
 
 def units_of(

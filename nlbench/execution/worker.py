@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from nlbench.errors import NlbenchError
 from nlbench.progress import Monitor
 
-from .work_units import Missed, Unit
+from .work_units import Unit, message_of
 
 __all__ = ["IDLE_SECONDS", "Messenger", "Overrun", "main"]
 
@@ -137,15 +137,7 @@ def main(handle: int, threads: int) -> None:
         unit = Unit.from_dict(order["unit"])
         messenger = Messenger(connection, unit, order["timeout"])
         for result in host.measure(unit, messenger):
-            if isinstance(result, Missed):
-                messenger.send(
-                    missed=[cell.key for cell in result.cells],
-                    reason=result.reason,
-                    traceback=result.traceback,
-                    loading=result.loading,
-                )
-            else:
-                messenger.send(record=result.to_json())
+            messenger.send(**message_of(result))
         messenger.send(done=True)
 
 

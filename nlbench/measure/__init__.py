@@ -79,7 +79,7 @@ def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]
 
 def _reason(given: object) -> str:
     # It comes from plugins and from files of anybody, and goes to terminals and tables.
-    return one_line(str(given)) if given else ""
+    return one_line(given) if given else ""
 
 
 def _spelled(statistics: Mapping[str, float], parts: Parts) -> dict[str, float]:
@@ -705,7 +705,7 @@ class _MetricOfSite(Accumulator):
                 for metric, column, target in zip(self._metrics, x.T, y.T, strict=True):
                     metric.update(column, target)
         except (ValueError, RuntimeError, IndexError) as error:
-            raise RequestError(f"{self._kind}: {_line(error)}") from error
+            raise RequestError(f"{self._kind}: {one_line(error)}") from error
 
     def _begin(self, x: Tensor, y: Tensor) -> None:
         try:
@@ -732,7 +732,7 @@ class _MetricOfSite(Accumulator):
         try:
             found = [metric.compute() for metric in self._metrics]
         except (ValueError, RuntimeError) as error:
-            raise RequestError(f"{self._kind}: {_line(error)}") from error
+            raise RequestError(f"{self._kind}: {one_line(error)}") from error
         if not all(isinstance(one, torch.Tensor) for one in found):
             raise PluginError(f"{self._kind} gives a {type(found[0]).__name__}, expected a tensor")
         numbers = torch.cat([one.double().flatten() for one in found])
@@ -757,7 +757,3 @@ def _finite_doubles(values: Tensor, role: str) -> Tensor:
     if not torch.isfinite(values).all():
         raise NotFinite(f"the {role} has entries that are not finite")
     return values
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from nlbench.citation import Source
-from nlbench.errors import NotFinite, PluginError, nearest
+from nlbench.errors import NotFinite, PluginError, nearest, one_line
 from nlbench.measure import (
     INVARIANCES,
     FunctionMeasure,
@@ -103,8 +103,7 @@ def _name_of(given: object) -> str:
 
 
 def _text(given: object) -> str:
-    text = " ".join(repr(given).split())
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    return one_line(repr(given), 60)
 
 
 def _is_metric(given: object) -> bool:
@@ -122,7 +121,7 @@ def _called(make: Callable[[], Any], label: str) -> Any:
     try:
         return make()
     except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        what = f"{type(error).__name__}: {one_line(error)}"
         raise PluginError(
             f"{label} can't be made without arguments ({what}); register a function that makes it"
         ) from error

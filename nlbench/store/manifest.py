@@ -137,7 +137,7 @@ class Manifest(Mapping[str, Any]):
             return read(cls, given, "manifest")
         except ValueError as error:
             raise RequestError(
-                f"{origin} is no manifest of a run ({one_line(str(error), 300)})"
+                f"{origin} is no manifest of a run ({one_line(error, 300)})"
             ) from error
 
     def of_records(self, records: Sequence[Record]) -> Manifest:

@@ -209,7 +209,7 @@ class Record:
             fields = {name: value for name, value in content.items() if name != "format"}
             return read(cls, fields, "record")
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            what = one_line(str(error), 300)
+            what = one_line(error, 300)
             raise RequestError(f"{origin} is not a record of a cell ({what})") from error
 
 

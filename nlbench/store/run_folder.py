@@ -30,7 +30,7 @@ from nlbench.content.files import (
     spreadsheet_safe,
     write_atomically,
 )
-from nlbench.errors import RequestError, one_line
+from nlbench.errors import RequestError, one_line, system_text
 from nlbench.measure import Result, Value
 from nlbench.signals import uninterrupted
 
@@ -320,17 +320,11 @@ class RunFolder:
         nlbench.RequestError
             If it holds something else.
         """
-        try:
-            if self.manifest_file.is_file():
-                return True
-            if os.path.lexists(self.path) and not is_unused(self.path):
-                raise RequestError(f"{self.path} exists and is not a run; choose another --out")
-        except (OSError, ValueError) as error:
-            if isinstance(error, RequestError):
-                raise
-            what = getattr(error, "strerror", None) or error
-            raise RequestError(f"can't write to {self.path}: {what}") from error
-        return False
+        if self._is_free():
+            return False
+        if self.manifest_file.is_file():
+            return True
+        raise RequestError(f"{self.path} exists and is not a run; choose another --out")
 
     def read(self) -> tuple[Manifest, list[Record]]:
         """Read the manifest and all records, in the manifest's order.
@@ -362,7 +356,7 @@ class RunFolder:
             with os.scandir(self.cells) as entries:
                 names = sorted(entry.name for entry in entries)
         except OSError as error:
-            raise RequestError(f"can't read {self.cells}: {error.strerror or error}") from error
+            raise RequestError(f"can't read {self.cells}: {system_text(error)}") from error
         return [self.cells / name for name in names if name.endswith(".json")]
 
     def _record(self, file: Path) -> Record:
@@ -529,7 +523,7 @@ class RunFolder:
         try:
             is_same = os.path.samestat(self.cells.stat(), os.fstat(self._handle))
         except OSError as error:
-            raise RequestError(f"can't write to {self.cells}: {error.strerror or error}") from error
+            raise RequestError(f"can't write to {self.cells}: {system_text(error)}") from error
         if not is_same:
             raise RequestError(f"can't write to {self.cells}: it is another folder by now")
 
@@ -557,13 +551,14 @@ class RunFolder:
             self.write_manifest(Manifest.from_dict(run.manifest))
 
     def _check_free(self, own: bool) -> None:
-        try:
-            is_free = own or not os.path.lexists(self.path) or is_unused(self.path)
-        except (OSError, ValueError) as error:
-            what = getattr(error, "strerror", None) or error
-            raise RequestError(f"can't write to {self.path}: {what}") from error
-        if not is_free and not self._is_half_saved():
+        if not (own or self._is_free() or self._is_half_saved()):
             raise RequestError(f"{self.path} holds something else; choose another folder")
+
+    def _is_free(self) -> bool:
+        try:
+            return not os.path.lexists(self.path) or is_unused(self.path)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"can't write to {self.path}: {system_text(error)}") from error
 
     def _is_half_saved(self) -> bool:
         """Whether it holds nothing but what is left of a run whose saving was cut short."""

@@ -72,7 +72,7 @@ def test_names_are_printed_as_they_are_but_harmless(conftest) -> None:
     run = conftest.FakeRun(scores=conftest.frame(rows), manifest={"measures": {"[b]": {}}})
     text = printed(run)
     assert "[red]x[/red]" in text
-    assert "failed: line one line two �[2J" in text
+    assert "failed: line one line two [2J" in text
     assert "\x1b" not in text
 
 

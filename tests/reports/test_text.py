@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.reports.text import bounds_text, column_decimals, number, one_line, value_with_std
+from nlbench.reports.text import bounds_text, column_decimals, number, value_with_std
 
 finite = st.floats(-1e300, 1e300)
 
@@ -52,10 +52,3 @@ def test_a_spread_that_rounds_to_nothing_is_shown_with_an_exponent() -> None:
 def test_a_bound_at_infinity_is_no_bound() -> None:
     assert bounds_text([-math.inf, 1.0]) == "at most 1"
     assert bounds_text([None, math.inf]) == "unbounded"
-
-
-@given(st.text())
-def test_one_line_has_neither_breaks_nor_control_characters(text: str) -> None:
-    line = one_line(text)
-    assert line.isprintable()
-    assert len(line.splitlines()) <= 1

@@ -199,6 +199,6 @@ def test_the_bounds_are_those_of_the_options_in_force():
     model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.randn(40, 4)
     settings = {"affinity.shrinkage": "none"}
     (record,) = nlbench.evaluate(model, inputs, ["affinity"], settings=settings).records
-    assert record.measure.bounds == [0.0, 1.0]
+    assert record.measure.bounds == (0.0, 1.0)
     (record,) = nlbench.evaluate(model, inputs, ["affinity"]).records
-    assert record.measure.bounds == [None, 1.0]
+    assert record.measure.bounds == (None, 1.0)

@@ -19,6 +19,7 @@ from nlbench.reports.studies.study import Context
 from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.store.run_folder import Run
+from nlbench.subjects.facts import SubjectFacts
 
 MORE, LESS = {"more_means": "more nonlinear"}, {"more_means": "less nonlinear"}
 
@@ -84,9 +85,10 @@ def test_a_ladders_rungs_are_apart_and_their_order_is_that_of_the_docs():
             name = f"{rung.model.replace('/', '-')}-{ladder.data}-quick-{rung.weights}-seed3"
             shipped = rung.weights in ("init", "trained")
             label = rung.weights if shipped else f"{name}.safetensors"
-            assert ladder.rung_of({"model": rung.model, "weights": label}) == number
+            subject = SubjectFacts(model=rung.model, weights=label, data="digits", seed=0)
+            assert ladder.rung_of(subject) == number
     with pytest.raises(ValueError, match="on no rung"):
-        LADDERS["slope"].rung_of({"model": "vgg8", "weights": "init"})
+        LADDERS["slope"].rung_of(SubjectFacts(model="vgg8", weights="init", data="", seed=0))
     assert [rung.label for rung in LADDERS["slope"].rungs][::6] == ["1", "0"]
     assert all(len(ladder.seeds) >= 3 for ladder in LADDERS.values())
 
@@ -162,12 +164,12 @@ def test_published_claims_are_judged_by_cells(unchecked, made):
     ladder = LADDERS["slope"]
 
     def cell(record, rung, seed, value):
-        subject = {
-            **record.subject,
-            "model": ladder.rungs[rung].model,
-            "weights": f"x-plain-seed{seed}.safetensors",
-            "seed": seed,
-        }
+        subject = replace(
+            record.subject,
+            model=ladder.rungs[rung].model,
+            weights=f"x-plain-seed{seed}.safetensors",
+            seed=seed,
+        )
         summary = {"value": value, "over_range": value, "over_chord": value}
         return replace(record, subject=subject, result=replace(record.result, summary=summary))
 
