@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -131,7 +130,8 @@ def evaluate(
     length = len(given) if stream is None else stream.known_length or len(given)
     steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
     monitor.begin(sum(steps))
-    with exact_arithmetic(), some_threads(default_threads()), samples.called(model):
+    called = model_called(model, samples.arguments)
+    with exact_arithmetic(), some_threads(default_threads()), called:
         machine = Machine.at(device)
         records = list(records_of(subject, bench, machine, monitor, partial(key_of, facts)))
     if stream is not None and stream.error is not None:
@@ -189,10 +189,6 @@ class _Samples:
         if self.stream is not None and self.stream.samples:
             return self.stream.facts()
         return sample_facts(self.given)
-
-    def called(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Let the model take its arguments as one tensor, and give one."""
-        return model_called(model, self.arguments)
 
 
 def _samples(

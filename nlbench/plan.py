@@ -12,7 +12,6 @@ import platform
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -551,8 +550,8 @@ def _here() -> dict[str, Any]:
     """What decides which device ``auto`` means, and what plugins may look at."""
     return {
         "python": platform.python_version(),
-        "torch": _version("torch"),
-        "nlbench": _version("nlbench"),
+        "torch": registry.version_of("torch"),
+        "nlbench": registry.version_of("nlbench"),
         "core": _sources(Path(__file__).parent, "**/*.py"),
         "nvidia": Path("/dev/nvidiactl").exists(),
         "node": platform.node(),
@@ -567,13 +566,6 @@ def _here() -> dict[str, Any]:
             )
         },
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _plugins(request: Request) -> dict[str, dict[str, Any]]:

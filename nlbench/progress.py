@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -110,7 +109,24 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
-class Bar:
+class _Shown:
+    """What is shown inside of a ``with`` and stopped behind it."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to show it."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class Bar(_Shown):
     """A progress bar on standard error, shown only if that is a terminal.
 
     Parameters
@@ -135,17 +151,9 @@ class Bar:
         )
         self._task = self._progress.add_task("", total=None)
 
-    def __enter__(self) -> Bar:
+    def start(self) -> None:
+        """Show the bar."""
         self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """Take the bar away."""
@@ -170,7 +178,7 @@ class Bar:
         )
 
 
-class Plain:
+class Plain(_Shown):
     """Lines on standard error for a log: at most one every few seconds.
 
     Parameters
@@ -183,17 +191,6 @@ class Plain:
         self._interval, self._said = interval, 0.0
         self._total = self._count = 0
         self._begin = time.monotonic()
-
-    def __enter__(self) -> Plain:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """Say how far it came."""

@@ -42,6 +42,7 @@ __all__ = [
     "find_source",
     "load",
     "unreadable",
+    "version_of",
 ]
 
 
@@ -311,6 +312,14 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """
     points, _ = _installed(tuple((path, _changed(path)) for path in sys.path))
     return tuple(point for point in points if point.group == group)
+
+
+def version_of(distribution: str) -> str | None:
+    """Version of an installed distribution; None where it isn't installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def unreadable() -> tuple[str, ...]:

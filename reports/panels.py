@@ -175,7 +175,7 @@ def short(name: str, most: int = 80) -> str:
     >>> short("features.denseblock1.denselayer1.relu", 20)
     'features.d…yer1.relu'
     """
-    clean = one_line(name)
+    clean = one_line(name) or "�"  # a name that nothing can show
     if len(clean) <= most:
         return clean
     tail = (most - 1) // 2

@@ -132,8 +132,11 @@ def _in_processes(
             thread.start()
         for _ in threads:
             while (answer := answers.get()) is not None:
+                if isinstance(answer, OSError):
+                    what = f"no process can be started ({system_text(answer)})"
+                    raise RequestError(f"--workers: {what}")
                 if isinstance(answer, Exception):
-                    raise _refused(answer)
+                    raise answer
                 if isinstance(answer, Told):
                     answer.to(progress)
                 else:
@@ -143,13 +146,6 @@ def _in_processes(
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
-
-
-def _refused(error: Exception) -> Exception:
-    """What is said of processes that can't be had."""
-    if isinstance(error, OSError):
-        return RequestError(f"--workers: no process can be started ({system_text(error)})")
-    return error
 
 
 def _on_cluster(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from numpy.random import MT19937
 
 from nlbench.errors import RequestError
 from nlbench.probes.model_state import Shared
+from nlbench.registry import version_of
 
 __all__ = [
     "Machine",
@@ -331,7 +332,7 @@ def describe_environment(device: torch.device, precision: str = "native") -> dic
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version_of(name) for name in _PACKAGES},
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         **_device_facts(device),
         "precision": precision,
@@ -398,13 +399,6 @@ def _plugins() -> dict[str, str]:
         if point.dist is not None
     }
     return {name: owners[name] for name in sorted(owners) if name != "nlbench"}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _processor() -> str:

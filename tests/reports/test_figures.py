@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import rcParams
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line
 from nlbench.reports.figures import (
     MOST_SERIES,
     bars,
@@ -226,5 +226,5 @@ def test_any_name_comes_out_as_well_formed_text(conftest, name) -> None:
     figure = signature(conftest.frame(rows), {}, ["affinity"])
     root = ET.fromstring(to_svg(figure, prefix="f", title=name))
     texts = ["".join(e.itertext()).strip() for e in root.iter() if e.tag.endswith("text")]
-    shown = "".join(c if c.isprintable() else "�" for c in " ".join(name.split()))
+    shown = one_line(name) or "�"
     assert texts.count(shown) == 2  # in the legend and below the axis
