@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
@@ -127,7 +128,9 @@ def evaluate(
     length = len(given) if stream is None else stream.known_length or len(given)
     steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
     monitor.begin(sum(steps))
-    with exact_arithmetic(), some_threads(default_threads()), samples.called(model):
+    # In a caller's inference mode copies of the model would have no derivative.
+    plain = torch.inference_mode(False)
+    with plain, exact_arithmetic(), some_threads(default_threads()), samples.called(model):
         machine = Machine.at(device)
         records = list(records_of(subject, bench, machine, monitor, key_of))
     if stream is not None and stream.error is not None:
