@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
@@ -131,7 +132,9 @@ def evaluate(
     steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
     monitor.begin(sum(steps))
     called = model_called(model, samples.arguments)
-    with exact_arithmetic(), some_threads(default_threads()), called:
+    # In a caller's inference mode copies of the model would have no derivative.
+    plain = torch.inference_mode(False)
+    with plain, exact_arithmetic(), some_threads(default_threads()), called:
         machine = Machine.at(device)
         records = list(records_of(subject, bench, machine, monitor, partial(key_of, facts)))
     if stream is not None and stream.error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
@@ -143,9 +144,11 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
         If it is damaged, nested too deeply, or has a number or a text that nothing can be done
         with.
     """
-    constants: dict[str, Any] = {"parse_constant": _refuse} if finite else {}
+    parsers: dict[str, Any] = (
+        {"parse_constant": _refuse, "parse_float": _within_float64} if finite else {}
+    )
     try:
-        content = json.loads(text, parse_int=_whole, **constants)
+        content = json.loads(text, parse_int=_whole, **parsers)
         if not _is_flat(content, DEEPEST):
             raise ValueError(f"nested in more than {DEEPEST} levels")
         if "\\u" in text:
@@ -162,6 +165,13 @@ def _whole(text: str) -> int:
     if len(text) > 20:
         raise ValueError(f"a whole number of {len(text)} digits")
     return int(text)
+
+
+def _within_float64(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is no number that float64 holds")
+    return number
 
 
 def _refuse(text: str) -> None:

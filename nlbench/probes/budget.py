@@ -414,24 +414,29 @@ def part_sizes(samples: int, most: int) -> list[int]:
 
 
 # Two runs on as many samples give a sample the same numbers but for what the machine adds up
-# in another order; what samples have of each other is more.
+# in another order; what samples have of each other is more. Among more samples other kernels
+# are at work, and deep networks make more of it.
 _SAME = 2**10
+_NEARLY = 2**16
+_SEVERAL = 5
 
 
-def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor) -> None:
+def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor, most: int) -> None:
     """Refuse to run a batch in parts if what becomes of a sample depends on the others.
 
-    A sample is run beside one sample and beside another, first and last of a pair: what is
-    computed of it may not differ. So it does not matter which operation mixes the samples. What
-    shows in neither of two such pairs, as of a network that routes the rarest of many samples
-    elsewhere, is not found.
+    A sample is run beside one sample and beside another, first and last of a pair, and beside
+    four where so many fit: what is computed of it may not differ. So it does not matter which
+    operation mixes the samples, or counts them. What does not show among so few, as of a network
+    that routes the rarest of many samples elsewhere, is not found.
 
     Parameters
     ----------
     rows : callable
-        From a pair of samples (2, ...) to what is computed of them, by name: rows of shape
-        (2 k, d), the k rows of a sample next to each other or alternating.
+        From samples (m, ...) to what is computed of them, by name: rows of shape (m k, d), the
+        k rows of a sample next to each other or alternating.
     batch : tensor of shape (n, ...)
+    most : int
+        Samples that are run at once.
 
     Raises
     ------
@@ -440,11 +445,11 @@ def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor)
 
     Examples
     --------
-    >>> refuse_mixing(lambda pair: {"square": pair**2}, torch.randn(8, 3))
+    >>> refuse_mixing(lambda pair: {"square": pair**2}, torch.randn(8, 3), 4)
     """
-    one = batch[:1]
+    one, others = batch[:1], _others(batch)
     before = rng_state(batch.device)
-    pairs = [torch.cat(pair) for other in _others(batch) for pair in ((one, other), (other, one))]
+    pairs = [torch.cat(pair) for other in others for pair in ((one, other), (other, one))]
     try:
         found = [dict(rows(pair)) for pair in pairs]
     except (MemoryError, RuntimeError) as error:
@@ -462,20 +467,29 @@ def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor)
             "the network draws random numbers, which would be others in parts, and the batch "
             "does not fit into memory as a whole"
         )
-    for place in (0, 1):
-        first, second = found[place], found[place + 2]
-        if list(first) != list(second):
+    _refuse_others(found[0], found[2], 0, 2, _SAME)
+    _refuse_others(found[1], found[3], 1, 2, _SAME)
+    if most > 2:
+        several = torch.cat([one, *[others[0]] * (min(most, _SEVERAL) - 1)])
+        _refuse_others(found[0], dict(rows(several)), 0, len(several), _NEARLY)
+
+
+def _refuse_others(
+    first: Mapping[str, Tensor], second: Mapping[str, Tensor], place: int, company: int, times: int
+) -> None:
+    """Refuse a network in which the sample at a place of a pair is another among so many."""
+    if list(first) != list(second):
+        raise Undefined(
+            "what the network computes of a sample depends on the other samples of its batch, "
+            "and the batch does not fit into memory as a whole"
+        )
+    for name, values in first.items():
+        if not _are_same(values, second[name], place, company, times):
             raise Undefined(
-                "what the network computes of a sample depends on the other samples of its batch, "
-                "and the batch does not fit into memory as a whole"
+                f"{name}: a sample's numbers depend on the other samples of its batch, or "
+                "which axis holds the samples is not known, and the batch does not fit into "
+                "memory as a whole"
             )
-        for name, values in first.items():
-            if not _are_same(values, second[name], place):
-                raise Undefined(
-                    f"{name}: a sample's numbers depend on the other samples of its batch, or "
-                    "which axis holds the samples is not known, and the batch does not fit into "
-                    "memory as a whole"
-                )
 
 
 def _others(batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -487,22 +501,22 @@ def _others(batch: Tensor) -> tuple[Tensor, Tensor]:
     return one, one
 
 
-def _are_same(first: Tensor, second: Tensor, place: int) -> bool:
-    """Whether the rows of the sample at a place of a pair are the same in both."""
-    if first.shape != second.shape:
+def _are_same(first: Tensor, second: Tensor, place: int, company: int, times: int) -> bool:
+    """Whether the rows of the sample at a place of a pair are the same among so many."""
+    if len(first) == 1 or len(second) == 1:
+        return first.shape == second.shape  # A table that does not come from the input.
+    each = len(first) // 2
+    if first.shape[1:] != second.shape[1:] or len(second) != company * each or len(first) % 2:
         return False
-    if len(first) == 1:
-        return True  # A table that does not come from the input.
-    if len(first) % 2:
-        return False
-    half = len(first) // 2
-    own = slice(place * half, (place + 1) * half)
-    every = slice(place, None, 2)
-    return any(_close(first[rows], second[rows]) for rows in (own, every))
+    own = slice(place * each, (place + 1) * each)
+    return any(
+        _close(first[one], second[other], times)
+        for one, other in ((own, own), (slice(place, None, 2), slice(place, None, company)))
+    )
 
 
-def _close(first: Tensor, second: Tensor) -> bool:
+def _close(first: Tensor, second: Tensor, times: int) -> bool:
     same = (first == second) | (first.isnan() & second.isnan())
     apart = torch.where(same, 0.0, (first - second).abs().double())
     scale = torch.where(first.isfinite(), first.abs(), 0.0).amax(-1, keepdim=True).double()
-    return bool((apart <= _SAME * torch.finfo(first.dtype).eps * scale).all())
+    return bool((apart <= times * torch.finfo(first.dtype).eps * scale).all())

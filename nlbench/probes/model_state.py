@@ -91,7 +91,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     Buffers that the forward pass changes, such as a counter of calls, get their values back, and
     so do plain attributes that it sets. A buffer that it replaces by another shape is a cache
     that has grown, and stays, as does what it puts into a list or dictionary. Passes that overlap,
-    in several threads, may share modules: the last one to end puts them back.
+    in several threads, may share modules: the last one to end puts them back. A caller's
+    `torch.inference_mode` is left meanwhile: in it nothing has a derivative.
     """
     with _LOCK:
         lent = [_lend(module) for module in model.modules()]
@@ -107,7 +108,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
                 f"the model ({type(model).__name__}) can't be put into evaluation mode: {error}; "
                 "pass the module it was made from"
             ) from error
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             yield
     finally:
         with _LOCK, torch.no_grad():

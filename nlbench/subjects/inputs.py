@@ -319,8 +319,7 @@ def refused(inputs: object) -> RequestError:
 def _sorted(batch: object) -> tuple[dict[int | str, Tensor], dict[int | str, PLAIN]]:
     """Tensors and other arguments of a batch, by position or keyword."""
     if isinstance(batch, Tensor):
-        _check_dense(batch, "")
-        return {0: batch}, {}
+        return {0: _plain(batch, "")}, {}
     entries: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {}
     if isinstance(batch, tuple | list):
         entries = dict(enumerate(batch))
@@ -328,8 +327,7 @@ def _sorted(batch: object) -> tuple[dict[int | str, Tensor], dict[int | str, PLA
     constants: dict[int | str, PLAIN] = {}
     for name, value in entries.items():
         if isinstance(value, Tensor):
-            _check_dense(value, _place(name, batch))
-            tensors[name] = value
+            tensors[name] = _plain(value, _place(name, batch))
         elif isinstance(value, PLAIN) and isinstance(name, int | str):
             constants[name] = value
         else:
@@ -337,11 +335,17 @@ def _sorted(batch: object) -> tuple[dict[int | str, Tensor], dict[int | str, PLA
     return tensors, constants
 
 
-def _check_dense(tensor: Tensor, where: str) -> None:
+def _plain(tensor: Tensor, where: str) -> Tensor:
+    """Refuse what is no dense tensor with numbers; of a subclass only its numbers are taken."""
     if tensor.layout != torch.strided or tensor.is_nested:
         raise RequestError(f"inputs{where}: a sparse or nested tensor, expected a dense one")
     if tensor.is_meta:
         raise RequestError(f"inputs{where}: a tensor on the meta device, which has no numbers")
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise RequestError(
+            f"inputs{where}: {_named(tensor)}, whose numbers only it knows; expected a torch.Tensor"
+        )
+    return tensor.as_subclass(Tensor)
 
 
 def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:

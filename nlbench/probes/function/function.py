@@ -125,7 +125,7 @@ def observe_function(
             most = fitting(found, model, FOUND, batch, memory, times=DERIVATIVE).most
             if most is not None and most < len(batch) and not is_apart:
                 with attributes_kept(model):
-                    refuse_mixing(lambda pair: {"the output": _outputs(model, pair)}, batch)
+                    refuse_mixing(lambda some: {"the output": _outputs(model, some)}, batch, most)
                 is_apart = True
             function = _function(model, most, as_now)
             on_observation(FunctionBatch(function, batch, number, most))
@@ -215,7 +215,7 @@ def directional_derivative(
     result, size = halving(attempt, tried, inputs.device)
     if size < tried == len(inputs):
         # Whoever says how many fit has seen to it that samples are computed apart.
-        refuse_mixing(lambda pair: {"the output": _rows(function(pair))}, inputs)
+        refuse_mixing(lambda some: {"the output": _rows(function(some))}, inputs, size)
     return result
 
 

@@ -35,6 +35,7 @@ MOST = 64
 _ALIVE = 4
 """Tensors of the largest layer's size that are alive at once, about."""
 _AGREEMENT = 1e-9
+_SEVERAL = 5
 
 
 @dataclass
@@ -81,15 +82,17 @@ class Batches:
         alone = run_alone(network, examples)
         bytes_each = _ALIVE * _largest_output(network, examples[:1])
         size = max(1, min(MOST, (MEMORY if memory is None else memory) // max(1, bytes_each)))
-        pairs = cls(network, 2)
+        # Among several: of two, some that mix samples give each what it has alone.
+        most = min(max(size, 2), _SEVERAL)
+        several = cls(network, most)
         try:
-            together = pairs(examples[:2])
+            together = several(examples[[0, *[1] * (most - 1)]])[:2]
         except RequestError:
             together = None
         alone = alone[:2].reshape(2, -1)
         if together is not None and _agree(together, alone):
-            # Where not even two fit, nothing is known of how they would do together.
-            return cls(network, size if pairs.size == 2 else 1)
+            # Where no more fit, nothing is known of how more would do together.
+            return cls(network, size if several.size == most else several.size)
         if not _agree(cls(network, 1)(examples[:2]), alone):
             raise Undefined(
                 "the network's output for one input changes from call to call: it is no function "

@@ -363,7 +363,7 @@ def _observe_batch(watch: Watch, batch: Tensor, seen: _Pass, fits: Fitting) -> N
 
     def attempt(most: int) -> None:
         if most < len(batch) and not seen.is_apart:
-            refuse_mixing(partial(_rows, watch, seen), batch)
+            refuse_mixing(partial(_rows, watch, seen), batch, most)
             seen.is_apart = True
         for part in seen.parts.of(batch, most):
             # A copy: a first layer that works in place would change the caller's data.
@@ -376,7 +376,7 @@ def _observe_batch(watch: Watch, batch: Tensor, seen: _Pass, fits: Fitting) -> N
 
 
 def _rows(watch: Watch, seen: _Pass, pair: Tensor) -> dict[str, Tensor]:
-    """What the activations of a pair of samples are, at the sites that are wanted."""
+    """What the activations of some samples are, at the sites that are wanted."""
     found: dict[str, Tensor] = {}
 
     def take(call: Call) -> None:

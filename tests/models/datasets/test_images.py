@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -245,6 +246,18 @@ def test_an_image_that_is_cut_short_is_found_before_a_training(animals, name):
     (animals / name).write_bytes(b"")
     with pytest.raises(RequestError, match=f"can't read the image .*{name}"):
         Classification(data, vanilla, 0.0, 0)
+
+
+def test_damage_in_the_middle_of_a_png_is_found_before_a_training(animals):
+    file = animals / "cat" / "a.png"
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(file)
+    images(str(animals), size=16).train.check()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(RequestError, match=r"can't read the image .*cat/a\.png"):
+        images(str(animals), size=16).train.check()
 
 
 def test_an_image_with_something_after_its_end_is_as_good_as_others(animals):

@@ -124,7 +124,7 @@ def started(folder, plugin, executor, out="r"):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "number"),
-    [("processes", signal.SIGINT), ("processes", signal.SIGTERM), ("dask", signal.SIGINT)],
+    [("processes", signal.SIGINT), ("dask", signal.SIGINT), ("dask", signal.SIGTERM)],
 )
 def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_same(
     plugin, tmp_path, executor, number

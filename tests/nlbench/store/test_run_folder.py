@@ -202,6 +202,10 @@ def long_number(folder, cell, content):
     rewrite(cell, json.dumps(content).replace('"n": 8', '"n": ' + "9" * 5000))
 
 
+def number_beyond_float64(folder, cell, content):
+    rewrite(cell, json.dumps(content).replace("0.25", "2.5e999"))
+
+
 def half_a_character(folder, cell, content):
     rewrite(cell, json.dumps(content).replace("vgg8", "\\ud800"))
 
@@ -235,7 +239,7 @@ def old(folder, cell, content):
 @pytest.mark.parametrize(
     "change",
     [fifo, device, cells_is_a_file, manifest_is_a_fifo, nested, nested_notes, long_number,
-     half_a_character, not_a_number, kinds_are_no_texts, unseen_is_no_text,
+     number_beyond_float64, half_a_character, not_a_number, kinds_are_no_texts, unseen_is_no_text,
      parameters_are_a_text, manifests_bounds_are_texts, old],
 )  # fmt: skip
 def test_a_crafted_run_is_one_line_that_names_the_file(tmp_path, change):

@@ -341,3 +341,27 @@ def test_a_reader_says_what_a_scripted_or_unknown_forward_leaves_open():
 def test_an_output_without_logits_stays_as_it_is():
     for output in ("text", None, (1, 2), {"a": torch.zeros(1), "b": torch.zeros(1)}):
         assert tensor_of_output(nn.Identity(), (), output) is output
+
+
+def test_of_a_tensor_of_a_subclass_the_numbers_are_taken_and_nothing_else():
+    class Named(torch.Tensor):
+        pass
+
+    model, inputs = seeded(lambda: (nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.randn(9, 4)))
+    plain, named = (
+        nlbench.evaluate(model, given, ["density", "r2"]) for given in (inputs, Named(inputs))
+    )
+    assert scores(plain).equals(scores(named))
+    hidden = torch.masked.masked_tensor(inputs, inputs > 0)
+    with pytest.raises(RequestError, match="inputs: a MaskedTensor, whose numbers only it knows"):
+        nlbench.evaluate(model, hidden, ["r2"])
+
+
+def test_in_inference_mode_the_numbers_are_the_same():
+    model, inputs = seeded(lambda: (nn.Sequential(nn.Linear(4, 8), nn.Tanh()), torch.randn(9, 4)))
+    settings = {"lines.paths": "directions", "lines.direction": "gradient", "lines.number": 1}
+    outside = nlbench.evaluate(model, inputs, ["nlc", "absdev"], settings=settings)
+    with torch.inference_mode():
+        inside = nlbench.evaluate(model, inputs.clone(), ["nlc", "absdev"], settings=settings)
+    assert [record.result.status for record in inside.records] == ["ok", "ok"]
+    assert scores(outside).equals(scores(inside))

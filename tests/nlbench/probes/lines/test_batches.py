@@ -45,6 +45,14 @@ def test_a_network_that_mixes_samples_is_run_one_at_a_time():
     assert batches(torch.randn(4, 3)).tolist() == torch.zeros(4, 3).tolist()
 
 
+def test_a_network_that_mixes_every_second_sample_is_run_one_at_a_time():
+    class Mixing(nn.Module):
+        def forward(self, x):
+            return x + x.roll(2, 0)
+
+    assert Batches.of(Mixing(), torch.randn(2, 3)).size == 1
+
+
 def test_a_network_that_takes_one_sample_is_run_one_at_a_time():
     class Single(nn.Module):
         def forward(self, x):

@@ -203,6 +203,13 @@ def test_a_network_whose_samples_depend_on_each_other_is_refused_in_parts(functi
         looks_of(model, x, memory=1 if how == "memory" else None)
 
 
+@pytest.mark.parametrize("function", [lambda x: x / len(x), lambda x: x + x.roll(2, 0)])
+def test_what_shows_among_more_than_two_samples_is_refused_in_parts(function):
+    model = nn.Sequential(Mixing(function), OutOfMemory(4))
+    with pytest.raises(Undefined, match=r"tanh: a sample's numbers depend on the other samples"):
+        looks_of(model, torch.randn(9, 6))
+
+
 APART = {
     "a softmax of each": lambda x: x.softmax(1),
     "a sum along each": lambda x: x.cumsum(1),
