@@ -12,17 +12,17 @@ from nlbench.errors import RequestError, nearest
 from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 
-from .study import Verdict
+from .site_scores import AFFINITY
+from .study import Context, Study, Verdict
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
-
-    from .study import Context
 
 __all__ = [
     "CLASSIFIERS",
     "FAMILIES",
     "Classifier",
+    "Classifiers",
     "judged",
     "measured_classifiers",
     "remarks_on",
@@ -77,6 +77,20 @@ CLASSIFIERS: Mapping[str, Classifier] = {
     for family, (year, group, names) in FAMILIES.items()
     for name in names.split()
 }
+
+
+class Classifiers(Study):
+    """A study of the affinity of every classifier; all of them share their cells."""
+
+    source = AFFINITY
+    needs = "pretrained weights and ImageNet; else random weights"
+    minutes, quick_minutes = 12.0, 1.0
+    takes = ("data", "weights")
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Affinity of every classifier."""
+        return {"run": measured_classifiers(context, ("affinity",))}
+
 
 _QUICK = (
     "alexnet googlenet resnet18 resnet34 mnasnet0_5 efficientnet_b1 vit_b_32 swin_t convnext_tiny"

@@ -14,7 +14,7 @@ from nlbench.request import Request
 
 from .site_scores import AFFINITY, signatures, site_scores
 from .small_networks import DATA, measured_networks, trained_network
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +110,7 @@ def _ordered(wide: pd.DataFrame, less: str, more: str, claim: str, published: st
         claim,
         published,
         f"{more} {_told(wide[more])}; {less} {_told(wide[less])}",
-        True if share.low > 0.5 else False if share.high < 0.5 else None,
+        above(share.low, share.high, 0.5),
         f"{share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}), each "
         "against itself; Wilson's interval",
     )

@@ -20,7 +20,7 @@ from nlbench.reports.leaderboard import CONFIDENCE, sense_of
 from nlbench.request import ExecutionOptions, Request
 
 from .ladders import LADDERS, SEEDS, TWIN_LADDER, WHOLE, Ladder, weights_of
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -570,7 +570,7 @@ def _claims(
         one = orders.get((measure, ladder))
         if one is None or math.isnan(one.tau):
             return []
-        agrees = True if one.low > 0 else False if one.high < 0 else None
+        agrees = above(one.low, one.high)
         return [Verdict(claim, published, f"τ {one.text}", agrees, remark)]
 
     seeds = "every network and its samples from another seed, trained the same number of epochs"

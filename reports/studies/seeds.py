@@ -15,7 +15,7 @@ from nlbench.reports.signatures import Comparison, compare_signatures
 
 from .site_scores import AFFINITY, signatures, site_scores
 from .small_networks import measured_networks
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,7 +145,7 @@ def _recognised(names: Sequence[str], distances: NDArray[np.float64]) -> Verdict
         "The signature nearest to a training's is of the same architecture",
         "",
         f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})",
-        True if share.low > chance else False if share.high < chance else None,
+        above(share.low, share.high, chance),
         f"by chance it would be {chance:.0%}",
     )
 

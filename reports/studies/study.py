@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nlbench.options import OptionValue
     from nlbench.store.run_folder import Run
 
-__all__ = ["Context", "Findings", "Study", "Verdict"]
+__all__ = ["Context", "Findings", "Study", "Verdict", "above"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,17 @@ class Verdict:
     def word(self) -> str:
         """How `agrees` is said."""
         return "can't tell" if self.agrees is None else "yes" if self.agrees else "no"
+
+
+def above(low: float, high: float, bound: float = 0.0) -> bool | None:
+    """Judge an interval: True above a bound, False below it, None where it holds it or is NaN.
+
+    Examples
+    --------
+    >>> above(0.1, 0.3), above(-0.3, -0.1), above(-0.1, 0.3), above(0.1, 0.3, 0.2)
+    (True, False, None, None)
+    """
+    return True if low > bound else False if high < bound else None
 
 
 @dataclass(frozen=True)

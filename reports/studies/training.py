@@ -12,7 +12,7 @@ from nlbench.reports.agreement import kendall, paired_share
 
 from .site_scores import AFFINITY, signatures, site_scores
 from .small_networks import measured_networks
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,11 +91,7 @@ def _at_first(found: Signatures) -> list[Verdict]:
             "Before training, VGG16's activations are the more linear the deeper they are",
             "increasing",
             "τ = " + ", ".join(f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in rise),
-            True
-            if all(r.low > 0 for r in rise)
-            else False
-            if all(r.high < 0 for r in rise)
-            else None,
+            above(min(r.low for r in rise), max(r.high for r in rise)),
             "Kendall's τ of score and depth over the sites, a seed each",
         ),
         Verdict(
@@ -124,7 +120,7 @@ def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
                 f"Training makes {network}'s activations more nonlinear",
                 "more nonlinear",
                 f"mean score {change.mean():+.3f} ({change.min():+.3f} to {change.max():+.3f})",
-                True if (change < 0).all() else False if (change > 0).all() else None,
+                above((-change).min(), (-change).max()),
                 f"the same seed before and after, lower in {share.value:.0%} of {share.n}; all "
                 "have to agree",
             )
