@@ -175,6 +175,26 @@ class Context:
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     command: str = ""
 
+    @property
+    def version(self) -> str:
+        """What of a study this is: ``full`` or ``quick``, and what was chosen.
+
+        Examples
+        --------
+        >>> Context(Path(), "noise").version
+        'full'
+        >>> Context(Path(), "noise", quick=True, data="cifar10", seeds=(0, 1)).version
+        'quick --data cifar10 --seeds 0,1'
+        """
+        chosen = {
+            "data": self.data,
+            "weights": self.weights,
+            "seeds": ",".join(map(str, self.seeds)),
+            "measures": ",".join(self.measures),
+        }
+        said = [f"--{flag} {value}" for flag, value in chosen.items() if value]
+        return " ".join(["quick" if self.quick else "full", *said])
+
     def run(self, request: Request, part: str = "run") -> Run:
         """Carry out an ordinary run; what is recorded already, here or by another study, is taken.
 
