@@ -37,7 +37,7 @@ class Activations(Study):
     question = "How low does each activation's affinity fall, and over how wide a range of inputs?"
     source = AFFINITY
     needs = "nothing"
-    minutes, quick_minutes = 0.6, 0.2
+    minutes, quick_minutes = 0.4, 0.2
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity at each mean and width; once more with the published code's absolute ridge."""

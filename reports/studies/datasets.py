@@ -36,8 +36,7 @@ class Datasets(Study):
     question = "How far does a network's signature move on data that it was not trained on?"
     source = AFFINITY
     needs = "digits; trains 9 networks"
-    minutes = 6.0
-    quick_minutes = 0.8
+    minutes, quick_minutes = 5.5, 0.8
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -41,7 +41,7 @@ class EarlyOrLate(Study):
 
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
-    needs = "linearises 21 networks, of which core-networks shares 12"
+    needs = "linearises 15 networks, of which core-networks shares 9"
     minutes = 13.0
     quick_minutes = 0.6
     takes = ("seeds",)

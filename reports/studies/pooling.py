@@ -47,7 +47,7 @@ class Pooling(Study):
     question = "Does averaging over positions preserve the affinity score?"
     source = AFFINITY
     needs = "digits"
-    minutes, quick_minutes = 0.5, 0.2
+    minutes, quick_minutes = 0.3, 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -33,7 +33,7 @@ class Shrinkage(Study):
     question = "Does shrinkage make the affinity independent of samples and dimensions?"
     source = AFFINITY
     needs = "nothing"
-    minutes, quick_minutes = 1.0, 0.2
+    minutes, quick_minutes = 0.4, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
