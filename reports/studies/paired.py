@@ -180,6 +180,7 @@ def _figure(table: pd.DataFrame) -> Figure:
                 axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
             axes.set_xlabel("share of paths")
         panels[1].set_yticklabels([])
-        panels[0].legend(fontsize=7.5, loc="lower left")
+        handles, labels = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
 
     return drawn(draw, 3.4)

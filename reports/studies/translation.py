@@ -35,8 +35,7 @@ class Translation(Study):
     question = "How much of a translation model can be made linear?"
     source = SOURCE
     needs = "trains 2 small Transformers, linearises 6; the extra nlbench[translation]"
-    minutes = 8.0
-    quick_minutes = 0.5
+    minutes, quick_minutes = 6.5, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -114,22 +113,14 @@ class Translation(Study):
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    import matplotlib.style
     from matplotlib.figure import Figure
 
-    from nlbench.reports.svg import STYLE
-
-    with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-        axes = figure.subplots()
-        for seed, one in table.groupby("seed"):
-            ordered = one.sort_values("linear-units")
-            axes.plot(
-                100 * ordered["linear-units"], 100 * ordered.accuracy, "o-", label=f"seed {seed}"
-            )
-        axes.set_xlabel("linear units, %")
-        axes.set_ylabel("accuracy of tokens, %")
-        axes.legend(loc="lower left")
-        figure.draw_without_rendering()  # lays out, once, while the style is in force
-        figure.set_layout_engine("none")
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    axes = figure.subplots()
+    for seed, one in table.groupby("seed"):
+        ordered = one.sort_values("linear-units")
+        axes.plot(100 * ordered["linear-units"], 100 * ordered.accuracy, "o-", label=f"seed {seed}")
+    axes.set_xlabel("linear units, %")
+    axes.set_ylabel("accuracy of tokens, %")
+    axes.legend(loc="lower left")
     return figure
