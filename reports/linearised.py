@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from nlbench.errors import one_line
 
 from .layout import NamedRun, Table, TextCell
-from .svg import STYLE, to_svg
+from .svg import STYLE, in_page_colours, to_svg
 from .text import count
 
 __all__ = ["Family", "Network", "Tradeoff", "compared", "families", "tradeoffs"]
@@ -91,20 +91,24 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
         found.append(
             Tradeoff(
                 label=family.label,
-                svg=to_svg(
-                    draw_tradeoff(family),
-                    prefix=f"linearised-{number}",
-                    title=f"Accuracy against path length of {family.label}",
+                svg=in_page_colours(
+                    to_svg(
+                        draw_tradeoff(family),
+                        prefix=f"linearised-{number}",
+                        title=f"Accuracy against path length of {family.label}",
+                    )
                 ),
                 caption=(
                     f"Test accuracy against average path length, {count(seeds, 'seed')}: small "
                     "marks are networks, large ones the mean of one ω with one standard deviation "
                     "either way."
                 ),
-                shape=to_svg(
-                    draw_shape(family),
-                    prefix=f"shape-{number}",
-                    title=f"Nonlinear units of each layer of {family.label}",
+                shape=in_page_colours(
+                    to_svg(
+                        draw_shape(family),
+                        prefix=f"shape-{number}",
+                        title=f"Nonlinear units of each layer of {family.label}",
+                    )
                 ),
                 shape_caption=(
                     "The core network: share of each layer's units that are still nonlinear, mean "

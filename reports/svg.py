@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from nlbench.errors import one_line
 
-__all__ = ["STYLE", "to_svg"]
+__all__ = ["STYLE", "in_page_colours", "to_svg"]
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -33,6 +33,67 @@ STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
 }
+
+
+# The page's variable for each colour that figures are drawn in: page.css has a light and a dark
+# value of it.
+_VARIABLES = {
+    "#000000": "ink",
+    "#ffffff": "paper",
+    "#444444": "quiet",
+    "#777777": "quiet",
+    "#7f7f7f": "quiet",
+    "#808080": "quiet",
+    "#999999": "quiet",
+    "#bfbfbf": "none",
+    "#cccccc": "none",
+    "#dddddd": "rule",
+    "#e4e4e4": "rule",
+    "#e6e6e6": "rule",
+    "#eeeeee": "track",
+    "#0072b2": "c0",
+    "#d55e00": "c1",
+    "#009e73": "c2",
+    "#cc79a7": "c3",
+    "#e69f00": "c5",
+    "#56b4e9": "c6",
+    "#1f77b4": "c0",
+    "#ff7f0e": "c1",
+    "#2ca02c": "c2",
+    "#7b3294": "kind3",
+}
+_COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
+
+
+def in_page_colours(svg: str) -> str:
+    """Let a figure follow the page's colours, by day and by night.
+
+    Parameters
+    ----------
+    svg : str
+        Of `to_svg`.
+
+    Returns
+    -------
+    str
+        The same with variables of the page in place of black, white, greys and the colours of
+        series; a colour that stands for a number stays.
+
+    Examples
+    --------
+    >>> in_page_colours('<path style="fill: #ffffff; stroke: #123456"/>')
+    '<path style="fill: var(--paper, #ffffff); stroke: #123456"/>'
+    """
+
+    def variable(found: re.Match[str]) -> str:
+        what, colour = found.groups()
+        name = _VARIABLES.get(colour)
+        return f"{what}: var(--{name}, {colour})" if name else found.group()
+
+    # Text and marks in black have no colour of their own.
+    caps = "stroke-linecap: butt"
+    svg = svg.replace(caps, f"{caps}; fill: var(--ink, #000000)", 1)
+    return _COLOUR.sub(variable, svg)
 
 
 def to_svg(figure: Figure, *, prefix: str, title: str) -> str:

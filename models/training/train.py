@@ -21,7 +21,7 @@ from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, n
 from nlbench.execution.numerics import Machine, exact_arithmetic, resolve_device
 from nlbench.options import OptionValue
 from nlbench.store.manifest import make_manifest, now
-from nlbench.subjects.load import SubjectSpec, model_source
+from nlbench.subjects.load import SubjectSpec, choose_weights, model_source
 from nlbench.subjects.model import model_info
 from nlbench.subjects.weights import save_weights, training_folder
 
@@ -187,6 +187,7 @@ class TrainingLog:
             ),
             "threads": torch.get_num_threads(),
             "recipe": asdict(self.recipe),
+            "start": _start(self.request),
             "seeds": [self.request.seed],
             "calls": calls,
         }
@@ -261,6 +262,9 @@ class TrainingLog:
         """What an earlier call asked for otherwise, on whatever device; empty if nothing."""
         mine, theirs = _plain(asdict(self.request)), dict(old.get("request", {}))
         changed = [name for name in mine if name != "device" and theirs.get(name) != mine[name]]
+        # From another folder the same file has another path.
+        if "weights" in changed and old.get("start") == _start(self.request) is not None:
+            changed.remove("weights")
         said = [f"{name} was {theirs.get(name)} and is {mine[name]}" for name in changed[:3]]
         if not said and old.get("recipe") != _plain(asdict(self.recipe)):
             said = [f"recipe {self.recipe.name} has changed since"]
@@ -482,16 +486,26 @@ def check_training(request: TrainingRequest) -> str:
     return recipe_of(request).check(build(), example_of(dataset))
 
 
+def _start(request: TrainingRequest) -> str | None:
+    """What decides the weights that training starts from; None where they can't be had."""
+    try:
+        return choose_weights(_subject(request)).identity
+    except RequestError:
+        return None
+
+
 def _starting_point(request: TrainingRequest) -> tuple[Data, Callable[[], nn.Module]]:
     """Give the dataset, and what builds the network that training starts from."""
-    source = model_source(
-        SubjectSpec(
-            request.model,
-            request.weights,
-            request.data,
-            request.seed,
-            split="train",
-            options=request.options,
-        )
-    )
+    source = model_source(_subject(request))
     return source.dataset, lambda: source.build()[0]
+
+
+def _subject(request: TrainingRequest) -> SubjectSpec:
+    return SubjectSpec(
+        request.model,
+        request.weights,
+        request.data,
+        request.seed,
+        split="train",
+        options=request.options,
+    )

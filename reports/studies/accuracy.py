@@ -11,10 +11,9 @@ import pandas as pd
 
 from nlbench.reports.agreement import Correlation, within_groups
 
-from .classifiers import judged, measured_classifiers, remarks_on, short_name, told
+from .classifiers import Classifiers, judged, remarks_on, short_name, told
 from .history import statistics_of
-from .site_scores import AFFINITY
-from .study import Context, Findings, Study, Verdict
+from .study import Findings, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,19 +36,10 @@ COLOURS = {
 TELLING = ("residual", "ViT", "post-ViT")
 
 
-class Accuracy(Study):
+class Accuracy(Classifiers):
     """Statistics of signatures of torchvision's classifiers against their published accuracy."""
 
     question = "Does a network's signature tell its accuracy better than its size does?"
-    source = AFFINITY
-    needs = "pretrained weights and ImageNet; else random weights"
-    minutes = 12.0
-    quick_minutes = 1.0
-    takes = ("data", "weights")
-
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of every classifier, as for the study of history."""
-        return {"run": measured_classifiers(context, ("affinity",))}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Correlate statistics of signatures, size and depth with accuracy, group by group."""
@@ -131,7 +121,7 @@ def _correlated(claim: str, published: str, ours: Correlation, sign: int) -> Ver
         claim,
         published,
         told("r", ours),
-        True if low > 0 else False if high < 0 else None,
+        above(low, high),
         "the published number is legible on the slides alone, and there without its statistic's "
         "name"
         if sign > 0

@@ -10,7 +10,8 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .single_functions import NINE, SLIDES, one_batch, values
+from .single_functions import NINE, one_batch, values
+from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ class Activations(Study):
     """Affinity of nine activations on normal inputs, by mean and width."""
 
     question = "How low does each activation's affinity fall, and over how wide a range of inputs?"
-    source = SLIDES
+    source = AFFINITY
     needs = "nothing"
-    minutes, quick_minutes = 0.6, 0.2
+    minutes, quick_minutes = 0.4, 0.2
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity at each mean and width; once more with the published code's absolute ridge."""

@@ -10,7 +10,8 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .single_functions import SLIDES, one_batch, relu_on_uniform, values
+from .single_functions import one_batch, relu_on_uniform, values
+from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Asymmetry(Study):
     """Affinity of ReLU on [-a, -a + 5], its two terms, and their closed form."""
 
     question = "Which term makes ReLU's affinity asymmetric about the origin?"
-    source = SLIDES
+    source = AFFINITY
     needs = "nothing"
     minutes = quick_minutes = 0.1
 

@@ -10,7 +10,8 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .single_functions import SLIDES
+from .site_scores import AFFINITY, site_scores
+from .small_networks import small_network
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -18,52 +19,14 @@ if TYPE_CHECKING:
 
     from nlbench.store.run_folder import Run
 
-__all__ = ["BatchSize", "sites", "small_network"]
-
-
-def small_network(context: Context) -> tuple[str, str]:
-    """Give the dataset and the weights of a trained vgg8: shipped for digits, else trained.
-
-    Parameters
-    ----------
-    context : Context
-
-    Returns
-    -------
-    tuple of str
-    """
-    data = context.data or "digits"
-    if data == "digits":
-        return data, "trained"
-    return data, str(context.trained("vgg8", data, "vanilla", 0))
-
-
-def sites(run: Run) -> pd.DataFrame:
-    """Read the affinity of each site.
-
-    Parameters
-    ----------
-    run : Run
-
-    Returns
-    -------
-    DataFrame
-        One row a subject and site, in order of call, with the columns ``seed``, ``place``,
-        ``value`` and ``std`` (over batches).
-    """
-    rows = [
-        (r.subject.seed, v.place, v.statistics.get("value"), v.statistics.get("std"))
-        for r in run.records
-        for v in r.result.values
-    ]
-    return pd.DataFrame(rows, columns=["seed", "place", "value", "std"])
+__all__ = ["BatchSize"]
 
 
 class BatchSize(Study):
     """The signature of a trained vgg8 by batch size."""
 
     question = "Does a network's signature depend on the batch size?"
-    source = SLIDES
+    source = AFFINITY
     needs = "digits"
     minutes, quick_minutes = 0.3, 0.1
     takes = ("data", "seeds")
@@ -89,12 +52,13 @@ class BatchSize(Study):
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """How far the signature moves, in shape and in level."""
-        found = pd.concat([sites(run).assign(batch=int(size)) for size, run in runs.items()])
+        found = _by_batch(runs)
         order = found.place.unique()
         table = found.pivot_table("value", "place", "batch").loc[order]
         smallest, largest = table.columns.min(), table.columns.max()
         shift = table[largest] - table[smallest]
-        noise = found[found.batch == smallest].groupby("place")["std"].mean().loc[order]
+        within = _by_batch(runs, "std")
+        noise = within[within.batch == smallest].groupby("place").value.mean().loc[order]
         likeness = np.corrcoef(table.T.to_numpy()).min()
         farthest = str(shift.abs().idxmax())
         spread = table[smallest].max() - table[smallest].min()
@@ -125,9 +89,14 @@ class BatchSize(Study):
             {"Signature by batch size": _figure(table, noise)},
             [
                 "The paper: VGG16 on CIFAR-10, batches of 128 to 1,024. Here: vgg8, the same "
-                f"{largest:,} training samples cut into batches; draws: {found.seed.nunique()}.",
+                f"{largest:,} training samples cut into batches; draws: {found.draw.nunique()}.",
             ],
         )
+
+
+def _by_batch(runs: Mapping[str, Run], statistic: str = "value") -> pd.DataFrame:
+    found = {int(size): site_scores(run, statistic=statistic) for size, run in runs.items()}
+    return pd.concat([one.assign(batch=size) for size, one in found.items()])
 
 
 def _figure(table: pd.DataFrame, noise: pd.Series) -> Figure:

@@ -12,17 +12,17 @@ from nlbench.errors import RequestError, nearest
 from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 
-from .study import Verdict
+from .site_scores import AFFINITY
+from .study import Context, Study, Verdict
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
-
-    from .study import Context
 
 __all__ = [
     "CLASSIFIERS",
     "FAMILIES",
     "Classifier",
+    "Classifiers",
     "judged",
     "measured_classifiers",
     "remarks_on",
@@ -77,6 +77,20 @@ CLASSIFIERS: Mapping[str, Classifier] = {
     for family, (year, group, names) in FAMILIES.items()
     for name in names.split()
 }
+
+
+class Classifiers(Study):
+    """A study of the affinity of every classifier; all of them share their cells."""
+
+    source = AFFINITY
+    needs = "pretrained weights and ImageNet; else random weights"
+    minutes, quick_minutes = 4.0, 1.0
+    takes = ("data", "weights")
+
+    def measure(self, context: Context) -> Mapping[str, Run]:
+        """Affinity of every classifier."""
+        return {"run": measured_classifiers(context, ("affinity",))}
+
 
 _QUICK = (
     "alexnet googlenet resnet18 resnet34 mnasnet0_5 efficientnet_b1 vit_b_32 swin_t convnext_tiny"
@@ -192,7 +206,7 @@ def _is_drawn(run: Run) -> bool:
 
 def remarks_on(run: Run) -> list[str]:
     """Say what a reader has to know of the weights, the data and the networks."""
-    models = {record.subject.model for record in run.records}
+    models = {r.subject.model for r in run.records if r.result.status == "ok"}
     data = ", ".join(dict.fromkeys(record.subject.data for record in run.records))
     said = []
     if _is_drawn(run):
@@ -201,12 +215,19 @@ def remarks_on(run: Run) -> list[str]:
             "claimed of trained ones can't be told from them; the remarks beside the verdicts say "
             "what the numbers of the random ones would."
         )
-    batches = {str(record.probe.facts.get("samples", "")) for record in run.records}
+    counts = {str(r.probe.facts["samples"]) for r in run.records if "samples" in r.probe.facts}
     said.append(
         f"{len(models)} of the {len(CLASSIFIERS)} networks, on {data}, "
-        f"{', '.join(sorted(batches))} samples; the published figures are of trained ones on the "
+        f"{', '.join(sorted(counts))} samples; the published figures are of trained ones on the "
         "50,000 images of ImageNet's validation split."
     )
+    missing = {
+        model: f"{short_name(model)} ({record.result.reason})"
+        for record in run.records
+        if (model := record.subject.model) not in models
+    }
+    if missing:
+        said.append(f"No value of {', '.join(missing.values())}.")
     return said
 
 

@@ -16,7 +16,7 @@ from nlbench.errors import PluginError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .study import Findings, Study
+    from .study import Context, Findings, Study
 
 __all__ = ["study"]
 
@@ -95,7 +95,7 @@ def study(
                     f"interrupted; what was finished is in {out}", f"go on with: {command}"
                 ) from None
         print("\n" * bool(number), end="")
-        _show(name, one, findings, runs, context.folder / name)
+        _show(name, one, findings, runs, context)
 
 
 def _loaded(name: str) -> Study:
@@ -108,15 +108,19 @@ def _loaded(name: str) -> Study:
     return one
 
 
-def _show(name: str, one: Study, findings: Findings, runs: Mapping[str, Any], folder: Path) -> None:
+def _show(
+    name: str, one: Study, findings: Findings, runs: Mapping[str, Any], context: Context
+) -> None:
     """Print the verdicts, and write them with the tables and the page."""
-    from .page import verdict_table, write_findings
+    from .page import add_verdicts, verdict_table, write_findings
 
     print(f"{name}: {one.question}")
     for remark in findings.remarks:
         print(f"  ({remark})")
     _print_rows(verdict_table(findings).drop(columns="remark").to_dict("split")["data"])
+    folder = context.folder / name
     files = write_findings(name, one, findings, runs, folder)
+    add_verdicts(context.folder / "verdicts.csv", name, context.version, findings)
     print(f"\nfolder  {folder}\nreport  {files}")
 
 

@@ -92,8 +92,7 @@ class Correlations(Study):
     question = "Does the affinity score tell what no other measure of activations tells?"
     source = AFFINITY
     needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
-    minutes = 20.0
-    quick_minutes = 2.0
+    minutes, quick_minutes = 9.5, 2.0
     takes = ("data", "weights", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:

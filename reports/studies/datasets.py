@@ -14,7 +14,7 @@ from nlbench.request import Request
 
 from .site_scores import AFFINITY, signatures, site_scores
 from .small_networks import DATA, measured_networks, trained_network
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,8 +36,7 @@ class Datasets(Study):
     question = "How far does a network's signature move on data that it was not trained on?"
     source = AFFINITY
     needs = "digits; trains 9 networks"
-    minutes = 6.0
-    quick_minutes = 0.8
+    minutes, quick_minutes = 5.5, 0.8
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -110,7 +109,7 @@ def _ordered(wide: pd.DataFrame, less: str, more: str, claim: str, published: st
         claim,
         published,
         f"{more} {_told(wide[more])}; {less} {_told(wide[less])}",
-        True if share.low > 0.5 else False if share.high < 0.5 else None,
+        above(share.low, share.high, 0.5),
         f"{share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}), each "
         "against itself; Wilson's interval",
     )

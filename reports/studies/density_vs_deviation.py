@@ -13,15 +13,14 @@ from nlbench.reports.agreement import Correlation, spearman
 
 from .linear_regions import (
     COLOURS,
-    SOURCE,
+    ClosedPaths,
     drawn,
-    measured,
     path_values,
     settings_in,
     size_of,
     unfitted,
 )
-from .study import Context, Findings, Study, Verdict
+from .study import Findings, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,19 +46,10 @@ WEAK = 0.3
 """Just above the strongest rank correlation that was published, 0.27 (ResNet18)."""
 
 
-class DensityVsDeviation(Study):
+class DensityVsDeviation(ClosedPaths):
     """Rank correlation over paths of density and absolute deviation."""
 
     question = "Does a path that crosses more regions deviate more?"
-    source = SOURCE
-    needs = "trains 15 networks, shared with four other studies"
-    minutes = 18.0
-    quick_minutes = 0.5
-    takes = ("data", "seeds")
-
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Networks of clean, augmented and wrongly labelled data along closed paths."""
-        return {"paths": measured(context)}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Correlate both over the paths of each network."""

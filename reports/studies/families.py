@@ -16,14 +16,14 @@ from nlbench.reports.signatures import Comparison, compare_signatures
 from .classifiers import (
     CLASSIFIERS,
     FAMILIES,
+    Classifiers,
     judged,
-    measured_classifiers,
     remarks_on,
     short_name,
     told,
 )
-from .site_scores import AFFINITY, signatures, site_scores
-from .study import Context, Findings, Study, Verdict
+from .site_scores import signatures, site_scores
+from .study import Findings, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,19 +39,10 @@ _COLOURS = (
 )  # fmt: skip
 
 
-class Families(Study):
+class Families(Classifiers):
     """DTW distances between the signatures of torchvision's classifiers: dendrogram and map."""
 
     question = "Do networks of one family have signatures that are alike?"
-    source = AFFINITY
-    needs = "pretrained weights and ImageNet; else random weights"
-    minutes = 12.0
-    quick_minutes = 1.0
-    takes = ("data", "weights")
-
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of every classifier, as for the study of history."""
-        return {"run": measured_classifiers(context, ("affinity",))}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Distances, what merges with what, and how far it is from AlexNet."""
@@ -105,7 +96,7 @@ def _alike(families: Sequence[str], distances: NDArray[np.float64]) -> Verdict:
         "The nearest signature is that of a network of the same family",
         "architectures of one family cluster",
         f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})",
-        True if share.low > chance else False if share.high < chance else None,
+        above(share.low, share.high, chance),
         f"by chance {chance:.0%}; networks whose family has no other are left out",
     )
 
@@ -132,7 +123,7 @@ def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[
             claims[0],
             "increasingly dissimilar",
             told("τ", tau),
-            True if tau.low > 0 else False if tau.high < 0 else None,
+            above(tau.low, tau.high),
             "Kendall's τ of year and DTW distance to AlexNet; longer signatures are farther away "
             "whatever their scores",
         ),

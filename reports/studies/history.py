@@ -10,9 +10,9 @@ import pandas as pd
 
 from nlbench.reports.agreement import kendall
 
-from .classifiers import CLASSIFIERS, judged, measured_classifiers, remarks_on, short_name, told
-from .site_scores import AFFINITY, signatures, site_scores
-from .study import Context, Findings, Study, Verdict
+from .classifiers import CLASSIFIERS, Classifiers, judged, remarks_on, short_name, told
+from .site_scores import signatures, site_scores
+from .study import Findings, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,19 +61,10 @@ def statistics_of(run: Run) -> pd.DataFrame:
     return found.sort_values("network", key=lambda names: names.map(order), ignore_index=True)
 
 
-class History(Study):
+class History(Classifiers):
     """Affinity of torchvision's classifiers from AlexNet to ConvNeXt, by year."""
 
     question = "How did the nonlinearity of vision networks change over a decade?"
-    source = AFFINITY
-    needs = "pretrained weights and ImageNet; else random weights"
-    minutes = 12.0
-    quick_minutes = 1.0
-    takes = ("data", "weights")
-
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of every classifier."""
-        return {"run": measured_classifiers(context, ("affinity",))}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Trends before transformers, and what came with them."""
@@ -113,7 +104,7 @@ def _trend(before: pd.DataFrame, name: str) -> Verdict:
         f"Before transformers {said} grew with the years",
         "increasing",
         told("τ", tau),
-        True if tau.low > 0 else False if tau.high < 0 else None,
+        above(tau.low, tau.high),
         "Kendall's τ of year and score; networks of a family aren't independent, so the interval "
         "is too narrow",
     )

@@ -43,7 +43,7 @@ SOURCE = Source(
     "Might Not Be As Complex as You Think. ICML, 2023; in words, since a summary of it was used.",
 )
 MEASURES = ("accuracy", "linear-units", "pathlength")
-OMEGAS = {"post-training": (0.0003, 0.001, 0.003, 0.01), "from-start": (0.0003, 0.001, 0.003)}
+OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
 # In a few epochs it takes a larger penalty to make units linear.
 QUICK_OMEGAS = {"post-training": (0.01, 0.03, 0.1), "from-start": (0.003, 0.01)}
 FEW_EPOCHS = 10

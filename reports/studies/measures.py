@@ -21,7 +21,7 @@ from nlbench.reports.leaderboard import CONFIDENCE, sense_of
 from nlbench.request import ExecutionOptions, Request
 
 from .ladders import LADDERS, SEEDS, TWIN_LADDER, WHOLE, Ladder, weights_of
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +37,8 @@ SAMPLES = 256
 NORMALIZED = ("range", "chord")
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
 RECOVERED, EXACT, KEPT, DIGITS = 0.9, 1e-6, 1e-3, 9
+LEAST_OF_THREE = ((1 - CONFIDENCE) / 2) ** (1 / 3)
+"""Share of all seeds that agree, at least, where three of three do."""
 FITS, LEARNT = "How well the trained networks fit", 0.95
 
 
@@ -232,9 +234,17 @@ class Order:
 
     @property
     def text(self) -> str:
-        """The numbers."""
+        """The numbers; seeds that agree exactly leave no spread to make an interval of.
+
+        Examples
+        --------
+        >>> Order(0.95, 0.8, 1.0, 3, 0.9).text, Order(1.0, 1.0, 1.0, 3, 0.9).text
+        ('0.95 [0.80, 1.00]', '1.00 in each of 3 seeds')
+        """
         if math.isnan(self.tau):
             return "–"
+        if self.low == self.high:
+            return f"{self.tau:.2f} in each of {self.seeds} seeds"
         return f"{self.tau:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
@@ -571,7 +581,7 @@ def _claims(
         one = orders.get((measure, ladder))
         if one is None or math.isnan(one.tau):
             return []
-        agrees = True if one.low > 0 else False if one.high < 0 else None
+        agrees = above(one.low, one.high)
         return [Verdict(claim, published, f"τ {one.text}", agrees, remark)]
 
     seeds = "every network and its samples from another seed, trained the same number of epochs"
@@ -663,7 +673,8 @@ def _remarks(cells: pd.DataFrame) -> list[str]:
     said = [
         "Ladders and criteria are those of docs/benchmark.md, which was written beforehand.",
         f"{few if few == many else f'{few} to {many}'} seeds a ladder; with so few an interval is "
-        "wide unless all seeds agree, and then it has no width.",
+        "wide, unless all seeds agree: there is none then. Three that agree leave it open whether "
+        f"{1 - LEAST_OF_THREE:.0%} of all seeds do otherwise (Clopper and Pearson, 95 %).",
         "Seconds depend on the machine and on what else it does.",
     ]
     if len(missing):

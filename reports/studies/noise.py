@@ -10,11 +10,11 @@ import pandas as pd
 from nlbench.reports.figures import ecdf
 
 from .linear_regions import (
+    AXES,
     COLOURS,
     MEASURES,
-    SOURCE,
+    ClosedPaths,
     drawn,
-    measured,
     medians,
     over_seeds,
     path_values,
@@ -22,7 +22,7 @@ from .linear_regions import (
     size_of,
     unfitted,
 )
-from .study import Context, Findings, Study, Verdict
+from .study import Findings, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,19 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["Noise"]
 
 
-class Noise(Study):
+class Noise(ClosedPaths):
     """Distribution over paths of density and deviation, for clean and for wrong labels."""
 
     question = "Are networks that memorise wrong labels more nonlinear, along the same paths?"
-    source = SOURCE
-    needs = "trains 15 networks, shared with four other studies"
-    minutes = 18.0
-    quick_minutes = 0.5
-    takes = ("data", "seeds")
-
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Networks of clean, augmented and wrongly labelled data along closed paths."""
-        return {"paths": measured(context)}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Compare the medians of networks, setting by setting."""
@@ -129,7 +120,7 @@ def _figure(values: Mapping[str, pd.DataFrame]) -> Figure:
                     color=COLOURS[number % len(COLOURS)],
                     label=name,
                 )
-            axes.set_xlabel({"absdev": "absolute deviation", "density": "crossings"}[measure])
+            axes.set_xlabel(AXES[measure])
             axes.set_ylim(0, 1.02)
         panels[0].set_ylabel("share of paths")
         panels[0].legend(loc="lower right", fontsize=7.5)

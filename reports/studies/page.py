@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from nlbench.content.files import make_folder, write_atomically
 from nlbench.reports.page import environment, render_page
-from nlbench.reports.svg import STYLE, to_svg
+from nlbench.reports.svg import STYLE, in_page_colours, to_svg
 
 from .study import Findings, Study
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nlbench.store.run_folder import Run
 
-__all__ = ["analysed", "verdict_table", "write_findings"]
+__all__ = ["add_verdicts", "analysed", "verdict_table", "write_findings"]
 
 
 def analysed(study: Study, runs: Mapping[str, Run]) -> Findings:
@@ -66,6 +66,29 @@ def write_findings(
     return page
 
 
+def add_verdicts(file: Path, name: str, version: str, findings: Findings) -> None:
+    """Put a study's verdicts among those of the others, in place of what it said before.
+
+    Parameters
+    ----------
+    file : Path
+        With the columns ``study, version`` and those of `verdict_table`.
+    name : str
+        The study's.
+    version : str
+        ``full`` or ``quick``, and what was chosen beside it: each has rows of its own.
+    findings : Findings
+    """
+    mine = verdict_table(findings)
+    mine.insert(0, "study", name)
+    mine.insert(1, "version", version)
+    if file.is_file():
+        others = pd.read_csv(file, dtype=str, keep_default_na=False)
+        mine = pd.concat([others[(others.study != name) | (others.version != version)], mine])
+    mine = mine.sort_values(["study", "version"], kind="stable")
+    write_atomically(file, mine.to_csv(index=False))
+
+
 def _png(figure: Figure) -> bytes:
     import matplotlib.style
 
@@ -80,7 +103,7 @@ def _head(name: str, study: Study, findings: Findings) -> Markup:
     figures = [
         {
             "title": title,
-            "svg": Markup(to_svg(figure, prefix=f"study{number}", title=title)),
+            "svg": Markup(in_page_colours(to_svg(figure, prefix=f"study{number}", title=title))),
         }
         for number, (title, figure) in enumerate(findings.figures.items())
     ]

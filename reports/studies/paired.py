@@ -12,16 +12,15 @@ from nlbench.reports.agreement import Correlation
 from .linear_regions import (
     COLOURS,
     MEASURES,
-    SOURCE,
+    ClosedPaths,
     drawn,
-    measured,
     path_values,
     settings_in,
     share_of_paths,
     size_of,
     unfitted,
 )
-from .study import Context, Findings, Study, Verdict
+from .study import Findings, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,19 +52,10 @@ NEARLY = 0.9
 """Share of paths that is nearly all of them; the published ones are 0.98 and more."""
 
 
-class Paired(Study):
+class Paired(ClosedPaths):
     """Share of paths on which wrong labels, no augmentation and training raise a measure."""
 
     question = "Is the harder task's network found more nonlinear on nearly every path?"
-    source = SOURCE
-    needs = "trains 15 networks, shared with four other studies"
-    minutes = 18.0
-    quick_minutes = 0.5
-    takes = ("data", "seeds")
-
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Networks of clean, augmented and wrongly labelled data along closed paths."""
-        return {"paths": measured(context)}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Compare two networks path by path, those of one seed and those of different seeds."""
@@ -132,10 +122,10 @@ def _against(pair: tuple[str, str], name: str, published: str, found: Correlatio
     else:
         side = "nearly all"
     if side == "nearly all":
-        agrees = _above(found, NEARLY)
+        agrees = above(found.low, found.high, NEARLY)
     elif side == "almost no":
-        above = _above(found, 1 - NEARLY)
-        agrees = None if above is None else not above
+        more = above(found.low, found.high, 1 - NEARLY)
+        agrees = None if more is None else not more
     else:
         inside = found.low > 1 - NEARLY and found.high < NEARLY
         outside = found.high <= 1 - NEARLY or found.low >= NEARLY
@@ -155,13 +145,9 @@ def _beyond_seeds(pair: tuple[str, str], found: Correlation) -> Verdict:
         f"Density tells {pair[0]} from clean labels where the seeds differ too",
         "",
         f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f}), {found.n} comparisons",
-        _above(found, NEARLY),
+        above(found.low, found.high, NEARLY),
         "each network of wrong labels beside each clean one of another seed, on the same paths",
     )
-
-
-def _above(found: Correlation, bound: float) -> bool | None:
-    return True if found.low >= bound else False if found.high < bound else None
 
 
 def _figure(table: pd.DataFrame) -> Figure:
@@ -194,6 +180,7 @@ def _figure(table: pd.DataFrame) -> Figure:
                 axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
             axes.set_xlabel("share of paths")
         panels[1].set_yticklabels([])
-        panels[0].legend(fontsize=7.5, loc="lower left")
+        handles, labels = panels[0].get_legend_handles_labels()
+        panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
 
     return drawn(draw, 3.4)

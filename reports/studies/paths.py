@@ -12,6 +12,7 @@ from nlbench.reports.agreement import Correlation
 from nlbench.reports.figures import ecdf
 
 from .linear_regions import (
+    AXES,
     COLOURS,
     MEASURES,
     SOURCE,
@@ -24,7 +25,7 @@ from .linear_regions import (
     trained_networks,
     unfitted,
 )
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +51,7 @@ class Paths(Study):
     question = "Does it matter along which paths networks are compared?"
     source = SOURCE
     needs = "trains 6 networks, shared with other studies"
-    minutes = 10.0
-    quick_minutes = 0.8
+    minutes, quick_minutes = 6.0, 0.8
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -111,7 +111,7 @@ def _spread(values: pd.DataFrame) -> float:
 
 
 def _verdict(says: str, published: str, kind: str, found: Correlation) -> Verdict:
-    told = True if found.low >= NEARLY else False if found.high < NEARLY else None
+    told = above(found.low, found.high, NEARLY)
     expected = published == "yes"
     return Verdict(
         f"{says} clean from wrong labels on {KINDS[kind]}",
@@ -143,7 +143,7 @@ def _figure(values: Mapping[str, pd.DataFrame]) -> Figure:
                         linestyle=dashes,
                         label=f"{name}, seed {seed}",
                     )
-            axes.set_xlabel({"absdev": "absolute deviation", "density": "crossings"}[measure])
+            axes.set_xlabel(AXES[measure])
             axes.set_ylim(0, 1.02)
         panels[0].set_ylabel("share of paths")
         panels[0].legend(loc="lower right", fontsize=7.5)

@@ -10,7 +10,8 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .single_functions import SLIDES, correlation_score, one_batch, values
+from .single_functions import correlation_score, one_batch, values
+from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Polynomials(Study):
     """Affinity of x, x³, x⁵, … on even points of [-1, 1]."""
 
     question = "Does the affinity score fall as the order of a power rises?"
-    source = SLIDES
+    source = AFFINITY
     needs = "nothing"
     minutes = quick_minutes = 0.1
 

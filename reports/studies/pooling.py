@@ -10,8 +10,9 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .batch_size import sites, small_network
-from .single_functions import NINE, SLIDES, normal_score, one_batch, values
+from .single_functions import NINE, normal_score, one_batch, values
+from .site_scores import AFFINITY, site_scores
+from .small_networks import small_network
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class Pooling(Study):
     """Affinity of nine activations and of a trained vgg8, pooled over positions or not."""
 
     question = "Does averaging over positions preserve the affinity score?"
-    source = SLIDES
+    source = AFFINITY
     needs = "digits"
-    minutes, quick_minutes = 0.5, 0.2
+    minutes, quick_minutes = 0.3, 0.2
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -139,7 +140,7 @@ class Pooling(Study):
 def _network(runs: Mapping[str, Run]) -> pd.DataFrame:
     columns = {}
     for reduction, called in REDUCTIONS.items():
-        found = sites(runs[f"network-{reduction}"])
+        found = site_scores(runs[f"network-{reduction}"])
         columns[called] = found.groupby("place", sort=False).value.mean()
     return pd.DataFrame(columns)
 

@@ -116,8 +116,7 @@ class PublishedIntegral(Study):
     question = "How far is the deviation of published code from its definition?"
     source = SOURCE
     needs = f"{DATA}, the {MODEL} that ships"
-    minutes = 2.0
-    quick_minutes = 0.3
+    minutes, quick_minutes = 1.3, 0.3
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Both integrals along the same segments, on exact traces."""

@@ -11,17 +11,17 @@ import pandas as pd
 from nlbench.reports.agreement import Correlation, kendall
 
 from .linear_regions import (
+    AXES,
     COLOURS,
     MEASURES,
-    SOURCE,
+    ClosedPaths,
     drawn,
-    measured,
     medians,
     path_values,
     size_of,
     unfitted,
 )
-from .study import Context, Findings, Study, Verdict
+from .study import Findings, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,38 +32,30 @@ if TYPE_CHECKING:
 __all__ = ["Ranking"]
 
 
-class Ranking(Study):
+class Ranking(ClosedPaths):
     """Median density and deviation against the share of wrong labels."""
 
     question = "Do density and deviation rank tasks by their share of wrong labels?"
-    source = SOURCE
-    needs = "trains 15 networks, shared with four other studies"
-    minutes = 18.0
-    quick_minutes = 0.5
-    takes = ("data", "seeds")
-
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Networks of clean, augmented and wrongly labelled data along closed paths."""
-        return {"paths": measured(context)}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Correlate each measure's median with the share of wrong labels, over networks."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
         ladder = {name: _ladder(table) for name, table in values.items()}
         found = {name: kendall(table.level, table.value) for name, table in ladder.items()}
+        rises = {name: above(one.low, one.high) for name, one in found.items()}
         verdicts = [
             Verdict(
                 "Deviation rises with the share of wrong labels",
                 "rises; 0.2 and 0.4 are not told apart for VGG8",
                 _said(found["absdev"]),
-                _rises(found["absdev"]),
+                rises["absdev"],
                 _HOW,
             ),
             Verdict(
                 "Density falls with the share of wrong labels",
                 "falls for VGG8, rises for ResNet18",
                 _said(found["density"]),
-                _falls(found["density"]),
+                None if rises["density"] is None else not rises["density"],
                 _HOW,
             ),
         ]
@@ -92,17 +84,6 @@ def _ladder(values: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(level=levels)[["level", "seed", "value"]].sort_values(["level", "seed"])
 
 
-def _rises(found: Correlation) -> bool | None:
-    if not np.isfinite(found.low):
-        return None
-    return True if found.low > 0 else False if found.high < 0 else None
-
-
-def _falls(found: Correlation) -> bool | None:
-    rises = _rises(found)
-    return None if rises is None else not rises
-
-
 def _said(found: Correlation) -> str:
     if not np.isfinite(found.value):
         return f"{found.n} networks: no correlation"
@@ -122,7 +103,7 @@ def _figure(ladder: Mapping[str, pd.DataFrame]) -> Figure:
                 capsize=2,
             )
             axes.set_xlabel("share of wrong labels")
-            label = {"absdev": "absolute deviation", "density": "crossings"}[name]
+            label = AXES[name]
             axes.set_ylabel(f"median {label}")
 
     return drawn(draw)

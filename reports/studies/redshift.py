@@ -74,7 +74,7 @@ class Redshift(Study):
         "non-linearity. 2023, slides; the networks of D. Teney et al., Neural Redshift, CVPR 2024.",
     )
     needs = "nothing"
-    minutes = quick_minutes = 0.1
+    minutes = quick_minutes = 0.3
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

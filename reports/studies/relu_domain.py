@@ -11,7 +11,8 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .single_functions import SLIDES, one_batch, relu_on_uniform, values
+from .single_functions import one_batch, relu_on_uniform, values
+from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class ReluDomain(Study):
     """Affinity of ReLU on windows of width 4 from negative to positive inputs."""
 
     question = "Does ReLU's nonlinearity depend on the range of its inputs?"
-    source = SLIDES
+    source = AFFINITY
     needs = "nothing"
     minutes, quick_minutes = 0.2, 0.1
     takes = ("seeds",)

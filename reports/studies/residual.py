@@ -14,7 +14,7 @@ from nlbench.reports.agreement import Correlation, paired_share
 
 from .site_scores import AFFINITY, site_scores
 from .small_networks import measured_networks
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,8 +74,7 @@ class Residual(Study):
     question = "Do residual connections split a network's activations into two kinds?"
     source = AFFINITY
     needs = "digits; trains 6 networks"
-    minutes = 3.0
-    quick_minutes = 0.5
+    minutes, quick_minutes = 4.0, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -210,7 +209,7 @@ def _above(trained: pd.DataFrame) -> Verdict:
         "",
         f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}) of blocks; without additions "
         f"{other.value:.2f} ({other.low:.2f} to {other.high:.2f})",
-        True if one.low > 0.5 else False if one.high < 0.5 else None,
+        above(one.low, one.high, 0.5),
         "share of blocks with Wilson's interval",
     )
 

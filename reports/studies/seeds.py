@@ -15,7 +15,7 @@ from nlbench.reports.signatures import Comparison, compare_signatures
 
 from .site_scores import AFFINITY, signatures, site_scores
 from .small_networks import measured_networks
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,7 @@ class Seeds(Study):
     question = "Is a signature the architecture's own, or does each training have another?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes = 6.0
-    quick_minutes = 0.8
+    minutes, quick_minutes = 7.0, 0.8
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -55,13 +54,11 @@ class Seeds(Study):
         pairs = _pairs(names, compared.distances)
         within, between = pairs[pairs.same], pairs[~pairs.same]
         before = dict(signatures(table[table.state == "drawn"], ["model", "seed"]))
-        moved = np.array(
-            [
-                compare_signatures([before[key], found[key]]).distances[0, 1]
-                for key in before
-                if key in found
-            ]
-        )
+        moved = {
+            place: compare_signatures([before[key], found[key]]).distances[0, 1]
+            for place, key in enumerate(found)
+            if key in before
+        }
         means = pd.DataFrame(
             [
                 (model, seed, values.mean(), values.min(), values.max())
@@ -74,7 +71,7 @@ class Seeds(Study):
                 _steady(means),
                 _nearer(within.distance, between.distance),
                 _recognised(names, compared.distances),
-                _weights_count(within[within.first == "vgg8"].distance, moved),
+                _weights_count(compared.distances, moved),
             ],
             {
                 "Mean, least and largest score of each training": means,
@@ -145,18 +142,25 @@ def _recognised(names: Sequence[str], distances: NDArray[np.float64]) -> Verdict
         "The signature nearest to a training's is of the same architecture",
         "",
         f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})",
-        True if share.low > chance else False if share.high < chance else None,
+        above(share.low, share.high, chance),
         f"by chance it would be {chance:.0%}",
     )
 
 
-def _weights_count(within: pd.Series, moved: NDArray[np.float64]) -> Verdict:
+def _weights_count(distances: NDArray[np.float64], moved: Mapping[int, float]) -> Verdict:
+    """Whether each network is nearer to other seeds' than to what it was before training."""
+    own = distances[np.ix_(list(moved), list(moved))]
+    others = own.sum(0) / max(1, len(own) - 1)
+    by_training = np.array(list(moved.values()))
+    share = paired_share(by_training - others)
     return Verdict(
         "Seeds make less of a difference than training does",
         "stable over seeds, different for other weights",
-        f"VGG8: {within.mean():.2f} between seeds, {moved.mean():.2f} from drawn to trained",
-        bool(within.max() < moved.min()) if len(moved) and len(within) else None,
-        "DTW distances; the farthest pair of seeds against the training that moved least",
+        f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained",
+        above(share.low, share.high, 0.5) if len(own) > 1 else None,
+        f"so in {share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}, "
+        "Wilson): DTW distance to its own signature before training against the mean distance to "
+        "those of other seeds",
     )
 
 

@@ -9,7 +9,8 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .single_functions import NINE, NORMAL, SLIDES, normal_score, one_batch, values
+from .single_functions import NINE, NORMAL, normal_score, one_batch, values
+from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ class Shrinkage(Study):
     """Affinity of nine activations of many normal numbers, with and without shrinkage."""
 
     question = "Does shrinkage make the affinity independent of samples and dimensions?"
-    source = SLIDES
+    source = AFFINITY
     needs = "nothing"
-    minutes, quick_minutes = 1.0, 0.2
+    minutes, quick_minutes = 0.4, 0.2
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

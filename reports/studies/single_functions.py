@@ -9,15 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from nlbench.citation import Source
-
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
 
 __all__ = [
     "NINE",
     "NORMAL",
-    "SLIDES",
     "correlation_score",
     "normal_score",
     "one_batch",
@@ -25,12 +22,6 @@ __all__ = [
     "values",
 ]
 
-
-SLIDES = Source(
-    citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
-    "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
-    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides.",
-)
 
 NINE = (
     "sigmoid",

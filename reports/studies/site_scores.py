@@ -22,7 +22,7 @@ __all__ = ["AFFINITY", "signatures", "site_scores"]
 AFFINITY = Source(
     citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
     "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
-    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025.",
+    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides.",
 )
 
 _DRAWN = ("init", "calibrated")
@@ -42,8 +42,8 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
     DataFrame
         One row a site, in the order of subjects and of call, with the columns ``model``,
         ``weights``, ``state`` (``drawn`` or ``trained``), ``data``, ``seed`` (of the training,
-        where there was one that says so), ``kind`` (of the activation), ``place`` and ``value``
-        (NaN where the measure is undefined).
+        where there was one that says so), ``draw`` (the seed that drew the samples), ``kind`` (of
+        the activation), ``place`` and ``value`` (NaN where the measure is undefined).
     """
     rows = [
         (*subject, record.probe.facts.get("kinds", {}).get(one.place, ""), one.place, value)
@@ -53,15 +53,15 @@ def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -
         for one in record.result.values
         for value in [one.statistics.get(statistic, math.nan)]
     ]
-    columns = ["model", "weights", "state", "data", "seed", "kind", "place", "value"]
+    columns = ["model", "weights", "state", "data", "seed", "draw", "kind", "place", "value"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _named(subject: SubjectFacts) -> tuple[str, str, str, str, int]:
+def _named(subject: SubjectFacts) -> tuple[str, str, str, str, int, int]:
     weights, told = subject.weights, subject.weights_metadata or {}
     seed = int(told.get("seed", subject.seed))
     state = "drawn" if weights in _DRAWN else "trained"
-    return subject.model, weights, state, subject.data, seed
+    return subject.model, weights, state, subject.data, seed, subject.seed
 
 
 def signatures(

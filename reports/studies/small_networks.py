@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .study import Context
 
-__all__ = ["DATA", "measured_networks", "trained_network"]
+__all__ = ["DATA", "measured_networks", "small_network", "trained_network"]
 
 
 DATA = "digits"
@@ -22,8 +22,8 @@ DATA = "digits"
 _NORMALISED: Mapping[str, Any] = {"learning_rate": 0.05, "warmup_steps": 20, "schedule": "cosine"}
 
 
-def trained_network(context: Context, model: str, seed: int) -> Path:
-    """Train a network on digits, or take what any study has trained; give its checkpoint.
+def trained_network(context: Context, model: str, seed: int, data: str = DATA) -> Path:
+    """Train a network, or take what any study has trained; give its checkpoint.
 
     VGG8 follows the recipe of the shipped checkpoint; networks with batch norm a shorter one of
     a higher rate. Quick studies train for fewer epochs.
@@ -33,15 +33,32 @@ def trained_network(context: Context, model: str, seed: int) -> Path:
     context : Context
     model : str
     seed : int
+    data : str
     """
     if model == "vgg8":
         if not context.quick:
-            return context.trained(model, DATA, "vanilla", seed)
-        return context.trained(model, DATA, "adam", seed, name="short", epochs=6, warmup_steps=20)
+            return context.trained(model, data, "vanilla", seed)
+        return context.trained(model, data, "adam", seed, name="short", epochs=6, warmup_steps=20)
     name, epochs, batch = ("short", 3, 64) if context.quick else ("fast", 8, 128)
     return context.trained(
-        model, DATA, "vanilla", seed, name=name, epochs=epochs, batch_size=batch, **_NORMALISED
+        model, data, "vanilla", seed, name=name, epochs=epochs, batch_size=batch, **_NORMALISED
     )
+
+
+def small_network(context: Context) -> tuple[str, str]:
+    """Give the dataset and the weights of a trained vgg8: shipped for digits, else trained.
+
+    Parameters
+    ----------
+    context : Context
+
+    Returns
+    -------
+    tuple of str
+    """
+    data = context.data or DATA
+    weights = "trained" if data == DATA else str(trained_network(context, "vgg8", 0, data))
+    return data, weights
 
 
 def measured_networks(

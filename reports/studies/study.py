@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nlbench.options import OptionValue
     from nlbench.store.run_folder import Run
 
-__all__ = ["Context", "Findings", "Study", "Verdict"]
+__all__ = ["Context", "Findings", "Study", "Verdict", "above"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,17 @@ class Verdict:
     def word(self) -> str:
         """How `agrees` is said."""
         return "can't tell" if self.agrees is None else "yes" if self.agrees else "no"
+
+
+def above(low: float, high: float, bound: float = 0.0) -> bool | None:
+    """Judge an interval: True above a bound, False below it, None where it holds it or is NaN.
+
+    Examples
+    --------
+    >>> above(0.1, 0.3), above(-0.3, -0.1), above(-0.1, 0.3), above(0.1, 0.3, 0.2)
+    (True, False, None, None)
+    """
+    return True if low > bound else False if high < bound else None
 
 
 @dataclass(frozen=True)
@@ -163,6 +174,26 @@ class Context:
     progress: Progress | None = None
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
     command: str = ""
+
+    @property
+    def version(self) -> str:
+        """What of a study this is: ``full`` or ``quick``, and what was chosen.
+
+        Examples
+        --------
+        >>> Context(Path(), "noise").version
+        'full'
+        >>> Context(Path(), "noise", quick=True, data="cifar10", seeds=(0, 1)).version
+        'quick --data cifar10 --seeds 0,1'
+        """
+        chosen = {
+            "data": self.data,
+            "weights": self.weights,
+            "seeds": ",".join(map(str, self.seeds)),
+            "measures": ",".join(self.measures),
+        }
+        said = [f"--{flag} {value}" for flag, value in chosen.items() if value]
+        return " ".join(["quick" if self.quick else "full", *said])
 
     def run(self, request: Request, part: str = "run") -> Run:
         """Carry out an ordinary run; what is recorded already, here or by another study, is taken.

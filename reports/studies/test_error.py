@@ -12,13 +12,13 @@ from nlbench.reports.agreement import Correlation, spearman
 from nlbench.request import Request
 
 from .linear_regions import (
+    AXES,
     COLOURS,
     DATA,
     MEASURES,
     MODEL,
-    SOURCE,
+    ClosedPaths,
     drawn,
-    measured,
     medians,
     network_values,
     path_values,
@@ -27,7 +27,7 @@ from .linear_regions import (
     trained_networks,
     unfitted,
 )
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,24 +38,18 @@ if TYPE_CHECKING:
 __all__ = ["TestError"]
 
 
-class TestError(Study):
+class TestError(ClosedPaths):
     """Test error of networks against their median density and deviation."""
 
     __test__ = False  # pytest takes the name for a test's
 
     question = "Does deviation along training images tell a network's error on others?"
-    source = SOURCE
-    needs = "trains 15 networks, shared with four other studies"
-    minutes = 18.0
-    quick_minutes = 0.5
-    takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Trained networks along closed paths, and their accuracy on the whole test split."""
-        paths = measured(context)
         weights = tuple(map(str, trained_networks(context)))
         request = Request(("accuracy",), (MODEL,), (context.data or DATA,), weights, samples=0)
-        return {"paths": paths, "accuracy": context.run(request, "accuracy")}
+        return {**super().measure(context), "accuracy": context.run(request, "accuracy")}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Correlate the test error with each measure's median, over networks."""
@@ -71,7 +65,7 @@ class TestError(Study):
                 "Networks that deviate more have the larger test error",
                 "deviation predicts the test error",
                 _said(found["absdev"]),
-                _is_positive(found["absdev"]),
+                above(found["absdev"].low, found["absdev"].high),
                 _HOW,
             ),
             Verdict(
@@ -105,17 +99,9 @@ def _said(found: Correlation) -> str:
     return f"ρ = {found.value:.2f}{interval}, {found.n} networks"
 
 
-def _is_positive(found: Correlation) -> bool | None:
-    if not np.isfinite(found.low):
-        return None
-    return True if found.low > 0 else False if found.high < 0 else None
-
-
 def _is_unrelated(found: Correlation) -> bool | None:
-    if not np.isfinite(found.low):
-        return None
     # An interval around 0 is no proof that there is nothing, unless it is narrow.
-    if found.low > 0 or found.high < 0:
+    if above(found.low, found.high) is not None:
         return False
     return True if max(-found.low, found.high) < 0.5 else None
 
@@ -133,7 +119,7 @@ def _figure(table: pd.DataFrame) -> Figure:
                     markersize=5,
                     label=setting,
                 )
-            label = {"absdev": "absolute deviation", "density": "crossings"}[name]
+            label = AXES[name]
             axes.set_xlabel(f"median {label}")
         panels[0].set_ylabel("test error, %")
         panels[0].legend(fontsize=7.5)

@@ -12,7 +12,7 @@ from nlbench.reports.agreement import kendall, paired_share
 
 from .site_scores import AFFINITY, signatures, site_scores
 from .small_networks import measured_networks
-from .study import Context, Findings, Study, Verdict
+from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +33,7 @@ class Training(Study):
     question = "Does training make a network's activations more nonlinear, and where?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes = 6.0
-    quick_minutes = 0.8
+    minutes, quick_minutes = 7.5, 0.8
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -91,19 +90,15 @@ def _at_first(found: Signatures) -> list[Verdict]:
             "Before training, VGG16's activations are the more linear the deeper they are",
             "increasing",
             "τ = " + ", ".join(f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in rise),
-            True
-            if all(r.low > 0 for r in rise)
-            else False
-            if all(r.high < 0 for r in rise)
-            else None,
+            above(min(r.low for r in rise), max(r.high for r in rise)),
             "Kendall's τ of score and depth over the sites, a seed each",
         ),
         Verdict(
             "Before training, VGG16's last layers are almost linear",
             "almost 1",
             f"{last.mean():.3f} over the last three ({last.min():.3f} to {last.max():.3f})",
-            bool((last >= NEARLY_LINEAR).all()),
-            f"almost 1: at least {NEARLY_LINEAR} for each seed",
+            above(last.min(), last.max(), NEARLY_LINEAR),
+            f"almost 1: above {NEARLY_LINEAR} for each seed; not, if below it for each",
         ),
     ]
 
@@ -124,7 +119,7 @@ def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
                 f"Training makes {network}'s activations more nonlinear",
                 "more nonlinear",
                 f"mean score {change.mean():+.3f} ({change.min():+.3f} to {change.max():+.3f})",
-                True if (change < 0).all() else False if (change > 0).all() else None,
+                above((-change).min(), (-change).max()),
                 f"the same seed before and after, lower in {share.value:.0%} of {share.n}; all "
                 "have to agree",
             )

@@ -145,11 +145,18 @@ def test_resuming_with_another_request_is_refused(finished):
         run_training(replace(QUICK, seed=4), finished[0], resume=True)
 
 
-def test_training_goes_on_from_a_checkpoint(finished, tmp_path):
+def test_training_goes_on_from_a_checkpoint(finished, tmp_path, monkeypatch):
     file = tmp_path / "more.safetensors"
     request = replace(QUICK, weights=str(finished[0]), changes={"epochs": 1, "batch_size": 16})
     run_training(request, file)
     assert float(epochs(file)[0]["loss"]) < float(epochs(finished[0])[0]["loss"])
+    # The same start under another path is the same; another start is not.
+    monkeypatch.chdir(finished[0].parent)
+    before = file_hash(file)
+    assert run_training(replace(request, weights=finished[0].name), file, resume=True).epochs == 1
+    assert file_hash(file) == before
+    with pytest.raises(RequestError, match="trained in another way"):
+        run_training(replace(request, weights=str(file)), file, resume=True)
 
 
 def test_a_threshold_ends_training_and_a_missed_one_is_told(tmp_path):

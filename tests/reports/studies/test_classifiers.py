@@ -1,5 +1,7 @@
 """Which classifiers are measured, and what is made of random weights."""
 
+import dataclasses
+
 import pytest
 from made_signatures import made_signatures
 
@@ -26,6 +28,20 @@ def test_what_is_claimed_of_trained_networks_is_left_open_for_random_ones():
     assert left.remark == "random weights, which would say: no; looked twice"
     assert classifiers.remarks_on(random)[0].startswith("Random weights")
     assert not classifiers.remarks_on(trained)[0].startswith("Random weights")
+
+
+def test_networks_without_a_value_are_named():
+    run = made_signatures(
+        {
+            ("torchvision/alexnet", "init", "cifar10", 0): [],
+            ("torchvision/vgg11", "init", "cifar10", 0): [0.5],
+        }
+    )
+    failed = dataclasses.replace(run.records[0].result, status="failed", reason="too small")
+    run.records[0] = dataclasses.replace(run.records[0], result=failed, probe={})
+    said = classifiers.remarks_on(run)
+    assert said[1].startswith("1 of the 36 networks, on cifar10, ")
+    assert said[2] == "No value of alexnet (too small)."
 
 
 @pytest.mark.parametrize(

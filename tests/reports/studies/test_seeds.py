@@ -24,5 +24,6 @@ def told(step=0.0, moved=0.3, apart=0.2):
 def test_little_spread_is_told_from_much():
     assert told() == [True, True, True, True]
     assert told(apart=0.0)[1] is False
-    assert told(moved=0.0)[3] is False
+    assert told(moved=0.0)[3] is not True
+    assert told(step=0.1, moved=0.0)[3] is False
     assert told(step=0.1)[0] is False

@@ -10,7 +10,8 @@ import torch
 import nlbench
 from nlbench import registry
 from nlbench.cli.app import main
-from nlbench.reports.studies.study import Context, Study, Verdict
+from nlbench.reports.studies.page import add_verdicts
+from nlbench.reports.studies.study import Context, Findings, Study, Verdict
 from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.store.run_folder import Run, load_run
@@ -71,6 +72,12 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
     assert figure.read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.html").read_text()
     assert verdicts.claim[0] in page
+    assert "fill: var(--paper, #ffffff)" in page
+    assert "fill: #ffffff" not in page
+    gathered = pd.read_csv(tmp_path / "studies" / "verdicts.csv")
+    assert set(gathered.study) == {"redshift"}
+    assert set(gathered.version) == {"full --seeds 0,1"}
+    assert gathered.drop(columns=["study", "version"]).equals(verdicts)
     assert "Do larger weights make random networks more nonlinear" in page
     kept = load_run(folder / "run")
     assert len(kept.records) == 16
@@ -131,6 +138,18 @@ def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(t
 @pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "can't tell")])
 def test_a_verdict_is_said_in_words(agrees, word):
     assert Verdict("a", "b", "c", agrees).word == word
+
+
+def test_verdicts_of_all_studies_stand_in_one_file_each_version_once(tmp_path):
+    file = tmp_path / "verdicts.csv"
+    one, other = (Findings([Verdict(claim, "", "1", True)]) for claim in ("first", "second"))
+    for name, version, findings in [
+        ("b", "full", one), ("a", "quick", one), ("b", "quick", one), ("b", "full", other),
+    ]:  # fmt: skip
+        add_verdicts(file, name, version, findings)
+    kept = pd.read_csv(file)
+    found = list(zip(kept.study, kept.version, kept.claim, strict=True))
+    assert found == [("a", "quick", "first"), ("b", "full", "second"), ("b", "quick", "first")]
 
 
 def test_quick_runs_and_those_on_other_data_do_not_mix_with_the_full_ones(tmp_path):
