@@ -38,7 +38,8 @@ def test_networks_without_a_value_are_named():
         }
     )
     failed = dataclasses.replace(run.records[0].result, status="failed", reason="too small")
-    run.records[0] = dataclasses.replace(run.records[0], result=failed, probe={})
+    nothing = dataclasses.replace(run.records[0].probe, facts={})
+    run.records[0] = dataclasses.replace(run.records[0], result=failed, probe=nothing)
     said = classifiers.remarks_on(run)
     assert said[1].startswith("1 of the 36 networks, on cifar10, ")
     assert said[2] == "No value of alexnet (too small)."
