@@ -17,6 +17,7 @@ from nlbench.files import write_atomically
 from nlbench.hashing import state_hash
 from nlbench.models.datasets.curves import Curve
 from nlbench.models.datasets.parallel_text import ParallelText
+from nlbench.probes.precision import exact_by_default
 
 from .recipes import Prior, Recipe, vanilla
 from .regression import regression_of
@@ -178,6 +179,7 @@ def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task
     return Classification(dataset, recipe, label_noise, seed)
 
 
+@exact_by_default()
 def train(
     build: Callable[[], nn.Module],
     dataset: Data,

@@ -8,7 +8,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -217,7 +217,10 @@ class Background(Generic[Item]):
 
     def _work_off(self) -> None:
         torch.set_num_threads(1)
-        with torch.no_grad(), torch.cuda.stream(self._stream):
+        # PyTorch takes no stream at all for a question to the GPU: which takes it into use though
+        # nothing is on it, and on a Mac there is no answer.
+        stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        with torch.no_grad(), stream:
             while (item := self._take()) is not None:
                 try:
                     self._work(item[0])
