@@ -251,10 +251,14 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     from nlbench.execution.numerics import Machine, exact_arithmetic, some_threads
 
     device = torch.device(plan.device)
-    with some_threads(pool.threads), exact_arithmetic(plan.precision, device.type):
-        # Who measures in other processes leaves the GPU to them.
-        make = Machine.at if pool.is_here or device.type != "cuda" else Machine.seen_from_apart
-        machine = make(device, plan.precision)
+    with some_threads(pool.threads):
+        if pool.is_here or device.type != "cuda":
+            with exact_arithmetic(plan.precision, device.type):
+                machine = Machine.at(device, plan.precision)
+        else:
+            # Who measures in other processes leaves the GPU to them: even to ask whether it has
+            # autocast's types takes it into use.
+            machine = Machine.seen_from_apart(device, plan.precision)
     folder.begin(
         make_manifest(asdict(request), machine, command=command),
         [cell.key for cell in plan.cells],

@@ -635,6 +635,8 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cuda.ran(name)
     kwargs = dict(kwargs)
     kwargs.pop("pin_memory", None)
+    # Which of a GPU's routines: a CPU has one.
+    kwargs.pop("driver", None)
     if wanted is not None:
         kwargs["device"] = CPU if wanted.type == "cuda" else wanted
     inner, named = tree_map_only(PretendTensor, lambda x: x.held, (args, kwargs))
