@@ -787,7 +787,7 @@ def main() -> int:
             print(f"{name} ({results[name]['seconds']} s)", *shown(results[name]), sep="\n")
             sys.stdout.flush()
         write(results, asked, file)
-    print("", *table(results), "", *targets(results), sep="\n")
+    print("", *table(results), "", *([] if asked.quick else targets(results)), sep="\n")
     if file is not None:
         print(f"written to {file} and {file.with_suffix('.md').name}")
     if is_over:
@@ -815,7 +815,7 @@ def write(results: Found, asked: argparse.Namespace, file: Path | None) -> None:
         return
     about = {"device": asked.device, "quick": asked.quick, "minutes": asked.minutes}
     content = json.dumps({"asked": about, **results}, indent=1, default=str) + "\n"
-    lines = [*table(results), "", *targets(results)]
+    lines = [*table(results), "", *([] if asked.quick else targets(results))]
     for path, text in ((file, content), (file.with_suffix(".md"), "\n".join(lines) + "\n")):
         beside = path.with_name(path.name + ".new")
         beside.write_text(text)

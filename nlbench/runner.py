@@ -219,7 +219,10 @@ def _sorted(plan: Plan, records: Iterable[Record], execution: ExecutionOptions) 
 def _device(request: Request) -> str:
     from nlbench.execution.numerics import resolve_device
 
-    return str(resolve_device(request.device))
+    device = resolve_device(request.device)
+    if device.type == "mps" and request.precision == "float64":
+        raise RequestError("--precision float64: Apple's GPU has none; take --device cpu")
+    return str(device)
 
 
 def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:

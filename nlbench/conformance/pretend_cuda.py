@@ -571,6 +571,7 @@ def _cuda_functions() -> dict[str, Any]:
         "Event": _Event,
         "mem_get_info": lambda device=None: (20 * 2**30, 24 * 2**30),
         "memory_reserved": lambda device=None: 0,
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
         "memory_allocated": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,
         "max_memory_reserved": lambda device=None: 0,

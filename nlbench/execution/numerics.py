@@ -279,7 +279,7 @@ class Stream:
     name : str
         What the numbers are for; empty: the global generators are left as they are.
     device : torch.device, optional
-        A CUDA device whose generator is set beside the CPU's.
+        A GPU whose generator is set beside the CPU's.
 
     Examples
     --------
@@ -304,6 +304,8 @@ class Stream:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             index = torch.cuda.current_device() if device.index is None else device.index
             self._torch.append(torch.cuda.default_generators[index])
+        elif device is not None and device.type == "mps":
+            self._torch.append(torch.mps._get_default_mps_generator())
         self._states: tuple[Any, ...] = (
             [torch.Generator(g.device).manual_seed(seed).get_state() for g in self._torch],
             MT19937(seed),

@@ -55,6 +55,8 @@ def rng_state(device: torch.device) -> bytes:
     states.append(torch.get_rng_state().numpy())
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device).numpy())
+    elif device.type == "mps":
+        states.append(torch.mps.get_rng_state().numpy())
     return pickle.dumps(states)
 
 
@@ -63,10 +65,13 @@ def rng_restored(device: torch.device) -> Iterator[None]:
     """Put the global random generators back to where they were."""
     own, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
     devices = [device] if device.type == "cuda" else []
+    apples = torch.mps.get_rng_state() if device.type == "mps" else None
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
+            if apples is not None:
+                torch.mps.set_rng_state(apples)
             random.setstate(own)
             np.random.set_state(arrays)  # noqa: NPY002
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import nlbench
 from nlbench.conformance.pretend_cuda import PretendCuda, PretendMps
+from nlbench.execution.numerics import Machine, Stream
 from nlbench.measures.affinity import affinity_score
 from nlbench.measures.cka import linear_cka
 from nlbench.measures.r2 import r2_score
@@ -18,11 +19,13 @@ from nlbench.measures.sparsity import share_near_zero
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
 from nlbench.plan import Request
+from nlbench.probes.background import rng_restored, rng_state
 from nlbench.probes.function.function import directional_derivative
 from nlbench.probes.lines import estimate_segment, plane, trace_segment
 from nlbench.probes.lines.exact import trace_exactly
 from nlbench.probes.lines.paths import direction_paths, noise_paths
 from nlbench.probes.lines.program import record as recorded
+from nlbench.request import ExecutionOptions
 from nlbench.runner import run
 from nlbench.subjects.data import Dataset
 
@@ -380,3 +383,47 @@ def test_a_score_of_tensors_of_the_device_is_one_of_the_device(cuda, name):
     found = SCORES[name](x.to("cuda"), x.relu().to("cuda"))
     assert found.is_cuda
     assert float(found) == pytest.approx(float(SCORES[name](x, x.relu())), rel=1e-12)
+
+
+def test_double_precision_of_a_mac_is_refused_before_anything_is_loaded(tmp_path):
+    request = Request(("norm",), ("vgg8",), device="mps", precision="float64")
+    with PretendMps(), pytest.raises(nlbench.RequestError, match="take --device cpu"):
+        run(request, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("pretended", "kind"), [(PretendCuda, "cuda"), (PretendMps, "mps")])
+def test_the_generator_of_a_gpu_has_a_measures_stream_and_is_put_back(pretended, kind):
+    with pretended():
+        device, module = torch.device(kind), getattr(torch, kind)
+        before = module.get_rng_state()
+        with Stream("one", device).drawn():
+            of_one = module.get_rng_state()
+        with Stream("another", device).drawn():
+            assert not torch.equal(module.get_rng_state(), of_one)
+        assert torch.equal(module.get_rng_state(), before)
+        known = rng_state(device)
+        with rng_restored(device):
+            module.manual_seed(123)
+            assert rng_state(device) != known
+        assert rng_state(device) == known
+
+
+@pytest.mark.parametrize("precision", ["native", "bfloat16"])
+def test_a_run_in_processes_leaves_the_gpu_to_them(tmp_path, monkeypatch, precision):
+    # As its own process describes the GPU, and its workers use it.
+    def refuse(*args):
+        pytest.fail("the supervisor took the GPU into use")
+
+    class Described(Exception):
+        """Where the run would start its workers."""
+
+    def described(device, precision):
+        raise Described(device, precision)
+
+    with PretendCuda(), monkeypatch.context() as patch:
+        for name in ("init", "current_device", "get_device_properties", "is_bf16_supported"):
+            patch.setattr(torch.cuda, name, refuse)
+        patch.setattr(Machine, "seen_from_apart", described)
+        request = Request(("norm",), ("vgg8",), device="cuda", precision=precision)
+        with pytest.raises(Described, match=f"cuda.*{precision}"):
+            run(request, tmp_path / "run", execution=ExecutionOptions(executor="processes"))
