@@ -465,7 +465,9 @@ def closed_path(setting: Setting) -> Iterator[Found]:
                 f"{folder}/run", "--set", f"lines.method={method}", "--set", "lines.number=1",
             )  # fmt: skip
             if setting.quick:
-                command += ["--set", "lines.anchors=2", "--set", "lines.radius=0.5"]
+                # Short segments of the same network.
+                for option in ("paths=directions", "anchors=2", "radius=0.05"):
+                    command += ["--set", f"lines.{option}"]
             ended(subprocess.run(command, capture_output=True, text=True, check=False))
             run = nlbench.load_run(f"{folder}/run")
         yield {
