@@ -654,7 +654,7 @@ def repeated(setting: Setting) -> Iterator[Found]:
 
 
 def interrupted_training(setting: Setting) -> Iterator[Found]:
-    """A training that Ctrl-C ends after its first epoch, and the same command again."""
+    """A training that Ctrl-C ends after its first epoch, and the rest of it."""
     with tempfile.TemporaryDirectory() as folder:
         command, there, state = {}, {}, {}
         for name in ("whole", "parts"):
@@ -674,7 +674,8 @@ def interrupted_training(setting: Setting) -> Iterator[Found]:
                 yield {"status": running.wait(60)}
             finally:
                 running.terminate()
-        again = subprocess.run(command["parts"], capture_output=True, text=True, check=False)
+        rest = [*command["parts"], "--resume"]
+        again = subprocess.run(rest, capture_output=True, text=True, check=False)
         yield {"status_again": again.returncode, "weights": there["parts"].is_file()}
         ended(again)
         ended(subprocess.run(command["whole"], capture_output=True, text=True, check=False))

@@ -23,11 +23,16 @@ def test_a_record_says_what_a_gpu_is_and_what_its_settings_were(monkeypatch):
     assert facts["emulation"] == {"CUBLAS_EMULATE_DOUBLE_PRECISION": "1"}
 
 
-def test_what_is_recorded_is_what_is_set(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    assert describe_environment(CPU)["tf32"] is True
-    with exact_arithmetic():
-        assert describe_environment(CPU)["tf32"] is False
+def test_what_is_recorded_is_what_is_set():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        assert describe_environment(CPU)["tf32"] is True
+        with exact_arithmetic():
+            assert describe_environment(CPU)["tf32"] is False
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_nothing_overlaps_on_apples_gpu():
