@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 import torchvision
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import nlbench
@@ -679,7 +680,8 @@ def interrupted_training(setting: Setting) -> Iterator[Found]:
         yield {"status_again": again.returncode, "weights": there["parts"].is_file()}
         ended(again)
         ended(subprocess.run(command["whole"], capture_output=True, text=True, check=False))
-        yield {"same_weights": there["parts"].read_bytes() == there["whole"].read_bytes()}
+        parts, whole = (load_file(there[name]) for name in ("parts", "whole"))
+        yield {"same_weights": all(torch.equal(parts[name], whole[name]) for name in whole)}
 
 
 PARTS: dict[str, Callable[[Setting], Iterator[Found]]] = {
