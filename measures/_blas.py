@@ -25,6 +25,7 @@ __all__ = [
     "one_thread",
     "outer_products",
     "product",
+    "singular_value_decomposition",
 ]
 
 # Up to here a second core gains nothing: features, and numbers in all.
@@ -117,6 +118,17 @@ def outer_products(a: Tensor, b: Tensor) -> Tensor:
             return torch.from_numpy(a.detach().numpy() @ b.detach().numpy().T)
     with torch.autocast(a.device.type, enabled=False):
         return a.detach() @ b.detach().T
+
+
+def singular_value_decomposition(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U (n, r), singular values (r,), decreasing, and Vᵀ (r, d) of a matrix (n, d), float64.
+
+    The smallest ones decide what is taken for rank. On a GPU PyTorch would find them by Jacobi's
+    method, which it recommends for well-conditioned matrices only; so by QR iterations there.
+    """
+    driver = "gesvd" if matrix.is_cuda else None
+    left, strengths, right = torch.linalg.svd(matrix, full_matrices=False, driver=driver)
+    return left, strengths, right
 
 
 def has_single_products(values: Tensor) -> bool:

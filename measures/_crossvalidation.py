@@ -10,6 +10,7 @@ from torch import Tensor
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measure import Accumulator
 
+from ._blas import singular_value_decomposition
 from ._moments import Moments
 from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
 
@@ -54,7 +55,7 @@ def _errors(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> Tensor:
     level, shift = y.mean(0), (x - origin).mean(0)
     away = centered(x)
     scale = torch.linalg.vector_norm(away, dim=0)
-    left, strengths, right = torch.linalg.svd(away / scale, full_matrices=False)
+    left, strengths, right = singular_value_decomposition(away / scale)
     kept = strengths > max(away.shape) * EPSILON * strengths[:1]
     loads = left[:, kept].T @ (y - level) / strengths[kept][:, None]
     new = (test_x[:, inputs] - origin - shift) / scale

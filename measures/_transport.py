@@ -16,7 +16,13 @@ from torch import Tensor
 
 from nlbench.errors import Undefined
 
-from ._blas import gram, is_differentiated, on_one_core, one_thread
+from ._blas import (
+    gram,
+    is_differentiated,
+    on_one_core,
+    one_thread,
+    singular_value_decomposition,
+)
 from ._eigen import eigenpairs
 from ._samples import EPSILON
 
@@ -189,6 +195,5 @@ def _singular_pairs(factor: Tensor) -> tuple[Tensor, Tensor]:
 
     They are the roots of the eigenvalues of BᵀB, the small ones with all their digits.
     """
-    _, roots, rows = torch.linalg.svd(factor)
-    vectors: Tensor = rows.T
-    return roots, vectors
+    _, roots, rows = singular_value_decomposition(factor)
+    return roots, rows.T

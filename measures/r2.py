@@ -14,6 +14,7 @@ from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option, OptionValue
 
+from ._blas import singular_value_decomposition
 from ._crossvalidation import FoldAccumulator, crossvalidated_r2
 from ._moments import Moments, SamplePairs
 from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
@@ -89,7 +90,7 @@ def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = 5) ->
     _check_varies(outputs)
     inputs = _unit_columns(centered(x[:, varying_columns(x)]))
     targets = _unit_columns(centered(y[:, outputs]))
-    directions, strengths, _ = torch.linalg.svd(inputs, full_matrices=False)
+    directions, strengths, _ = singular_value_decomposition(inputs)
     directions = directions[:, strengths > max(inputs.shape) * EPSILON * strengths[:1]]
     residuals = targets - directions @ (directions.T @ targets)
     unexplained = residuals.square().sum(0) / targets.square().sum(0)

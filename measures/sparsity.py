@@ -98,10 +98,15 @@ def _share(values: Tensor) -> Tensor:
     # Written as numbers: counting truth values takes far longer.
     near = torch.empty_like(magnitudes, dtype=torch.float32)
     torch.le(magnitudes, NEAR_ZERO, out=near)
-    share = near.sum(1).double() / near.shape[1]
-    if len(values):
-        share[~torch.isfinite(magnitudes.amax(1))] = torch.nan
-    return share
+    counts = near.sum(1)
+    # Apple's GPU has no double precision.
+    counts = counts.cpu() if counts.device.type == "mps" else counts
+    share = counts.double() / near.shape[1]
+    if not len(values):
+        return share
+    # Not by a mask, for which a GPU is waited for.
+    is_finite = torch.isfinite(magnitudes.amax(1)).to(share.device)
+    return torch.where(is_finite, share, torch.nan)
 
 
 class Sparsity(PooledMeasure):

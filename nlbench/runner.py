@@ -219,7 +219,10 @@ def _sorted(plan: Plan, records: Iterable[Record], execution: ExecutionOptions) 
 def _device(request: Request) -> str:
     from nlbench.execution.numerics import resolve_device
 
-    return str(resolve_device(request.device))
+    device = resolve_device(request.device)
+    if device.type == "mps" and request.precision == "float64":
+        raise RequestError("--precision float64: Apple's GPU has none; take --device cpu")
+    return str(device)
 
 
 def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
@@ -251,10 +254,14 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     from nlbench.execution.numerics import Machine, exact_arithmetic, some_threads
 
     device = torch.device(plan.device)
-    with some_threads(pool.threads), exact_arithmetic(plan.precision, device.type):
-        # Who measures in other processes leaves the GPU to them.
-        make = Machine.at if pool.is_here or device.type != "cuda" else Machine.seen_from_apart
-        machine = make(device, plan.precision)
+    with some_threads(pool.threads):
+        if pool.is_here or device.type != "cuda":
+            with exact_arithmetic(plan.precision, device.type):
+                machine = Machine.at(device, plan.precision)
+        else:
+            # Who measures in other processes leaves the GPU to them: even to ask whether it has
+            # autocast's types takes it into use.
+            machine = Machine.seen_from_apart(device, plan.precision)
     folder.begin(
         make_manifest(asdict(request), machine, command=command),
         [cell.key for cell in plan.cells],

@@ -15,6 +15,7 @@ __all__ = [
     "Gap",
     "differences",
     "gaps",
+    "gpus_of",
     "summary_sentence",
     "unfinished",
     "what_was_measured",
@@ -99,12 +100,12 @@ def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
 def differences(runs: Sequence[NamedRun]) -> list[str]:
     """Say where runs that share a page were made differently, or one on several GPU models."""
     facts: dict[str, dict[str, str]] = {}
-    mixed = {"GPU"} if any(len(_gpus(run.manifest)) > 1 for run in runs) else set()
+    mixed = {"GPU"} if any(len(gpus_of(run.manifest)) > 1 for run in runs) else set()
     for run in runs:
         manifest = run.manifest
         for key in ("nlbench", "device", "dtype"):
             facts.setdefault(key, {})[run.name] = str(manifest.get(key, "unknown"))
-        gpus = _gpus(manifest)
+        gpus = gpus_of(manifest)
         if gpus:
             facts.setdefault("GPU", {})[run.name] = " and ".join(gpus)
         for name, about in (manifest.get("measures") or {}).items():
@@ -120,8 +121,8 @@ def differences(runs: Sequence[NamedRun]) -> list[str]:
     ]
 
 
-def _gpus(manifest: Mapping[str, Any]) -> list[str]:
-    """Models of GPU that a run was measured on: other models round otherwise."""
+def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
+    """Name the models of GPU that a run was measured on: each rounds in its own way."""
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
     return list(dict.fromkeys(str(one["device_name"]) for one in known if one.get("capability")))
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from nlbench.errors import one_line
 
 from .leaderboard import Entry, Row, leaderboard, sort_measure
+from .remarks import gpus_of
 from .sections import ranks_text
 from .tables import Scores
 from .text import (
@@ -70,6 +71,9 @@ def print_leaderboard(run: Run, console: Console) -> None:
         )
     for hidden in _hidden(scores.measures, shown, len(rows), len(picked)):
         _line(console, hidden)
+    gpus = gpus_of(run.manifest)
+    if len(gpus) > 1:
+        _line(console, f"measured on GPUs that may round differently: {', '.join(gpus)}")
     remarks = _remarks(rows, scores.measures)
     for remark in remarks[:_MOST_REMARKS]:
         _line(console, remark)

@@ -17,6 +17,8 @@ from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
 from nlbench.models.datasets.curves import Curve
 from nlbench.models.datasets.parallel_text import ParallelText
+from nlbench.probes.background import rng_restored
+from nlbench.probes.precision import exact_by_default
 
 from .recipes import Prior, Recipe, vanilla
 from .regression import regression_of
@@ -178,6 +180,7 @@ def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task
     return Classification(dataset, recipe, label_noise, seed)
 
 
+@exact_by_default()
 def train(
     build: Callable[[], nn.Module],
     dataset: Data,
@@ -246,7 +249,7 @@ def train(
     device = torch.device(device)
     noise = recipe.label_noise if label_noise is None else label_noise
     task = task_of(dataset, recipe, noise, seed)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with rng_restored(device):
         torch.manual_seed(seed)
         model = recipe.prepared(build(), lambda: example_of(dataset), seed).to(device)
         training = _Training(model, task, recipe, recipe.prior(), seed, device)
@@ -393,7 +396,6 @@ class _Training:
 
     def content(self) -> dict[str, Any]:
         """All that the next epoch depends on."""
-        on_gpu = self.device.type == "cuda"
         return {
             "history": [asdict(epoch) for epoch in self.history],
             "model": self.model.state_dict(),
@@ -401,7 +403,7 @@ class _Training:
             "shuffle": self.shuffle.get_state(),
             "augment": self.augment.get_state(),
             "random": torch.get_rng_state(),
-            "random_gpu": torch.cuda.get_rng_state(self.device) if on_gpu else None,
+            "random_gpu": self._random_of_gpu(),
         }
 
     def restore(self, content: Mapping[str, Any]) -> None:
@@ -414,3 +416,10 @@ class _Training:
         torch.set_rng_state(content["random"])
         if content["random_gpu"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(content["random_gpu"], self.device)
+        if content["random_gpu"] is not None and self.device.type == "mps":
+            torch.mps.set_rng_state(content["random_gpu"])
+
+    def _random_of_gpu(self) -> Tensor | None:
+        if self.device.type == "cuda":
+            return torch.cuda.get_rng_state(self.device)
+        return torch.mps.get_rng_state() if self.device.type == "mps" else None

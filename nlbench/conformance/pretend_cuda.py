@@ -22,11 +22,13 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
-__all__ = ["PretendCuda", "PretendTensor"]
+__all__ = ["PretendCuda", "PretendMps", "PretendTensor"]
 
+# What PyTorch takes tensors of the pretended device for, whichever it is.
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 
@@ -113,6 +115,10 @@ class PretendTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:  # noqa: D102
+        if held.dtype in (torch.float64, torch.complex128) and not _current().has_double:
+            raise TypeError(
+                "Cannot convert a MPS Tensor to float64 dtype: the MPS framework has no float64"
+            )
         # Views of an inference tensor can't be taken of a wrapper.
         with torch.inference_mode(False):
             made: PretendTensor = torch.Tensor._make_wrapper_subclass(
@@ -127,14 +133,29 @@ class PretendTensor(torch.Tensor):
         made.held = held
         return made
 
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device that is pretended."""
+        return _current().device
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        """Whether that is NVIDIA's."""
+        return self.device.type == "cuda"
+
+    @property
+    def is_mps(self) -> bool:  # type: ignore[override]
+        """Whether that is Apple's."""
+        return self.device.type == "mps"
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PretendTensor({self.held!r})"
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse, as a GPU's tensor does."""
         raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
-            "tensor to host memory first."
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
+            "the tensor to host memory first."
         )
 
     __array__ = numpy
@@ -142,7 +163,7 @@ class PretendTensor(torch.Tensor):
     def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, list):
             # PyTorch makes the index a tensor of the device, which waits.
-            index = torch.tensor(index).to(DEVICE)
+            index = torch.tensor(index).to(self.device)
         picked: Tensor = super().__getitem__(index)
         return picked
 
@@ -150,7 +171,7 @@ class PretendTensor(torch.Tensor):
         self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
     ) -> Tensor:
         """Make a tensor like this one of numbers of the CPU."""
-        made = torch.tensor(data, dtype=dtype or self.dtype).to(device or DEVICE)
+        made = torch.tensor(data, dtype=dtype or self.dtype).to(device or self.device)
         return made.requires_grad_(requires_grad)
 
     def tolist(self) -> Any:
@@ -185,8 +206,8 @@ class _Generator(torch.Generator):
     """PyTorch can't make one of a device that isn't there; this one is the CPU's."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        is_cuda = torch.device(device).type == "cuda"
-        return super().__new__(cls, "cpu" if is_cuda else device)  # type: ignore[call-arg]
+        is_pretended = torch.device(device).type in ("cuda", _current().device.type)
+        return super().__new__(cls, "cpu" if is_pretended else device)  # type: ignore[call-arg]
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -203,6 +224,22 @@ def _seen(
 _Mode.__torch_dispatch__ = _seen  # type: ignore[method-assign, assignment]
 
 
+class _Renamed(TorchFunctionMode):
+    """Has PyTorch, which can't do anything without the real one, take an MPS device for DEVICE."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.device:
+            args, kwargs = tree_map(_renamed, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _renamed(given: Any) -> Any:
+    is_it = isinstance(given, torch.device) and given.type == "mps"
+    return DEVICE if is_it or (isinstance(given, str) and given.startswith("mps")) else given
+
+
 _RUNNING: list[PretendCuda] = []
 
 
@@ -215,6 +252,9 @@ class PretendCuda(contextlib.ExitStack):
 
     Attributes
     ----------
+    device : torch.device
+    has_double : bool
+        Whether it can hold numbers of double precision.
     kernels : Counter
         How often each operation ran on it.
     waits : Counter
@@ -232,6 +272,9 @@ class PretendCuda(contextlib.ExitStack):
     ['_local_scalar_dense', 'from the CPU']
     """
 
+    device = torch.device("cuda", 0)
+    has_double = True
+
     def __init__(self) -> None:
         super().__init__()
         self.kernels: Counter[str] = Counter()
@@ -247,8 +290,10 @@ class PretendCuda(contextlib.ExitStack):
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
-        for name, stand_in in _cuda_functions().items():
-            self.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        self.enter_context(mock.patch.object(torch.cuda, "_lazy_init"))
+        for owner, functions in self._stand_ins():
+            for name, stand_in in functions.items():
+                self.enter_context(mock.patch.object(owner, name, stand_in))
         self.enter_context(mock.patch.object(torch, "tensor", _made_then_moved(torch.tensor)))
         as_tensor = _made_then_moved(torch.as_tensor)
         self.enter_context(mock.patch.object(torch, "as_tensor", as_tensor))
@@ -261,8 +306,16 @@ class PretendCuda(contextlib.ExitStack):
         # Its kernels are operations of their own, which a CPU doesn't have.
         self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
         torch._C._set_cudnn_enabled(False)
-        self.enter_context(_Mode())  # type: ignore[no-untyped-call]
+        self.enter_context(self._modes())
         return self
+
+    def _modes(self) -> contextlib.AbstractContextManager[Any]:
+        """What sees PyTorch's operations of the thread that enters it."""
+        return _Mode()  # type: ignore[no-untyped-call]
+
+    def _stand_ins(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        """Functions of PyTorch's modules that ask for a device, and what they are for a while."""
+        return [(torch.cuda, _cuda_functions())]
 
     def reset(self) -> None:
         """Count from here."""
@@ -281,13 +334,37 @@ class PretendCuda(contextlib.ExitStack):
             self.kernels[name] += 1
 
 
+class PretendMps(PretendCuda):
+    """While it is entered there is Apple's GPU, which has no double precision.
+
+    Examples
+    --------
+    >>> with PretendMps():
+    ...     torch.arange(4.0).to("mps").double()
+    Traceback (most recent call last):
+        ...
+    TypeError: Cannot convert a MPS Tensor to float64 dtype: the MPS framework has no float64
+    """
+
+    device = torch.device("mps", 0)
+    has_double = False
+
+    def _stand_ins(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        return [(torch.mps, _mps_functions()), (torch.backends.mps, {"is_available": lambda: True})]
+
+    @contextlib.contextmanager
+    def _modes(self) -> Iterator[None]:
+        with _Renamed(), super()._modes():
+            yield
+
+
 _RUN = threading.Thread.run
 
 
 def _in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     def inside(self: threading.Thread) -> None:
         # Modes belong to a thread.
-        with _Mode():  # type: ignore[no-untyped-call]
+        with _current()._modes():
             run(self)
 
     return inside
@@ -310,7 +387,7 @@ _PYTORCH = Path(torch.__file__).parent
 def _made_then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         device = torch.device(device) if device is not None else None
-        if device is None or device.type != "cuda":
+        if device is None or device.type not in ("cuda", _current().device.type):
             return make(data, *args, device=device, **kwargs)
         if isinstance(data, torch.Tensor):
             return data.to(device, *args, **kwargs)
@@ -418,7 +495,7 @@ def _from_end_to_start(end: Any) -> list[Any]:
 
 
 class _Stream:
-    device = DEVICE
+    device = PretendCuda.device
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -494,6 +571,7 @@ def _cuda_functions() -> dict[str, Any]:
         "Event": _Event,
         "mem_get_info": lambda device=None: (20 * 2**30, 24 * 2**30),
         "memory_reserved": lambda device=None: 0,
+        "set_per_process_memory_fraction": lambda fraction, device=None: None,
         "memory_allocated": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,
         "max_memory_reserved": lambda device=None: 0,
@@ -507,6 +585,20 @@ def _cuda_functions() -> dict[str, Any]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_properties": lambda device=None: properties,
         "default_generators": (generator,),
+    }
+
+
+def _mps_functions() -> dict[str, Any]:
+    generator = _DefaultGenerator()
+    return {
+        "is_available": lambda: True,
+        "synchronize": lambda: _current().waited("synchronize"),
+        "empty_cache": lambda: None,
+        "get_rng_state": generator.get_state,
+        "set_rng_state": generator.set_state,
+        "manual_seed": generator.manual_seed,
+        "seed": lambda: None,
+        "_get_default_mps_generator": lambda: generator,
     }
 
 
@@ -544,6 +636,8 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cuda.ran(name)
     kwargs = dict(kwargs)
     kwargs.pop("pin_memory", None)
+    # Which of a GPU's routines: a CPU has one.
+    kwargs.pop("driver", None)
     if wanted is not None:
         kwargs["device"] = CPU if wanted.type == "cuda" else wanted
     inner, named = tree_map_only(PretendTensor, lambda x: x.held, (args, kwargs))
@@ -604,7 +698,7 @@ def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:
             continue
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"cuda:0 and {tensor.device}! ({name})"
+            f"{_current().device} and {tensor.device}! ({name})"
         )
 
 
@@ -623,6 +717,8 @@ def _copied(
     if func._schema.name.endswith("_to_copy") or "device" in kwargs:
         named["device"] = CPU
     output = func(held, *args[1:], **named)
+    if target.type == _current().device.type:
+        target = DEVICE
     if target.type != "cuda":
         if isinstance(source, PretendTensor) and not kwargs.get("non_blocking"):
             _current().waited("to the CPU")

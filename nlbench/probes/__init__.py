@@ -237,5 +237,9 @@ class LazyProbe(Probe):
         facts: dict[str, Any],
     ) -> None:
         """See `Probe.observe`."""
+        # Imported here: a plan is made without PyTorch.
+        from .precision import exact_by_default
+
         home = import_module(self.home)
-        home.observe(model, samples, options, listeners, resources, step, facts)
+        with exact_by_default():
+            home.observe(model, samples, options, listeners, resources, step, facts)

@@ -8,7 +8,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -55,6 +55,8 @@ def rng_state(device: torch.device) -> bytes:
     states.append(torch.get_rng_state().numpy())
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device).numpy())
+    elif device.type == "mps":
+        states.append(torch.mps.get_rng_state().numpy())
     return pickle.dumps(states)
 
 
@@ -63,10 +65,13 @@ def rng_restored(device: torch.device) -> Iterator[None]:
     """Put the global random generators back to where they were."""
     own, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
     devices = [device] if device.type == "cuda" else []
+    apples = torch.mps.get_rng_state() if device.type == "mps" else None
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
+            if apples is not None:
+                torch.mps.set_rng_state(apples)
             random.setstate(own)
             np.random.set_state(arrays)  # noqa: NPY002
 
@@ -217,7 +222,10 @@ class Background(Generic[Item]):
 
     def _work_off(self) -> None:
         torch.set_num_threads(1)
-        with torch.no_grad(), torch.cuda.stream(self._stream):
+        # PyTorch takes no stream at all for a question to the GPU: which takes it into use though
+        # nothing is on it, and on a Mac there is no answer.
+        stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        with torch.no_grad(), stream:
             while (item := self._take()) is not None:
                 try:
                     self._work(item[0])

@@ -179,6 +179,10 @@ _OUT_OF_MEMORY = re.compile(
     # cuBLAS, cuSOLVER, cuSPARSE, cuFFT, and cuDNN before and after its version 9.
     r"|CU[A-Z]+_(STATUS_)?ALLOC_FAILED|CUDNN_STATUS_\w*ALLOCATION_FAILED"
     r"|cudaErrorMemoryAllocation"
+    # Where there is no room for what a library needs before it is first called.
+    r"|CUBLAS_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\W+when calling\W+cublas\w*Create"
+    r"|CUSOLVER_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\W+when calling\W+cusolver\w*Create"
+    r"|CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\W+when calling\W+cudnnCreate"
     # What cuDNN says where each way to compute a convolution needs more room than there is.
     r"|unable to find an engine to execute this computation",
     re.IGNORECASE,
@@ -516,6 +520,8 @@ def _are_same(first: Tensor, second: Tensor, place: int, company: int, times: in
 
 
 def _close(first: Tensor, second: Tensor, times: int) -> bool:
+    if first.device.type == "mps":  # It has no double precision.
+        first, second = first.cpu(), second.cpu()
     same = (first == second) | (first.isnan() & second.isnan())
     apart = torch.where(same, 0.0, (first - second).abs().double())
     scale = torch.where(first.isfinite(), first.abs(), 0.0).amax(-1, keepdim=True).double()

@@ -25,6 +25,7 @@ __all__ = [
     "cpu_copy",
     "double_copy",
     "evaluation_mode",
+    "precise_device",
     "refuse_unobservable",
     "shape_copy",
     "tensors_of",
@@ -270,7 +271,8 @@ def double_copy(model: nn.Module) -> nn.Module:
 def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Copy a model, in eval mode and another dtype; the model itself is left alone.
 
-    Where a device has no float64 the copy is on the CPU.
+    On a device that has no float64 (`precise_device`) the copy is on the CPU, also in float32:
+    what is made of its outputs is of double precision.
 
     Raises
     ------
@@ -288,9 +290,28 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     if any(t.is_meta for t in tensors_of(model)):
         raise RequestError("the model is on the device meta: it has shapes, but no weights")
     twin = _copied(model, _computed_attributes(model))
-    if dtype == torch.float64 and any(t.device.type == "mps" for t in tensors_of(twin)):
+    if any(t.device.type in _SINGLE_PRECISION for t in tensors_of(twin)):
         twin = twin.cpu()
     return twin.to(dtype)
+
+
+_SINGLE_PRECISION = ("mps",)
+"""Devices without float64."""
+
+
+def precise_device(model: nn.Module, given: Tensor) -> torch.device:
+    """Where a copy of a model is, and its inputs have to be, for numbers of double precision.
+
+    The model's own device (of one without numbers that of what it is given); the CPU in place of
+    Apple's GPU, which has no float64.
+
+    Examples
+    --------
+    >>> precise_device(nn.Linear(2, 3), torch.zeros(1, 2))
+    device(type='cpu')
+    """
+    device = next((t.device for t in tensors_of(model)), given.device)
+    return torch.device("cpu") if device.type in _SINGLE_PRECISION else device
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:

@@ -88,3 +88,16 @@ def test_of_a_single_subject_the_spread_over_places_is_shown(conftest) -> None:
     rows = conftest.cell_rows(("a", "init", "d", 0), "affinity", {"x": 3.0, "y": 5.0, "z": 7.0})
     run = conftest.FakeRun(scores=conftest.frame(rows), manifest={"measures": {"affinity": {}}})
     assert "5.000 ± 1.633" in printed(run)  # sqrt(8 / 3)
+
+
+def test_a_run_on_several_models_of_gpu_says_so(conftest) -> None:
+    scores = conftest.frame(conftest.cell_rows(("m", "init", "d", 0), "affinity", {"a": 0.5}))
+    gpus = [{"device_name": name, "capability": "9.0"} for name in ("H100", "H200", "H100")]
+
+    def said(environments):
+        manifest = conftest.manifest_of(scores, ["affinity"])
+        manifest |= {"environment": environments[0], "environments": environments}
+        return printed(conftest.FakeRun("r", None, scores, manifest))
+
+    assert "measured on GPUs that may round differently: H100, H200" in said(gpus)
+    assert "GPUs" not in said(gpus[::2])

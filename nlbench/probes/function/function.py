@@ -30,6 +30,7 @@ from nlbench.probes.model_state import (
     with_plain_attention,
     without_fast_path,
 )
+from nlbench.probes.precision import exact_by_default
 
 __all__ = ["FunctionBatch", "directional_derivative", "observe", "observe_function"]
 
@@ -67,6 +68,7 @@ class FunctionBatch:
     most: int | None = None
 
 
+@exact_by_default()
 def observe_function(
     model: nn.Module,
     batches: Iterable[Tensor],

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.probes.model_state import evaluation_mode, without_fast_path
+from nlbench.probes.precision import exact_by_default
 from nlbench.probes.site_names import SiteNames, input_of
 
 from .channel_graph import ChannelGraph, Units
@@ -17,6 +18,7 @@ from .channel_graph import ChannelGraph, Units
 __all__ = ["unit_activity"]
 
 
+@exact_by_default()
 def unit_activity(
     model: nn.Module, graph: ChannelGraph, batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:

@@ -166,7 +166,8 @@ def _thinned(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
     close = (t.diff() <= gap) & (owner.diff() == 0)
     if not bool(close.any()):
         return None
-    kept = torch.ones(len(t), dtype=torch.bool, device=t.device)
+    # By the host, one after another: each question to a GPU would have to wait.
+    kept = [True] * len(t)
     last, places = -1, t.tolist()
     for i in (close.nonzero().squeeze(1) + 1).tolist():
         if i - 1 > last or kept[i - 1]:
@@ -176,7 +177,7 @@ def _thinned(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
         else:
             anchor = i
         last = i
-    return kept
+    return torch.tensor(kept, device=t.device)
 
 
 def _order(t: Tensor, owner: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.probes import ProbeOptions, Resources, Samples
-from nlbench.probes.model_state import typed_copy
+from nlbench.probes.model_state import precise_device, typed_copy
 
 from .estimate import SegmentEstimate
 from .lines import paths_of
@@ -169,7 +169,8 @@ def _predicted(
 @torch.inference_mode()
 def _seconds_in_double(model: nn.Module, segment: Segment) -> float:
     network = typed_copy(model, torch.float64)
-    start, end = (x.double() for x in segment)
+    device = precise_device(network, segment[0])
+    start, end = (x.to(device).double() for x in segment)
     shares = torch.linspace(0, 1, _POINTS, dtype=torch.float64, device=start.device)
     points = torch.lerp(start, end, shares.reshape(-1, *[1] * start.ndim))
     run_alone(network, points[:1])

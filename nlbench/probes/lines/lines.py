@@ -22,7 +22,8 @@ from nlbench.content.hashing import tensor_hash
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation, nearest
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.budget import share_out
-from nlbench.probes.model_state import tensors_of, typed_copy
+from nlbench.probes.model_state import precise_device, typed_copy
+from nlbench.probes.precision import each_exact
 
 from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
@@ -164,6 +165,7 @@ def trace_segment(
     return next(traces)
 
 
+@each_exact
 def trace_segments(
     model: nn.Module,
     starts: Tensor,
@@ -201,12 +203,13 @@ def trace_segments(
     if not len(starts):
         return
     network = typed_copy(model, dtype)
-    device = next((t.device for t in tensors_of(network)), starts.device)
+    device = precise_device(network, starts)
     starts, ends = starts.detach(), ends.detach()
+    # To the device first: where they come from there may be no such type.
     segments = (
-        (a.to(device, dtype), b.to(device, dtype)) for a, b in zip(starts, ends, strict=True)
+        (a.to(device).to(dtype), b.to(device).to(dtype)) for a, b in zip(starts, ends, strict=True)
     )
-    first = torch.stack([starts[0], ends[0]]).to(device, dtype)
+    first = torch.stack([starts[0], ends[0]]).to(device).to(dtype)
     program = record(network, torch.cat([first, first.mean(0, keepdim=True)]))
     if method == "exact":
         traces = trace_exactly(program, segments, memory=memory)
@@ -216,7 +219,7 @@ def trace_segments(
         traces = trace_by_sampling(program, segments, resolution=resolution, memory=memory)
     _, together = share_out(load_of(program, first), device, memory, CHECKED_TOGETHER)
     for trace, start, end in zip(traces, starts, ends, strict=True):
-        points = torch.stack([start, end]).to(device, dtype)
+        points = torch.stack([start, end]).to(device).to(dtype)
         with by_itself():
             check_trace(program, network, points, trace, together=together)
         yield trace

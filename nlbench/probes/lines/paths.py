@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, nearest
+from nlbench.probes.model_state import precise_device
 
 __all__ = [
     "DIRECTIONS",
@@ -224,7 +225,7 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
         )
     if not inputs.is_floating_point():
         raise RequestError(f"inputs of dtype {inputs.dtype}, expected floats")
-    data = inputs.detach().to("cpu", torch.float64)
+    data = inputs.detach().cpu().double()
     centre, reach = data.mean(0), math.sqrt(3) * data.std(0, correction=0)
     generator = torch.Generator().manual_seed(seed)
     paths = []
@@ -232,7 +233,7 @@ def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) ->
         share = torch.rand(anchors, *centre.shape, dtype=torch.float64, generator=generator)
         points = centre + (2 * share - 1) * reach
         paths.append(torch.cat([points, points[:1]]))
-    return torch.stack(paths).to(inputs.device, inputs.dtype)
+    return torch.stack(paths).to(inputs.dtype).to(inputs.device)
 
 
 def _check_images(images: Tensor) -> None:
@@ -344,10 +345,10 @@ def direction_paths(
     length = torch.linalg.vector_norm(away.flatten(2).double(), dim=2)
     if not bool((length > 0).all()):
         raise RequestError("a direction has no length: the output does not depend on the input")
-    size = (radius / length).reshape(*length.shape, *[1] * (x.ndim - 1)).to(x.device)
-    start = x[:, None].expand(-1, directions, *x.shape[1:])
-    end = (start.double() + size * away.to(x.device).double()).to(x.dtype)
-    return torch.stack([start, end], 2).flatten(0, 1)
+    size = (radius / length).reshape(*length.shape, *[1] * (x.ndim - 1))
+    start = x.to(away.device)[:, None].expand(-1, directions, *x.shape[1:])
+    end = (start.double() + size * away.double()).to(x.dtype)
+    return torch.stack([start, end], 2).flatten(0, 1).to(x.device)
 
 
 def _drawn(one: Tensor, directions: int, kind: str, generator: torch.Generator) -> Tensor:
@@ -369,4 +370,5 @@ def _gradients(model: nn.Module, one: Tensor, directions: int) -> Tensor:
             torch.autograd.grad(output, x, retain_graph=True)[0][0]
             for output in outputs.topk(directions).values
         ]
-    return torch.stack(found)
+    gradients = torch.stack(found)
+    return gradients.to(precise_device(model, gradients))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError
 from nlbench.probes.budget import halving
-from nlbench.probes.model_state import tensors_of
+from nlbench.probes.model_state import precise_device
+from nlbench.probes.precision import exact_by_default
 
 from .dispatch_recorder import Step
 from .ops.rule import Leaders, Pieces
@@ -70,6 +71,7 @@ class Plane:
         return total
 
 
+@exact_by_default()
 def plane(
     model: nn.Module,
     points: Tensor,
@@ -126,8 +128,8 @@ def plane(
     if len(points) not in (2, 3):
         raise RequestError(f"a plane through {len(points)} points, expected 2 or 3")
     check_ends(points[:-1], points[1:])
-    device = next((t.device for t in tensors_of(model)), points.device)
-    points = points.detach().to(device, torch.float64)
+    device = precise_device(model, points)
+    points = points.detach().to(device).double()
     origin, across, up, places = _axes(points)
     low, high = places.amin(0) - margin, places.amax(0) + margin
     u = torch.linspace(float(low[0]), float(high[0]), width, dtype=torch.float64)

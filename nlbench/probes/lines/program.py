@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
 from nlbench.probes.budget import Load
 from nlbench.probes.lines.ops.rule import peak
-from nlbench.probes.model_state import double_copy, shape_copy, tensors_of, typed_copy
+from nlbench.probes.model_state import double_copy, precise_device, shape_copy, typed_copy
 
 from .dispatch_recorder import Recorder, Step
 
@@ -117,8 +117,8 @@ def traceable(model: nn.Module, example: Tensor) -> str:
         # Something on the way wants numbers.
         try:
             network = double_copy(model)
-            device = next((t.device for t in tensors_of(network)), example.device)
-            record_unchecked(network, example[:1].to(device, torch.float64, copy=True))
+            device = precise_device(network, example)
+            record_unchecked(network, example[:1].to(device, copy=True).double())
         except UnsupportedOperation as error:
             return str(error)
     return ""

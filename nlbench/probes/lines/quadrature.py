@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.probes.budget import halving, is_out_of_memory
+from nlbench.probes.model_state import precise_device
+from nlbench.probes.precision import each_exact
 
 from . import chebyshev
 from .estimate import SegmentEstimate
@@ -175,6 +177,7 @@ PROBES = 256
 """Places, one in each 256th of the segment, at which interpolants are compared with the network."""
 
 
+@each_exact
 def integrate_along(
     model: nn.Module,
     starts: Tensor,
@@ -217,9 +220,9 @@ def integrate_along(
     [0.052984, 0.052984]
     """
     network = double_copy(model)
-    device = next((p.device for p in network.parameters()), starts.device)
-    starts = starts.detach().to(device, torch.float64)
-    ends = ends.detach().to(device, torch.float64)
+    device = precise_device(network, starts)
+    starts = starts.detach().to(device).double()
+    ends = ends.detach().to(device).double()
     batches: Batches | None = None
     for start, end in zip(starts, ends, strict=True):
         if batches is None:

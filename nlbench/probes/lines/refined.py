@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
 from nlbench.probes.budget import halving, usable_memory
-from nlbench.probes.model_state import tensors_of
+from nlbench.probes.model_state import precise_device
+from nlbench.probes.precision import each_exact
 
 from .dispatch_recorder import Step
 from .estimate import ChordParts, SegmentEstimate, chord_parts
@@ -901,12 +902,13 @@ def check_ends(starts: Tensor, ends: Tensor) -> None:
 
 
 def on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[Segment]:
-    """Give segments on a model's device, one by one."""
-    device = next((t.device for t in tensors_of(model)), starts.device)
+    """Give segments where a model is computed, one by one."""
+    device = precise_device(model, starts)
     for start, end in zip(starts.detach(), ends.detach(), strict=True):
         yield start.to(device), end.to(device)
 
 
+@each_exact
 def estimate_all(
     model: nn.Module,
     segments: Iterable[Segment],

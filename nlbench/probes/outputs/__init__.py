@@ -70,9 +70,10 @@ class Outputs(Probe):
         import torch
 
         from nlbench.probes.model_state import evaluation_mode
+        from nlbench.probes.precision import exact_by_default
 
         seen = 0
-        with evaluation_mode(model):
+        with exact_by_default(), evaluation_mode(model):
             for inputs, labels in samples.labelled(int(options["batch"])):
                 # A copy: a first layer that works in place would change the samples.
                 outputs = model(inputs.to(resources.device, copy=True))

@@ -25,6 +25,7 @@ from nlbench.probes.model_state import (
     refuse_unobservable,
     without_fast_path,
 )
+from nlbench.probes.precision import exact_by_default
 
 from .intercept import Call, Kept, Watch
 from .reduce import Function, Side, Unreduced, joined
@@ -111,6 +112,7 @@ class SiteBatch:
         return self.site.name
 
 
+@exact_by_default()
 def observe_sites(
     model: nn.Module,
     batches: Iterable[Tensor],

@@ -185,3 +185,15 @@ def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
         assert found == [2]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_a_pass_on_the_cpu_leaves_a_gpu_alone(monkeypatch, kind):
+    # To ask which CUDA device is the current one takes it into use; a Mac's can't be asked.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("it was asked for"))
+    done = []
+    with Background(done.append, size, 10, torch.device("cpu")) as background:
+        background.put((0, 1))
+    assert done == [(0, 1)]

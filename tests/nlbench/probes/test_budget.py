@@ -152,6 +152,13 @@ def test_what_a_sample_takes_grows_with_what_the_layers_make():
     [
         ("CUDA error: out of memory\nCUDA kernel errors might be reported", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
+        (
+            "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling "
+            "`cusolverDnCreate(handle)`",
+            True,
+        ),
+        ("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasSgemm(handle)`", False),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
         ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
         ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate`", True),

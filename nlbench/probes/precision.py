@@ -1,0 +1,252 @@
+"""What float32 is computed in: in itself, whatever short cuts PyTorch is allowed.
+
+On a GPU PyTorch computes convolutions in TF32 unless it is told otherwise, whose ten bits of
+mantissa would show in every number. Every door that runs a network (a probe's `observe`, and the
+functions behind it that are called from Python) turns that off for as long as it is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import partial, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from .model_state import Shared
+
+__all__ = [
+    "each_exact",
+    "exact_arithmetic",
+    "exact_by_default",
+    "float32_precision",
+    "without_autocast",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextmanager
+def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
+    """Turn off, for a while, what rounds or varies: TF32, and cuDNN's choice by the clock.
+
+    TF32's ten bits of mantissa would show in the scores.
+
+    Parameters
+    ----------
+    precision : str
+        See `nlbench.Request`; ``tf32``, ``bfloat16`` and ``float16`` are asked for, never
+        assumed.
+    device : str
+        Kind of the device that autocast is for.
+    """
+    halves = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    cast: AbstractContextManager[object] = nullcontext()
+    if precision in halves:
+        cast = torch.autocast(device, dtype=halves[precision])
+    asked = _ASKED.set(True)
+    try:
+        with _SETTINGS[precision == "tf32"](), cast:
+            yield
+    finally:
+        _ASKED.reset(asked)
+
+
+_ASKED: ContextVar[bool] = ContextVar("whether somebody has asked for a precision", default=False)
+
+
+@contextmanager
+def exact_by_default() -> Iterator[None]:
+    """Have what `exact_arithmetic` gives, unless somebody further out has asked for a precision.
+
+    For functions that may be called in a run, whose precision it is then, or by themselves.
+
+    Examples
+    --------
+    >>> with exact_by_default():
+    ...     set(float32_precision(torch.device("cuda")).values())
+    {'ieee'}
+    """
+    if _ASKED.get():
+        yield
+        return
+    with exact_arithmetic():
+        yield
+
+
+def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """Have a generator compute each of its items in `exact_by_default`.
+
+    In between, while its user is at work, everything is as the user has set it.
+
+    Examples
+    --------
+    >>> @each_exact
+    ... def precisions():
+    ...     yield float32_precision(torch.device("cuda"))["matmul"]
+    >>> next(precisions())
+    'ieee'
+    """
+
+    @wraps(function)
+    def items(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        given = function(*args, **kwargs)
+        while True:
+            with exact_by_default():
+                try:
+                    item = next(given)
+                except StopIteration:
+                    return
+            yield item
+
+    return items
+
+
+@contextmanager
+def _settings(tf32: bool) -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    try:
+        cudnn.deterministic, cudnn.benchmark = True, False
+        with _float32(tf32) if _HAS_PRECISIONS else _float32_before_2_9(tf32):
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+_SETTINGS = {tf32: Shared(partial(_settings, tf32)) for tf32 in (False, True)}
+
+_HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
+_OPERATIONS = ("matmul", "conv", "rnn")
+_BACKENDS = ("cuda", "mkldnn")
+
+
+@contextmanager
+def _float32_before_2_9(tf32: bool) -> Iterator[None]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        matmul.allow_tf32, cudnn.allow_tf32 = before[1:]
+
+
+@contextmanager
+def _float32(tf32: bool) -> Iterator[None]:
+    """Have products and convolutions of float32 done in it, or on a GPU in TF32, and nowhere less.
+
+    PyTorch has two sets of settings for it: one for each operation of each backend, which
+    inherits what the backend has and that what all have; and the older ones, which it refuses to
+    read where they contradict the newer. Both are set. What inherits goes on to do so: told what
+    it has inherited, it would not follow when the user sets something else later.
+    """
+    made = _precisions_made()
+    # Nobody can set convolutions back to what PyTorch begins with; the older setting would.
+    is_new = _UNTOUCHED in (made["cuda", "conv"], made["cuda", "rnn"])
+    matmul, cudnn = _older_settings(made, is_new)
+    try:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        if not is_new:
+            torch.backends.cudnn.allow_tf32 = tf32
+        _set_precision("generic", "all", "ieee")
+        for (backend, operation), own in made.items():
+            if backend != "generic" and own != _UNTOUCHED:
+                short = tf32 and backend == "cuda"
+                _set_precision(backend, operation, "tf32" if short else "ieee")
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        if not is_new:
+            torch.backends.cudnn.allow_tf32 = cudnn
+        _set_precisions(made)
+
+
+_UNTOUCHED = "as PyTorch has it"
+"""An operation's setting before anybody has made one: TF32, unless its backend has another."""
+
+
+# By PyTorch's own functions: what `torch.backends.mkldnn.fp32_precision` is set to is set for all.
+def _precision(backend: str, operation: str) -> str:
+    return str(torch._C._get_fp32_precision_getter(backend, operation))
+
+
+def _set_precision(backend: str, operation: str, precision: str) -> None:
+    torch._C._set_fp32_precision_setter(backend, operation, precision)
+
+
+def _set_precisions(made: Mapping[tuple[str, str], str]) -> None:
+    for (backend, operation), precision in made.items():
+        if precision != _UNTOUCHED:
+            _set_precision(backend, operation, precision)
+
+
+def _precisions_made() -> dict[tuple[str, str], str]:
+    """What has been set for each operation of each backend, ``none`` where it inherits."""
+    made = {("generic", "all"): _precision("generic", "all")}
+    try:
+        # Read while there is nothing to inherit.
+        _set_precision("generic", "all", "none")
+        for backend in _BACKENDS:
+            made[backend, "all"] = _precision(backend, "all")
+            _set_precision(backend, "all", "none")
+            made |= {(backend, op): _precision(backend, op) for op in _OPERATIONS}
+        _set_precision("generic", "all", "ieee")
+        for key, own in made.items():
+            if own == "tf32" and key[1] in _OPERATIONS and _precision(*key) == "ieee":
+                made[key] = _UNTOUCHED
+    finally:
+        _set_precisions(made)
+    return made
+
+
+def _older_settings(made: Mapping[tuple[str, str], str], is_new: bool) -> tuple[str, bool]:
+    """What PyTorch's older settings say; read where the newer can't contradict them."""
+    try:
+        _set_precision("cuda", "matmul", "ieee")
+        _set_precision("mkldnn", "matmul", "ieee")
+        matmul = torch.get_float32_matmul_precision()
+        if is_new:
+            return matmul, True
+        _set_precision("cuda", "conv", "tf32")
+        _set_precision("cuda", "rnn", "tf32")
+        try:
+            return matmul, bool(torch.backends.cudnn.allow_tf32)
+        except RuntimeError:
+            return matmul, False
+    finally:
+        _set_precisions(made)
+
+
+def float32_precision(device: torch.device) -> dict[str, str]:
+    """What float32 is computed in on a device just now, by operation.
+
+    Examples
+    --------
+    >>> with exact_arithmetic():
+    ...     sorted(set(float32_precision(torch.device("cpu")).values()) - {"none"})
+    ['ieee']
+    """
+    backend = "cuda" if device.type == "cuda" else "mkldnn"
+    if _HAS_PRECISIONS:
+        return {operation: _precision(backend, operation) for operation in _OPERATIONS}
+    cudnn = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    matmul = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    is_cuda = device.type == "cuda"
+    return {op: matmul if op == "matmul" else cudnn if is_cuda else "ieee" for op in _OPERATIONS}
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Let a measure compute in full precision, whatever the model ran in."""
+    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        yield
+        return
+    with torch.autocast(kinds[0], enabled=False):
+        yield

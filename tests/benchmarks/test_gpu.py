@@ -1,0 +1,103 @@
+"""The benchmark of a GPU, as far as it can be tried without one."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.linalg import polar
+
+from nlbench.measures._transport import optimal_map
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", FILE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def matrices(count, size, digits):
+    """Of singular values from 1 down to a power of ten."""
+    random = torch.Generator().manual_seed(size)
+    drawn = torch.randn(2, count, size, size, dtype=torch.float64, generator=random)
+    left, right = torch.linalg.qr(drawn).Q
+    return left * torch.logspace(0, -digits, size, dtype=torch.float64) @ right.mT
+
+
+@pytest.mark.parametrize(("size", "digits"), [(1, 0), (7, 0), (20, 3), (40, 10)])
+def test_the_polar_factor_is_scipys_of_one_matrix_and_of_several(gpu, size, digits):
+    given = matrices(3, size, digits)
+    found = gpu.polar_factor(given)
+    for one, factor in zip(given, found, strict=True):
+        expected = torch.from_numpy(polar(one.numpy())[0])
+        torch.testing.assert_close(factor, expected, rtol=0, atol=1e-13 * 10**digits)
+        identity = torch.eye(size, dtype=torch.float64)
+        torch.testing.assert_close(factor.T @ factor, identity, rtol=0, atol=1e-13)
+
+
+def test_the_transport_map_by_a_polar_factor_is_that_by_eigenvalues(gpu):
+    x, y = matrices(2, 12, 1)
+    source, target = x @ x.T, y @ y.T
+    found, expected = gpu.map_by_polar(source, target), optimal_map(source, target)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_part_that_fails_keeps_what_it_had_found(gpu, tmp_path, monkeypatch):
+    def part(setting):
+        yield {"first": 1}
+        raise ValueError("no second")
+
+    monkeypatch.setitem(gpu.PARTS, "broken", part)
+    assert gpu.one_part("broken", gpu.Setting("cpu", quick=True), tmp_path / "found.json") == 1
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == {"first": 1, "failed": "ValueError: no second"}
+
+
+SCRIPT = """
+import json, os, sys, time
+part, out = sys.argv[2], sys.argv[-1]
+open(out, "w").write(json.dumps({"found": part}))
+if part == "crashes":
+    os.abort()
+if part == "hangs":
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def scripted(gpu, tmp_path, monkeypatch):
+    """Parts of a script that has neither PyTorch nor patience."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr(gpu, "__file__", str(script))
+    return argparse.Namespace(device="cpu", quick=True, minutes=1.0)
+
+
+def test_one_that_takes_its_process_down_or_never_ends_is_a_line_in_the_table(gpu, scripted):
+    results = {name: gpu.apart(name, scripted, 5.0) for name in ("ends", "crashes", "hangs")}
+    assert [found["found"] for found in results.values()] == list(results)
+    assert "failed" not in results["ends"]
+    assert results["crashes"]["failed"] == "its process ended with status -6"
+    assert results["hangs"]["left_out"] == "no time left to end it"
+    rows = [line.split(" | ") for line in gpu.table(results)][4:]
+    assert [row[1] for row in rows] == ["ran", "failed", "left out"]
+
+
+def test_what_was_found_is_on_the_disk_as_json_and_as_a_table(gpu, scripted, tmp_path):
+    sites = {"all": {"a_batch": 0.05, "of_forward": 3.0}, "seconds": 4.0}
+    scripted.quick = False  # Small networks are not held to what is wanted of large ones.
+    gpu.write({"site_measures": sites}, scripted, tmp_path / "gpu.json")
+    assert json.loads((tmp_path / "gpu.json").read_text())["site_measures"] == sites
+    text = (tmp_path / "gpu.md").read_text()
+    assert "| site measures (4.0 s) | ran | all a batch 0.05; all of forward 3 |" in text
+    assert "seconds a batch of 128: 0.1 | 0.05 | reached |" in text
+    assert "in forward passes: 2 | 3 | missed |" in text
