@@ -73,7 +73,7 @@ class _Layout:
     @classmethod
     def of(cls, tensor: Tensor) -> _Layout:
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
-        return cls(size, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+        return cls(size, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def places(self) -> Tensor:
         """Give the place of each, (numel,)."""
@@ -304,7 +304,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that a tensor was overwritten, with a value or, None, with constants."""
         self._clock += 1
         content = tensor.clone() if value is None else value
-        self._writes = {s: known for s, known in self._writes.items() if not s.expired()}
+        self._writes = {
+            storage: known
+            for storage, known in self._writes.items()
+            if not storage.expired()  # type: ignore[no-untyped-call]
+        }
         self._writes.setdefault(_storage(tensor), []).append(
             (self._clock, _Layout.of(tensor), content)
         )
@@ -420,7 +424,7 @@ def _by_position(
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
