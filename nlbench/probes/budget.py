@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import RequestError, Undefined
 
@@ -23,6 +25,7 @@ from .model_state import attributes_kept
 
 __all__ = [
     "Found",
+    "LiveBytes",
     "Load",
     "available_memory",
     "bytes_a_sample",
@@ -57,13 +60,26 @@ class Load:
     waiting : int
         Of points that wait, while others go ahead, at each step that bends: their sum.
     reserve : int
-        Bytes taken beside, however many points there are.
+        Bytes taken beside, however many points there are, by each thread.
+    constants : int
+        Bytes of what is computed once and kept, such as sums of squares of weights.
     """
 
     width: int
     step: int
     waiting: int
     reserve: int
+    constants: int = 0
+
+    def times(self, carried: int) -> Load:
+        """Give the same with so many tensors in place of each."""
+        return Load(
+            carried * self.width,
+            carried * self.step,
+            carried * self.waiting,
+            carried * self.reserve,
+            self.constants,
+        )
 
 
 def share_out(
@@ -113,7 +129,9 @@ def share_out(
     >>> share_out(load, torch.device("cpu"), 200_000, 128, threads=2, waiting=True)
     (2, 32)
     """
-    usable = usable_memory(device, memory)
+    # Of free memory it has been taken already.
+    constants = 0 if memory is None else load.constants
+    usable = usable_memory(device, memory) - constants
     each = load.step + load.waiting if waiting else load.step
     fitting = int((usable - load.reserve) // each)
     if fitting < needed:
@@ -121,7 +139,7 @@ def share_out(
         budget = _budget(device, memory)
         raise RequestError(
             f"{given}: {_readable(budget)} are too few to trace this network on a segment, "
-            f"which takes {_readable(_least(load.reserve + needed * each))} or more"
+            f"which takes {_readable(_least(constants + load.reserve + needed * each))} or more"
         )
     while threads > 1 and usable < threads * (load.reserve + least * each):
         threads -= 1
@@ -236,6 +254,68 @@ class _Tally(TorchFunctionMode):
                     sizes[storage._cdata] = storage.nbytes()
             self.peak = max(self.peak, sum(sizes.values()))
         return output
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the memory of tensors that are made while it is entered, in this thread.
+
+    What a kernel allocates for itself is not seen.
+
+    Attributes
+    ----------
+    now, peak : int
+        Bytes that live now, and the most that did together after an operation.
+
+    Examples
+    --------
+    >>> with LiveBytes() as live:
+    ...     x = torch.zeros(2, dtype=torch.float64)
+    ...     x = (x + 1).view(1, 2)
+    >>> live.now, live.peak
+    (16, 32)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._sizes: dict[StorageWeakRef, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Or the compiler is imported.
+
+    @property
+    def now(self) -> int:
+        """Bytes that live now."""
+        self._sizes = {
+            storage: size
+            for storage, size in self._sizes.items()
+            if not storage.expired()  # type: ignore[no-untyped-call]
+        }
+        return sum(self._sizes.values())
+
+    def restart(self) -> int:
+        """Begin another peak, with what lives now."""
+        self.peak = self.now
+        return self.peak
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
+        made = {_storage(t): t for t in tensors_in((result,)) if not t.is_meta}
+        self._sizes |= {
+            storage: tensor.untyped_storage().nbytes()
+            for storage, tensor in made.items()
+            if storage not in given
+        }
+        self.peak = max(self.peak, self.now)
+        return result
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def bytes_a_sample(model: nn.Module, samples: Tensor) -> int:

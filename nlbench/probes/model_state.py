@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, Undefined
 
 __all__ = [
     "Shared",
@@ -25,6 +25,8 @@ __all__ = [
     "cpu_copy",
     "double_copy",
     "evaluation_mode",
+    "given_tensor",
+    "outputs_of",
     "precise_device",
     "refuse_unobservable",
     "shape_copy",
@@ -353,6 +355,47 @@ def shape_copy(model: nn.Module) -> nn.Module:
     _check(model)
     tensors = [*tensors_of(model), *_computed(model)]
     return _copied(model, {id(t): _shape_of(t) for t in tensors})
+
+
+def given_tensor(output: object) -> Tensor:
+    """Take what a model gives for a tensor; no probe makes anything of something else.
+
+    Raises
+    ------
+    nlbench.Undefined
+
+    Examples
+    --------
+    >>> given_tensor((torch.ones(1), torch.ones(1)))
+    Traceback (most recent call last):
+    nlbench.errors.Undefined: the model gives a tuple, expected a tensor
+    """
+    if not isinstance(output, Tensor):
+        raise Undefined(f"the model gives a {type(output).__name__}, expected a tensor")
+    return output
+
+
+def outputs_of(output: object, samples: int) -> Tensor:
+    """Take what a model gives for the outputs of so many samples.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If it is no tensor, or none with a row a sample.
+
+    Examples
+    --------
+    >>> outputs_of(torch.ones(3, 2), 3).shape
+    torch.Size([3, 2])
+    """
+    tensor = given_tensor(output)
+    if tensor.dim() == 0 or len(tensor) != samples:
+        inputs = "one input" if samples == 1 else f"{samples} inputs"
+        raise Undefined(
+            f"the model gives shape {tuple(tensor.shape)} for {inputs}, expected one "
+            "output an input along the first axis"
+        )
+    return tensor
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:

@@ -27,6 +27,7 @@ from nlbench.probes.model_state import (
     attributes_kept,
     autocast_now,
     evaluation_mode,
+    outputs_of,
     with_plain_attention,
     without_fast_path,
 )
@@ -152,14 +153,7 @@ def _function(
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     # A copy: a first layer that works in place would change the caller's data.
-    output = model(inputs.clone())
-    if not isinstance(output, Tensor):
-        raise Undefined(f"the model gives a {type(output).__name__}, expected a tensor")
-    if output.dim() == 0 or len(output) != len(inputs):
-        raise Undefined(
-            f"the model gives shape {tuple(output.shape)} for {len(inputs)} inputs, expected one "
-            "output an input along the first axis"
-        )
+    output = outputs_of(model(inputs.clone()), len(inputs))
     if not output.is_floating_point():
         kind = str(output.dtype).removeprefix("torch.")
         raise Undefined(f"the model gives {kind}, which has no derivative")

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import NlbenchError, RequestError, Undefined, UnsupportedOperation
+from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.model_state import (
     attributes_kept,
     autocast_now,
     evaluation_mode,
+    given_tensor,
     refuse_unobservable,
     without_fast_path,
 )
@@ -111,9 +112,7 @@ def _recorded(
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
             raise RequestError(f"the model can't be run on shape {shapes}: {reason}") from error
-    if not isinstance(output, Tensor):
-        raise Undefined(f"the model gives a {type(output).__name__}, expected a tensor")
-    graph: ChannelGraph = recorder.graph(output)
+    graph: ChannelGraph = recorder.graph(given_tensor(output))
     return graph
 
 

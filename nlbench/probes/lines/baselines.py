@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite
-from nlbench.probes.budget import share_out
+from nlbench.probes.budget import Load, share_out
 from nlbench.probes.lines.ops.kinks import pushed
 from nlbench.probes.lines.ops.rule import Margin, peak
 
@@ -72,6 +72,7 @@ def trace_adaptively(
     sensitivity: float = 1e-6,
     memory: int | None = None,
     together: int = POINTS,
+    load: Load | None = None,
 ) -> Iterator[SegmentTrace]:
     """Trace a recorded program on one segment after another; see `trace_segment`.
 
@@ -90,6 +91,8 @@ def trace_adaptively(
         Bytes that may be used; by default half of what is free.
     together : int
         Most segments that are walked side by side.
+    load : Load, optional
+        What a point takes, where it was measured before.
 
     Yields
     ------
@@ -106,8 +109,8 @@ def trace_adaptively(
         return
     waiting = itertools.chain([first], waiting)
     start, end = first[1]
-    load = load_of(program, torch.stack([start, end]), carried=CARRIED)
-    _, together = share_out(load, start.device, memory, together)
+    load = load or load_of(program, torch.stack([start, end]))
+    _, together = share_out(load.times(CARRIED), start.device, memory, together)
     walks: list[_Walk] = []
     finished: dict[int, SegmentTrace] = {}
     following = 0
@@ -270,6 +273,7 @@ def trace_by_sampling(
     *,
     resolution: int = 1000,
     memory: int | None = None,
+    load: Load | None = None,
 ) -> Iterator[SegmentTrace]:
     """Sample a recorded program on one segment after another; see `trace_segment`.
 
@@ -290,6 +294,8 @@ def trace_by_sampling(
         Number of steps.
     memory : int, optional
         Bytes that may be used; by default half of what is free.
+    load : Load, optional
+        What a point takes, where it was measured before.
 
     Yields
     ------
@@ -299,7 +305,7 @@ def trace_by_sampling(
     points = 0
     for start, end in segments:
         if not points:
-            load = load_of(program, torch.stack([start, end]))
+            load = load or load_of(program, torch.stack([start, end]))
             _, points = share_out(load, start.device, memory, POINTS_SAMPLING, needed=3)
         yield _trace_sampling(program, start, end, resolution, points)
 

@@ -56,7 +56,7 @@ def check_trace(
         The segment's ends.
     trace : nlbench.probes.lines.trace.SegmentTrace
     together : int
-        Most points to go through the program at once, at least 2.
+        Most points to go through the program at once, at least 4.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def check_trace(
     spread = torch.arange(CHECKED) * trace.regions // CHECKED + trace.regions // (2 * CHECKED)
     width = trace.t.diff()
     left = torch.unique(torch.cat([spread.to(width.device), width.argmax().reshape(1)]))
-    _check_values(program, network, points, trace, left)
+    _check_values(program, network, points, trace, left, together)
     inside = _inside(trace, torch.unique(torch.stack([width.argmax(), left[len(left) // 2]])))
     beside = _beside(trace)
     pairs = [*(pair for pair, _ in beside), *inside]
@@ -83,7 +83,12 @@ def _between(points: Tensor, t: Tensor) -> Tensor:
 
 
 def _check_values(
-    program: Program, network: nn.Module, points: Tensor, trace: SegmentTrace, left: Tensor
+    program: Program,
+    network: nn.Module,
+    points: Tensor,
+    trace: SegmentTrace,
+    left: Tensor,
+    together: int,
 ) -> None:
     # Between sampled breakpoints the network is not the line through its values.
     right = left if trace.method == "sampling" else left + 1
@@ -96,7 +101,7 @@ def _check_values(
         same = agree(found, expected, trace.values)
         if not bool(same.all()):
             # What rounding makes of the network's steps, and what a walk may be off by.
-            slack = _rounding(program, inputs) + _slack(trace)
+            slack = _rounding(program, inputs, together) + _slack(trace)
             same |= (found - expected).abs() <= slack
         if bool(same.all()):
             return
@@ -105,14 +110,16 @@ def _check_values(
     )
 
 
-def _rounding(program: Program, inputs: Tensor) -> Tensor | float:
-    """Say how far each output is off by what its program's steps round: (m, k), measured."""
+def _rounding(program: Program, inputs: Tensor, together: int) -> Tensor | float:
+    """Say how far outputs are off by what the program's steps round: (1, k), measured."""
+    errors, copies = [], 3
     with torch.inference_mode():
-        for seen in walk_measured(program, inputs, copies=3):
-            if seen.step.output == program.output:
-                error = seen.bound.expand_as(seen.output).reshape(len(inputs), -1)
-                return MEASURED * torch.finfo(inputs.dtype).eps * error
-    return 0.0
+        for part in torch.split(inputs, max(1, together // (1 + copies))):
+            for seen in walk_measured(program, part, copies):
+                if seen.step.output == program.output:
+                    errors.append(seen.bound[:1].expand_as(seen.output[:1]).reshape(1, -1))
+    most = torch.cat(errors).amax(0, keepdim=True) if errors else 0.0
+    return MEASURED * torch.finfo(inputs.dtype).eps * most
 
 
 def _slack(trace: SegmentTrace) -> float:

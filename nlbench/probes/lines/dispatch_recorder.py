@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.probes.ops import known, load_errors, operation, qualified_name
@@ -59,6 +61,26 @@ class Step:
         return UnsupportedOperation(self.operation, self.place, why)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where in its storage a tensor's numbers lie."""
+
+    size: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Layout:
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return cls(size, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    def places(self) -> Tensor:
+        """Give the place of each, (numel,)."""
+        places = torch.arange(self.size)
+        return places.as_strided(self.shape, self.stride, self.offset).flatten()
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down what is dispatched while a network runs on one input.
 
@@ -85,17 +107,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names.begin(example)
         self._sites: list[SiteName | None] = []
         self._composites: list[str] = []
-        # Tensors by identity: the number of their value and when they got it. `_alive`
-        # keeps them, so that neither identities nor storages are used again.
-        self._values: dict[int, int] = {}
-        self._bound_at: dict[int, int] = {}
+        # Tensors by identity: the number of their value and when they got it. References are
+        # weak, so that the network holds no more memory than when it isn't watched; a weak
+        # reference to a storage keeps its identity from being used again, not its numbers.
+        self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._bound_at: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         # What was overwritten, by storage: when, which of its numbers, and with what.
-        self._writes: dict[int, list[tuple[int, Tensor, Any]]] = {}
+        self._writes: dict[StorageWeakRef, list[tuple[int, _Layout, Any]]] = {}
         self._input_shape = tuple(example.shape[1:])
-        self._constants: set[int] = set()
-        self._alive: list[Tensor] = []
+        self._constants: set[StorageWeakRef] = set()
         # Where maxima lie: made beside the maxima, mostly left unused.
-        self._indices: dict[int, Tensor] = {}
+        self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._clock = 0
         self._bind(example, 0)
 
@@ -126,18 +148,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def output_value(self, output: Tensor) -> int:
         """Give the number of the network's output, a constant one included."""
         self._refresh(output, "forward")
-        if id(output) not in self._values:
+        if output not in self._values:
             constant = output.clone()
             rule = Rule(
                 lambda points: constant.expand(len(points[0]), *constant.shape[1:]),
                 lambda inputs, bounds, result: peak(result),
             )
             self._add_step("constant", [0], rule, output)
-        return self._values[id(output)]
+        return self._values[output]
 
     def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Refuse attention by its name: its first step moves the axis of samples, a poor reason."""
-        if any(id(x) in self._values for x in inputs):
+        if any(isinstance(x, Tensor) and x in self._values for x in inputs):
             name = "multi_head_attention_forward"
             raise self._refusal(name, self._why_not(name))
 
@@ -157,7 +179,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
         """Refuse to hand out the memory of what depends on the input."""
-        if args and id(args[0]) in self._values:
+        if args and isinstance(args[0], Tensor) and args[0] in self._values:
             raise self._refusal(name, "the values of the input decide what is computed")
 
     def _record(
@@ -166,9 +188,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
         for tensor in tensors:
             self._refresh(tensor, name)
-        traced = list({id(a): a for a in tensors if id(a) in self._values}.values())
-        constants = {_storage(a) for a in tensors if id(a) not in self._values}
-        if any(id(a) in self._indices for a in tensors):
+        traced = list({id(a): a for a in tensors if a in self._values}.values())
+        constants = {_storage(a) for a in tensors if a not in self._values}
+        if any(a in self._indices for a in tensors):
             raise self._refusal(name, "it uses the positions of maxima")
         if not traced:
             if any(_storage(a) in self._constants for a in written):
@@ -227,12 +249,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return f"it is not known; register it with nlbench.register_op{missing}"
 
     def _add(self, call: Call, traced: list[Tensor], result: Any, written: list[Tensor]) -> None:
-        inputs = [self._values[id(a)] for a in traced]
+        inputs = [self._values[a] for a in traced]
         for part, tensor in enumerate([result] if isinstance(result, Tensor) else result):
-            if not written and id(tensor) in self._values:
+            if not written and tensor in self._values:
                 continue  # The operation had nothing to do and handed its input on.
             if not isinstance(result, Tensor) and not tensor.is_floating_point():
-                self._indices[id(tensor)] = tensor
+                self._indices[tensor] = None
                 continue
             if tensor.dtype != self._dtype:
                 raise self._refusal(call.name, f"it converts to {tensor.dtype}")
@@ -247,7 +269,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise self._refusal(call.name, str(error)) from None
             self._add_step(call.name, inputs, rule, tensor)
             if written:
-                self._note_write(tensor, self._values[id(tensor)])
+                self._note_write(tensor, self._values[tensor])
 
     def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
         value, shape = len(self.steps) + 1, tuple(output.shape[1:])
@@ -256,9 +278,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bind(output, value)
 
     def _bind(self, tensor: Tensor, value: int) -> None:
-        self._values[id(tensor)] = value
-        self._bound_at[id(tensor)] = self._clock
-        self._alive.append(tensor)
+        self._values[tensor] = value
+        self._bound_at[tensor] = self._clock
 
     def _copy(self, func: Any, args: tuple[Any, ...], spec: Sequence[Any], traced: Any) -> Any:
         """Record what is assigned to a tensor, or to a slice of one."""
@@ -272,8 +293,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = Call("expand", _expanded, (Input(0), shape), {}, (tuple(tensor.shape),), shape)
             if tensor.dtype != self._dtype or tensor.ndim != len(shape):
                 raise self._refusal("copy", "it moves or drops the axis of samples")
-            self._add_step("copy", [self._values[id(tensor)]], _rule_of(call), target)
-            self._note_write(target, self._values[id(target)])
+            self._add_step("copy", [self._values[tensor]], _rule_of(call), target)
+            self._note_write(target, self._values[target])
         else:
             self._note_write(target, None)
             self._refresh(target, "copy")
@@ -283,18 +304,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that a tensor was overwritten, with a value or, None, with constants."""
         self._clock += 1
         content = tensor.clone() if value is None else value
+        self._writes = {
+            storage: known
+            for storage, known in self._writes.items()
+            if not storage.expired()  # type: ignore[no-untyped-call]
+        }
         self._writes.setdefault(_storage(tensor), []).append(
-            (self._clock, _places_of(tensor), content)
+            (self._clock, _Layout.of(tensor), content)
         )
         if value is not None:
-            self._bound_at[id(tensor)] = self._clock
+            self._bound_at[tensor] = self._clock
 
     def _refresh(self, tensor: Tensor, name: str) -> None:
         """Bring a tensor up to date whose memory was overwritten under another name."""
-        for clock, places, content in self._writes.get(_storage(tensor), ()):
-            if clock <= self._bound_at.get(id(tensor), 0):
+        if not self._writes:
+            return
+        for clock, layout, content in self._writes.get(_storage(tensor), ()):
+            if clock <= self._bound_at.get(tensor, 0):
                 continue
-            own = _places_of(tensor)
+            own, places = _Layout.of(tensor).places(), layout.places()
             order = torch.full((int(max(own.max(), places.max())) + 1,), -1)
             order[places] = torch.arange(len(places))
             source = order[own]
@@ -303,13 +331,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if tensor.ndim == 0 or len(tensor) != 1 or tensor.dtype != self._dtype:
                     raise self._refusal(name, "it reads a tensor whose memory was changed in place")
                 self._assign(tensor, content, hit.nonzero().squeeze(1), source[hit])
-            elif id(tensor) not in self._values:
+            elif tensor not in self._values:
                 continue
-            self._bound_at[id(tensor)] = clock
+            self._bound_at[tensor] = clock
 
     def _assign(self, tensor: Tensor, content: Any, places: Tensor, source: Tensor) -> None:
         """Add the step that puts overwritten numbers to their places in a tensor."""
-        base, value = self._values.get(id(tensor)), content
+        base, value = self._values.get(tensor), content
         given = [v for v in (base, value) if isinstance(v, int)]
         if not given:
             return  # Constants in a constant.
@@ -395,8 +423,8 @@ def _by_position(
     return args, rest
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -407,13 +435,6 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
             given = args[i] if i < len(args) else kwargs.get(argument.name)
             written += [a for a in tree_iter(given) if isinstance(a, Tensor)]
     return written
-
-
-def _places_of(tensor: Tensor) -> Tensor:
-    """Give where in its storage each number of a tensor lies, (numel,)."""
-    size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    places = torch.arange(size)
-    return places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).flatten()
 
 
 def _expanded(x: Tensor, shape: Sequence[int]) -> Tensor:

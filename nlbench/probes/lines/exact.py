@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,8 @@ COINCIDENT = {torch.float64: 1e-12, torch.float32: 1e-7}
 class Values:
     """What is alive at P points: tensors (P, ...) and the bounds of their terms."""
 
-    tensors: Mapping[int, Tensor]
-    bounds: Mapping[int, Tensor]
+    tensors: dict[int, Tensor]
+    bounds: dict[int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class Chunk:
             result = x.index_select(0, self.left)
             if len(new):
                 weight = share.to(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1))
-                between = torch.lerp(x.index_select(0, left), x.index_select(0, left + 1), weight)
+                between = x.index_select(0, left)
+                between.lerp_(x.index_select(0, left + 1), weight)
                 result.index_copy_(0, new, between)
             return result
 
@@ -218,6 +219,7 @@ def trace_exactly(
     memory: int | None = None,
     limit: int | None = None,
     together: int | None = None,
+    load: Load | None = None,
 ) -> Iterator[SegmentTrace]:
     """Trace a recorded program on one segment after another; see `trace_segment`.
 
@@ -239,6 +241,8 @@ def trace_exactly(
         the memory.
     together : int, optional
         Segments that begin in one batch; by default 1 on a CPU.
+    load : Load, optional
+        What a point takes, where it was measured before.
 
     Yields
     ------
@@ -251,16 +255,15 @@ def trace_exactly(
         If the memory does not suffice for two points.
     """
     segments = iter(segments)
-    load: Load | None = None
     # Fewer points than were thought to fit, once memory has run out.
     most = 0
     while group := list(itertools.islice(segments, together or 1)):
         device = group[0][0].device
         if load is None:
             load = load_of(program, torch.stack(group[0]))
-            if together is None and device.type == "cuda":
-                together = TOGETHER_GPU
-                group += itertools.islice(segments, together - 1)
+        if together is None and device.type == "cuda":
+            together = TOGETHER_GPU
+            group += itertools.islice(segments, together - 1)
         threads, points = _room(load, device, memory)
         most = min(most or limit or points, limit or points)
 
@@ -399,7 +402,8 @@ def _advance(
     None if it was stopped before.
     """
     t, origins, owner, values = chunk.t, chunk.origins, chunk.owner, chunk.values()
-    tensors, bounds = dict(values.tensors), dict(values.bounds)
+    # Nothing but these two holds what is alive: what ends is gone.
+    tensors, bounds = values.tensors, values.bounds
     for index in range(max(chunk.step, 0), len(program.steps)):
         if stopped.is_set():
             return None
@@ -426,7 +430,8 @@ def _advance(
                     longer.owner,
                     longer.values(),
                 )
-                tensors, bounds = dict(values.tensors), dict(values.bounds)
+                tensors, bounds = values.tensors, values.bounds
+                del longer
         x, b = [tensors[i] for i in step.inputs], [bounds[i] for i in step.inputs]
         tensors[step.output] = step.rule.land(x, b) if step.rule.land else step.rule.apply(x)
         bounds[step.output] = step.rule.bound(x, b, tensors[step.output])

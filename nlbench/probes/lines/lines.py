@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from nlbench.content.hashing import tensor_hash
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation, nearest
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
-from nlbench.probes.budget import share_out
+from nlbench.probes.budget import LiveBytes, share_out
 from nlbench.probes.model_state import precise_device, typed_copy
 from nlbench.probes.precision import each_exact
 
@@ -40,7 +41,7 @@ from .paths import (
 )
 from .patterns import UnknownPieces
 from .plot_data import Sketch
-from .program import load_of, record
+from .program import check_program, least_load, load_of, record_unchecked
 from .quadrature import integrate_along
 from .refined import BUDGET, EVALUATIONS, TOLERANCE, check_ends, estimate_all, on_device
 from .threads import by_itself
@@ -61,6 +62,8 @@ __all__ = [
 
 CHECKED_TOGETHER = 16
 """Most points of a trace to be compared with the network at once."""
+CARRIED_AT_LEAST = 4
+"""Points without which a trace can't be compared with the network."""
 METHODS = ("exact", "adaptive", "sampling")
 """How breakpoints are found, best first."""
 TOGETHER = 64
@@ -210,14 +213,24 @@ def trace_segments(
         (a.to(device).to(dtype), b.to(device).to(dtype)) for a, b in zip(starts, ends, strict=True)
     )
     first = torch.stack([starts[0], ends[0]]).to(device).to(dtype)
-    program = record(network, torch.cat([first, first.mean(0, keepdim=True)]))
+    recorded = LiveBytes()
+    # Of free memory what is computed once has been taken when it is asked for.
+    with nullcontext() if memory is None else recorded:
+        program = record_unchecked(network, first[:1].clone())
+    # Refused before more than one point is carried, if that would take more.
+    least = replace(least_load(program, dtype), constants=recorded.now)
+    share_out(least, device, memory, CHECKED_TOGETHER, needed=CARRIED_AT_LEAST)
+    load = load_of(program, first)
+    load = replace(load, constants=load.constants + recorded.now)
+    _, together = share_out(load, device, memory, CHECKED_TOGETHER, needed=CARRIED_AT_LEAST)
+    check_program(program, network, torch.cat([first, first.mean(0, keepdim=True)]))
+    how: dict[str, Any] = {"memory": memory, "load": load}
     if method == "exact":
-        traces = trace_exactly(program, segments, memory=memory)
+        traces = trace_exactly(program, segments, **how)
     elif method == "adaptive":
-        traces = trace_adaptively(program, segments, sensitivity=sensitivity, memory=memory)
+        traces = trace_adaptively(program, segments, sensitivity=sensitivity, **how)
     else:
-        traces = trace_by_sampling(program, segments, resolution=resolution, memory=memory)
-    _, together = share_out(load_of(program, first), device, memory, CHECKED_TOGETHER)
+        traces = trace_by_sampling(program, segments, resolution=resolution, **how)
     for trace, start, end in zip(traces, starts, ends, strict=True):
         points = torch.stack([start, end]).to(device).to(dtype)
         with by_itself():

@@ -9,7 +9,7 @@ resolved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -17,9 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.budget import Load
+from nlbench.probes.budget import LiveBytes, Load
 from nlbench.probes.lines.ops.rule import peak
-from nlbench.probes.model_state import double_copy, precise_device, shape_copy, typed_copy
+from nlbench.probes.model_state import (
+    double_copy,
+    outputs_of,
+    precise_device,
+    shape_copy,
+    typed_copy,
+)
 
 from .dispatch_recorder import Recorder, Step
 
@@ -29,7 +35,9 @@ __all__ = [
     "Computed",
     "Program",
     "agree",
+    "check_program",
     "double_copy",
+    "least_load",
     "load_of",
     "record",
     "record_unchecked",
@@ -124,6 +132,19 @@ def traceable(model: nn.Module, example: Tensor) -> str:
     return ""
 
 
+def least_load(program: Program, dtype: torch.dtype) -> Load:
+    """Tell from shapes alone what a point of a program takes at least.
+
+    Examples
+    --------
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.ReLU()).double()
+    >>> program = record_unchecked(network, torch.zeros(1, 4, dtype=torch.float64))
+    >>> least_load(program, torch.float64).width
+    160
+    """
+    return _load(program, dtype.itemsize, {}, {})
+
+
 def record(network: nn.Module, example: Tensor) -> Program:
     """Record a network and check that the program computes what the network does.
 
@@ -146,7 +167,9 @@ def record(network: nn.Module, example: Tensor) -> Program:
     nlbench.NotFinite
         If the network's output is not finite.
     nlbench.RequestError
-        If the network can't be run on such an input or returns no tensor.
+        If the network can't be run on such an input.
+    nlbench.Undefined
+        If it gives no tensor.
 
     Examples
     --------
@@ -156,6 +179,15 @@ def record(network: nn.Module, example: Tensor) -> Program:
     (['linear', 'relu'], ('1',))
     """
     program = record_unchecked(network, example[:1].clone())
+    check_program(program, network, example)
+    return program
+
+
+def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
+    """Refuse a program that does not compute what the network does; see `record`.
+
+    Four points are the most that are carried at once.
+    """
     found = _checked_alone(program, example)
     expected = run_alone(network, example)
     same = found.shape == expected.shape and bool(agree(found, expected, expected).all())
@@ -163,7 +195,6 @@ def record(network: nn.Module, example: Tensor) -> Program:
         raise UnsupportedOperation(
             "forward", "the network", "the recorded program does not reproduce the network's output"
         )
-    return program
 
 
 def record_unchecked(network: nn.Module, one: Tensor) -> Program:
@@ -194,11 +225,14 @@ def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
     """
     count = len(values)
     values, expected = values.reshape(count, -1), expected.reshape(count, -1)
-    others = torch.cat([others.reshape(len(others), -1).to(expected.dtype), expected])
-    if not others.numel():
+    if not expected.numel():
         return torch.ones_like(values, dtype=torch.bool)
     relative, precision = AGREEMENT[expected.dtype], torch.finfo(expected.dtype).eps
-    size, spread = others.abs().amax(0), others.amax(0) - others.amin(0)
+    # Of others there may be many: none is copied.
+    others = others.reshape(len(others), -1)
+    high = torch.maximum(others.amax(0).to(expected.dtype), expected.amax(0))
+    low = torch.minimum(others.amin(0).to(expected.dtype), expected.amin(0))
+    size, spread = torch.maximum(high, -low), high - low
     varies = 1e-3 if expected.dtype == torch.float64 else 0.1
     tolerance = torch.where(
         spread > 0, torch.minimum(relative * size, varies * spread), relative * size
@@ -222,7 +256,7 @@ def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
 
     Raises
     ------
-    nlbench.RequestError, nlbench.NotFinite
+    nlbench.RequestError, nlbench.Undefined, nlbench.NotFinite
     """
     return torch.cat([_one_output(network, one.clone(), nullcontext()) for one in inputs[:, None]])
 
@@ -238,12 +272,7 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
         raise RequestError(
             f"the network can't be run on one input of shape {tuple(one.shape)}: {reason}"
         ) from error
-    if not isinstance(output, Tensor):
-        kind = type(output).__name__
-        raise RequestError(f"the network returns a {kind}, expected one tensor (batch, logits)")
-    if output.ndim == 0 or len(output) != 1:
-        shape = tuple(output.shape)
-        raise RequestError(f"the network returns shape {shape} for one input, expected (1, logits)")
+    output = outputs_of(output, 1)
     if not output.is_meta and not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite")
     return output
@@ -271,6 +300,10 @@ def walk(program: Program, inputs: Tensor) -> Iterator[Computed]:
         output = _applied(step, x)
         values[step.output], bounds[step.output] = output, step.rule.bound(x, b, output)
         yield Computed(step, x, b, output, bounds[step.output])
+        # Who has looked at them may hold the lists until there are the next.
+        x.clear()
+        b.clear()
+        del output
         for value in step.ends:
             del values[value], bounds[value]
 
@@ -311,8 +344,10 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
         ]
         bound = _difference(outputs[0], outputs[1:]) / precision
         yield Computed(step, given[0], bounds, outputs[0], bound)
-        for values, output in zip(several, outputs, strict=True):
-            values[step.output] = output if values is several[0] else nudged(output)
+        for x in (*given, bounds):
+            x.clear()
+        for i, values in enumerate(several):
+            values[step.output], outputs[i] = outputs[i] if i == 0 else nudged(outputs[i]), inputs
             for value in step.ends:
                 del values[value]
 
@@ -370,15 +405,16 @@ def _program(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Prog
     return Program(tuple(reversed(kept)), output, shape)
 
 
-def load_of(program: Program, inputs: Tensor, *, carried: int = 1) -> Load:
+def load_of(program: Program, inputs: Tensor) -> Load:
     """Measure what a point takes on its way through a program.
+
+    What is computed once and kept is counted if it was not computed before.
 
     Parameters
     ----------
     program : Program
     inputs : tensor of shape (m, *input)
-    carried : int
-        How many tensors are carried for each one of the program's.
+        Two at least, or what bends is not measured.
 
     Examples
     --------
@@ -387,30 +423,62 @@ def load_of(program: Program, inputs: Tensor, *, carried: int = 1) -> Load:
     >>> load_of(record(network, inputs), inputs).width
     320
     """
-    size = inputs.element_size()
-    with torch.inference_mode():
+    bound_bytes, own_bytes = {}, {}
+    constants, points = 0, len(inputs)
+    with torch.inference_mode(), LiveBytes() as live:
         values, bounds = {0: inputs}, {0: peak(inputs)}
-        width = step_bytes = _bytes(values) + _bytes(bounds)
-        waiting = reserve = 0
+        bound_bytes[0] = -(-_bytes(bounds[0]) // points)
         for step in program.steps:
             x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
-            before = _bytes(values) + _bytes(bounds)
-            output = step.rule.apply(x)
-            values[step.output], bounds[step.output] = output, step.rule.bound(x, b, output)
-            after = _bytes(values) + _bytes(bounds)
-            own = len(inputs) * size * step.rule.workspace
-            reserve = max(reserve, size * step.rule.reserve)
-            if step.rule.bend is not None:
-                waiting += before
-                # Signs, and copies of what bends.
-                own += 2 * _bytes({0: output})
-            width, step_bytes = max(width, after), max(step_bytes, before + after + own)
+            before = live.restart()
+            output = _applied(step, x)
+            bound = step.rule.bound(x, b, output)
+            # What is kept of it is neither of the two, and what both took stays.
+            made = {t.untyped_storage()._cdata: t.untyped_storage() for t in (output, bound)}
+            given = {t.untyped_storage()._cdata for t in (*x, *b)}
+            new = sum(storage.nbytes() for key, storage in made.items() if key not in given)
+            constants += max(0, live.now - before - new)
+            most = live.peak - before
+            if step.rule.bend is not None and points > 1 and all(n.isfinite().all() for n in b):
+                live.restart()
+                step.rule.bend(x, b)
+                most = max(most, live.peak - before)
+            own_bytes[step.output] = -(-max(0, most - new) // points)
+            bound_bytes[step.output] = -(-_bytes(bound) // points)
+            values[step.output], bounds[step.output] = output, bound
             for value in step.ends:
                 del values[value], bounds[value]
-    points = len(inputs)
-    width, step_bytes, waiting = (-(-size // points) for size in (width, step_bytes, waiting))
-    return Load(carried * width, carried * step_bytes, carried * waiting, carried * reserve)
+    return _load(program, inputs.element_size(), bound_bytes, own_bytes, constants)
 
 
-def _bytes(tensors: dict[int, Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+def _load(
+    program: Program,
+    size: int,
+    bounds: Mapping[int, int],
+    own: Mapping[int, int],
+    constants: int = 0,
+) -> Load:
+    """Add up what a point takes, given the bytes of each value's bound and of its making."""
+    alive = {0: size * torch.Size(program.shape).numel()}
+    width = most = alive[0] + bounds.get(0, 0)
+    alive[0] = width
+    waiting = reserve = 0
+    for step in program.steps:
+        before, largest = sum(alive.values()), max(alive.values())
+        output = size * torch.Size(step.shape).numel()
+        alive[step.output] = output + bounds.get(step.output, 0)
+        after = sum(alive.values())
+        workspace = size * step.rule.workspace
+        if step.rule.bend is not None:
+            waiting += before
+            # Signs, and copies of what bends; or of what new points are interpolated from.
+            workspace += max(2 * output, 2 * largest)
+        width, reserve = max(width, after), max(reserve, size * step.rule.reserve)
+        most = max(most, before + after + max(workspace, own.get(step.output, 0)))
+        for value in step.ends:
+            del alive[value]
+    return Load(width, most, waiting, reserve, constants)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

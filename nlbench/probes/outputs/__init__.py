@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nlbench.errors import Undefined
 from nlbench.options import Option
 from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
 
@@ -67,18 +66,14 @@ class Outputs(Probe):
         nlbench.Undefined
             If the samples have no labels, or the network gives no tensor.
         """
-        import torch
-
-        from nlbench.probes.model_state import evaluation_mode
+        from nlbench.probes.model_state import evaluation_mode, given_tensor
         from nlbench.probes.precision import exact_by_default
 
         seen = 0
         with exact_by_default(), evaluation_mode(model):
             for inputs, labels in samples.labelled(int(options["batch"])):
                 # A copy: a first layer that works in place would change the samples.
-                outputs = model(inputs.to(resources.device, copy=True))
-                if not isinstance(outputs, torch.Tensor):
-                    raise Undefined(f"the model gives a {type(outputs).__name__}, not a tensor")
+                outputs = given_tensor(model(inputs.to(resources.device, copy=True)))
                 for listener in listeners:
                     listener.update(OutputBatch(outputs, labels.to(outputs.device)))
                 seen += len(inputs)

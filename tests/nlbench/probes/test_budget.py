@@ -8,6 +8,7 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.probes.budget import (
+    LiveBytes,
     Load,
     _left_to_the_container,
     available_memory,
@@ -18,7 +19,7 @@ from nlbench.probes.budget import (
 )
 from nlbench.probes.lines.baselines import CARRIED
 from nlbench.probes.lines.lines import trace_segment
-from nlbench.probes.lines.program import double_copy, load_of, record
+from nlbench.probes.lines.program import double_copy, load_of, record, record_unchecked
 
 from segments import mlp, networks, small_residual
 
@@ -54,11 +55,59 @@ def test_the_memory_changes_nothing(drawn, method):
     plenty = trace_segment(net, start, end, **options)
     needed = load(net, torch.stack([start, end]).double())
     carried = CARRIED if method == "adaptive" else 1
-    little = 2 * carried * (4 * (needed.step + needed.waiting) + needed.reserve)
+    weights = sum(8 * tensor.numel() for tensor in net.state_dict().values())
+    little = 2 * carried * (4 * (needed.step + needed.waiting) + needed.reserve) + 4 * weights
     tight = trace_segment(net, start, end, memory=little, **options)
     assert tight.regions == plenty.regions
     torch.testing.assert_close(tight.t, plenty.t, rtol=0, atol=1e-11)
     torch.testing.assert_close(tight.values, plenty.values, rtol=1e-9, atol=1e-9)
+
+
+class Scaled(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.relu(x * self.weight + 0.1)
+
+
+def layers_of(units, depth):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Scaled(units) for _ in range(depth)), nn.Linear(units, 2)).double()
+    start = torch.randn(units, dtype=torch.float64)
+    return net, start, torch.lerp(start, -start, 0.1), 8 * units * (depth + 3)
+
+
+def test_recording_holds_no_more_than_running_does():
+    net, start, _, model = layers_of(256, 10)
+    with torch.inference_mode(), LiveBytes() as running:
+        net(start[None].clone())
+    with LiveBytes() as recording:
+        program = record_unchecked(net, start[None].clone())
+    assert len(program.steps) == 31
+    # What rules keep is of the size of the weights.
+    assert recording.peak - recording.now <= running.peak < 5 * 8 * 256
+    assert recording.now <= model
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
+def test_recording_checking_and_tracing_stay_within_the_memory(method):
+    net, start, end, model = layers_of(256, 10)
+    options = {"method": method, "resolution": 20, "sensitivity": 1e-2}
+    found = load(net, torch.stack([start, end]))
+    carried = CARRIED if method == "adaptive" else 1
+    waiting = found.waiting if method == "exact" else 0
+    memory = 2 * (2 * model + carried * 4 * (found.step + waiting))
+    with LiveBytes() as live:
+        trace = trace_segment(net, start, end, memory=memory, **options)
+    assert trace.crossings > 0
+    # All values of the pass are 31 times 2 KiB. The model is copied.
+    assert live.peak <= memory / 2 + model
+    with pytest.raises(RequestError, match="takes"), LiveBytes() as live:
+        trace_segment(net, start, end, memory=16 * 2**10, **options)
+    # The copy of the model, what rules keep of it, and a pass of one point.
+    assert live.peak < 2 * model + 5 * 8 * 256
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])

@@ -6,7 +6,7 @@ from programs import Net, assert_reproduces, recorded
 from torch import nn
 from torch.nn import functional as F
 
-from nlbench.errors import RequestError, UnsupportedOperation
+from nlbench.errors import RequestError, Undefined, UnsupportedOperation
 from nlbench.probes.lines.program import double_copy
 
 
@@ -109,8 +109,8 @@ def test_attention_is_refused_as_a_whole():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda m, x: (x, x), "returns a tuple"),
-        (lambda m, x: torch.ones(3), r"returns shape \(3,\)"),
+        (lambda m, x: (x, x), "the model gives a tuple, expected a tensor"),
+        (lambda m, x: torch.ones(3), r"gives shape \(3,\) for one input"),
         (
             lambda m, x: m.missing_layer if x is None else F.linear(x, torch.ones(2, 9).double()),
             "can't be run",
@@ -118,7 +118,7 @@ def test_attention_is_refused_as_a_whole():
     ],
 )
 def test_a_network_that_cannot_be_used_is_refused(function, message):
-    with pytest.raises((RequestError, UnsupportedOperation), match=message):
+    with pytest.raises((RequestError, Undefined), match=message):
         recorded(Net(function), 3)
 
 
