@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.linalg import blas
 from threadpoolctl import OpenBLASController, ThreadpoolController
 from torch import Tensor
+
+from ._lapack import row_products
 
 __all__ = [
     "gram",
@@ -197,11 +198,7 @@ class _Gram(torch.autograd.Function):
 
 
 def _gram_of_array(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    # Whichever of both is in Fortran's order isn't copied.
-    if array.flags.c_contiguous:
-        lower = blas.dsyrk(1.0, array.T, lower=1)
-    else:
-        lower = blas.dsyrk(1.0, array, trans=1, lower=1)
+    lower = row_products(array.T)
     full: npt.NDArray[np.float64] = lower.T
     for start in range(0, len(full), TILE):
         end = start + TILE

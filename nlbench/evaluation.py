@@ -127,7 +127,8 @@ def evaluate(
     length = len(given) if stream is None else stream.known_length or len(given)
     steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
     monitor.begin(sum(steps))
-    with exact_arithmetic(), some_threads(default_threads()), samples.called(model):
+    threads = default_threads(device.type)
+    with exact_arithmetic(), some_threads(threads), samples.called(model):
         machine = Machine.at(device)
         records = list(records_of(subject, bench, machine, monitor, key_of))
     if stream is not None and stream.error is not None:

@@ -586,7 +586,7 @@ def observe(
         def on_observation(observation: SiteBatch) -> None:
             sites.setdefault(observation.place, observation.site)
             moved, arrived = _on_host(observation)
-            pieces: dict[str | None, Callable[[], None]] = {}
+            pieces: dict[Hashable, Callable[[], None]] = {}
             if at_once:
                 pieces[moved.place] = partial(_show_sharing, moved, arrived, at_once, pool)
             if in_order:
