@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import lapack
 
+from ._lapack import eigenpairs_of
+
 __all__ = ["eigenpairs"]
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -46,7 +48,7 @@ def eigenpairs(matrix: Array) -> tuple[Array, Array]:
     """
     # Older versions of SciPy lack the routine for tridiagonal matrices.
     if len(matrix) < MANY or not hasattr(lapack, "dstevd"):
-        values, vectors, failed = lapack.dsyevd(matrix, lower=1, overwrite_a=1)
+        values, vectors, failed = eigenpairs_of(matrix)
     else:
         workspace, _ = lapack.dsytrd_lwork(len(matrix), lower=1)
         reduced, diagonal, beside, weights, _ = lapack.dsytrd(

@@ -2,7 +2,6 @@
 
 import math
 from operator import itemgetter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.r2 import R2, r2_score
 
 import published
-from streams import batches_of, read
+from streams import batches_of, read, site_batch
 
 
 def normal(seed, n, d):
@@ -183,7 +182,7 @@ def test_a_reading_lists_sites_in_order_with_their_sample_counts():
     x = normal(0, 40, 3)
     for batch in x.split(15):
         for place, activation in (("b", torch.relu), ("a", torch.tanh), ("dead", torch.zeros_like)):
-            measure.update(SimpleNamespace(place=place, x=batch, y=activation(batch), batch=0))
+            measure.update(site_batch(place, batch, activation(batch)))
     found = measure.compute()
     assert [v.place for v in found.values] == ["b", "a", "dead"]
     assert [v.status for v in found.values] == ["ok", "ok", "undefined"]
@@ -211,7 +210,7 @@ def test_a_batch_that_is_overwritten_later_was_copied():
     measure.reset()
     for a, b in batches_of(x, y, 2):
         a, b = a.clone(), b.clone()
-        measure.update(SimpleNamespace(place="act", x=a, y=b, batch=0))
+        measure.update(site_batch("act", a, b))
         a.zero_()
         b.zero_()
     assert measure.compute().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)
