@@ -13,9 +13,8 @@ import tempfile
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["torch", "torchvision", "pandas", "scipy.stats", "sklearn.datasets", "matplotlib.figure"]
-)
+LIBRARIES = ["torch", "torchvision", "pandas", "scipy.stats", "sklearn.datasets"]
+FORKS.set_forkserver_preload([*LIBRARIES, "matplotlib.figure", "nlbench.execution.measure_subject"])
 
 
 def _run(arguments, cwd, environment, paths, out, error):
