@@ -10,9 +10,11 @@ run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
 
 # A process a core: PyTorch's threads in each would only wait for each other. One that dies ends
-# the tests: what it left undone would be waited for.
+# the tests: what it left undone would be waited for. Files are begun in the order that
+# tests/conftest.py gives them, the longest first, not in that of their numbers of tests.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --dist=loadfile --max-worker-restart=0
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --dist=loadfile --no-loadscope-reorder \
+		--max-worker-restart=0
 
 # mypy looks from inside $(VENV), where it finds the package as it is installed, all four folders
 # of it; from here it would find ./nlbench alone.

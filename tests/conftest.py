@@ -1,5 +1,6 @@
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,14 +8,34 @@ from hypothesis import settings
 
 # No example is too slow on a busy machine; and CI draws the same examples every time, so
 # that what it finds is about the change at hand.
-settings.register_profile("nlbench", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile(
+    "nlbench", deadline=None, max_examples=50, derandomize=bool(os.environ.get("CI"))
+)
 settings.load_profile("nlbench")
 
 # Of tests that are started in the background Ctrl-C is ignored, and of what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files that take longest, most of it in processes that they start and wait for. They come first:
+# each is done by one worker, and one begun last would keep the others waiting.
+LONG = (
+    "stress/test_kills.py",
+    "models/training/test_loop.py",
+    "nlbench/execution/test_executors.py",
+    "nlbench/probes/lines/test_refined.py",
+    "nlbench/execution/test_supervisor.py",
+    "nlbench/cli/test_cli.py",
+    "test_plugin.py",
+    "nlbench/cli/test_measure_commands.py",
+    "reports/test_browser.py",
+)
+
+
 def pytest_collection_modifyitems(items):
+    tests = Path(__file__).parent
+    place = {tests / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path, len(LONG)))
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="no CUDA device")
         for item in items:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import call
+from hostile import write_plugin
 
 NLBENCH = Path(sys.executable).with_name("nlbench")
 PLUGIN = Path(__file__).with_name("plugin")
@@ -33,15 +35,16 @@ def site(tmp_path_factory):
     return target
 
 
-def call(*arguments, cwd, paths):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "NO_COLOR": "1"}
+def listed(*arguments, paths):
+    """What ``nlbench list`` says in a process that starts as a user's does."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     return subprocess.run(
-        [NLBENCH, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+        [NLBENCH, "list", *arguments], env=environment, capture_output=True, text=True, check=True
+    ).stdout
 
 
-def test_its_measures_and_models_are_listed_with_their_description(site, tmp_path):
-    rows = json.loads(call("list", "measures", "--json", cwd=tmp_path, paths=[site]).stdout)
+def test_its_measures_and_models_are_listed_with_their_description(site):
+    rows = json.loads(listed("measures", "--json", paths=[site]))
     rows = {row["name"]: row for row in rows}
     assert rows["cosine"] == {
         "name": "cosine",
@@ -49,7 +52,7 @@ def test_its_measures_and_models_are_listed_with_their_description(site, tmp_pat
         "from": "nlbench-cosine 0.3",
     }
     assert "peak" in rows
-    assert "tinynet" in call("list", "models", cwd=tmp_path, paths=[site]).stdout
+    assert "tinynet" in listed("models", paths=[site])
 
 
 def test_its_measures_run_on_its_model_beside_the_built_in_ones(site, tmp_path):
@@ -147,37 +150,15 @@ def test_a_metric_of_torchmetrics_is_registered_by_a_function_that_makes_it(site
     assert "torchmetrics" in call("show", "correlation", cwd=tmp_path, paths=[site]).stdout
 
 
-BROKEN = """
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "broken-plugin"
-version = "1"
-[project.entry-points."nlbench.measures"]
-broken = "broken_plugin:Measure"
-[tool.setuptools]
-py-modules = ["broken_plugin"]
-"""
-
-
-def package(tmp_path, name, pyproject, body):
-    source = tmp_path / f"source-{name}"
-    source.mkdir()
-    (source / "pyproject.toml").write_text(pyproject)
-    (source / f"{name}.py").write_text(body)
-    install(source, tmp_path / f"site-{name}")
-    return tmp_path / f"site-{name}"
-
-
 def test_a_plugin_that_fails_at_import_is_named_and_harms_nothing_else(site, tmp_path):
-    bad = package(tmp_path, "broken_plugin", BROKEN, "raise RuntimeError('not today')")
-    work = tmp_path / "work"
+    bad, work = tmp_path / "bad", tmp_path / "work"
+    bad.mkdir()
     work.mkdir()
+    write_plugin(bad, "raise RuntimeError('not today')", ("broken",), (), "broken")
     assert "broken" in call("list", "measures", cwd=work, paths=[bad, site]).stdout
     done = call("run", "--measures", "broken", cwd=work, paths=[bad, site])
     assert done.returncode == 2
-    assert "measure 'broken' (broken-plugin 1" in done.stderr
+    assert "measure 'broken' (nlbench-broken 1" in done.stderr
     assert "not today" in done.stderr
     done = call(
         "run", "--measures", "b*,cosine", "--model", "tinynet", "--samples", "16", "--out", "run",
@@ -189,16 +170,15 @@ def test_a_plugin_that_fails_at_import_is_named_and_harms_nothing_else(site, tmp
 
 
 def test_two_plugins_with_one_name_are_both_named(site, tmp_path):
-    rival = BROKEN.replace("broken-plugin", "rival").replace("broken_plugin", "rival_plugin")
-    rival = rival.replace("broken =", "cosine =")
-    other = package(tmp_path, "rival_plugin", rival, "Measure = None")
-    work = tmp_path / "work"
+    other, work = tmp_path / "other", tmp_path / "work"
+    other.mkdir()
     work.mkdir()
+    write_plugin(other, "cosine = None", ("cosine",), (), "rival")
     for arguments in (["run", "--measures", "cosine"], ["list", "measures"]):
         done = call(*arguments, cwd=work, paths=[other, site])
         assert done.returncode == 2
         assert "nlbench-cosine 0.3" in done.stderr
-        assert "rival 1" in done.stderr
+        assert "nlbench-rival 1" in done.stderr
     done = call(
         "run", "--measures", "peak", "--model", "tinynet", "--samples", "16", "--out", "run",
         cwd=work, paths=[other, site],

@@ -53,7 +53,7 @@ def batches(draw, numbers):
 
 
 @pytest.mark.parametrize("name", MEASURES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_a_reading_has_a_finite_value_or_a_reason(name, data):
     given_batches = data.draw(batches(data.draw(st.sampled_from([ordinary, extreme]))))
@@ -80,7 +80,7 @@ SCORES = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_a_score_of_ordinary_numbers_is_at_most_one_or_undefined(name, data):
     ((x, y), *_) = data.draw(batches(ordinary))

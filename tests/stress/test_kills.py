@@ -162,10 +162,10 @@ def kill_all(place, kills, seeds):
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_no_finished_cell():
     done = subprocess.run(
-        [sys.executable, __file__, "6"], capture_output=True, text=True, check=False
+        [sys.executable, __file__, "3"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert sum(part["kills"] for part in json.loads(done.stdout)) == 6
+    assert sum(part["kills"] for part in json.loads(done.stdout)) == 3
 
 
 if __name__ == "__main__":

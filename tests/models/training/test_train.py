@@ -1,13 +1,12 @@
 import csv
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from commands import started
 from safetensors import safe_open
 
 from nlbench import registry
@@ -21,7 +20,6 @@ from nlbench.models.training.train import (
     suited_recipe,
 )
 
-NLBENCH = Path(sys.executable).with_name("nlbench")
 QUICK = TrainingRequest(
     "vgg8",
     "synthetic",
@@ -258,18 +256,18 @@ def test_a_seed_out_of_bounds_is_refused(seed):
 @pytest.mark.slow
 def test_ctrl_c_on_the_command_line_says_how_to_go_on_and_leaves_the_state(tmp_path):
     file = tmp_path / "cut.safetensors"
-    command = [NLBENCH, "train", "--model", "vgg8", "--epochs", "400", "--seed", "3"]
-    command += ["--batch-size", "16", "--device", "cpu", "--data", "synthetic"]
-    command += ["--set", "synthetic.size=48", "--set", "synthetic.test_size=16", "--out", file]
-    env = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PATH": "/usr/bin:/bin"}
-    going = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-    log = tmp_path / "cut.training" / "epochs.csv"
-    limit = time.monotonic() + 60
-    while not log.exists() and time.monotonic() < limit:
-        time.sleep(0.02)
-    going.send_signal(signal.SIGINT)
-    _, said = going.communicate(timeout=60)
-    assert going.returncode == 130, said
+    command = (
+        "train", "--model", "vgg8", "--epochs", "400", "--seed", "3", "--batch-size", "16",
+        "--device", "cpu", "--data", "synthetic", "--set", "synthetic.size=48",
+        "--set", "synthetic.test_size=16", "--out", file,
+    )  # fmt: skip
+    with started(*command, cwd=tmp_path, out=tmp_path / "out", error=tmp_path / "err") as process:
+        while not (tmp_path / "cut.training/epochs.csv").exists() and process.is_alive():
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGINT)
+        process.join()
+    said = (tmp_path / "err").read_text()
+    assert process.exitcode == 130, said
     assert "--resume" in said
     assert not file.exists()
     assert (tmp_path / "cut.training" / "state").exists()

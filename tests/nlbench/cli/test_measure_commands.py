@@ -4,18 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-NLBENCH = Path(sys.executable).with_name("nlbench")
-
-
-def call(*arguments, cwd, paths=()):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "NO_COLOR": "1"}
-    return subprocess.run(
-        [NLBENCH, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+from commands import call
 
 
 @pytest.fixture(scope="module")

@@ -156,15 +156,11 @@ def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_sam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["processes", "dask"])
-def test_a_run_that_is_killed_leaves_no_worker_at_work_and_no_file(
-    plugin, tmp_path, monkeypatch, executor
-):
-    if executor == "dask":
-        pytest.importorskip("distributed")
+def test_a_run_that_is_killed_leaves_no_worker_at_work_and_no_file(plugin, tmp_path, monkeypatch):
+    pytest.importorskip("distributed")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    process, workers = started(tmp_path, plugin, executor)
+    process, workers = started(tmp_path, plugin, "dask")
     process.kill()
     process.communicate(timeout=60)
     assert len(workers) >= 2

@@ -3,6 +3,7 @@ import tempfile
 
 import pytest
 from hostile import write_plugin
+from workers import fork_workers
 
 import nlbench
 from nlbench.execution.supervisor import Died, Worker
@@ -20,6 +21,11 @@ def plugin(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    fork_workers(monkeypatch)
+
+
 def request(measures, models="mini", **changes):
     defaults = {"samples": 16, "weights": "init", "data": ("digits",)}
     return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
@@ -32,24 +38,24 @@ def statuses(result):
     }
 
 
-def test_a_measure_that_never_comes_back_is_cut_off_and_the_others_go_on(plugin, tmp_path):
+def test_a_measure_that_never_comes_back_is_cut_off_and_the_others_go_on(plugin, forked, tmp_path):
     result = run(
-        request("plain,sleepy,r2"), tmp_path / "run", execution=ExecutionOptions(timeout=2.0)
+        request("plain,sleepy,r2"), tmp_path / "run", execution=ExecutionOptions(timeout=5.0)
     )
     status = statuses(result)
-    assert status["mini", "sleepy"] == ("failed", "took longer than 2 s")
+    assert status["mini", "sleepy"] == ("failed", "took longer than 5 s")
     assert status["mini", "plain"][0] == status["mini", "r2"][0] == "ok"
     assert not nlbench.load_run(tmp_path / "run").manifest.get("unfinished")
 
 
-def test_the_time_of_many_short_looks_adds_up(plugin, tmp_path):
+def test_the_time_of_many_short_looks_adds_up(plugin, forked, tmp_path):
     wanted = request("plain,slow", samples=32, settings={"sites.batch": 4})
     status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=2.0)))
     assert status["mini", "slow"] == ("failed", "took longer than 2 s")
     assert status["mini", "plain"][0] == "ok"
 
 
-def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, tmp_path):
+def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, forked, tmp_path):
     wanted = request("once,exiting,plain,killed", "mini,deadly")
     status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=60.0)))
     assert status["mini", "exiting"][0] == "failed"
@@ -79,7 +85,7 @@ def test_of_two_workers_one_that_is_killed_costs_the_guilty_cell_alone(plugin, t
     assert nlbench.load_run(tmp_path / "run").manifest["cells"] == {"failed": 1, "ok": 5}
 
 
-def test_a_subject_that_never_loads_fails_its_own_cells(plugin, tmp_path):
+def test_a_subject_that_never_loads_fails_its_own_cells(plugin, forked, tmp_path):
     wanted = request("plain,r2", "endless,mini")
     status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=2.0)))
     for measure in ("plain", "r2"):
@@ -92,7 +98,7 @@ def test_what_a_plugin_prints_or_reads_disturbs_nothing(plugin, tmp_path):
     assert result["chatty"].summary["value"] == 0.0
 
 
-def test_numbers_are_the_same_in_a_process_of_its_own(plugin, tmp_path):
+def test_numbers_are_the_same_in_a_process_of_its_own(plugin, forked, tmp_path):
     wanted = request("plain,drawing,r2,affinity", seeds=(0, 1))
     here = run(wanted, tmp_path / "here")
     there = run(wanted, tmp_path / "there", execution=ExecutionOptions(timeout=60.0))

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from hostile import write_plugin
+from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
@@ -22,6 +23,7 @@ def plugin(tmp_path, monkeypatch):
     folder = tmp_path / "plugin"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(write_plugin(folder)))
+    fork_workers(monkeypatch)
     return folder
 
 

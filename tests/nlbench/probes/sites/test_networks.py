@@ -1,5 +1,7 @@
 """Sites of the networks people use, against the activation kernels that each of them calls."""
 
+import re
+
 import pytest
 import torch
 import torchvision
@@ -67,8 +69,26 @@ def assert_sites_are_the_kernels(model, example):
     return sites
 
 
-@pytest.mark.parametrize("name", torchvision.models.list_models(module=torchvision.models))
-def test_sites_of_every_torchvision_classifier_are_the_kernels_it_calls(name):
+# Of each family one, and of its kinds of blocks; the others differ in depth and width.
+FAMILIES = (
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s",
+    "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small",
+    "regnet_x_400mf", "regnet_y_400mf", "resnet18", "resnet50", "resnext50_32x4d",
+    "shufflenet_v2_x0_5", "squeezenet1_0", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11_bn",
+    "vit_b_32", "wide_resnet50_2",
+)  # fmt: skip
+
+
+def test_of_every_family_of_torchvision_one_is_looked_at():
+    def family(name):
+        return re.match(r"[a-z]+(_v\d|_[xy](?=_))?", name)[0]
+
+    names = torchvision.models.list_models(module=torchvision.models)
+    assert {family(name) for name in FAMILIES} == {family(name) for name in names}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sites_of_a_torchvision_classifier_are_the_kernels_it_calls(name):
     size = 299 if name == "inception_v3" else 224
     sites = assert_sites_are_the_kernels(*shape_only(lambda: torchvision_model(name), size))
     assert remark_on_channels(sites) == ""

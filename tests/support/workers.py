@@ -1,0 +1,57 @@
+"""Workers that are forked from a process that has PyTorch, instead of each importing it anew."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+
+from commands import FORKS
+
+from nlbench.execution import supervisor
+
+
+def _work(connection, threads, environment, paths):
+    os.setsid()
+    os.dup2(2, 1)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = paths
+    from nlbench.execution.worker import main
+
+    main(connection.fileno(), threads)
+
+
+class ForkedWorker:
+    """As much of `subprocess.Popen` as a supervisor needs."""
+
+    def __init__(self, command, *, pass_fds, env, **options):
+        connection = Connection(os.dup(pass_fds[0]))
+        self._process = FORKS.Process(
+            target=_work, args=(connection, int(command[-1]), env, list(sys.path))
+        )
+        self._process.start()
+        connection.close()
+        self.pid = self._process.pid
+        # A supervisor ends a group.
+        with contextlib.suppress(ProcessLookupError):
+            while self.poll() is None and os.getpgid(self.pid) != self.pid:
+                time.sleep(0.001)
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self):
+        self._process.join()
+        return self._process.exitcode
+
+    def kill(self):
+        self._process.kill()
+
+
+def fork_workers(monkeypatch):
+    """Have supervisors fork their workers for the rest of a test."""
+    started = SimpleNamespace(Popen=ForkedWorker, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(supervisor, "subprocess", started)
