@@ -76,7 +76,7 @@ _WATCHED = (0, 2, 5, 7)
 """Steps of the second grid at whose middle units are compared with each other."""
 TOLD_APART = 1e-7
 """Share of its largest value that may be rounding of a unit that is compared with others."""
-_ROOM = 2**12
+_ROOM = 2**9
 """Crossings of a step that a GPU has places for at once."""
 _BYTES = 2**28
 _BYTES_GPU = 2**30

@@ -175,7 +175,7 @@ def test_what_an_operation_bends_is_counted_without_breakpoints(name, seed, rest
     net = network(lambda h: BENT[name](torch.relu(h) if resting else h), then=False)
     start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed)).double()
     trace = trace_segment(net, start, end)
-    found = estimate_segment(net, start, end, evaluations=300)
+    found = estimate_segment(net, start, end, evaluations=300, dtype=torch.float64)
     assert found.at_least <= trace.crossings
     assert found.crossings == pytest.approx(trace.crossings, rel=0.02, abs=max(4, found.error))
 
