@@ -195,6 +195,8 @@ def _repeated(group: Tensor, values: Tensor, close: Tensor) -> Tensor:
     """Tell which rows (m, d) repeat an earlier row of their group, within `close` (m,)."""
     # Rows that are alike have projections that are, and few others have.
     weights = torch.tensor([0.7 ** (i / 2) for i in range(values.shape[1])], dtype=values.dtype)
+    if not len(values):
+        return torch.zeros(0, dtype=torch.bool)
     order = (values @ weights).argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
     apart = torch.maximum(close[order][1:], close[order][:-1])
@@ -212,7 +214,8 @@ def _bend_alike(values: Tensor, noise: Tensor, is_signed: Tensor) -> Tensor:
     """Tell which units bend at the places where an earlier one does, all along a segment.
 
     Where two units pass through zero at the same places they are proportional on each side of
-    it, by any two factors. That is told in double precision only: units are many.
+    it, by any two factors. That is told in double precision only: units are many. Of units that
+    hardly vary, as where all that they are given is off, it says nothing: those have to be equal.
 
     Parameters
     ----------
@@ -231,12 +234,15 @@ def _bend_alike(values: Tensor, noise: Tensor, is_signed: Tensor) -> Tensor:
     sides = torch.where(sides > noise.amax(1, keepdim=True) / TOLD_APART, sides, most)
     scale = torch.where(known > 0, sides[:, :1], sides[:, 1:])
     close = _ALIKE * (noise / scale.clamp(min=torch.finfo(scale.dtype).tiny)).amax(1)
-    told = close <= TOLD_APART
-    again = torch.zeros(len(values), dtype=torch.bool)
-    rows = told.nonzero().squeeze(1)
-    if len(rows):
-        again[rows] = _repeated(torch.zeros_like(rows), (known / scale)[rows], close[rows])
-    return again
+    far = _ALIKE * noise.amax(1)
+    ordered = known.sort(1).values
+    varies = (ordered.diff(dim=1) > far[:, None]) & (ordered[:, 1:] * ordered[:, :-1] > 0)
+    told = (close <= TOLD_APART) & (varies.sum(1) >= len(_WATCHED) - 2)
+    return _repeated(
+        told.long(),
+        torch.where(told[:, None], known / scale.clamp(min=torch.finfo(scale.dtype).tiny), known),
+        torch.where(told, close, far),
+    )
 
 
 class _Group:
@@ -467,10 +473,13 @@ class _Group:
             return
         widths = [words.shape[2] for words in flags]
         words = torch.cat([_any(one) for one in flags], 1).cpu()
-        units = [[bits_of(one[None])[1] for one in row.split(widths)] for row in words.unbind(0)]
+        units = [
+            [bits_of(one[None])[1] for one in torch.split(row, widths)] for row in words.unbind(0)
+        ]
         known = list(self._sides)
         lengths = [len(one) for row in units for one in row]
-        index = torch.cat([one for row in units for one in row]).to(self._device).split(lengths)
+        flat_units = torch.cat([one for row in units for one in row]).to(self._device)
+        index = torch.split(flat_units, lengths)
         chosen = dict(zip(itertools.product(range(len(self)), known), index, strict=True))
         values: dict[tuple[int, tuple[int, int]], list[Tensor]] = {key: [] for key in chosen}
         noises: dict[tuple[int, tuple[int, int]], list[Tensor]] = {key: [] for key in chosen}
@@ -496,26 +505,26 @@ class _Group:
             precise.piecewise.run(torch.lerp(starts[s], ends[s], weight), watch)
         columns = [torch.stack(values[key] + noises[key], 1) for key in chosen]
         whole = torch.cat(columns).cpu()
-        first, masks = 0, torch.zeros_like(words)
-        for s, row_units in enumerate(units):
+        done, masks = 0, torch.zeros_like(words)
+        for mask, row_units in zip(masks, units, strict=True):
             count = sum(len(one) for one in row_units)
-            mine = whole[first : first + count]
-            first += count
+            mine = whole[done : done + count]
+            done += count
             is_paired = [
                 torch.full((len(one),), self._sides[key].is_paired)
                 for key, one in zip(known, row_units, strict=True)
             ]
             half = len(_WATCHED)
             again = _bend_alike(mine[:, :half], mine[:, half:], torch.cat(is_paired))
-            at = again.split([len(one) for one in row_units])
+            at = torch.split(again, [len(one) for one in row_units])
             parts = [
                 _flagged(one[repeated], width)
                 for one, repeated, width in zip(row_units, at, widths, strict=True)
             ]
-            masks[s] = torch.cat(parts)
+            mask.copy_(torch.cat(parts))
         if bool(masks.any()):
             for sides, mask in zip(
-                self._sides.values(), masks.to(self._device).split(widths, 1), strict=True
+                self._sides.values(), torch.split(masks.to(self._device), widths, 1), strict=True
             ):
                 sides.counted &= ~mask
 
@@ -581,9 +590,9 @@ class _Group:
 
     def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
         """Give which of some rows are so far into their segment, without a look at the device."""
-        first = rows.start + (phase - rows.start) % period
-        last = max(first, rows.stop)
-        return torch.arange(first, last, period, device=self._device) - rows.start
+        start: int = rows.start
+        first = (phase - start) % period
+        return torch.arange(first, max(first, rows.stop - start), period, device=self._device)
 
     def _middle_leads(
         self,

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -207,7 +208,7 @@ def test_estimates_wait_three_times_a_halving_however_many_layers_bend(cuda):
         return lambda: estimate_segment(*given, evaluations=33, dtype=torch.float64)
 
     for build, shape in ((Deep, (6,)), (poolings, (1, 6, 6))):
-        one, many = (waits_of(cuda, lambda n=n: build(n), shape, estimated) for n in (1, 3))
+        one, many = (waits_of(cuda, partial(build, n), shape, estimated) for n in (1, 3))
         # Each grid: what was found, how many that makes, whether the outputs are finite.
         assert abs(many - one) <= 1
         assert many <= 3 * 3 + 25
