@@ -1,9 +1,9 @@
 """Which piece every unit of a recorded network is on, at many points at once.
 
 A unit of an operation that is affine in pieces is on one side or the other of each of its
-kinks; a window of max pooling is led by one of its members. Both are read off the network's
-values as they pass, and kept in a bit or two a unit, so that patterns can be compared long
-after the values are gone.
+kinks; a window of max pooling is led by one of its members; what is sorted is among the k
+largest or not. All are read off the network's values as they pass, and kept in a bit or two a
+unit, so that patterns can be compared long after the values are gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 from nlbench.errors import UnsupportedOperation
 
 from .dispatch_recorder import Step
-from .ops.rule import Kinks, Pieces
+from .ops.rule import Kinks, Pieces, Ranks
 from .program import Program, record_unchecked
 
 __all__ = [
@@ -26,9 +26,12 @@ __all__ = [
     "Piecewise",
     "UnknownPieces",
     "bits_of",
+    "bits_of_some",
+    "margins_of",
     "ones",
     "packed",
     "record_pieces",
+    "sides_of",
 ]
 
 ROUNDING = {
@@ -129,6 +132,61 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
     return Piecewise(program, pieces, is_quick)
 
 
+def margins_of(
+    pieces: Kinks | Ranks, x: Sequence[Tensor], flats: Tensor
+) -> list[tuple[Tensor, float, Tensor]]:
+    """Give what tells on which side units are, from inputs at P points.
+
+    Parameters
+    ----------
+    pieces : Kinks or Ranks
+    x : sequence of tensor of shape (P, ...)
+    flats : tensor
+        Values at which whole stretches of units rest.
+
+    Returns
+    -------
+    list of (tensor of shape (P, U), float, tensor of shape (P, 1))
+        Values, the number that a unit passes as it changes sides, and the size of what they were
+        made of, by which rounding is told.
+
+    Examples
+    --------
+    >>> ranks = Ranks(lambda x: x[0][:, None], (1,))
+    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0][0]
+    tensor([[ 1., -2., -1.]])
+    """
+    if isinstance(pieces, Ranks):
+        lines = pieces.lines(x)
+        if not lines.numel() or not pieces.tops:
+            return []
+        ordered = lines.sort(-1, descending=True).values
+        found = []
+        for top in pieces.tops:
+            last, next_ = ordered[..., top - 1 : top], ordered[..., top : top + 1]
+            # Where units rest side by side one may go and another come without a boundary.
+            resting = torch.isin(last, flats) | torch.isin(next_, flats)
+            margin = torch.where(lines >= last, lines - next_, lines - last)
+            found.append(margin.masked_fill(resting, 0.0).flatten(1))
+        return [(torch.cat(found, 1), 0.0, _size(lines.flatten(1)))]
+    flat = [(margin.flatten(1), kink) for margin, kink in pieces.margins(x)]
+    return [(margin, kink, _size(margin).clamp(min=abs(kink))) for margin, kink in flat]
+
+
+def _size(flat: Tensor) -> Tensor:
+    """Give the largest magnitude at each of P points, (P, 1)."""
+    if not flat.shape[1]:
+        return flat.new_zeros(len(flat), 1)
+    # Both apart are 20 times as fast as `aminmax` on a CPU.
+    return torch.maximum(flat.amax(1, True), -flat.amin(1, True))
+
+
+def sides_of(flat: Tensor, kink: float, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tell which of (P, U) units are above a kink and which below, packed; and the noise (P, 1)."""
+    noise = ROUNDING[flat.dtype] * size
+    return packed(flat > kink + noise), packed(flat < kink - noise), noise
+
+
 _GATHER = 0x0102040810204080
 """Brings the lowest bits of eight bytes together in the highest byte."""
 
@@ -180,3 +238,41 @@ def bits_of(words: Tensor) -> tuple[Tensor, Tensor]:
     flags = (words[row, word][:, None] >> shifts) & 1
     hit, bit = flags.nonzero().unbind(1)
     return row[hit], word[hit] * 64 + bit
+
+
+def bits_of_some(words: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Do what `bits_of` does, with places for so many: a GPU's host need not wait for how many.
+
+    Returns
+    -------
+    row, unit : int64 tensor of shape (most,)
+    is_one : bool tensor of shape (most,)
+        Whether this place is taken.
+    wanted : int64 tensor of shape ()
+        Places that all flags would have taken: if more than `most`, some are missing.
+
+    Examples
+    --------
+    >>> row, unit, is_one, wanted = bits_of_some(torch.tensor([[5, 0], [0, -2**63]]), 4)
+    >>> row[is_one].tolist(), unit[is_one].tolist(), int(wanted)
+    ([0, 0, 1], [0, 2, 127], 3)
+    """
+    flat = words.flatten()
+    at, filled = _first_of(flat != 0, most)
+    shifts = torch.arange(64, device=words.device)
+    index = torch.arange(most, device=words.device)
+    flags = (flat[at][:, None] >> shifts) & (index < filled)[:, None]
+    bit, found = _first_of((flags & 1).flatten() != 0, most)
+    word = at[bit // 64]
+    columns = max(1, words.shape[1])
+    unit = word % columns * 64 + bit % 64
+    return word // columns, unit, index < found, torch.maximum(filled, found)
+
+
+def _first_of(flags: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Give the first places (most,) of flags (n,) that are set, and how many there are."""
+    rank = flags.cumsum(0)
+    slot = torch.where(flags, (rank - 1).clamp(max=most), most)
+    places = torch.zeros(most + 1, dtype=torch.int64, device=flags.device)
+    places.scatter_(0, slot, torch.arange(len(flags), device=flags.device))
+    return places[:most], flags.sum()

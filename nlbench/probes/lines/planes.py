@@ -19,9 +19,9 @@ from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import exact_by_default
 
 from .dispatch_recorder import Step
-from .ops.rule import Leaders, Pieces
-from .patterns import ones
-from .refined import Estimator, Windows, check_ends, crossed, sides_of
+from .ops.rule import Leaders, Pieces, Ranks
+from .patterns import margins_of, ones, sides_of
+from .refined import Estimator, Windows, check_ends, crossed
 
 __all__ = ["Plane", "plane"]
 
@@ -225,10 +225,11 @@ class _Rows:
                 windows = Windows.of(pieces, x, self._estimator.flats)
                 changes((step.output, 0), windows.lead, windows.switches)
                 return
-            for number, (margin, kink) in enumerate(pieces.margins(x)):
-                above, below, _ = sides_of(margin.flatten(1), kink)
+            for number, margin in enumerate(margins_of(pieces, x, self._estimator.flats)):
+                above, below, _ = sides_of(*margin)
                 state = torch.stack([above, below], 1)
-                changes((step.output, number), state, _sides_between(state))
+                is_paired = isinstance(pieces, Ranks)
+                changes((step.output, number), state, _sides_between(state, is_paired))
 
         outputs = []
         for part in torch.split(inputs, points):
@@ -244,8 +245,10 @@ class _Rows:
 _Between = Callable[[Tensor], Tensor]
 
 
-def _sides_between(state: Tensor) -> _Between:
+def _sides_between(state: Tensor, is_paired: bool) -> _Between:
     def between(other: Tensor) -> Tensor:
+        if is_paired:
+            return ones(state[:, 0] & other[:, 1])
         return ones(crossed((state[:, 0], state[:, 1]), (other[:, 0], other[:, 1])))
 
     return between

@@ -13,6 +13,7 @@ places where no grid has been.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,14 +29,17 @@ from nlbench.probes.precision import each_exact
 
 from .dispatch_recorder import Step
 from .estimate import ChordParts, SegmentEstimate, chord_parts
-from .ops.rule import Leaders, Pieces
+from .ops.rule import Leaders, Pieces, Ranks
 from .patterns import (
     ROUNDING,
     Piecewise,
     bits_of,
+    bits_of_some,
+    margins_of,
     ones,
     packed,
     record_pieces,
+    sides_of,
 )
 from .program import AGREEMENT, run_alone, typed_copy
 from .quadrature import integrate_along
@@ -52,7 +56,6 @@ __all__ = [
     "estimate_segment",
     "on_device",
     "probes",
-    "sides_of",
 ]
 
 TOLERANCE = 1e-3
@@ -70,8 +73,12 @@ PROBES = 16
 """Places beside the grids at which the network is looked at."""
 _ALIKE = 8
 """Values of two units are one, within so many times what rounding leaves of a value."""
-_WATCHED = (0, 3, 6)
+_WATCHED = (0, 2, 5, 7)
 """Steps of the second grid at whose middle units are compared with each other."""
+TOLD_APART = 1e-7
+"""Share of its largest value that may be rounding of a unit that is compared with others."""
+_ROOM = 2**9
+"""Crossings of a step that a GPU has places for at once."""
 _BYTES = 2**28
 _BYTES_GPU = 2**30
 _POINTS = 64
@@ -103,62 +110,140 @@ class _Sides:
     """On which side of one margin each unit is, at the nodes known so far.
 
     `above` and `below` (s, n + 1, W) are packed flags, neither set where it can't be told;
-    `counted` (s, W) leaves out units that are others over again.
+    `counted` (s, W) leaves out units that bend where others do. Of units that change places two
+    by two, those that go are counted.
     """
 
     above: Tensor
     below: Tensor
     counted: Tensor
-    candidates: list[Tensor] = field(default_factory=list)
+    is_paired: bool
+
+    def crossed(self, stride: int = 1) -> Tensor:
+        """Tell which units are counted between each two nodes, packed (s, n / stride, W)."""
+        a, b = self.above[:, ::stride], self.below[:, ::stride]
+        found = a[:, :-1] & b[:, 1:]
+        if not self.is_paired:
+            found = found | b[:, :-1] & a[:, 1:]
+        return found & self.counted[:, None]
 
 
-@dataclass
 class _Found:
     """Crossings seen in a pass one by one, so that those that coincide are known as one.
 
-    Parallel tensors: in which interval of which segment, its step and unit, and values (m, 2)
-    that tell units apart, up to `close` (m,).
+    They are gathered where they are found, and told apart on the CPU once the pass has ended: a
+    GPU is asked once. There are places for `room` of a step's there; how many of them that would
+    have taken is `wanted`.
     """
 
-    interval: list[Tensor] = field(default_factory=list)
-    step: list[Tensor] = field(default_factory=list)
-    margin: list[Tensor] = field(default_factory=list)
-    unit: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-    close: list[Tensor] = field(default_factory=list)
+    def __init__(self, room: int) -> None:
+        self.room, self.wanted = room, 0
+        self._columns: list[Tensor] = []
+        self._counts: list[Tensor] = []
+
+    def places(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Give row and unit of each flag that is set in (P, W), and whether it is one."""
+        if not words.is_cuda:
+            row, unit = bits_of(words)
+            return row, unit, torch.ones_like(row, dtype=torch.bool)
+        row, unit, is_one, count = bits_of_some(words, self.room)
+        self._counts.append(count)
+        return row, unit, is_one
 
     def add(
-        self, interval: Tensor, step: int, margin: int, unit: Tensor, values: Tensor, close: Tensor
+        self,
+        interval: Tensor,
+        step: int,
+        margin: int,
+        unit: Tensor,
+        values: Tensor,
+        close: Tensor,
+        is_one: Tensor,
     ) -> None:
-        self.interval.append(interval)
-        self.step.append(torch.full_like(interval, step))
-        self.margin.append(torch.full_like(interval, margin))
-        self.unit.append(unit)
-        self.values.append(values.double())
-        self.close.append(close.double())
+        """Note crossings (m,): intervals, units and values (m, 2) that tell them apart to `close`.
+
+        Only where `is_one` is True there is any.
+        """
+        numbers = [torch.where(is_one, interval, -1), unit, *values.unbind(1), close]
+        constant = [
+            torch.full_like(close, number, dtype=torch.float64) for number in (step, margin)
+        ]
+        self._columns.append(torch.stack([*(x.double() for x in numbers), *constant]))
+
+    def fetch(self) -> None:
+        """Bring over what was found."""
+        if not self._columns:
+            return
+        whole = torch.cat(self._columns, 1)
+        if self._counts:
+            # In a column of its own, so that all comes at once.
+            most = torch.stack(self._counts).amax().expand(len(whole), 1)
+            whole = torch.cat([whole, most.double()], 1).cpu()
+            self.wanted = int(whole[0, -1])
+            whole = whole[:, :-1]
+        self._columns = [whole[:, whole[0] >= 0]]
 
     def copies(self) -> tuple[Tensor, ...] | None:
         """Tell which repeat another: a flag each, with interval, step, margin and unit."""
-        if not self.interval:
+        if not self._columns or not self._columns[0].shape[1]:
             return None
-        interval, close = torch.cat(self.interval), torch.cat(self.close)
-        step, margin, unit = torch.cat(self.step), torch.cat(self.margin), torch.cat(self.unit)
-        again = _repeated(interval, torch.cat(self.values), close)
-        return again, interval, step, margin, unit
+        interval, unit, first, second, close, step, margin = self._columns[0]
+        again = _repeated(interval, torch.stack([first, second], 1), close)
+        return again, *(x.long() for x in (interval, step, margin, unit))
 
 
 def _repeated(group: Tensor, values: Tensor, close: Tensor) -> Tensor:
     """Tell which rows (m, d) repeat an earlier row of their group, within `close` (m,)."""
     # Rows that are alike have projections that are, and few others have.
-    weights = torch.tensor([1.0, math.sqrt(0.5), math.sqrt(0.3)], dtype=values.dtype)
-    projected = values @ weights[: values.shape[1]].to(values.device)
-    order = projected.argsort(stable=True)
+    weights = torch.tensor([0.7 ** (i / 2) for i in range(values.shape[1])], dtype=values.dtype)
+    if not len(values):
+        return torch.zeros(0, dtype=torch.bool)
+    order = (values @ weights).argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
-    near = (values[order].diff(dim=0).abs() <= close[order][1:, None]).all(1)
+    apart = torch.maximum(close[order][1:], close[order][:-1])
+    near = (values[order].diff(dim=0).abs() <= apart[:, None]).all(1)
     near &= group[order].diff() == 0
-    again = torch.zeros(len(order), dtype=torch.bool, device=values.device)
-    again[order[1:]] = near
+    kind = torch.cat([near.new_zeros(1), ~near]).cumsum(0)
+    # The first of each is the one that counts: that of the earliest step.
+    earliest = torch.full_like(order, len(order)).scatter_reduce(0, kind, order, "amin")
+    again = torch.ones(len(order), dtype=torch.bool)
+    again[earliest[: int(kind[-1]) + 1]] = False
     return again
+
+
+def _bend_alike(values: Tensor, noise: Tensor, is_signed: Tensor) -> Tensor:
+    """Tell which units bend at the places where an earlier one does, all along a segment.
+
+    Where two units pass through zero at the same places they are proportional on each side of
+    it, by any two factors. That is told in double precision only: units are many. Of units that
+    hardly vary, as where all that they are given is off, it says nothing: those have to be equal.
+
+    Parameters
+    ----------
+    values, noise : float64 tensor of shape (m, places)
+        Distances from the kink, and what rounding leaves of them.
+    is_signed : bool tensor of shape (m,)
+        Whether a unit and its negative are two.
+    """
+    known = values.masked_fill(values.abs() <= noise, 0.0)
+    # So that a unit and its negative are one, the first place is on the positive side.
+    first = known.gather(1, (known != 0).to(torch.int8).argmax(1, keepdim=True)).sign()
+    known = torch.where(is_signed[:, None], known, known * first)
+    sides = torch.stack([known.clamp(min=0).amax(1), -known.clamp(max=0).amin(1)], 1)
+    most = sides.amax(1, keepdim=True)
+    # On a side that hardly stands out it is compared on the scale of the other.
+    sides = torch.where(sides > noise.amax(1, keepdim=True) / TOLD_APART, sides, most)
+    scale = torch.where(known > 0, sides[:, :1], sides[:, 1:])
+    close = _ALIKE * (noise / scale.clamp(min=torch.finfo(scale.dtype).tiny)).amax(1)
+    far = _ALIKE * noise.amax(1)
+    ordered = known.sort(1).values
+    varies = (ordered.diff(dim=1) > far[:, None]) & (ordered[:, 1:] * ordered[:, :-1] > 0)
+    told = (close <= TOLD_APART) & (varies.sum(1) >= len(_WATCHED) - 2)
+    return _repeated(
+        told.long(),
+        torch.where(told[:, None], known / scale.clamp(min=torch.finfo(scale.dtype).tiny), known),
+        torch.where(told, close, far),
+    )
 
 
 class _Group:
@@ -181,11 +266,12 @@ class _Group:
         self._ends = torch.stack([end for _, end in segments])
         self._device, self._dtype = self._starts.device, self._starts.dtype
         self.steps = 0
+        self._room = _ROOM
         self.values = torch.zeros(0)
         self._sides: dict[tuple[int, int], _Sides] = {}
         self._leads: dict[int, Tensor] = {}
         self._at_start: dict[int, Tensor] = {}  # (s, rows, positions) by step
-        self._switches: list[Tensor] = []  # (s, steps that bend) of each level
+        self._switches: list[Tensor] = []  # (s, steps that bend) of each level, on the CPU
         self._at_nodes = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
         self._places = {
@@ -201,7 +287,7 @@ class _Group:
         self._starts, self._ends = self._starts[index], self._ends[index]
         self.values = self.values[index]
         self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
-        self._switches = [found[index] for found in self._switches]
+        self._switches = [found[torch.tensor(which)] for found in self._switches]
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
         self._at_start = {key: members[index] for key, members in self._at_start.items()}
         for sides in self._sides.values():
@@ -216,25 +302,43 @@ class _Group:
 
     def begin(self) -> None:
         """Look at the nodes of the first grid."""
+        self._until_there_is_room(self._begun)
+
+    def halve(self) -> None:
+        """Look at the middle of each step."""
+        self._until_there_is_room(self._halved)
+
+    def _until_there_is_room(self, look: Callable[[_Found, _Found], None]) -> None:
+        """Look again where more was found than there was room for; until then nothing is kept."""
+        while True:
+            new, switched = _Found(self._room), _Found(self._room)
+            look(new, switched)
+            wanted = max(new.wanted, switched.wanted)
+            if wanted <= self._room:
+                return
+            self._room = 2 * wanted
+
+    def _begun(self, new: _Found, switched: _Found) -> None:
         count, self.steps = len(self), FIRST
         nodes = torch.arange(FIRST + 1, device=self._device)
-        owner = torch.arange(count, device=self._device).repeat_interleave(FIRST + 1)
+        owner = torch.arange(count, device=self._device)[:, None].expand(-1, FIRST + 1).flatten()
+        self._sides, self._leads = {}, {}
         zeros: dict[tuple[int, int], Tensor] = {}
-        found = _Found()
         row = 0
 
         def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
             rows = slice(row, row + len(x[0]))
             if isinstance(pieces, Leaders):
-                self._first_leads(step, pieces, x, rows, found)
+                self._first_leads(step, pieces, x, rows, switched)
                 return
-            for i, (margin, kink) in enumerate(pieces.margins(x)):
-                flat = margin.flatten(1)
-                above, below, _ = sides_of(flat, kink)
+            for i, (flat, kink, size) in enumerate(margins_of(pieces, x, self._flats)):
+                above, below, _ = sides_of(flat, kink, size)
                 sides = self._sides.get((step.output, i))
                 if sides is None:
                     shape = (count * (FIRST + 1), above.shape[1])
-                    sides = _Sides(above.new_zeros(shape), above.new_zeros(shape), above[:0])
+                    is_paired = isinstance(pieces, Ranks)
+                    whole = above.new_zeros(shape), above.new_zeros(shape)
+                    sides = _Sides(*whole, above[:0], is_paired)
                     self._sides[step.output, i] = sides
                     zeros[step.output, i] = above.new_zeros(shape)
                 sides.above[rows], sides.below[rows] = above, below
@@ -244,6 +348,9 @@ class _Group:
         for row in range(0, len(owner), self._chunk):
             part = slice(row, row + self._chunk)
             outputs.append(self._run(owner[part], nodes.repeat(count)[part] / FIRST, watch))
+        switched.fetch()
+        if switched.wanted > self._room:
+            return
         self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
         met = torch.zeros(count, FIRST - 1, dtype=torch.bool, device=self._device)
         for key, sides in self._sides.items():
@@ -262,21 +369,14 @@ class _Group:
                 b[:, i] |= unknown & b[:, i - 1]
         self._at_nodes += met.sum(1)
         self._leads = {key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()}
-        self._switches.append(self._switched(found, FIRST))
+        self._switches.append(self._switched(switched, FIRST))
 
-    def halve(self) -> None:
-        """Look at the middle of each step."""
+    def _halved(self, new: _Found, switched: _Found) -> None:
         count, steps = len(self), self.steps
-        self.steps = 2 * steps
-        owner = torch.arange(count, device=self._device).repeat_interleave(steps)
-        place = torch.arange(steps, device=self._device).repeat(count)
-        second = steps == FIRST * 2
-        if second:
-            self._choose_candidates()
-        rows_watched = {s * steps + i: (s, n) for s in range(count) for n, i in enumerate(_WATCHED)}
-        alike: dict[tuple[int, int], list[list[Tensor]]] = {}
-        new, switched = _Found(), _Found()
+        every = torch.arange(count * steps, device=self._device)
+        owner, place = every // steps, every % steps
         met = torch.zeros(count * steps, dtype=torch.bool, device=self._device)
+        undecided = torch.zeros_like(self.undecided)
         between: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         leads: dict[int, list[Tensor]] = {}
         row = 0
@@ -286,14 +386,13 @@ class _Group:
             s, i = owner[rows], place[rows]
             if isinstance(pieces, Leaders):
                 leads.setdefault(step.output, []).append(
-                    self._middle_leads(step, pieces, x, s, i, steps, switched)
+                    self._middle_leads(step, pieces, x, rows, s, i, switched)
                 )
                 return
-            for number, (margin, kink) in enumerate(pieces.margins(x)):
+            for number, (flat, kink, size) in enumerate(margins_of(pieces, x, self._flats)):
                 key = step.output, number
                 sides = self._sides[key]
-                flat = margin.flatten(1)
-                above, below, noise = sides_of(flat, kink)
+                above, below, noise = sides_of(flat, kink, size)
                 left = sides.above[s, i], sides.below[s, i]
                 right = sides.above[s, i + 1], sides.below[s, i + 1]
                 unknown = ~(above | below) & (left[0] | left[1])
@@ -305,36 +404,32 @@ class _Group:
                         met[rows] |= (unknown & resting & opposite).any(1)
                     unknown &= ~resting
                     doubtful = ones(unknown & (right[0] | right[1]) & ~opposite)
-                    self.undecided.index_add_(0, s, doubtful.to(self.undecided.dtype))
+                    undecided.index_add_(0, s, doubtful.to(undecided.dtype))
                 above |= unknown & left[0]
                 below |= unknown & left[1]
                 middle = above, below
                 twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
-                at, unit = bits_of(twice)
+                at, unit, is_one = new.places(twice)
                 if len(at):
-                    value = (flat[at, unit] - kink).abs()[:, None]
-                    # A single value tells less than three: units near a boundary lie close.
-                    new.add(
-                        at + row,
-                        self._places[step.output],
-                        number,
-                        unit,
-                        value.expand(-1, 2),
-                        noise[at, 0],
-                    )
+                    value = flat[at, unit] - kink
+                    # A single value tells less than three: units near a boundary lie close. Of
+                    # two that change places each is the other's negative.
+                    second = value if sides.is_paired else value.abs()
+                    values = torch.stack([value.abs(), second], 1)
+                    place_of = self._places[step.output]
+                    new.add(at + row, place_of, number, unit, values, noise[at, 0], is_one)
                 between.setdefault(key, []).append(middle)
-                if second:
-                    for j in range(len(x[0])):
-                        if (watched := rows_watched.get(row + j)) is not None:
-                            lists = alike.setdefault(key, [[] for _ in range(count)])
-                            candidates = sides.candidates[watched[0]]
-                            value = flat[j].index_select(0, candidates).double() - kink
-                            lists[watched[0]] += [value, _ALIKE * noise[j].double()]
 
         outputs = []
         for row in range(0, len(owner), self._chunk):
             part = slice(row, row + self._chunk)
             outputs.append(self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch))
+        new.fetch()
+        switched.fetch()
+        if max(new.wanted, switched.wanted) > self._room:
+            return
+        self.steps = 2 * steps
+        self.undecided += undecided
         self.values = _interleaved(self.values, torch.cat(outputs).reshape(count, steps, -1))
         for key, parts in between.items():
             sides = self._sides[key]
@@ -343,29 +438,96 @@ class _Group:
         for output, found in leads.items():
             middle = torch.cat(found).reshape(count, steps, -1)
             self._leads[output] = _interleaved(self._leads[output], middle)
-        if second:
-            self._leave_out_copies(alike)
         self._leave_out_new_copies(new, steps)
         self._at_nodes += met.reshape(count, steps).sum(1)
         self._switches.append(self._switched(switched, 2 * steps))
 
-    def counts(self) -> Tensor:
-        """Boundaries seen by each grid so far, by what makes them: (levels, s, steps that bend).
+    def counts(self) -> tuple[Tensor, list[float]]:
+        """Boundaries seen by each grid so far, by what makes them, and units undecided.
 
-        From the coarsest grid on.
+        On the CPU: (levels, s, steps that bend) from the coarsest grid on; a number a segment.
         """
         levels = len(self._switches)
-        result = torch.stack(self._switches).clone()
+        result = torch.zeros(levels + 1, len(self), len(self._places), device=self._device)
         for (output, _), sides in self._sides.items():
             for level in range(levels):
-                stride = 2 ** (levels - 1 - level)
-                a, b = sides.above[:, ::stride], sides.below[:, ::stride]
-                crossed = a[:, :-1] & b[:, 1:] | b[:, :-1] & a[:, 1:]
-                crossed &= sides.counted[:, None]
-                result[level, :, self._places[output]] += ones(crossed).sum(1)
+                found = sides.crossed(2 ** (levels - 1 - level))
+                result[level, :, self._places[output]] += ones(found).sum(1)
         # All units that are zero at one node, where the inputs are, make one boundary.
-        result[:, :, :1] += self._at_nodes[:, None]
-        return result
+        result[:levels, :, :1] += self._at_nodes[:, None]
+        result[levels, :, 0] = self.undecided
+        whole = result.cpu()
+        return whole[:levels] + torch.stack(self._switches), whole[levels, :, 0].tolist()
+
+    def leave_out_copies(self, precise: Estimator) -> None:
+        """Of units that bend at the same places all along a segment count the first.
+
+        Copies of a unit do, and units that depend on one number that passes through zero.
+
+        Parameters
+        ----------
+        precise : Estimator
+            The network in double precision.
+        """
+        flags = [sides.crossed() for sides in self._sides.values()]
+        if not flags:
+            return
+        widths = [words.shape[2] for words in flags]
+        words = torch.cat([_any(one) for one in flags], 1).cpu()
+        units = [
+            [bits_of(one[None])[1] for one in torch.split(row, widths)] for row in words.unbind(0)
+        ]
+        known = list(self._sides)
+        lengths = [len(one) for row in units for one in row]
+        flat_units = torch.cat([one for row in units for one in row]).to(self._device)
+        index = torch.split(flat_units, lengths)
+        chosen = dict(zip(itertools.product(range(len(self)), known), index, strict=True))
+        values: dict[tuple[int, tuple[int, int]], list[Tensor]] = {key: [] for key in chosen}
+        noises: dict[tuple[int, tuple[int, int]], list[Tensor]] = {key: [] for key in chosen}
+        row = 0
+
+        def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
+            if isinstance(pieces, Leaders):
+                return
+            for number, (flat, kink, size) in enumerate(margins_of(pieces, x, precise.flats)):
+                noise = ROUNDING[torch.float64] * size
+                for j in range(len(flat)):
+                    key = (row + j) // len(_WATCHED), (step.output, number)
+                    values[key].append(flat[j].index_select(0, chosen[key]) - kink)
+                    noises[key].append(noise[j].expand_as(values[key][-1]))
+
+        every = torch.arange(len(self) * len(_WATCHED), device=self._device)
+        places = (2 * torch.tensor(_WATCHED) + 1).to(self._device) / (2 * TOLD)
+        starts, ends = self._starts.double(), self._ends.double()
+        for row in range(0, len(every), precise.chunk):
+            part = every[row : row + precise.chunk]
+            s, share = part // len(_WATCHED), places[part % len(_WATCHED)].double()
+            weight = share.reshape(-1, *[1] * (starts.ndim - 1))
+            precise.piecewise.run(torch.lerp(starts[s], ends[s], weight), watch)
+        columns = [torch.stack(values[key] + noises[key], 1) for key in chosen]
+        whole = torch.cat(columns).cpu()
+        done, masks = 0, torch.zeros_like(words)
+        for mask, row_units in zip(masks, units, strict=True):
+            count = sum(len(one) for one in row_units)
+            mine = whole[done : done + count]
+            done += count
+            is_paired = [
+                torch.full((len(one),), self._sides[key].is_paired)
+                for key, one in zip(known, row_units, strict=True)
+            ]
+            half = len(_WATCHED)
+            again = _bend_alike(mine[:, :half], mine[:, half:], torch.cat(is_paired))
+            at = torch.split(again, [len(one) for one in row_units])
+            parts = [
+                _flagged(one[repeated], width)
+                for one, repeated, width in zip(row_units, at, widths, strict=True)
+            ]
+            mask.copy_(torch.cat(parts))
+        if bool(masks.any()):
+            for sides, mask in zip(
+                self._sides.values(), torch.split(masks.to(self._device), widths, 1), strict=True
+            ):
+                sides.counted &= ~mask
 
     def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
         shape = (-1,) + (1,) * (self._starts.ndim - 1)
@@ -375,38 +537,6 @@ class _Group:
         if not torch.isfinite(output).all():
             raise NotFinite("the network's output is not finite on the segment")
         return output
-
-    def _choose_candidates(self) -> None:
-        for sides in self._sides.values():
-            a, b = sides.above, sides.below
-            crossed = a[:, :-1] & b[:, 1:] | b[:, :-1] & a[:, 1:]
-            met = crossed[:, 0]
-            for i in range(1, crossed.shape[1]):
-                met = met | crossed[:, i]
-            sides.candidates = [bits_of(one[None])[1] for one in met]
-
-    def _leave_out_copies(self, alike: dict[tuple[int, int], list[list[Tensor]]]) -> None:
-        """Find units that have the values of others all along the segment, and count one."""
-        for s in range(len(self)):
-            keys = [key for key, lists in alike.items() if lists[s]]
-            if not keys:
-                continue
-            values = torch.cat([torch.stack(alike[key][s][::2], 1) for key in keys])
-            close = torch.cat(
-                [
-                    torch.stack(alike[key][s][1::2]).amax().expand(len(alike[key][s][0]))
-                    for key in keys
-                ]
-            )
-            sign = values[:, :1].sign() + (values[:, :1] == 0)
-            again = _repeated(torch.zeros_like(close, dtype=torch.int64), values * sign, close)
-            first = 0
-            for key in keys:
-                units = self._sides[key].candidates[s]
-                _clear(self._sides[key].counted[s], units[again[first : first + len(units)]])
-                first += len(units)
-        for sides in self._sides.values():
-            sides.candidates = []
 
     def _leave_out_new_copies(self, new: _Found, steps: int) -> None:
         found = new.copies()
@@ -419,11 +549,12 @@ class _Group:
             mine = (step == key[0]) & (margin == key[1])
             counted = self._sides[outputs[key[0]], key[1]].counted
             for s in set((interval[mine] // steps).tolist()):
-                _clear(counted[s], unit[mine & (interval // steps == s)])
+                mask = _flagged(unit[mine & (interval // steps == s)], counted.shape[1])
+                counted[s] &= ~mask.to(self._device)
 
     def _switched(self, found: _Found, steps: int) -> Tensor:
         """Count switches of leaders that differ, by segment and step: (s, steps that bend)."""
-        result = torch.zeros(len(self), len(self._places), device=self._device)
+        result = torch.zeros(len(self), len(self._places))
         copies = found.copies()
         if copies is not None:
             again, interval, step, _, _ = copies
@@ -443,35 +574,42 @@ class _Group:
         kept = self._leads[step.output]
         row = torch.arange(rows.start, rows.stop, device=self._device)
         s, node = row // (FIRST + 1), row % (FIRST + 1)
-        self._at_start[step.output][s[node == 0]] = windows.members[node == 0]
+        start = self._rows_at(rows, FIRST + 1, 0)
+        self._at_start[step.output][s[start]] = windows.members[start]
         before = windows.lead.new_full(windows.lead.shape, -1)
-        for i in range(len(row)):
+        for i, at in enumerate(range(rows.start, rows.stop)):
             # Whose leader is the one before depends on the one before that.
-            if int(node[i]) > 0:
-                before[i] = kept[rows.start + i - 1]
+            if at % (FIRST + 1):
+                before[i] = kept[at - 1]
                 windows.keep(before[i : i + 1], slice(i, i + 1))
-            kept[rows.start + i] = windows.lead[i]
-        first = (node == 1).nonzero().squeeze(1)
+            kept[at] = windows.lead[i]
+        first = self._rows_at(rows, FIRST + 1, 1)
         before[first] = self._led_from_start(step, windows, s, first, before[first])
         kept[row[first] - 1] = before[first]
         interval = s * FIRST + node - 1
         self._add_switches(step, windows, before, interval, found)
+
+    def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
+        """Give which of some rows are so far into their segment, without a look at the device."""
+        start: int = rows.start
+        first = (phase - start) % period
+        return torch.arange(first, max(first, rows.stop - start), period, device=self._device)
 
     def _middle_leads(
         self,
         step: Step,
         pieces: Leaders,
         x: Sequence[Tensor],
+        rows: slice,
         s: Tensor,
         i: Tensor,
-        steps: int,
         found: _Found,
     ) -> Tensor:
-        windows = Windows.of(pieces, x, self._flats)
+        windows, steps = Windows.of(pieces, x, self._flats), self.steps
         kept = self._leads[step.output]
         left = kept[s, i]
         windows.keep(left, slice(None))
-        first = (i == 0).nonzero().squeeze(1)
+        first = self._rows_at(rows, steps, 0)
         left[first] = self._led_from_start(step, windows, s, first, left[first])
         kept[s[first], 0] = left[first]
         interval = (s * steps + i) * 2
@@ -499,17 +637,16 @@ class _Group:
         rest: what happens is the crossing of a unit before them.
         """
         lead, members = windows.lead, windows.members
-        row, group = ((lead != other) & (lead >= 0) & (other >= 0)).nonzero().unbind(1)
+        row, group, is_one = found.places(packed((lead != other) & (lead >= 0) & (other >= 0)))
         if not len(row):
             return
         channel = group // (lead.shape[1] // members.shape[1])
         mine = members[row, channel, lead[row, group].long()]
         theirs = members[row, channel, other[row, group].long()]
-        moving = (~torch.isin(theirs, self._flats) & (mine != theirs)).nonzero().squeeze(1)
-        row, group = row[moving], group[moving]
-        values = torch.stack([mine[moving], theirs[moving]], 1)
+        moving = ~torch.isin(theirs, self._flats) & (mine != theirs) & is_one
+        values = torch.stack([mine, theirs], 1)
         close = _noise_of(members).flatten()[row]
-        found.add(interval[row], self._places[step.output], 0, group, values, close)
+        found.add(interval[row], self._places[step.output], 0, group, values, close, moving)
 
 
 @dataclass
@@ -560,27 +697,24 @@ def _noise_of(members: Tensor) -> Tensor:
     return ROUNDING[members.dtype] * size
 
 
-def sides_of(flat: Tensor, kink: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Tell which of (P, U) units are above a kink and which below, packed; and the noise (P, 1)."""
-    if flat.shape[1]:
-        # Both apart are 20 times as fast as `aminmax` on a CPU.
-        size = torch.maximum(flat.amax(1, True), -flat.amin(1, True)).clamp(min=abs(kink))
-    else:
-        size = flat.new_zeros(len(flat), 1)
-    noise = ROUNDING[flat.dtype] * size
-    return packed(flat > kink + noise), packed(flat < kink - noise), noise
-
-
 def crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
     """Tell which units are above at one place and below at the other, packed."""
     return one[0] & other[1] | one[1] & other[0]
 
 
-def _clear(words: Tensor, units: Tensor) -> None:
-    """Take units out of packed flags (W,)."""
-    flags = torch.zeros(1, 64 * len(words), dtype=torch.bool, device=words.device)
+def _flagged(units: Tensor, words: int) -> Tensor:
+    """Give packed flags (W,) of which those of some units are set."""
+    flags = torch.zeros(1, 64 * words, dtype=torch.bool)
     flags[0, units] = True
-    words &= ~packed(flags)[0]
+    return packed(flags)[0]
+
+
+def _any(words: Tensor) -> Tensor:
+    """Tell which flags are set at any of n places: (s, n, W) to (s, W)."""
+    found = words[:, 0]
+    for i in range(1, words.shape[1]):
+        found = found | words[:, i]
+    return found
 
 
 def _interleaved(nodes: Tensor, middles: Tensor) -> Tensor:
@@ -735,9 +869,9 @@ class Estimator:
         self.device = ends.device
         self.piecewise = record_pieces(self.network, ends[:1])
         self._check(torch.cat([ends, ends.mean(0, keepdim=True)]))
-        self.flats = torch.tensor(
-            sorted({0.0, *self.piecewise.rests}), dtype=dtype, device=self.device
-        )
+        # Of what is taken the smallest of, the negatives are compared.
+        rests = {sign * c for c in (0.0, *self.piecewise.rests) for sign in (1, -1)}
+        self.flats = torch.tensor(sorted(rests), dtype=dtype, device=self.device)
         on_gpu = self.device.type == "cuda"
         width = self.piecewise.program.width * torch.finfo(dtype).bits // 8
         self.budget = usable_memory(self.device, memory)
@@ -952,14 +1086,15 @@ def estimate_all(
     while group:
         group += _taken(waiting, estimator(single).together - len(group))
         wanted = tolerance, evaluations, budget
-        states = _estimated(estimator(single), group, *wanted, dtype is None)
+        states = _estimated(estimator, single, group, *wanted, dtype is None)
         again = [i for i, state in enumerate(states) if state.is_rough]
         if again:
-            double = estimator(torch.float64)
-            for few in _in_groups(again, double.together):
-                found = _estimated(double, [group[i] for i in few], *wanted, False)
+            for few in _in_groups(again, estimator(torch.float64).together):
+                some = [group[i] for i in few]
+                found = _estimated(estimator, torch.float64, some, *wanted, False)
                 for i, state in zip(few, found, strict=True):
-                    states[i] = replace(state, is_rough=True, wasted=states[i].wasted)
+                    wasted = states[i].wasted + state.wasted
+                    states[i] = replace(state, is_rough=True, wasted=wasted)
         for state in states:
             used = torch.float64 if state.is_rough else single
             yield None if state.is_exact else _result(estimator(used), state, tolerance)
@@ -975,7 +1110,8 @@ def _in_groups(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def _estimated(
-    estimator: Estimator,
+    estimator_in: Callable[[torch.dtype], Estimator],
+    dtype: torch.dtype,
     segments: Sequence[Segment],
     tolerance: float,
     evaluations: int,
@@ -983,13 +1119,14 @@ def _estimated(
     may_be_rough: bool,
 ) -> list[_State]:
     """Give what there is to know of segments, again with less at once where memory runs out."""
+    estimator = estimator_in(dtype)
     before = estimator.chunk
 
     def attempt(points: int) -> list[_State]:
         estimator.chunk = points
         states = [_State(segment) for segment in segments]
         for few in _in_groups(states, max(1, len(states) * points // before)):
-            _estimate(estimator, few, tolerance, evaluations, budget, may_be_rough)
+            _estimate(estimator, estimator_in, few, tolerance, evaluations, budget, may_be_rough)
         return states
 
     states, estimator.chunk = halving(attempt, before, estimator.device)
@@ -1000,6 +1137,7 @@ def _estimated(
 @torch.inference_mode()
 def _estimate(
     estimator: Estimator,
+    estimator_in: Callable[[torch.dtype], Estimator],
     states: Sequence[_State],
     tolerance: float,
     evaluations: int,
@@ -1018,12 +1156,14 @@ def _estimate(
     lost = LOST if estimator.dtype == torch.float32 or has_windows else 0.0
     while active:
         group.halve()
-        # Here all comes over that the numbers of boundaries are made of.
-        counts, doubtful = group.counts().cpu(), group.undecided.tolist()
-        going = []
         full = 2 * group.steps + 1 + PROBES > evaluations or (
             2 * group.bytes_kept * 2 > estimator.budget / 2
         )
+        if group.steps == TOLD and full:
+            _leave_out_copies(group, active, estimator_in(torch.float64))
+        # Here all comes over that the numbers of boundaries are made of.
+        counts, doubtful = group.counts()
+        going = []
         for i, state in enumerate(active):
             undecided = doubtful[i] / group.steps
             state.crossings = _Crossings.of(counts[:, i], undecided, lost)
@@ -1038,7 +1178,15 @@ def _estimate(
         if len(going) < len(active):
             group.kept(going)
         active = [active[i] for i in going]
+        if group.steps == TOLD:
+            _leave_out_copies(group, active, estimator_in(torch.float64))
     _integrate(estimator, [s for s in states if not s.is_exact], tolerance, evaluations)
+
+
+def _leave_out_copies(group: _Group, states: Sequence[_State], precise: Estimator) -> None:
+    group.leave_out_copies(precise)
+    for state in states:
+        state.wasted += len(_WATCHED)
 
 
 def _leaves(
@@ -1057,7 +1205,7 @@ def _leaves(
         state.crossings.undecided + 2 * LOST > allowed
         or lost > tolerance * float(torch.linalg.vector_norm(deviation)) / 2
     ):
-        state.is_rough, state.wasted = True, TOLD + 1
+        state.is_rough, state.wasted = True, state.wasted + TOLD + 1
     return state.is_rough
 
 

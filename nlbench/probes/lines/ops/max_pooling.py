@@ -133,6 +133,13 @@ def envelopes(
         x = lines(inputs[0])
         return output(window_tops(x, members(x.device), given)).abs()
 
+    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        x = lines(inputs[0])
+        x = x.reshape(len(x), -1, x.shape[-1])
+        own = members(x.device)
+        first = x[:, :, own].argmax(-1)
+        return own.expand(*first.shape, -1).gather(-1, first[..., None]).squeeze(-1), x
+
     # Members, who is largest, and which change places.
     rest = math.prod(call.shapes[0][1:]) // max(1, lines_of(call, lines))
     return Rule(
@@ -142,6 +149,7 @@ def envelopes(
         advance=advance,
         differ=differ,
         workspace=4 * windows.numel() * max(1, rest),
+        pieces=Leaders(lead),
     )
 
 

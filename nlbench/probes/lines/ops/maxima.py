@@ -20,9 +20,9 @@ from .rule import (
     Front,
     Input,
     Kinks,
-    Leaders,
     Margin,
     NotAffine,
+    Ranks,
     Rule,
     inner_axis,
     joined,
@@ -83,14 +83,8 @@ def largest(call: Call) -> Rule:
     def lines(x: Tensor) -> Tensor:
         return sign * x.movedim(axes, last).flatten(-len(axes))
 
-    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        members = lines(inputs[0])
-        members = members.reshape(len(members), -1, members.shape[-1])
-        return members.argmax(-1, keepdim=True), members
-
     windows = torch.arange(math.prod(call.shapes[0][axis] for axis in axes))[None]
-    rule = envelopes(call, windows, lines, lambda y: sign * y.reshape(len(y), *call.shape[1:]))
-    return replace(rule, pieces=Leaders(lead)) if len(axes) == 1 else rule
+    return envelopes(call, windows, lines, lambda y: sign * y.reshape(len(y), *call.shape[1:]))
 
 
 def _inner_axes(call: Call) -> list[int]:
@@ -156,7 +150,8 @@ def _sum_of_magnitudes(call: Call, axes: list[int]) -> Rule:
     def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
         return [noise_of(inputs[0].dtype) * bounds[0]]
 
-    return bending(apply, bound, lambda x: [x[0]], noises, lambda x, change: [x[0] + change])
+    rule = bending(apply, bound, lambda x: [x[0]], noises, lambda x, change: [x[0] + change])
+    return replace(rule, pieces=Kinks(lambda x: [(x[0], 0.0)]))
 
 
 MOST = 256
@@ -257,7 +252,18 @@ def sorted_along(call: Call) -> Rule:
 
     rest = math.prod(call.shapes[0][1:]) // max(1, size)
     workspace = rest * max(4 * len(pairs), 2 * size * len(ranks))
-    return Rule(call.apply, bound, bend, advance=advance, differ=differ, workspace=workspace)
+    # Each rank that is given ends where the next begins.
+    tops = {top for rank in ranks for top in (rank, rank + 1) if 0 < top < size}
+    pieces = Ranks(lambda x: lines(x[0]).reshape(len(x[0]), -1, size), tuple(sorted(tops)))
+    return Rule(
+        call.apply,
+        bound,
+        bend,
+        advance=advance,
+        differ=differ,
+        workspace=workspace,
+        pieces=pieces,
+    )
 
 
 def _ranks(call: Call, size: int) -> list[int]:

@@ -38,6 +38,7 @@ __all__ = [
     "Margin",
     "NotAffine",
     "Pieces",
+    "Ranks",
     "Rule",
     "channel_errors",
     "collapsed",
@@ -199,7 +200,28 @@ class Leaders:
     lead: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
 
 
-Pieces = Kinks | Leaders
+@dataclass(frozen=True)
+class Ranks:
+    """Groups of units that are put in order.
+
+    Of some ranks it counts which units are on which side of them: who is among the `tops`[0]
+    largest, among the `tops`[1] largest, …. Where two units change places there one goes and one
+    comes, so that as many boundaries are crossed between two points as units have gone, at
+    least.
+
+    Parameters
+    ----------
+    lines : callable
+        From the inputs at P points to (P, groups, units).
+    tops : tuple of int
+        Each at least 1 and less than there are units.
+    """
+
+    lines: Callable[[Sequence[Tensor]], Tensor]
+    tops: tuple[int, ...]
+
+
+Pieces = Kinks | Leaders | Ranks
 
 
 @dataclass(frozen=True)
@@ -231,7 +253,7 @@ class Rule:
     differ : callable, optional
         From inputs and their bounds to a bool for each two neighbouring points, whether
         some unit is on another piece.
-    pieces : Kinks or Leaders, optional
+    pieces : Kinks, Leaders or Ranks, optional
         How to tell which piece each unit is on, for estimates; None: that isn't known.
     direct : callable, optional
         The call as it is, where `apply` is another way to compute it, made for float64.

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,10 +7,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import nlbench
 from nlbench.errors import NotFinite, RequestError
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
-from nlbench.probes.lines.patterns import Piecewise
+from nlbench.probes.lines.ops.kinks import kinked
+from nlbench.probes.lines.ops.rule import Ranks
+from nlbench.probes.lines.patterns import Piecewise, margins_of
 from nlbench.probes.lines.refined import PROBES, estimate_all, probes
 from tests.support.segments import Block, Depthwise, Functional, mlp, networks, small_residual
 
@@ -288,27 +292,103 @@ def test_an_estimate_lets_the_caller_go_on_computing():
     found.values.requires_grad_(True).sum().backward()
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.amax(1),
-        lambda x: x.max(1).values,
-        lambda x: x.amin(1),
-        lambda x: torch.fmax(x[:, :4], x[:, 4:]),
-    ],
-)
-def test_maxima_along_an_axis_are_counted(function):
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), Functional(function))
-    network[1] = nn.ReLU()
+def changed_places(before, after, tops):
+    """Fewest exchanges of neighbours that some ranks see, by trying all there are."""
+    distance, going = {before: 0}, [before]
+    while going:
+        order = going.pop(0)
+        for i in range(len(order) - 1):
+            other = (*order[:i], order[i + 1], order[i], *order[i + 2 :])
+            cost = distance[order] + (i + 1 in tops)
+            if cost < distance.get(other, math.inf):
+                distance[other] = cost
+                going.append(other)
+    return distance[after]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.permutations(range(4)), st.sets(st.integers(1, 3), min_size=1))
+def test_as_many_units_go_from_the_largest_as_exchanges_are_needed_at_most(after, tops):
+    lines = torch.tensor([range(4), after], dtype=torch.float64)
+    pieces = Ranks(lambda x: x[0][:, None], tuple(sorted(tops)))
+    ((flat, _, _),) = margins_of(pieces, [lines], torch.tensor([-1.0]))
+    gone = int(((flat[0] > 0) & (flat[1] < 0)).sum())
+    before, then = (tuple(one.argsort(descending=True).tolist()) for one in lines)
+    assert gone <= changed_places(before, then, tops)
+    assert (gone > 0) == any(set(before[:top]) != set(then[:top]) for top in tops)
+
+
+def test_lines_that_are_others_over_again_are_sorted_once():
+    torch.manual_seed(3)
+    twice = Functional(lambda x: torch.cat([x, x], 1).unflatten(1, (2, 5)).sort(2).values)
+    network = nn.Sequential(nn.Linear(3, 5), twice)
     start, end = 4 * torch.randn(2, 3)
     trace = trace_segment(network, start, end)
-    found = estimate_segment(network, start, end, tolerance=1e-4)
-    assert trace.crossings - 1 <= found.at_least <= trace.crossings
+    assert estimate_segment(network, start, end).at_least == trace.crossings > 1
+
+
+def one_scalar(act, layers):
+    """A network without biases behind one number: all its units bend where that is zero."""
+    torch.manual_seed(1)
+    parts = [nn.Linear(3, 1), nn.Linear(1, 7, bias=False), act()]
+    for _ in range(layers):
+        parts += [nn.Linear(7, 7, bias=False), act()]
+    return nn.Sequential(*parts, nn.Linear(7, 2, bias=False))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.LeakyReLU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_units_that_depend_on_one_number_bend_at_one_place(act, dtype):
+    network = one_scalar(act, 2)
+    start, end = torch.randn(2, 3, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        network[0].bias -= network[0](torch.lerp(start, end, 0.3))
+    trace = trace_segment(network, start, end)
+    found = estimate_segment(network, start, end, dtype=dtype)
+    assert found.at_least == trace.crossings == 1
+    # It belongs to the first that bends there.
+    assert found.contributions == trace.contributions
+
+
+def test_a_flat_corner_of_images_bends_at_one_place_in_all_channels():
+    # In its corner all pixels are alike, and what is around it is zero: each channel is a
+    # multiple of one number.
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 3, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(384, 2),
+    )
+    start, end = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(4))
+    start[:, :4, :4], end[:, :4, :4] = 1.0, -2.0
+    trace = trace_segment(network, start, end)
+    found = estimate_segment(network, start, end)
+    assert found.at_least <= trace.crossings
+    assert found.contributions["1"] == trace.contributions["1"]
+
+
+def test_a_leaky_unit_handed_on_as_it_is_bends_once():
+    network = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(0.1), nn.LeakyReLU(0.2))
+    start, end = 4 * torch.randn(2, 3, generator=torch.Generator().manual_seed(2))
+    trace = trace_segment(network, start, end)
+    assert estimate_segment(network, start, end).at_least == trace.crossings > 2
 
 
 def test_what_cannot_be_counted_is_traced_by_auto():
-    network = nn.Sequential(nn.Linear(3, 8), Functional(lambda x: x.cummax(1).values))
+    name = "nlbench_refined_tests::uncounted"
+
+    @torch.library.custom_op(name, mutates_args=())
+    def uncounted(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(abs(x.detach().numpy()))
+
+    def without_pieces(call):
+        return replace(kinked((0.0,), call, (1.0, 1.0)), pieces=None)
+
+    nlbench.register_op(uncounted, line=without_pieces)
+    network = nn.Sequential(nn.Linear(3, 8), Functional(lambda x: uncounted(x)))
     path = 4 * torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
     (seen,) = observe_paths(network, path, method="auto", budget=1)
     assert seen.trace.method == "exact"

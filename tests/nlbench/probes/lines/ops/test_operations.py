@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from nlbench.probes.lines import estimate_segment
 from nlbench.probes.lines.lines import trace_segment
 from nlbench.probes.lines.ops.rule import noise_of
 from nlbench.probes.lines.program import double_copy, record, walk
@@ -163,6 +166,18 @@ def test_what_a_unit_that_bends_gives_has_no_breakpoint_too_many(name):
     relus = sum(n for site, n in trace.contributions.items() if site.endswith("relu"))
     assert trace.crossings > relus
     assert slope_changes(trace) >= trace.crossings - relus
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(list(BENT)), st.integers(0, 10**6), st.booleans())
+def test_what_an_operation_bends_is_counted_without_breakpoints(name, seed, resting):
+    # Behind ReLUs stretches of units are tied.
+    net = network(lambda h: BENT[name](torch.relu(h) if resting else h), then=False)
+    start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed)).double()
+    trace = trace_segment(net, start, end)
+    found = estimate_segment(net, start, end, evaluations=300, dtype=torch.float64)
+    assert found.at_least <= trace.crossings
+    assert found.crossings == pytest.approx(trace.crossings, rel=0.02, abs=max(4, found.error))
 
 
 @pytest.mark.parametrize("name", [*AFFINE, *BENT])
