@@ -112,6 +112,7 @@ class PretendTensor(torch.Tensor):
     """A tensor of the pretended device; `held` has its numbers."""
 
     held: Tensor
+    is_pretended = True
 
     @staticmethod
     def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:  # noqa: D102

@@ -342,6 +342,8 @@ def _plain(tensor: Tensor, where: str) -> Tensor:
     if tensor.is_meta:
         raise RequestError(f"inputs{where}: a tensor on the meta device, which has no numbers")
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        if getattr(tensor, "is_pretended", False):  # It differs from a tensor in its device alone.
+            return tensor
         raise RequestError(
             f"inputs{where}: {_named(tensor)}, whose numbers only it knows; expected a torch.Tensor"
         )

@@ -447,8 +447,9 @@ class _Group:
 
         On the CPU: (levels, s, steps that bend) from the coarsest grid on; a number a segment.
         """
-        levels = len(self._switches)
-        result = torch.zeros(levels + 1, len(self), len(self._places), device=self._device)
+        levels, kinds = len(self._switches), len(self._places)
+        # Room for what is undecided, also where a network bends nowhere.
+        result = torch.zeros(levels + 1, len(self), max(1, kinds), device=self._device)
         for (output, _), sides in self._sides.items():
             for level in range(levels):
                 found = sides.crossed(2 ** (levels - 1 - level))
@@ -457,7 +458,8 @@ class _Group:
         result[:levels, :, :1] += self._at_nodes[:, None]
         result[levels, :, 0] = self.undecided
         whole = result.cpu()
-        return whole[:levels] + torch.stack(self._switches), whole[levels, :, 0].tolist()
+        seen = whole[:levels, :, :kinds] + torch.stack(self._switches)
+        return seen, whole[levels, :, 0].tolist()
 
     def leave_out_copies(self, precise: Estimator) -> None:
         """Of units that bend at the same places all along a segment count the first.

@@ -25,6 +25,7 @@ from nlbench.probes.function.function import directional_derivative
 from nlbench.probes.lines import estimate_segment, plane, trace_segment
 from nlbench.probes.lines.exact import trace_exactly
 from nlbench.probes.lines.paths import direction_paths, noise_paths
+from nlbench.probes.lines.program import load_of
 from nlbench.probes.lines.program import record as recorded
 from nlbench.request import ExecutionOptions
 from nlbench.runner import run
@@ -173,8 +174,10 @@ def waits_of(cuda, build, shape, run):
 
 def exactly(limit=None):
     def prepared(model, start, end):
-        program = recorded(model, torch.stack([start, end]))
-        return lambda: list(trace_exactly(program, [(start, end)], limit=limit))
+        points = torch.stack([start, end])
+        program = recorded(model, points)
+        load = load_of(program, points)
+        return lambda: list(trace_exactly(program, [(start, end)], limit=limit, load=load))
 
     return prepared
 

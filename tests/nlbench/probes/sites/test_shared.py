@@ -31,7 +31,7 @@ def inputs():
 
 def numbers(run):
     """Everything that each measure says, by its name."""
-    return {record.measure["name"]: record.result for record in run.records}
+    return {record.measure.name: record.result for record in run.records}
 
 
 def with_threads(monkeypatch, threads, beside=None):
