@@ -505,8 +505,15 @@ _NEARLY = 2**16
 _SEVERAL = 5
 
 
-def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor, most: int) -> None:
-    """Refuse to run a batch in parts if what becomes of a sample depends on the others.
+def refuse_mixing(
+    rows: Callable[[Tensor], Mapping[str, Tensor]],
+    batch: Tensor,
+    most: int,
+    *,
+    because: str = "the batch does not fit into memory as a whole",
+    draws: bool = False,
+) -> None:
+    """Refuse to take a batch apart if what becomes of a sample depends on the others.
 
     A sample is run beside one sample and beside another, first and last of a pair, and beside
     four where so many fit: what is computed of it may not differ. So it does not matter which
@@ -521,6 +528,10 @@ def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor,
     batch : tensor of shape (n, ...)
     most : int
         Samples that are run at once.
+    because : str
+        Why it has to be taken apart, as it is said to people.
+    draws : bool
+        Whether the network may draw random numbers. Of one that does nothing is told.
 
     Raises
     ------
@@ -547,32 +558,37 @@ def refuse_mixing(rows: Callable[[Tensor], Mapping[str, Tensor]], batch: Tensor,
             "samples of a batch are computed apart"
         )
     if rng_state(batch.device) != before:
+        if draws:
+            return
         raise Undefined(
-            "the network draws random numbers, which would be others in parts, and the batch "
-            "does not fit into memory as a whole"
+            f"the network draws random numbers, which would be others in parts, and {because}"
         )
-    _refuse_others(found[0], found[2], 0, 2, _SAME)
-    _refuse_others(found[1], found[3], 1, 2, _SAME)
+    _refuse_others(found[0], found[2], 0, 2, _SAME, because)
+    _refuse_others(found[1], found[3], 1, 2, _SAME, because)
     if most > 2:
         several = torch.cat([one, *[others[0]] * (min(most, _SEVERAL) - 1)])
-        _refuse_others(found[0], dict(rows(several)), 0, len(several), _NEARLY)
+        _refuse_others(found[0], dict(rows(several)), 0, len(several), _NEARLY, because)
 
 
 def _refuse_others(
-    first: Mapping[str, Tensor], second: Mapping[str, Tensor], place: int, company: int, times: int
+    first: Mapping[str, Tensor],
+    second: Mapping[str, Tensor],
+    place: int,
+    company: int,
+    times: int,
+    because: str,
 ) -> None:
     """Refuse a network in which the sample at a place of a pair is another among so many."""
     if list(first) != list(second):
         raise Undefined(
             "what the network computes of a sample depends on the other samples of its batch, "
-            "and the batch does not fit into memory as a whole"
+            f"and {because}"
         )
     for name, values in first.items():
         if not _are_same(values, second[name], place, company, times):
             raise Undefined(
                 f"{name}: a sample's numbers depend on the other samples of its batch, or "
-                "which axis holds the samples is not known, and the batch does not fit into "
-                "memory as a whole"
+                f"which axis holds the samples is not known, and {because}"
             )
 
 

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from nlbench.errors import Undefined
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes.background import rng_restored
 from nlbench.probes.budget import (
     Found,
     fitting,
@@ -104,7 +105,7 @@ def observe_function(
     ------
     nlbench.Undefined
         For inputs that are not floating: a network has no derivative with respect to them; for
-        a batch that does not fit into memory whose samples depend on each other.
+        a network whose samples depend on each other.
 
     Examples
     --------
@@ -117,7 +118,7 @@ def observe_function(
     samples = 0
     found = {} if found is None else found
     as_now = autocast_now()
-    is_apart = False
+    looked_at: set[bool] = set()
     with evaluation_mode(model), without_fast_path(), with_plain_attention():
         for number, batch in enumerate(batches):
             if not batch.is_floating_point():
@@ -126,14 +127,28 @@ def observe_function(
                     "derivative with respect to them"
                 )
             most = fitting(found, model, FOUND, batch, memory, times=DERIVATIVE).most
-            if most is not None and most < len(batch) and not is_apart:
-                with attributes_kept(model):
-                    refuse_mixing(lambda some: {"the output": _outputs(model, some)}, batch, most)
-                is_apart = True
+            in_parts = most is not None and most < len(batch)
+            if len(batch) > 1 and in_parts not in looked_at:
+                with attributes_kept(model), rng_restored(batch.device):
+                    _refuse_mixing(model, batch, most, in_parts)
+                looked_at |= {False, in_parts}
             function = _function(model, most, as_now)
             on_observation(FunctionBatch(function, batch, number, most))
             samples += len(batch)
     return samples
+
+
+def _refuse_mixing(model: nn.Module, batch: Tensor, most: int | None, in_parts: bool) -> None:
+    """Refuse a model whose samples are no function's: a derivative is of each by itself."""
+
+    def rows(some: Tensor) -> dict[str, Tensor]:
+        return {"the output": _outputs(model, some)}
+
+    if in_parts and most is not None:
+        refuse_mixing(rows, batch, most)
+    else:
+        because = "a derivative is of each sample by itself"
+        refuse_mixing(rows, batch, len(batch), because=because, draws=True)
 
 
 def _function(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -61,7 +61,13 @@ def test_ties_zero_biases_and_starts_on_a_boundary_make_no_difference(drawn):
 def test_what_a_coarse_sensitivity_passes_over_ends_short_regions(drawn):
     net, start, end = drawn
     exact = trace_segment(net, start, end)
-    walked = adaptive(net, start, end, sensitivity=1e-2)
+    try:
+        walked = adaptive(net, start, end, sensitivity=1e-2)
+    except UnsupportedOperation as error:
+        # What was passed over was steeper than all that was found, which the check allows for.
+        assert "do not reproduce" in str(error)
+        assert exact.t.diff().min() < 1e-2
+        reject()
     nearest = (exact.t[:, None] - walked.t).abs()
     assert (nearest.amin(0) < 1e-9).all()
     missed = (nearest.amin(1) > 1e-9).nonzero().squeeze(1)
