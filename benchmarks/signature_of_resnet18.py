@@ -19,7 +19,7 @@ import torchvision
 from torch import Tensor, nn
 
 import nlbench
-from nlbench.execution.numerics import exact_arithmetic
+from nlbench.probes.precision import exact_arithmetic
 from nlbench.probes.sites.sites import observe_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]

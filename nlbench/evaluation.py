@@ -17,10 +17,11 @@ from nlbench.content.fields import written
 from nlbench.content.hashing import content_key, state_hash
 from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
-from nlbench.execution.numerics import Machine, default_threads, exact_arithmetic, some_threads
+from nlbench.execution.numerics import Machine, default_threads, some_threads
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_measures, load_probe, make_bench
+from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import RecordedMeasure

@@ -251,7 +251,8 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     """Write what is known before a cell is measured; the manifest comes first."""
     import torch
 
-    from nlbench.execution.numerics import Machine, exact_arithmetic, some_threads
+    from nlbench.execution.numerics import Machine, some_threads
+    from nlbench.probes.precision import exact_arithmetic
 
     device = torch.device(plan.device)
     with some_threads(pool.threads):

@@ -18,8 +18,9 @@ from nlbench import registry
 from nlbench.content.files import locked, make_folder, remove_parts, write_atomically
 from nlbench.content.hashing import file_hash
 from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, nearest
-from nlbench.execution.numerics import Machine, exact_arithmetic, resolve_device
+from nlbench.execution.numerics import Machine, resolve_device
 from nlbench.options import OptionValue
+from nlbench.probes.precision import exact_arithmetic
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.load import SubjectSpec, choose_weights, model_source
 from nlbench.subjects.model import model_info

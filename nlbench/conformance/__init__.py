@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError
 from nlbench.execution.measure_subject import observe
-from nlbench.execution.numerics import exact_arithmetic
 from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_probe, make_bench
 from nlbench.probes import Resources
+from nlbench.probes.precision import exact_arithmetic
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject
 

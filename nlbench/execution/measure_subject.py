@@ -33,6 +33,7 @@ from nlbench.probes import Probe, ProbeOptions, Resources, Step
 from nlbench.probes.background import rng_restored
 from nlbench.probes.budget import Found, give_back, is_out_of_memory
 from nlbench.probes.model_state import cpu_copy
+from nlbench.probes.precision import exact_arithmetic, without_autocast
 from nlbench.progress import Monitor
 from nlbench.store.manifest import now
 from nlbench.store.record import (
@@ -51,11 +52,9 @@ from nlbench.subjects.subject import Subject
 from .numerics import (
     Machine,
     Stream,
-    exact_arithmetic,
     some_threads,
     untouched,
     wait_for,
-    without_autocast,
 )
 from .work_units import Missed, Unit
 

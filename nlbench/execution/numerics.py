@@ -1,4 +1,4 @@
-"""What decides a number beside the request: versions, machine, device, git state."""
+"""What decides a number beside the request: machine, device, versions, threads, random streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import torch
 from numpy.random import MT19937
 
 from nlbench.errors import RequestError
-from nlbench.probes.precision import exact_arithmetic, float32_precision, without_autocast
+from nlbench.probes.precision import float32_precision
 from nlbench.registry import version_of
 
 __all__ = [
@@ -29,13 +29,10 @@ __all__ = [
     "Stream",
     "default_threads",
     "describe_environment",
-    "exact_arithmetic",
-    "float32_precision",
     "resolve_device",
     "some_threads",
     "untouched",
     "wait_for",
-    "without_autocast",
 ]
 
 
@@ -82,8 +79,9 @@ import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 import torch
 from nlbench.execution import numerics
+from nlbench.probes.precision import exact_arithmetic
 device, precision = torch.device(sys.argv[2]), sys.argv[3]
-with numerics.some_threads(int(sys.argv[4])), numerics.exact_arithmetic(precision, device.type):
+with numerics.some_threads(int(sys.argv[4])), exact_arithmetic(precision, device.type):
     print(json.dumps(numerics.describe_environment(device, precision)))
 """
 

@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 from nlbench.errors import RequestError, Undefined
 
 __all__ = [
-    "Shared",
+    "SharedSetting",
     "attributes_kept",
     "autocast_now",
     "cpu_copy",
@@ -141,7 +141,7 @@ def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> N
         module._buffers[name] = buffer
 
 
-class Shared:
+class SharedSetting:
     """A setting of the whole process that several passes want at the same time.
 
     Set when the first of them begins, put back when the last one ends: each putting back what it
@@ -155,7 +155,7 @@ class Shared:
     Examples
     --------
     >>> from contextlib import nullcontext
-    >>> shared = Shared(nullcontext)
+    >>> shared = SharedSetting(nullcontext)
     >>> with shared(), shared():
     ...     pass
     """
@@ -193,8 +193,8 @@ def _fast_path_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-_FAST_PATH = Shared(_fast_path_off)
-_ATTENTION = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_FAST_PATH = SharedSetting(_fast_path_off)
+_ATTENTION = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def without_fast_path() -> AbstractContextManager[None]:

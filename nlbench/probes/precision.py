@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from .model_state import Shared
+from .model_state import SharedSetting
 
 __all__ = [
     "each_exact",
@@ -117,7 +117,7 @@ def _settings(tf32: bool) -> Iterator[None]:
         cudnn.deterministic, cudnn.benchmark = before
 
 
-_SETTINGS = {tf32: Shared(partial(_settings, tf32)) for tf32 in (False, True)}
+_SETTINGS = {tf32: SharedSetting(partial(_settings, tf32)) for tf32 in (False, True)}
 
 _HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
 _OPERATIONS = ("matmul", "conv", "rnn")

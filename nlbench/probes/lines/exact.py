@@ -23,11 +23,11 @@ __all__ = [
     "COINCIDENT",
     "Chunk",
     "Values",
-    "refined",
     "spaced",
     "split",
     "trace_exactly",
     "trace_program",
+    "with_breakpoints",
 ]
 
 
@@ -95,7 +95,7 @@ class Chunk:
         )
 
 
-def refined(chunk: Chunk, site: int, coincident: float) -> Chunk:
+def with_breakpoints(chunk: Chunk, site: int, coincident: float) -> Chunk:
     """Put new breakpoints into a list of P points.
 
     Parameters
@@ -417,7 +417,7 @@ def _advance(
             x, b = [], []
             if len(interval):
                 coincident = COINCIDENT[tensors[step.inputs[0]].dtype]
-                longer = refined(
+                longer = with_breakpoints(
                     Chunk(index, t, origins, owner, Values(tensors, bounds), interval, share),
                     program.sites.index(step.site),
                     coincident,

@@ -4,8 +4,9 @@ import torch
 
 from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution import numerics
-from nlbench.execution.numerics import describe_environment, exact_arithmetic
+from nlbench.execution.numerics import describe_environment
 from nlbench.probes.background import overlap_pays
+from nlbench.probes.precision import exact_arithmetic
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

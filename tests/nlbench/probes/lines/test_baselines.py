@@ -63,9 +63,8 @@ def test_what_a_coarse_sensitivity_passes_over_ends_short_regions(drawn):
     exact = trace_segment(net, start, end)
     try:
         walked = adaptive(net, start, end, sensitivity=1e-2)
-    except UnsupportedOperation as error:
-        # What was passed over was steeper than all that was found, which the check allows for.
-        assert "do not reproduce" in str(error)
+    except UnsupportedOperation:
+        # The check allows for regions that were passed over, if none was the steepest of all.
         assert exact.t.diff().min() < 1e-2
         reject()
     nearest = (exact.t[:, None] - walked.t).abs()
