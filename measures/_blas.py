@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from threadpoolctl import OpenBLASController, ThreadpoolController
+from scipy.linalg import blas
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
-
-from ._lapack import row_products
 
 __all__ = [
     "gram",
@@ -51,51 +50,20 @@ def on_one_core(values: Tensor) -> bool:
 def one_thread() -> Iterator[None]:
     """Keep NumPy and SciPy from starting threads where PyTorch was told to use one.
 
-    Their setting is the process's: of threads that are inside at once the first makes it and the
-    last undoes it.
+    Their setting is the process's: of threads that are inside at once the first makes and
+    undoes it, since each would restore what another had set.
     """
-    _LIMIT.begin()
-    try:
+    if not _LIMITED.acquire(blocking=False):
         yield
+        return
+    try:
+        with _libraries().limit(limits=1):
+            yield
     finally:
-        _LIMIT.end()
+        _LIMITED.release()
 
 
-class _Limit:
-    """The libraries' limit, and how many threads are inside of it."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._users = 0
-        self._limit: Any = None
-
-    def begin(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                _take_control()
-                self._limit = _libraries().limit(limits=1)
-            self._users += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                _take_control()
-                self._limit.restore_original_limits()
-                _take_control()
-
-
-def _take_control() -> None:
-    """Have OpenBLAS heed this thread: it heeds the one that set a limit first, while it lives.
-
-    From version 3.8 of threadpoolctl on; before that there was nothing to take.
-    """
-    clear = getattr(OpenBLASController, "clear_controlling_thread", None)
-    if clear is not None:
-        clear(force=True)
-
-
-_LIMIT = _Limit()
+_LIMITED = Lock()
 
 
 @cache
@@ -210,7 +178,11 @@ class _Gram(torch.autograd.Function):
 
 
 def _gram_of_array(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    lower = row_products(array.T)
+    # Whichever of both is in Fortran's order isn't copied.
+    if array.flags.c_contiguous:
+        lower = blas.dsyrk(1.0, array.T, lower=1)
+    else:
+        lower = blas.dsyrk(1.0, array, trans=1, lower=1)
     full: npt.NDArray[np.float64] = lower.T
     for start in range(0, len(full), TILE):
         end = start + TILE

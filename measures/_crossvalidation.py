@@ -12,8 +12,7 @@ from nlbench.measure import Accumulator
 
 from ._blas import singular_value_decomposition
 from ._moments import Moments
-from ._samples import EPSILON, centered, check_count, varying_columns
-from .prepared import Samples, prepared
+from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
 
 __all__ = ["FoldAccumulator", "crossvalidated_r2"]
 
@@ -78,8 +77,7 @@ class FoldAccumulator(Accumulator):
         self._origin: Tensor | None = None
         self._moments: dict[int, Moments] = {}
 
-    @torch.no_grad()
-    def add(self, x: Samples, y: Samples) -> None:
+    def add(self, x: Tensor, y: Tensor) -> None:
         """Take in one batch; the tensors are copied.
 
         Raises
@@ -87,7 +85,7 @@ class FoldAccumulator(Accumulator):
         nlbench.NotFinite, nlbench.RequestError
             For what can't be taken in, such as another number of columns than before.
         """
-        x, y = prepared(x, "x").values, prepared(y, "y").values
+        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
         if check_count(x, y, at_least=0) == 0:
             return
         if self._origin is None:

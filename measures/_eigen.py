@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import lapack
 
-from ._lapack import eigenpairs_of
-
 __all__ = ["eigenpairs"]
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -48,7 +46,7 @@ def eigenpairs(matrix: Array) -> tuple[Array, Array]:
     """
     # Older versions of SciPy lack the routine for tridiagonal matrices.
     if len(matrix) < MANY or not hasattr(lapack, "dstevd"):
-        values, vectors, failed = eigenpairs_of(matrix)
+        values, vectors, failed = lapack.dsyevd(matrix, lower=1, overwrite_a=1)
     else:
         workspace, _ = lapack.dsytrd_lwork(len(matrix), lower=1)
         reduced, diagonal, beside, weights, _ = lapack.dsytrd(

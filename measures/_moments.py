@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.measure import Accumulator, PooledMeasure
 
-from ._samples import check_count, varying
-from .prepared import Prepared, Samples, prepare, prepared
+from ._samples import as_samples, check_count, varying
 
-if TYPE_CHECKING:
-    from nlbench.probes.sites.sites import SiteBatch
-
-__all__ = ["Moments", "PairsAccumulator", "PairsMeasure", "SamplePairs"]
+__all__ = ["Moments", "SamplePairs"]
 
 
 @dataclass(frozen=True)
@@ -80,8 +74,6 @@ class Moments:
 
     def in_units(self, unit: Tensor) -> Moments:
         """Give the same moments in units (d + k,), powers of two that are no smaller."""
-        if torch.equal(unit, self.unit):
-            return self
         ratio = self.unit / unit
         scatter = self.scatter * ratio[:, None] * ratio
         sizes = (self.mean * ratio, self.low * ratio, self.high * ratio)
@@ -104,9 +96,7 @@ class Moments:
         unit = torch.maximum(self.unit, other.unit)
         first, second = self.in_units(unit), other.in_units(unit)
         step = second.mean - first.mean
-        # Few passes over the widest tensor: they take longer than its product.
-        scatter = first.scatter + second.scatter
-        scatter += torch.outer(step, step).mul_(self.n * other.n / n)
+        between = torch.outer(step, step) * (self.n * other.n / n)
         return Moments(
             n,
             self.inputs,
@@ -115,7 +105,7 @@ class Moments:
             first.mean + step * (other.n / n),
             torch.minimum(first.low, second.low),
             torch.maximum(first.high, second.high),
-            scatter,
+            first.scatter + second.scatter + between,
         )
 
     @property
@@ -172,8 +162,7 @@ class SamplePairs:
         self._rows: list[tuple[Tensor, Tensor]] = []
         self._widths: tuple[int, int] | None = None
 
-    @torch.no_grad()
-    def add(self, x: Samples, y: Samples) -> None:
+    def add(self, x: Tensor, y: Tensor) -> None:
         """Take in one batch; the tensors are copied.
 
         Raises
@@ -182,7 +171,7 @@ class SamplePairs:
             For what can't be taken in; see `as_samples`. A batch whose numbers of columns
             differ from the batches before is a wrong request too.
         """
-        x, y = prepared(x, "x").values, prepared(y, "y").values
+        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])
         if self._widths not in (None, widths):
@@ -204,35 +193,3 @@ class SamplePairs:
     def rows(self) -> tuple[Tensor, Tensor]:
         """All samples x (n, d) and y (n, k); only while there are no moments."""
         return torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows])
-
-
-class PairsAccumulator(Accumulator):
-    """All batches of a site as pairs of samples, which measures of one pass may share."""
-
-    def __init__(self) -> None:
-        self.pairs = SamplePairs()
-
-    def add(self, x: Samples, y: Samples) -> None:
-        """Take in one batch."""
-        self.pairs.add(x, y)
-
-    def pool(self, observation: SiteBatch) -> None:
-        """Take in one batch, or what another measure has made of it."""
-        self.pairs = observation.pooled(self.pairs, prepare)
-
-
-class PairsMeasure(PooledMeasure):
-    """A site measure some of whose accumulators hold pairs of samples."""
-
-    parallel: ClassVar[bool] = True
-
-    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
-        """Take what is prepared of a batch for all measures."""
-        return observation.shared(prepare)
-
-    def take(self, accumulator: Any, observation: SiteBatch) -> None:
-        """Have an accumulator take in a batch, with others that hold the same."""
-        if isinstance(accumulator, PairsAccumulator):
-            accumulator.pool(observation)
-        else:
-            super().take(accumulator, observation)

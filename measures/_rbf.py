@@ -10,8 +10,7 @@ from torch import Tensor
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator
 
-from ._samples import centered, check_count, power_of_two, varying_columns
-from .prepared import Samples, prepared
+from ._samples import as_samples, centered, check_count, power_of_two, varying_columns
 
 __all__ = ["BANDWIDTH", "RBFAccumulator", "rbf_cka"]
 
@@ -26,7 +25,7 @@ ROUNDING = 1e-12
 
 
 def rbf_cka(
-    x: Samples, y: Samples, *, bandwidth: float = BANDWIDTH, debiased: bool = False
+    x: Tensor, y: Tensor, *, bandwidth: float = BANDWIDTH, debiased: bool = False
 ) -> Tensor:
     """Centred alignment of Gaussian kernels of two sets of features of the same n samples.
 
@@ -75,7 +74,7 @@ def rbf_cka(
     True
     """
     sums = RBFAccumulator(bandwidth, debiased)
-    x, y = prepared(x, "x").values, prepared(y, "y").values
+    x, y = as_samples(x, "x"), as_samples(y, "y")
     check_count(x, y, at_least=FEWEST if debiased else 2)
     return sums.terms(x, y).alignment()
 
@@ -123,10 +122,9 @@ class RBFAccumulator(Accumulator):
         self._sums: _Terms | None = None
         self._left_out = 0
 
-    @torch.no_grad()
-    def add(self, x: Samples, y: Samples) -> None:
+    def add(self, x: Tensor, y: Tensor) -> None:
         """Take in one batch, unless it is too small."""
-        x, y = prepared(x, "x").values, prepared(y, "y").values
+        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
         if check_count(x, y, at_least=0) < self._fewest:
             self._left_out += 1
             return

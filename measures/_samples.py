@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ __all__ = [
     "centered",
     "check_count",
     "power_of_two",
+    "unit_scaled",
     "varying",
     "varying_columns",
 ]
@@ -63,7 +63,7 @@ def as_samples(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
+def check_count(x: Tensor, y: Tensor, *, at_least: int = 2) -> int:
     """Check that x (n, d) and y (n, k) have as many samples, and enough; return n.
 
     Raises
@@ -89,6 +89,16 @@ def centered(samples: Tensor) -> Tensor:
     """
     shifted = samples - samples[0].detach()
     return shifted.sub_(shifted.mean(0))
+
+
+def unit_scaled(values: Tensor) -> Tensor:
+    """Divide by the power of two that brings the largest magnitude into [1, 2).
+
+    Exact, so a score that doesn't depend on units stays the same to the last bit when
+    the units change by a power of two, and no square under- or overflows. The scale
+    carries no gradient: it is only right for functions that don't depend on it.
+    """
+    return values / power_of_two(values)
 
 
 def power_of_two(values: Tensor) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.linalg import blas, lapack
 from torch import Tensor
 
 from nlbench.errors import Undefined
@@ -23,7 +24,6 @@ from ._blas import (
     singular_value_decomposition,
 )
 from ._eigen import eigenpairs
-from ._lapack import cholesky, reduced_pencil, solved_transposed
 from ._samples import EPSILON
 
 __all__ = ["optimal_map"]
@@ -152,13 +152,13 @@ def _diagonalized(source: Tensor, target: Tensor) -> _Parts:
 
 def _by_scipy(source: Tensor, target: Tensor) -> _Parts:
     # Both are symmetric, so their transposes are the same matrices in LAPACK's own order.
-    factor, failed = cholesky(source.numpy().T)
+    factor, failed = lapack.dpotrf(source.numpy().T, lower=1, clean=1)
     lower = torch.from_numpy(factor)
     _check_pivots(lower, source, failed != 0)
-    middle = reduced_pencil(target.numpy().T, factor)
+    middle, _ = lapack.dsygst(target.numpy().T, factor, itype=2, lower=1)
     squares, vectors = eigenpairs(middle)
     roots, axes = _roots(torch.from_numpy(squares), torch.from_numpy(vectors), lower, target)
-    outward = solved_transposed(factor, axes.numpy())
+    outward = blas.dtrsm(1.0, factor, axes.numpy(), lower=1, trans_a=1)
     return _Parts(lower, axes, roots, torch.from_numpy(outward))
 
 

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.measure import Accumulator, MoreMeans
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option, OptionValue
 
 from ._blas import singular_value_decomposition
 from ._crossvalidation import FoldAccumulator, crossvalidated_r2
-from ._moments import Moments, PairsAccumulator, PairsMeasure
-from ._samples import EPSILON, centered, check_count, varying_columns
-from .prepared import Samples, prepared
+from ._moments import Moments, SamplePairs
+from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
 
 __all__ = ["R2", "r2_score"]
 
@@ -30,7 +29,7 @@ MOST_FOLDS = 100
 
 
 @torch.no_grad()
-def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = 5) -> Tensor:
+def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = 5) -> Tensor:
     """Coefficient of determination of the least-squares affine fit of y on x.
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² of each output column, averaged over those that
@@ -80,7 +79,7 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = 5) 
     """
     if kind not in KINDS:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
-    x, y = prepared(x, "x").values, prepared(y, "y").values
+    x, y = as_samples(x, "x"), as_samples(y, "y")
     n = check_count(x, y)
     if kind == "crossvalidated":
         if folds < 2:
@@ -141,7 +140,7 @@ def _check_varies(outputs: Tensor) -> None:
         raise Undefined("constant output")
 
 
-class _R2Accumulator(PairsAccumulator):
+class _R2Accumulator(SamplePairs, Accumulator):
     """All batches of a site, for one fit."""
 
     def __init__(self, kind: str) -> None:
@@ -150,15 +149,14 @@ class _R2Accumulator(PairsAccumulator):
 
     def statistics(self) -> dict[str, float]:
         """R² of all samples together."""
-        pairs = self.pairs
-        if pairs.n == 0:
+        if self.n == 0:
             raise Undefined("no samples")
-        if pairs.moments is None:
-            return {"value": r2_score(*pairs.rows(), kind=self._kind).item()}
-        return {"value": _r2_of_moments(pairs.moments, self._kind).item()}
+        if self.moments is None:
+            return {"value": r2_score(*self.rows(), kind=self._kind).item()}
+        return {"value": _r2_of_moments(self.moments, self._kind).item()}
 
 
-class R2(PairsMeasure):
+class R2(PooledMeasure):
     """R² of the affine least-squares fit of a site's output on its input.
 
     One fit for all samples of the run, from second moments that are accumulated in

@@ -125,7 +125,6 @@ class Sparsity(PooledMeasure):
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {
         "share_near_zero": share_near_zero
     }
-    parallel: ClassVar[bool] = True
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Take the shares of the unreduced tensors, one a sample."""

@@ -135,8 +135,7 @@ def evaluate(
     called = model_called(model, samples.arguments)
     # In a caller's inference mode copies of the model would have no derivative.
     plain = torch.inference_mode(False)
-    threads = default_threads(device.type)
-    with plain, exact_arithmetic(), some_threads(threads), called:
+    with plain, exact_arithmetic(), some_threads(default_threads()), called:
         machine = Machine.at(device)
         records = list(records_of(subject, bench, machine, monitor, partial(key_of, facts)))
     if stream is not None and stream.error is not None:

@@ -371,9 +371,8 @@ class ExecutionOptions:
     address : str
         Of the Dask scheduler; empty: a cluster on this machine.
     threads : int, optional
-        PyTorch's threads for each cell, and those that site measures have beside a network on a
-        GPU; by default four, or what the machine has; with a GPU its share of the cores. The
-        last bits of a sum may depend on it, so it doesn't depend on the number of workers.
+        PyTorch's threads for each cell; by default four, or what the machine has. The last
+        bits of a sum may depend on it, so it doesn't depend on the number of workers.
 
     Raises
     ------

@@ -231,10 +231,10 @@ def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
 
     from nlbench.execution.numerics import default_threads
 
-    kind, _, number = plan.device.partition(":")
-    threads = execution.threads or default_threads(kind)
+    threads = execution.threads or default_threads()
     if execution.executor == "serial":
         return WorkerPool(execution, 1, threads)
+    kind, _, number = plan.device.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" and not number else 1
     devices = tuple(f"cuda:{index}" for index in range(count)) if count > 1 else ()
     if execution.executor == "dask":

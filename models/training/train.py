@@ -263,9 +263,12 @@ class TrainingLog:
         """What an earlier call asked for otherwise, on whatever device; empty if nothing."""
         mine, theirs = _plain(asdict(self.request)), dict(old.get("request", {}))
         changed = [name for name in mine if name != "device" and theirs.get(name) != mine[name]]
-        # From another folder the same file has another path.
-        if "weights" in changed and old.get("start") == _start(self.request) is not None:
+        # From another folder the same file has another path; and a path may hold another file.
+        before, now = old.get("start"), _start(self.request)
+        if "weights" in changed and before == now is not None:
             changed.remove("weights")
+        elif "weights" not in changed and None not in (before, now) and before != now:
+            return f"what {self.request.weights} holds has changed since"
         said = [f"{name} was {theirs.get(name)} and is {mine[name]}" for name in changed[:3]]
         if not said and old.get("recipe") != _plain(asdict(self.recipe)):
             said = [f"recipe {self.recipe.name} has changed since"]

@@ -211,10 +211,6 @@ def _determinism(trial: _Trial, first: Result) -> Iterator[Check]:
     yield _verdict("the same after reset", difference and difference + remark)
     changed = "update() changes what it is shown, which other measures see too"
     yield _verdict("observations left alone", changed if "changed" in found else "")
-    if trial.measure.parallel:
-        difference = _differ(first, shown, 0.0)
-        remark = "; parallel = True: state has to be kept by place, and no random number drawn"
-        yield _verdict("the same in several threads", difference and difference + remark)
 
 
 def _beside(measure: type[Measure], found: dict[str, Result]) -> type[Measure]:
@@ -222,8 +218,6 @@ def _beside(measure: type[Measure], found: dict[str, Result]) -> type[Measure]:
 
     class Beside(measure):  # type: ignore[misc, valid-type]
         name = measure.name
-        # What it keeps itself is of all places together.
-        parallel = False
 
         def reset(self) -> None:
             super().reset()
@@ -346,8 +340,6 @@ def _watched(measure: type[Measure], device: PretendCuda) -> tuple[type[Measure]
 
     class Watched(measure):  # type: ignore[misc, valid-type]
         name = measure.name
-        # Its waits are counted one update at a time.
-        parallel = False
 
         def update(self, observation: Any) -> None:
             before = device.places.copy()

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,32 +107,16 @@ class _Feed:
         self._name, self._stream, self._monitor = measure.name, stream, monitor
         self._device = device
         self.failure: Result | None = None
-        self._failed_at: tuple[int, ...] = ()
         self.is_out_of_memory = False
         self.traceback = ""
-        self.unreduced, self.parallel = measure.unreduced, measure.parallel
-        self._lock = threading.Lock()
+        self.unreduced = measure.unreduced
         self._measure: Measure
         self._guard(lambda: self._begin(measure, options))
 
     def update(self, observation: object) -> None:
-        """Give the measure one observation, unless it has failed before.
-
-        Of several that fail in threads the first in order counts, whichever is done first.
-        """
-        at: tuple[int, ...] = getattr(observation, "order", ())
-        if self.failure is not None and at >= self._failed_at:
-            return
-        # A generator is the process's: who works in parallel draws from none.
-        stream = contextlib.nullcontext() if self.parallel else self._stream.drawn()
-        self._guard(lambda: self._show(observation), at, stream)
-        with self._lock:
-            self.seconds += getattr(observation, "shared_seconds", 0.0)
-
-    def _show(self, observation: Any) -> None:
-        self._measure.update(observation)
-        if self.parallel and hasattr(observation, "check_untouched"):
-            observation.check_untouched()
+        """Give the measure one observation, unless it has failed."""
+        if self.failure is None:
+            self._guard(lambda: self._measure.update(observation))
 
     def compute(self) -> Result:
         """Take the measure's result, or say why there is none."""
@@ -147,19 +130,14 @@ class _Feed:
         self._measure = measure(**options)
         self._measure.reset()
 
-    def _guard(
-        self,
-        call: Callable[[], Any],
-        at: tuple[int, ...] = (),
-        stream: AbstractContextManager[None] | None = None,
-    ) -> Any:
+    def _guard(self, call: Callable[[], Any]) -> Any:
         # What the network has still to do on a GPU is not the measure's.
         wait_for(self._device)
         begin = time.perf_counter()
         self._monitor.enter(self._name)
         try:
             try:
-                with stream or self._stream.drawn(), without_autocast():
+                with self._stream.drawn(), without_autocast():
                     found = call()
                 wait_for(self._device)
                 return found
@@ -167,15 +145,11 @@ class _Feed:
                 self._monitor.leave()
         except (Exception, SystemExit) as error:
             # A plugin may raise anything. It is recorded, and concerns no other measure.
-            with self._lock:
-                if self.failure is None or at < self._failed_at:
-                    self._failed_at = at
-                    self.failure, self.traceback = failure_of(error)
-                    self.is_out_of_memory = is_out_of_memory(error)
+            self.failure, self.traceback = failure_of(error)
+            self.is_out_of_memory = is_out_of_memory(error)
             return None
         finally:
-            with self._lock:
-                self.seconds += time.perf_counter() - begin
+            self.seconds += time.perf_counter() - begin
 
 
 def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:

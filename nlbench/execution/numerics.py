@@ -136,14 +136,8 @@ MOST_THREADS = 4
 """Beyond that, layers of ordinary size gain little, and other cells could have the cores."""
 
 
-def default_threads(kind: str = "cpu") -> int:
-    """How many threads PyTorch has for a cell, whatever the number of workers.
-
-    Beside a network on a GPU, which has a worker to itself, the measures have its share of the
-    cores.
-    """
-    if kind == "cuda":
-        return max(1, torch.get_num_threads() // max(1, torch.cuda.device_count()))
+def default_threads() -> int:
+    """How many threads PyTorch has for a cell, whatever the number of workers."""
     return min(MOST_THREADS, torch.get_num_threads())
 
 

@@ -55,16 +55,12 @@ class Messenger(Monitor):
         self._own = dict.fromkeys(self._cells, 0.0)
         self._since = time.monotonic()
         self._load = self._shared = 0.0
-        self._probe = 0
-        # Measures may be at work in several threads: which in each, and since when.
-        self._at_work: dict[int, tuple[str, float]] = {}
-        self._lock = threading.RLock()
+        self._probe, self._measure = 0, ""
 
     def send(self, **message: Any) -> None:
         """Send a message; without a supervisor this process ends."""
         try:
-            with self._lock:
-                self._connection.send_bytes(json.dumps(message).encode())
+            self._connection.send_bytes(json.dumps(message).encode())
         except OSError:
             _end()
 
@@ -90,37 +86,23 @@ class Messenger(Monitor):
         self._phase("observing", self._probe, self._shared)
 
     def enter(self, measure: str) -> None:
-        """A measure begins to compute, in this thread."""
-        with self._lock:
-            now = time.monotonic()
-            if not self._at_work:
-                self._shared += now - self._since
-            self._at_work[threading.get_ident()] = measure, now
-            self._say_who(now)
+        """A measure begins to compute."""
+        now = time.monotonic()
+        self._shared += now - self._since
+        self._since, self._measure = now, measure
+        if self._timeout is not None:
+            self._phase("measuring", self._cells[measure], self._shared + self._own[measure])
 
     def leave(self) -> None:
         """It has stopped; raises if it took too long."""
-        with self._lock:
-            now = time.monotonic()
-            measure, since = self._at_work.pop(threading.get_ident())
-            self._own[measure] += now - since
-            if not self._at_work:
-                self._since = now
-            self._say_who(now)
-            spent = self._shared + self._own[measure]
-        if self._timeout is not None and spent > self._timeout:
-            raise Overrun(f"took longer than {self._timeout:g} s")
-
-    def _say_who(self, now: float) -> None:
-        """Say who is at work: of several the one that has been longest."""
+        now = time.monotonic()
+        self._own[self._measure] += now - self._since
+        self._since = now
         if self._timeout is None:
             return
-        if not self._at_work:
-            self._phase("observing", self._probe, self._shared)
-            return
-        measure, since = min(self._at_work.values(), key=lambda entry: entry[1])
-        spent = self._shared + self._own[measure] + now - since
-        self._phase("measuring", self._cells[measure], spent)
+        self._phase("observing", self._probe, self._shared)
+        if self._shared + self._own[self._measure] > self._timeout:
+            raise Overrun(f"took longer than {self._timeout:g} s")
 
     def _phase(self, name: str, cell: int, spent: float) -> None:
         """Say what begins, and how many seconds its cell has taken before."""

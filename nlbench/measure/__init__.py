@@ -328,12 +328,6 @@ class Measure(ABC):
         functions of an activation's whole tensor (n, ...), batch first, to one number a
         sample (n,). The probe applies them to the input before the call and to the output
         after it, and keeps only the results: ``observation.unreduced[name]`` is the pair of both.
-    parallel : bool
-        For measures of the probe ``sites``: whether ``update`` may run in several threads at once,
-        for different places. Then it keeps what it keeps by place, draws no random numbers, and
-        writes into nothing that it is shown; it may use what measures share
-        (``observation.shared``, ``observation.pooled``). The batches of one place come in their
-        order, one after the other, in any case.
 
     Examples
     --------
@@ -357,7 +351,6 @@ class Measure(ABC):
     source: ClassVar[Source] = Source("")
     invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
-    parallel: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -408,21 +401,14 @@ class FunctionMeasure(Measure):
         self._scores: dict[str, list[float]] = {}
         self._missing: dict[str, tuple[Status, str]] = {}
         self._n: dict[str, int] = {}
-        self._order: dict[str, int] = {}
-
-    def samples(self, observation: SiteBatch) -> tuple[Any, Any]:
-        """Choose what the function is given of a batch: by default the reduced samples."""
-        return observation.x, observation.y
 
     def update(self, observation: SiteBatch) -> None:
         """Score one batch of one site."""
         place = observation.place
         self._scores.setdefault(place, [])
-        self._order[place] = observation.site.index
         self._n[place] = self._n.get(place, 0) + len(observation.x)
         try:
-            function = type(self).function
-            score = self._number(function(*self.samples(observation), **self.settings))
+            score = self._number(type(self).function(observation.x, observation.y, **self.settings))
             if not math.isfinite(score):
                 raise NotFinite(f"the score is {score}")
         except Undefined as error:
@@ -451,9 +437,8 @@ class FunctionMeasure(Measure):
             ) from None
 
     def compute(self) -> Result:
-        """Mean and standard deviation over batches, per site, in the order of calls."""
-        places = sorted(self._scores, key=self._order.__getitem__)
-        return Result.of(self._value(place) for place in places)
+        """Mean and standard deviation over batches, per site."""
+        return Result.of(self._value(place) for place in self._scores)
 
     def _value(self, place: str) -> Value:
         scores, n = self._scores[place], self._n[place]
@@ -473,7 +458,6 @@ def site_measure(
     options: Mapping[str, Option] | None = None,
     source: Source | str = "",
     invariant_to: tuple[str, ...] = (),
-    parallel: bool = False,
 ) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
     """Make a site measure of a function.
 
@@ -490,8 +474,6 @@ def site_measure(
         Where the definition comes from.
     invariant_to : tuple of str
         What the value doesn't depend on; see `Measure`.
-    parallel : bool
-        Whether the function may be called in several threads at once; see `Measure`.
 
     Returns
     -------
@@ -523,7 +505,6 @@ def site_measure(
             "options": dict(options or {}),
             "source": source,
             "invariant_to": invariant_to,
-            "parallel": parallel,
             "function": staticmethod(function),
         }
         return type(function.__name__, (FunctionMeasure,), attributes)
@@ -591,41 +572,34 @@ class PooledMeasure(Measure):
     def accumulator(self) -> Accumulator:
         """Make what takes in the batches of one site."""
 
-    def samples(self, observation: SiteBatch) -> tuple[Any, Any]:
+    def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Choose what an accumulator is given of a batch: by default the reduced samples."""
         return observation.x, observation.y
-
-    def take(self, accumulator: Any, observation: SiteBatch) -> None:
-        """Have an accumulator take in a batch."""
-        accumulator.add(*self.samples(observation))
 
     def reset(self) -> None:
         """Forget all sites."""
         self._accumulators: dict[str, Accumulator] = {}
         self._counts: dict[str, int] = {}
         self._missing: dict[str, tuple[Status, str]] = {}
-        self._order: dict[str, int] = {}
 
     def update(self, observation: SiteBatch) -> None:
         """Take in one batch of one site."""
         place = observation.place
         if place not in self._accumulators:
             self._accumulators[place] = self.accumulator()
-            self._order[place] = observation.site.index
         self._counts[place] = self._counts.get(place, 0) + len(observation.x)
         if place in self._missing:
             return
         try:
-            self.take(self._accumulators[place], observation)
+            self._accumulators[place].add(*self.samples(observation))
         except Undefined as error:
             self._missing[place] = ("undefined", str(error))
         except (NotFinite, RequestError) as error:
             self._missing[place] = ("failed", str(error))
 
     def compute(self) -> Result:
-        """One value per site, in the order of calls."""
-        places = sorted(self._accumulators, key=self._order.__getitem__)
-        return Result.of(self._value(place) for place in places)
+        """One value per site, in the order of the first call."""
+        return Result.of(self._value(place) for place in self._accumulators)
 
     def _value(self, place: str) -> Value:
         n, accumulator = self._counts[place], self._accumulators[place]

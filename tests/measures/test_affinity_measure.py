@@ -2,14 +2,13 @@
 
 import math
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nlbench.errors import RequestError
 from nlbench.measures.affinity import Affinity, affinity_score
-
-from streams import site_batch
 
 
 def batch(seed, n=40, d=3):
@@ -20,7 +19,7 @@ def result(observations, **settings):
     measure = Affinity(**settings)
     measure.reset()
     for index, (place, x, y) in enumerate(observations):
-        measure.update(site_batch(place, x, y, index))
+        measure.update(SimpleNamespace(place=place, x=x, y=y, site=None, batch=index))
     return measure.compute()
 
 
@@ -92,5 +91,5 @@ def test_starting_again_forgets_the_subject_before():
     measure = Affinity()
     for place in ("first", "second"):
         measure.reset()
-        measure.update(site_batch(place, x, x.relu()))
+        measure.update(SimpleNamespace(place=place, x=x, y=x.relu(), site=None, batch=0))
     assert [v.place for v in measure.compute().values] == ["second"]

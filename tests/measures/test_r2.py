@@ -2,6 +2,7 @@
 
 import math
 from operator import itemgetter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.r2 import R2, r2_score
 
 import published
-from streams import batches_of, read, site_batch
+from streams import batches_of, read
 
 
 def normal(seed, n, d):
@@ -182,7 +183,7 @@ def test_a_reading_lists_sites_in_order_with_their_sample_counts():
     x = normal(0, 40, 3)
     for batch in x.split(15):
         for place, activation in (("b", torch.relu), ("a", torch.tanh), ("dead", torch.zeros_like)):
-            measure.update(site_batch(place, batch, activation(batch)))
+            measure.update(SimpleNamespace(place=place, x=batch, y=activation(batch), batch=0))
     found = measure.compute()
     assert [v.place for v in found.values] == ["b", "a", "dead"]
     assert [v.status for v in found.values] == ["ok", "ok", "undefined"]
@@ -210,7 +211,7 @@ def test_a_batch_that_is_overwritten_later_was_copied():
     measure.reset()
     for a, b in batches_of(x, y, 2):
         a, b = a.clone(), b.clone()
-        measure.update(site_batch("act", a, b))
+        measure.update(SimpleNamespace(place="act", x=a, y=b, batch=0))
         a.zero_()
         b.zero_()
     assert measure.compute().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)

@@ -1,17 +1,11 @@
 """Batches of one site, as a measure gets them."""
 
-from nlbench.probes.sites.sites import Site, SiteBatch
+from types import SimpleNamespace
 
 
 def batches_of(x, y, size):
     """Cut samples into batches."""
     return list(zip(x.split(size), y.split(size), strict=True))
-
-
-def site_batch(place, x, y, batch=0, unreduced=()):
-    """One batch of a site."""
-    site = Site(place, "relu", 0, tuple(x.shape[1:]), 1)
-    return SiteBatch(site, batch, x, y, dict(unreduced))
 
 
 def read(measure, batches):
@@ -23,5 +17,7 @@ def read(measure, batches):
     for index, (x, y) in enumerate(batches):
         numbers = {name: (take(x), take(y)) for name, take in measure.unreduced.items()}
         x, y = x.flatten(1), y.flatten(1)
-        measure.update(site_batch("act", x, y, index, numbers))
+        measure.update(
+            SimpleNamespace(place="act", x=x, y=y, site=None, batch=index, unreduced=numbers)
+        )
     return measure.compute()

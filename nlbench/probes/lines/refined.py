@@ -214,9 +214,9 @@ def _repeated(group: Tensor, values: Tensor, close: Tensor) -> Tensor:
 def _bend_alike(values: Tensor, noise: Tensor, is_signed: Tensor) -> Tensor:
     """Tell which units bend at the places where an earlier one does, all along a segment.
 
-    Where two units pass through zero at the same places they are proportional on each side of
-    it, by any two factors. That is told in double precision only: units are many. Of units that
-    hardly vary, as where all that they are given is off, it says nothing: those have to be equal.
+    They are equal, up to their sign, or multiples of one another by one factor at places on both
+    sides of the kink. Of units that don't vary from place to place nothing is told: all that they
+    are given may be off there.
 
     Parameters
     ----------
@@ -229,20 +229,16 @@ def _bend_alike(values: Tensor, noise: Tensor, is_signed: Tensor) -> Tensor:
     # So that a unit and its negative are one, the first place is on the positive side.
     first = known.gather(1, (known != 0).to(torch.int8).argmax(1, keepdim=True)).sign()
     known = torch.where(is_signed[:, None], known, known * first)
-    sides = torch.stack([known.clamp(min=0).amax(1), -known.clamp(max=0).amin(1)], 1)
-    most = sides.amax(1, keepdim=True)
-    # On a side that hardly stands out it is compared on the scale of the other.
-    sides = torch.where(sides > noise.amax(1, keepdim=True) / TOLD_APART, sides, most)
-    scale = torch.where(known > 0, sides[:, :1], sides[:, 1:])
-    close = _ALIKE * (noise / scale.clamp(min=torch.finfo(scale.dtype).tiny)).amax(1)
     far = _ALIKE * noise.amax(1)
-    ordered = known.sort(1).values
-    varies = (ordered.diff(dim=1) > far[:, None]) & (ordered[:, 1:] * ordered[:, :-1] > 0)
-    told = (close <= TOLD_APART) & (varies.sum(1) >= len(_WATCHED) - 2)
+    scale = known.abs().amax(1).clamp(min=torch.finfo(known.dtype).tiny)
+    multiples = (known > 0).any(1) & (known < 0).any(1) & (far / scale <= TOLD_APART)
+    varies = known.amax(1) - known.amin(1) > far
+    # Each that does not vary is a group of its own.
+    group = torch.where(varies, multiples.long(), 2 + torch.arange(len(known)))
     return _repeated(
-        told.long(),
-        torch.where(told[:, None], known / scale.clamp(min=torch.finfo(scale.dtype).tiny), known),
-        torch.where(told, close, far),
+        group,
+        torch.where(multiples[:, None], known / scale[:, None], known),
+        torch.where(multiples, far / scale, far),
     )
 
 
@@ -464,7 +460,7 @@ class _Group:
     def leave_out_copies(self, precise: Estimator) -> None:
         """Of units that bend at the same places all along a segment count the first.
 
-        Copies of a unit do, and units that depend on one number that passes through zero.
+        Copies of a unit do, and units that are multiples of one number that passes through zero.
 
         Parameters
         ----------

@@ -10,14 +10,14 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
-from nlbench.probes.background import Background, overlap_pays, rng_state, threads_beside
+from nlbench.probes.background import Background, overlap_pays, rng_state
 from nlbench.probes.budget import Fitting, Found, fitting, halving, part_sizes, refuse_mixing
 from nlbench.probes.model_state import (
     attributes_kept,
@@ -30,7 +30,6 @@ from nlbench.probes.precision import exact_by_default
 from .intercept import Call, Kept, Watch
 from .reduce import Function, Side, Unreduced, joined
 from .select import Picker, Selection
-from .shared import Pool, Shared, Taking, View
 
 __all__ = [
     "Site",
@@ -41,8 +40,6 @@ __all__ = [
     "remark_on_channels",
 ]
 
-
-Made = TypeVar("Made")
 
 # What the size of a part is called among the sizes that were found to fit.
 FOUND = "samples of a forward pass"
@@ -84,10 +81,6 @@ class Site:
     role: str = "activation"
 
 
-def _as_they_are(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return x, y
-
-
 @dataclass(frozen=True)
 class SiteBatch:
     """One batch of one site, as measures get it.
@@ -105,8 +98,6 @@ class SiteBatch:
     unreduced : mapping of str to pair of tensors of shape (n,)
         What the functions that a measure declares as ``unreduced`` make of the whole input
         and the whole output. To get the result of a function that raised raises its error.
-    view : View, optional
-        In a pass of several measures: their access to what `shared` and `pooled` give.
     """
 
     site: Site
@@ -114,98 +105,11 @@ class SiteBatch:
     x: Tensor
     y: Tensor
     unreduced: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    view: View | None = field(default=None, repr=False, compare=False)
 
     @property
     def place(self) -> str:
         """The site's name."""
         return self.site.name
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Position in a pass: the number of the batch, and that of the call."""
-        return self.batch, self.site.index
-
-    def check_untouched(self) -> None:
-        """Refuse, in a pass, a measure that has written into what others are shown.
-
-        Raises
-        ------
-        nlbench.PluginError
-        """
-        if self.view is not None:
-            self.view.check()
-
-    @property
-    def shared_seconds(self) -> float:
-        """What other measures have spent on what this one has got of them."""
-        return 0.0 if self.view is None else self.view.seconds
-
-    def shared(self, function: Callable[[Tensor, Tensor], Made]) -> Made:
-        """What a function makes of x and y: once for all measures of a pass that ask.
-
-        They have to be `nlbench.Measure.parallel`; for another it is computed anew.
-
-        Parameters
-        ----------
-        function : callable
-            From x and y to anything, without drawing random numbers; one that is defined at
-            the top of a module, since a lambda is another one each time.
-
-        Returns
-        -------
-        object
-            What the function gives; others are given the same, so it is not to be written into.
-
-        Raises
-        ------
-        Exception
-            What the function raises, for each measure that asks.
-
-        Examples
-        --------
-        >>> def change(x, y):
-        ...     return (y - x).abs()
-        >>> x = torch.tensor([[-1.0], [2.0]])
-        >>> batch = SiteBatch(Site("relu", "relu", 0, (1,), 1), 0, x, x.relu())
-        >>> batch.shared(change).sum()
-        tensor(1.)
-        """
-        return function(self.x, self.y) if self.view is None else self.view.made(function)
-
-    def pooled(
-        self,
-        accumulator: Taking,
-        samples: Callable[[Tensor, Tensor], tuple[Any, Any]] = _as_they_are,
-    ) -> Taking:
-        """Have an accumulator take in the batch: one for all measures that offer its like.
-
-        They have to be `nlbench.Measure.parallel`; another keeps its own.
-
-        Accumulators of one class have to be alike at first. The class decides: the measure goes
-        on with what it is given back, offers that at the next batch, and only reads it.
-
-        Parameters
-        ----------
-        accumulator : object with a method ``add``
-            What takes in the batch unless another measure has offered one of its class.
-        samples : callable
-            What of x and y is added: `shared`'s function.
-
-        Returns
-        -------
-        object
-            The accumulator that has taken in all batches of the site so far.
-
-        Raises
-        ------
-        Exception
-            What ``add`` raises, then and at every later batch, for each measure that asks.
-        """
-        if self.view is not None:
-            return self.view.pooled(accumulator, samples)
-        accumulator.add(*samples(self.x, self.y))
-        return accumulator
 
 
 @exact_by_default()
@@ -539,11 +443,8 @@ def remark_on_channels(sites: Iterable[Site]) -> str:
     return f"channel axis not known, assumed: {', '.join(assumed)}" if assumed else ""
 
 
-# Bytes of observations that may wait for the measures, and that they may be at.
+# Bytes of observations that may wait for the measures.
 WAITING = 2**28
-
-# The work of measures that are shown everything in one order.
-IN_ORDER = None
 
 
 def observe(
@@ -557,51 +458,39 @@ def observe(
 ) -> None:
     """Show every activation call of a subject, batch by batch.
 
-    The measures work on the CPU, in threads of their own, while the network goes on. Those that
-    are `nlbench.Measure.parallel` have the sites divided among the threads, the batches of each in
-    their order. The others may draw from the global random generators and have one state for all
-    sites: they are shown everything in order, one after the other. In the first batch they and
-    the network take turns; if the network, or what yields the samples, has drawn from the global
-    generators by then, they do so to the end. So no number depends on the threads.
+    The measures work on the CPU, in a thread of their own, on one observation while the network
+    goes on to the next; they get the same ones in the same order whether they do so beside or in
+    turn. In the first batch they take turns: if the network, or what yields the samples, draws
+    from the global random generators, as measures may, they do so to the end.
     """
     sites: dict[str, Site] = {}
     unseen: dict[str, None] = {}
     functions, names = _functions(listeners)
-    wanted = [*zip(listeners, names, strict=True)]
-    at_once = [one for one in wanted if getattr(one[0], "parallel", False)]
-    in_order = [one for one in wanted if not getattr(one[0], "parallel", False)]
-    device, pool, overlaps = resources.device, Pool(), overlap_pays(resources.device)
-    in_turn = True
 
-    def batches(given: Iterable[Tensor]) -> Iterator[Tensor]:
-        nonlocal in_turn
-        before = rng_state(device)
+    def tell(item: tuple[SiteBatch, Callable[[], None]]) -> None:
+        observation, arrived = item
+        arrived()
+        for listener, wanted in zip(listeners, names, strict=True):
+            listener.update(_with(observation, wanted))
+
+    def batches(given: Iterable[Tensor], background: Background[_Item]) -> Iterator[Tensor]:
+        before = rng_state(resources.device)
         for number, batch in enumerate(given):
-            if number == 1:
-                in_turn = rng_state(device) != before
-            yield batch.to(device)
+            is_quiet = number == 1 and rng_state(resources.device) == before
+            if is_quiet and overlap_pays(resources.device):
+                background.let_wait(WAITING)
+            yield batch.to(resources.device)
             step()
 
-    threads, beside = threads_beside(device)
-    with Background(WAITING, device, threads=threads, beside=beside) as background:
+    with Background(tell, _bytes, 0, resources.device) as background:
 
         def on_observation(observation: SiteBatch) -> None:
             sites.setdefault(observation.place, observation.site)
-            moved, arrived = _on_host(observation)
-            pieces: dict[Hashable, Callable[[], None]] = {}
-            if at_once:
-                pieces[moved.place] = partial(_show_sharing, moved, arrived, at_once, pool)
-            if in_order:
-                pieces[IN_ORDER] = partial(_show_copies, moved, arrived, in_order)
-            background.put(pieces, moved.x.nbytes + moved.y.nbytes)
-            if not overlaps:
-                background.wait()
-            elif in_turn and in_order:
-                background.wait(IN_ORDER)
+            background.put(_on_host(observation))
 
         facts["samples"] = observe_sites(
             model,
-            batches(samples.batches(int(options["batch"]))),
+            batches(samples.batches(int(options["batch"])), background),
             on_observation,
             reduction=str(options["reduction"]),
             select=str(options["select"]),
@@ -645,39 +534,15 @@ def _functions(
     return {key: function for function, key in keys.items()}, names
 
 
-_Wanted = tuple[Listener, Mapping[str, str]]
-
-
-def _show_sharing(
-    observation: SiteBatch, arrived: Callable[[], None], listeners: Sequence[_Wanted], pool: Pool
-) -> None:
-    """Show a batch to measures that share what they compute, and write into nothing."""
-    arrived()
-    x, y = observation.x, observation.y
-    shared = Shared(observation.place, observation.batch, x, y, pool)
-    for listener, names in listeners:
-        own = replace(observation, x=shared.x, y=shared.y, view=View(shared))
-        listener.update(_with(own, names))
-        if not shared.is_intact:
-            shared.restore()
-
-
-def _show_copies(
-    observation: SiteBatch, arrived: Callable[[], None], listeners: Sequence[_Wanted]
-) -> None:
-    """Show a batch to measures that may write into it: it is their own."""
-    arrived()
-    for listener, names in listeners:
-        own = replace(observation, x=observation.x.clone(), y=observation.y.clone())
-        listener.update(_with(own, names))
-
-
 def _with(observation: SiteBatch, names: Mapping[str, str]) -> SiteBatch:
-    """Give an observation with copies of what a listener declared, by its own names."""
+    """Give an observation with what a listener declared, by its own names."""
     if not isinstance(observation.unreduced, Unreduced):
         return observation
-    unreduced = observation.unreduced.renamed(names).mapped(torch.clone)
-    return replace(observation, unreduced=unreduced)
+    return replace(observation, unreduced=observation.unreduced.renamed(names))
+
+
+def _bytes(item: _Item) -> int:
+    return item[0].x.nbytes + item[0].y.nbytes
 
 
 # A site's batch, and what waits until its numbers have come from the device.

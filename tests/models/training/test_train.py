@@ -155,6 +155,14 @@ def test_training_goes_on_from_a_checkpoint(finished, tmp_path, monkeypatch):
     assert file_hash(file) == before
     with pytest.raises(RequestError, match="trained in another way"):
         run_training(replace(request, weights=str(file)), file, resume=True)
+    # Nor is another file under the same path the same.
+    held = finished[0].read_bytes()
+    try:
+        finished[0].write_bytes(file.read_bytes())
+        with pytest.raises(RequestError, match="holds has changed since"):
+            run_training(request, file, resume=True)
+    finally:
+        finished[0].write_bytes(held)
 
 
 def test_a_threshold_ends_training_and_a_missed_one_is_told(tmp_path):

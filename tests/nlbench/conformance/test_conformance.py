@@ -219,14 +219,3 @@ def test_waiting_for_a_gpu_is_said_with_the_line_that_waits():
     assert f"in conformance/test_conformance.py:{line}" in said["waiting for a GPU"]
     said = {check.name: check.detail for check in check_measure(Norms)}
     assert said["waiting for a GPU"] == "never waits for a GPU"
-
-
-def test_a_measure_that_draws_is_not_parallel():
-    @nlbench.site_measure(parallel=True)
-    def drawing(x, y):
-        """Mean of what is drawn."""
-        return torch.rand(3).mean()
-
-    found = {check.name: check for check in check_measure(drawing)}
-    assert found["the same in several threads"].verdict == "broken"
-    assert "no random number drawn" in found["the same in several threads"].detail

@@ -214,21 +214,12 @@ def test_a_network_and_a_measure_that_both_draw_do_not_disturb_each_other(monkey
     assert found[0].equals(found[1])
 
 
-@pytest.mark.parametrize("draws", [False, True])
-def test_only_measures_that_may_draw_take_turns_with_a_network(monkeypatch, draws):
-    class Network(nn.Module):
-        def forward(self, x):
-            return torch.relu(x + torch.rand(1) if draws else x)
-
-    waits, wait = [], sites.Background.wait
-
-    def counted(self, *keys):
-        waits.append(keys)
-        wait(self, *keys)
-
+def test_a_network_that_draws_nothing_goes_on_beside_the_measures_from_the_second_batch(
+    monkeypatch,
+):
+    room = []
     monkeypatch.setattr(sites, "overlap_pays", lambda device: True)
-    monkeypatch.setattr(sites.Background, "wait", counted)
-    for measures, turns in ((["r2", "affinity"], 0), ([Drawing, "r2"], 4 if draws else 1)):
-        waits.clear()
-        nlbench.evaluate(Network(), torch.randn(32, 5), measures, settings={"sites.batch": 8})
-        assert waits == [(sites.IN_ORDER,)] * turns
+    monkeypatch.setattr(sites.Background, "let_wait", lambda self, most: room.append(most))
+    options = {"sites.batch": 8}
+    nlbench.evaluate(model(), torch.randn(32, 3, 8, 8), [Drawing, "r2"], settings=options)
+    assert room == [sites.WAITING]
