@@ -9,13 +9,11 @@ FILES := $(sort $(shell find nlbench measures models reports -name '*.py' -o -pa
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
 
-# A process a core, since PyTorch's threads in each would only wait for each other, and one more:
-# some tests wait for what they have started. One that dies ends the tests: what it left undone
-# would be waited for. Files are begun in the order that tests/conftest.py gives them, the longest
-# first, not in that of their numbers of tests.
-PROCESSES = $(shell echo $$(($$(nproc 2> /dev/null || getconf _NPROCESSORS_ONLN) + 1)))
+# A process a core: PyTorch's threads in each would only wait for each other. One that dies ends
+# the tests: what it left undone would be waited for. Files are begun in the order that
+# tests/conftest.py gives them, the longest first, not in that of their numbers of tests.
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses=logical --dist=loadfile --no-loadscope-reorder \
 		--max-worker-restart=0
 
 # mypy looks from inside $(VENV), where it finds the package as it is installed, all four folders
