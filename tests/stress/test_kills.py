@@ -1,7 +1,7 @@
 """A run killed at random moments: nothing finished is lost, nothing is half written.
 
 ``python tests/stress/test_kills.py 200`` kills as often as it is told, a third of the times
-with each executor.
+with each executor; ``python tests/stress/test_kills.py 66 dask`` only with those it names.
 """
 
 import json
@@ -142,19 +142,19 @@ def kill_and_resume(place, kills, seeds, rng, executor, expected):
     }
 
 
-def kill_all(place, kills, seeds):
-    """Kill runs of all executors; each comes to the table of an undisturbed one."""
+def kill_all(place, kills, seeds, executors=EXECUTORS):
+    """Kill runs of the executors; each comes to the table of an undisturbed one."""
     plugin = place / "plugin"
     plugin.mkdir()
     sys.path.insert(0, str(write_plugin(plugin)))
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     assert attempt(place / "straight", seeds, "serial")[0] == 0
     expected = (place / "straight" / "scores.csv").read_bytes()
-    share, rest = divmod(kills, len(EXECUTORS))
+    share, rest = divmod(kills, len(executors))
     rng = random.Random(1)
     return [
         kill_and_resume(place, share + (number < rest), seeds, rng, executor, expected)
-        for number, executor in enumerate(EXECUTORS)
+        for number, executor in enumerate(executors)
         if share + (number < rest)
     ]
 
@@ -171,4 +171,5 @@ def test_kills_at_random_moments_lose_no_finished_cell():
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-        print(json.dumps(kill_all(Path(place), kills, 12), indent=1))
+        executors = tuple(sys.argv[2:]) or EXECUTORS
+        print(json.dumps(kill_all(Path(place), kills, 12, executors), indent=1))
