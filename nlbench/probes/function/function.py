@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -23,7 +25,6 @@ from nlbench.probes.budget import (
     part_sizes,
     refuse_mixing,
 )
-from nlbench.probes.jvp import dual
 from nlbench.probes.model_state import (
     attributes_kept,
     autocast_now,
@@ -34,7 +35,7 @@ from nlbench.probes.model_state import (
 )
 from nlbench.probes.precision import exact_by_default
 
-__all__ = ["FunctionBatch", "directional_derivative", "observe", "observe_function"]
+__all__ = ["FunctionBatch", "directional_derivative", "dual", "observe", "observe_function"]
 
 
 # What the size of a part is called among the sizes that were found to fit.
@@ -250,6 +251,26 @@ def _differentiated(
             raise
         operation = _operation(str(error))
     return _through_vector_jacobian_products(function, inputs, directions, operation)
+
+
+def dual(value: Tensor, tangent: Tensor) -> Tensor:
+    """Pair a value with its tangent, inside `torch.autograd.forward_ad.dual_level`."""
+    _load_rules()
+    return _paired(value, tangent)
+
+
+@functools.cache
+def _load_rules() -> None:
+    """Have PyTorch load its rules of differentiation, of which it warns itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
+        _paired(torch.zeros(1), torch.zeros(1))
+
+
+def _paired(value: Tensor, tangent: Tensor) -> Tensor:
+    # PyTorch's own annotations are missing here.
+    made: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
+    return made
 
 
 # What PyTorch says of an operation, or of a user's autograd function, without forward mode.

@@ -26,44 +26,7 @@ from nlbench.probes.ops import graph_rule
 
 from .nodes import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
-__all__ = [
-    "COMPARISONS",
-    "CONSTANTS",
-    "DECISIONS",
-    "MIXING",
-    "NUMBERS",
-    "Call",
-    "Refused",
-    "unit",
-]
-
-
-CONSTANTS = frozenset(
-    [f"{value}_like" for value in ("zeros", "ones", "full", "empty", "rand", "randn")]
-    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
-)
-"""Operations that take nothing but shape and kind from a tensor."""
-
-COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
-"""Operations whose truth values about integers, as token ids, are masks."""
-
-DECISIONS = COMPARISONS | frozenset(
-    ("isnan", "isinf", "isfinite", "all", "any", "logical_and", "logical_or", "logical_not")
-)
-"""Operations whose truth values a network may read; nothing else may come of them."""
-
-NUMBERS = frozenset(
-    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
-) | {"__dlpack__", "untyped_storage", "storage", "data_ptr"}
-"""Functions, as they are called, that hand a tensor's numbers to whatever is not PyTorch."""
-
-MIXING = frozenset(("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "einsum")) | {
-    "embedding",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-}
-"""Operations by which truth values would become numbers that flow, as one-hot tokens do."""
+__all__ = ["Call", "Refused", "unit"]
 
 
 class Refused(Exception):

@@ -8,24 +8,25 @@ module is ever called again.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import Undefined
 from nlbench.probes.axes import batch_first, softmax_axis, tensors_in
 from nlbench.probes.ops import FUSED
 from nlbench.probes.site_names import SiteName, SiteNames, Writing, input_of
 
-from .attention import FUSED_ATTENTION, softmaxes_of
 from .reduce import Function, Side, capture
-from .roles import GATE_KINDS, Fate, Gate, Gates, Logits
-from .unseen import Unseen
+from .roles import GATE_KINDS, Fate, Gate, Gates, Logits, Unseen
 
-__all__ = ["Begun", "Call", "Kept", "Watch"]
+__all__ = ["Begun", "Call", "FusedSoftmaxes", "Kept", "Watch"]
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class Watch(SiteNames):
             begun = self._begin(x, site.text, "softmax", axis)
             self._add(Call(site, begun, self._end(begun, y), "attention"))
 
-        with softmaxes_of(on_softmax):
+        with FusedSoftmaxes(on_softmax):
             return func(*args, **kwargs)
 
     def _begin(self, given: Tensor, label: str, kind: str, axis: int | None = None) -> Begun:
@@ -342,3 +343,60 @@ class Watch(SiteNames):
             self._on_call(call)
         finally:
             self._paused = before
+
+
+FUSED_ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
+
+
+class FusedSoftmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of each softmax that is computed, whole or inside PyTorch's fused attention.
+
+    The kernels that run are the ones that would run anyway; where one of them does not show
+    its softmax, it is computed beside it from what the kernel was given.
+
+    Parameters
+    ----------
+    on_softmax : callable
+        Told of its input, its output and its axis.
+
+    Examples
+    --------
+    >>> q = torch.randn(1, 2, 5, 4)
+    >>> with FusedSoftmaxes(lambda x, y, axis: print(y.shape, axis)):
+    ...     _ = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    torch.Size([1, 2, 5, 5]) 3
+    """
+
+    def __init__(self, on_softmax: Callable[[Tensor, Tensor, int], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on_softmax = on_softmax
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        output = func(*args, **kwargs)
+        if name in ("_softmax", "_safe_softmax"):
+            self._on_softmax(args[0], output, int(args[1]) % args[0].ndim)
+        elif name.startswith("_scaled_dot_product") and "math" not in name:
+            names = (argument.name for argument in func._schema.arguments)
+            x = _logits({**dict(zip(names, args, strict=False)), **kwargs})
+            self._on_softmax(x, torch.softmax(x, -1), x.ndim - 1)
+        return output
+
+
+def _logits(given: dict[str, Any]) -> Tensor:
+    """Compute what a fused kernel takes the softmax of: (batch, heads, queries, keys)."""
+    query, key = given["query"], given["key"]
+    if query.shape[1] != key.shape[1]:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scale = given.get("scale") or 1 / math.sqrt(query.shape[-1])
+    logits: Tensor = query @ key.transpose(-2, -1) * scale
+    bias = given.get("attn_mask", given.get("attn_bias"))
+    if bias is not None:
+        logits = logits + bias if bias.dtype != torch.bool else logits.masked_fill(~bias, -math.inf)
+    if given.get("is_causal"):
+        above = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+        logits = logits.masked_fill(above, -math.inf)
+    return logits

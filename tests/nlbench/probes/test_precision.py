@@ -12,8 +12,7 @@ import nlbench
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
 from nlbench.probes.function.function import observe_function
-from nlbench.probes.graph.activity import unit_activity
-from nlbench.probes.graph.graph import channel_graph
+from nlbench.probes.graph.graph import channel_graph, unit_activity
 from nlbench.probes.lines import estimate_segment, plane, trace_segment, trace_segments
 from nlbench.probes.lines.quadrature import integrate_along
 from nlbench.probes.precision import (

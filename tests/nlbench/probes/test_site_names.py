@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nlbench.probes.graph.activity import unit_activity
-from nlbench.probes.graph.graph import channel_graph
+from nlbench.probes.graph.graph import channel_graph, unit_activity
 from nlbench.probes.lines.lines import trace_segment
 from nlbench.probes.sites.sites import list_sites
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nlbench.probes.jvp import dual
+from nlbench.probes.function.function import dual
 from nlbench.probes.ops import Operation, line_rule
 
 from .rule import (
