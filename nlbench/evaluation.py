@@ -20,7 +20,7 @@ from nlbench.execution.measure_subject import records_of
 from nlbench.execution.numerics import Machine, default_threads, some_threads
 from nlbench.measure import Measure
 from nlbench.options import OptionValue
-from nlbench.plan import Settings, checked_measure, load_measures, load_probe, make_bench
+from nlbench.plan import Settings, checked_measure, load_measures, load_probe, resolve_settings
 from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import make_manifest
@@ -102,8 +102,8 @@ def evaluate(
     chosen = _chosen(measures, monitor)
     samples = _samples(model, inputs, labels, _held(chosen, settings or {}))
     given, stream = samples.given, samples.stream
-    bench = make_bench(chosen, {**_defaults(chosen, given), **(settings or {})})
-    for probe, options in bench.probes.items():
+    resolved = resolve_settings(chosen, {**_defaults(chosen, given), **(settings or {})})
+    for probe, options in resolved.probes.items():
         load_probe(probe).check(None, options)
     device = next((p.device for p in model.parameters()), given.device)
     facts = SubjectFacts(
@@ -121,8 +121,8 @@ def evaluate(
     def key_of(facts: SubjectFacts, measure: type[Measure]) -> str:
         return content_key(
             {
-                "measure": written(RecordedMeasure.of(measure, dict(bench.measures)[measure])),
-                "probe": dict(bench.probes[measure.probe]),
+                "measure": written(RecordedMeasure.of(measure, dict(resolved.measures)[measure])),
+                "probe": dict(resolved.probes[measure.probe]),
                 "subject": written(facts),
                 "device": device.type,
             }
@@ -130,20 +130,20 @@ def evaluate(
 
     began = time.perf_counter()
     length = len(given) if stream is None else stream.known_length or len(given)
-    steps = (load_probe(p).steps(length, options) for p, options in bench.probes.items())
+    steps = (load_probe(p).steps(length, options) for p, options in resolved.probes.items())
     monitor.begin(sum(steps))
     called = model_called(model, samples.arguments)
     # In a caller's inference mode copies of the model would have no derivative.
     plain = torch.inference_mode(False)
     with plain, exact_arithmetic(), some_threads(default_threads()), called:
         machine = Machine.at(device)
-        records = list(records_of(subject, bench, machine, monitor, partial(key_of, facts)))
+        records = list(records_of(subject, resolved, machine, monitor, partial(key_of, facts)))
     if stream is not None and stream.error is not None:
         raise stream.error
     if stream is not None:
         # Only now are all samples of a stream known, and with them what decided the numbers.
         facts = replace(facts, **samples.facts())
-        keys = {measure.name: key_of(facts, measure) for measure, _ in bench.measures}
+        keys = {measure.name: key_of(facts, measure) for measure, _ in resolved.measures}
         records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
     request = {"measures": [m.name for m in chosen], "settings": dict(settings or {})}
     seconds = round(time.perf_counter() - began, 3)
@@ -180,7 +180,7 @@ def _chosen(
 
 
 @dataclass(frozen=True)
-class _Samples:
+class _Given:
     """What `evaluate` was given: all samples, or the first of a stream."""
 
     given: Tensor
@@ -197,7 +197,7 @@ class _Samples:
 
 def _samples(
     model: nn.Module, inputs: object, labels: Tensor | bool | str | None, held: int
-) -> _Samples:
+) -> _Given:
     where = None if isinstance(labels, Tensor) else labels
     if is_batch(inputs):
         # What is all there is one batch of arguments; a pair of them isn't one with labels.
@@ -213,7 +213,7 @@ def _samples(
                 )
             found = labels
         assert reader.arguments is not None
-        return _Samples(given, found, None, reader.arguments)
+        return _Given(given, found, None, reader.arguments)
     if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
         raise refused(inputs)
     if isinstance(inputs, TorchDataset | str | bytes):
@@ -225,13 +225,13 @@ def _samples(
         )
     stream = Batches(inputs, BatchReader(model, where))
     given = stream.head(held)
-    return _Samples(given, stream.head_labels(len(given)), stream, stream.arguments)
+    return _Given(given, stream.head_labels(len(given)), stream, stream.arguments)
 
 
 def _held(measures: Sequence[type[Measure]], settings: Settings) -> int:
     """How many samples of a stream the probes have to be given at once."""
-    bench = make_bench(measures, settings)
-    return max(load_probe(name).held(options) for name, options in bench.probes.items())
+    resolved = resolve_settings(measures, settings)
+    return max(load_probe(name).held(options) for name, options in resolved.probes.items())
 
 
 def _defaults(measures: Sequence[type[Measure]], inputs: Tensor) -> dict[str, OptionValue]:

@@ -33,11 +33,11 @@ from nlbench.subjects.model import model_info
 
 __all__ = [
     "PLAN",
-    "Bench",
     "Cell",
     "Options",
     "Plan",
     "Request",
+    "ResolvedSettings",
     "Settings",
     "Target",
     "Wanted",
@@ -46,8 +46,8 @@ __all__ = [
     "kept_plan",
     "load_measures",
     "load_probe",
-    "make_bench",
     "make_plan",
+    "resolve_settings",
     "what_changed",
 ]
 
@@ -56,7 +56,7 @@ Options = Mapping[str, OptionValue]
 
 
 @dataclass(frozen=True)
-class Bench:
+class ResolvedSettings:
     """The measures of a run with their options, and the options of probes and datasets."""
 
     measures: tuple[tuple[type[Measure], Options], ...]
@@ -71,11 +71,11 @@ class Bench:
         return groups
 
 
-def make_bench(
+def resolve_settings(
     measures: Sequence[type[Measure]],
     settings: Settings,
     datasets: Mapping[str, Mapping[str, Option]] | None = None,
-) -> Bench:
+) -> ResolvedSettings:
     """Sort settings by the measure, probe or dataset they belong to, and check them.
 
     Raises
@@ -106,15 +106,15 @@ def make_bench(
             )
         by_owner.setdefault(owner, {})[option] = value
 
-    def resolved(name: str, options: Mapping[str, Option]) -> Options:
+    def options_of(name: str, options: Mapping[str, Option]) -> Options:
         family, slash, _ = name.partition("/")
         given = {**(by_owner.get(family, {}) if slash else {}), **by_owner.get(name, {})}
         return resolve_options(options, given, owner=name)
 
-    return Bench(
-        tuple((m, resolved(m.name, m.options)) for m in measures),
-        {name: resolved(name, options) for name, options in declared.items()},
-        {name: resolved(name, options) for name, options in (datasets or {}).items()},
+    return ResolvedSettings(
+        tuple((m, options_of(m.name, m.options)) for m in measures),
+        {name: options_of(name, options) for name, options in declared.items()},
+        {name: options_of(name, options) for name, options in (datasets or {}).items()},
     )
 
 
@@ -306,18 +306,20 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     """
     names = registry.expand("datasets", request.data)
     infos = {name: dataset_info(registry.load("datasets", name)) for name in names}
-    bench = make_bench(
+    resolved = resolve_settings(
         load_measures(request.measures, warn),
         request.settings,
         {name: info.options for name, info in infos.items()},
     )
-    for name, options in bench.probes.items():
+    for name, options in resolved.probes.items():
         load_probe(name).check(request.samples or None, options)
     wanted = [
-        Wanted(m.name, m.version, options, m.probe, bench.probes[m.probe])
-        for m, options in bench.measures
+        Wanted(m.name, m.version, options, m.probe, resolved.probes[m.probe])
+        for m, options in resolved.measures
     ]
-    prints = {name: _fingerprint(name, infos[name].fingerprint, bench.data[name]) for name in names}
+    prints = {
+        name: _fingerprint(name, infos[name].fingerprint, resolved.data[name]) for name in names
+    }
     # Listing a group reads the metadata of all that is installed; once a plan is enough.
     entries, chosen = cache(registry.entries), cache(_chosen)
 
@@ -328,7 +330,7 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
 
     targets: dict[str, Target] = {}
     remarks: dict[str, None] = {}
-    for spec in _specs(request, bench):
+    for spec in _specs(request, resolved):
         files, problem = prints[spec.data]
         facts = {
             "model": providers("models", spec.model),
@@ -375,10 +377,10 @@ def _check_targets(targets: Sequence[Target]) -> None:
             )
 
 
-def _specs(request: Request, bench: Bench) -> Iterator[SubjectSpec]:
+def _specs(request: Request, resolved: ResolvedSettings) -> Iterator[SubjectSpec]:
     models = registry.expand("models", request.models)
     for model, weights, (data, options), seed in itertools.product(
-        models, request.weights, bench.data.items(), request.seeds
+        models, request.weights, resolved.data.items(), request.seeds
     ):
         yield SubjectSpec(
             model,

@@ -104,13 +104,13 @@ def forecast(
     dict
         By subject's key, then by probe: a line. Subjects of which nothing is known are left out.
     """
-    from nlbench.execution.measure_subject import Host
+    from nlbench.execution.measure_subject import UnitRunner
     from nlbench.execution.numerics import default_threads
 
     execution, monitor = execution or ExecutionOptions(), Monitor(progress)
-    host = Host(threads=execution.threads or default_threads())
+    unit_runner = UnitRunner(threads=execution.threads or default_threads())
     units = units_of(foreseen.new, foreseen.plan, memory=execution.memory, expected={})
-    found = {unit.cells[0].target.key: host.forecast(unit, monitor) for unit in units}
+    found = {unit.cells[0].target.key: unit_runner.forecast(unit, monitor) for unit in units}
     return {key: said for key, said in found.items() if said}
 
 

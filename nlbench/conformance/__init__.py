@@ -20,7 +20,7 @@ from nlbench.errors import NlbenchError
 from nlbench.execution.measure_subject import observe
 from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
-from nlbench.plan import Settings, checked_measure, load_probe, make_bench
+from nlbench.plan import Settings, checked_measure, load_probe, resolve_settings
 from nlbench.probes import Resources
 from nlbench.probes.precision import exact_arithmetic
 from nlbench.subjects.facts import SubjectFacts
@@ -141,15 +141,15 @@ def _observed(
     """Show a measure a network as `nlbench.evaluate` does, without a record."""
     probe = load_probe(measure.probe)
     defaults = {f"{probe.name}.{name}": value for name, value in probe.defaults(inputs).items()}
-    bench = make_bench([measure], {**defaults, **settings})
+    resolved = resolve_settings([measure], {**defaults, **settings})
     labels = torch.arange(len(inputs)) % CLASSES
     facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
     subject = Subject(model, inputs, labels, facts)
     with exact_arithmetic():
         (outcome,) = observe(
             subject,
-            bench.measures,
-            bench.probes[probe.name],
+            resolved.measures,
+            resolved.probes[probe.name],
             resources=Resources(inputs.device),
             streams=[measure.name],
         )

@@ -91,11 +91,11 @@ def _here(
     units: Sequence[Unit], pool: WorkerPool, progress: Progress
 ) -> Generator[Record | Missed]:
     # Imported where it is needed: a finished run is taken up without PyTorch.
-    from .measure_subject import Host
+    from .measure_subject import UnitRunner
 
-    host, monitor = Host(threads=pool.threads), Monitor(progress)
+    unit_runner, monitor = UnitRunner(threads=pool.threads), Monitor(progress)
     for unit in units:
-        yield from host.measure(unit, monitor)
+        yield from unit_runner.measure(unit, monitor)
 
 
 def _in_processes(

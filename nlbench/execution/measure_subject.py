@@ -27,7 +27,15 @@ from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined, e
 from nlbench.measure import Measure, Result, Status
 from nlbench.measure.contract import sound_result
 from nlbench.options import OptionValue
-from nlbench.plan import Bench, Cell, Target, Wanted, checked_measure, load_probe, what_changed
+from nlbench.plan import (
+    Cell,
+    ResolvedSettings,
+    Target,
+    Wanted,
+    checked_measure,
+    load_probe,
+    what_changed,
+)
 from nlbench.probes import Probe, ProbeOptions, Resources, Step
 from nlbench.probes.background import rng_restored
 from nlbench.probes.budget import Found, give_back, is_out_of_memory
@@ -58,9 +66,9 @@ from .numerics import (
 from .work_units import Missed, Unit
 
 __all__ = [
-    "Host",
     "Meter",
     "Outcome",
+    "UnitRunner",
     "failure_of",
     "missing_record",
     "observe",
@@ -362,7 +370,7 @@ class _Loaded:
     seconds: float
 
 
-class Host:
+class UnitRunner:
     """Measures one unit after the other, and keeps what the next one can use.
 
     That is the subject loaded last, and the batch sizes that were found to fit.
@@ -413,7 +421,7 @@ class Host:
         keys = {cell.wanted.name: cell.key for cell in cells}
         records = records_of(
             loaded.subject,
-            self._bench(cells),
+            self._resolved(cells),
             machine,
             monitor,
             lambda measure: keys[measure.name],
@@ -493,8 +501,8 @@ class Host:
                 with contextlib.suppress(NlbenchError):  # loading will say so again
                     registry.load(*plugin)
 
-    def _bench(self, cells: Sequence[Cell]) -> Bench:
-        return Bench(
+    def _resolved(self, cells: Sequence[Cell]) -> ResolvedSettings:
+        return ResolvedSettings(
             tuple((self._measures[c.wanted.name], c.wanted.options) for c in cells),
             {cell.wanted.probe: cell.wanted.settings for cell in cells},
         )
@@ -564,7 +572,7 @@ def _why(error: BaseException, target: Target) -> str:
 
 def records_of(
     subject: Subject,
-    bench: Bench,
+    resolved: ResolvedSettings,
     machine: Machine,
     monitor: Monitor,
     key_of: Callable[[type[Measure]], str],
@@ -578,7 +586,7 @@ def records_of(
     Parameters
     ----------
     subject : Subject
-    bench : Bench
+    resolved : ResolvedSettings
     machine : Machine
     monitor : Monitor
     key_of : callable
@@ -591,8 +599,8 @@ def records_of(
     """
     facts = subject.facts
     resources = resources or Resources(machine.device)
-    for probe, entries in bench.by_probe().items():
-        settings = bench.probes[probe]
+    for probe, entries in resolved.by_probe().items():
+        settings = resolved.probes[probe]
         what = f"{facts.model}: {', '.join(measure.name for measure, _ in entries)}"
         keys = [key_of(measure) for measure, _ in entries]
         monitor.observing(probe)

@@ -126,9 +126,9 @@ def main(handle: int, threads: int) -> None:
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     # From here on it ends when its supervisor does, so that importing may take its time.
-    from .measure_subject import Host
+    from .measure_subject import UnitRunner
 
-    host = Host(threads=threads)
+    unit_runner = UnitRunner(threads=threads)
     while True:
         try:
             order = json.loads(orders.get(timeout=IDLE_SECONDS))
@@ -136,7 +136,7 @@ def main(handle: int, threads: int) -> None:
             _end()
         unit = Unit.from_dict(order["unit"])
         messenger = Messenger(connection, unit, order["timeout"])
-        for result in host.measure(unit, messenger):
+        for result in unit_runner.measure(unit, messenger):
             messenger.send(**message_of(result))
         messenger.send(done=True)
 

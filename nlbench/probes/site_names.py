@@ -32,9 +32,9 @@ from .axes import Layouts, tensors_in
 from .ops import Operation, named_modules, operation, operation_name
 
 __all__ = [
+    "HandwrittenCall",
     "SiteName",
     "SiteNames",
-    "Writing",
     "acts_of",
     "bends",
     "input_of",
@@ -83,7 +83,7 @@ class SiteName:
 
 
 @dataclass
-class Writing:
+class HandwrittenCall:
     """One call of a module that may be a handwritten activation, while it runs.
 
     Parameters
@@ -224,7 +224,7 @@ class SiteNames(TorchFunctionMode):
         """
         # A model may run in another thread meanwhile, and calls these hooks there.
         self._thread = threading.get_ident()
-        self._stack: list[tuple[nn.Module, Writing | None]] = []
+        self._stack: list[tuple[nn.Module, HandwrittenCall | None]] = []
         self._counts: Counter[str] = Counter()
         self.current: SiteName | None = None
         self.layouts = Layouts(len(inputs[0]) if inputs and inputs[0].ndim else 1)
@@ -265,7 +265,7 @@ class SiteNames(TorchFunctionMode):
         return self.path or "the network"
 
     @property
-    def writing(self) -> Writing | None:
+    def handwritten(self) -> HandwrittenCall | None:
         """The call of a module at hand, if it may be a handwritten activation."""
         return self._stack[-1][1] if self._stack else None
 
@@ -275,8 +275,8 @@ class SiteNames(TorchFunctionMode):
         own = type(module) in self._named or isinstance(module, _POOLING)
         base = path if path and own else f"{path}/{kind}" if path else kind
         made = SiteName(self._number(base), base, kind, _origin())
-        if self.writing is not None:
-            self.writing.names.append(made)
+        if self.handwritten is not None:
+            self.handwritten.names.append(made)
         self.on_name(made)
         return made
 
@@ -313,18 +313,18 @@ class SiteNames(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        writing = self.writing
-        if writing is None or not writing.possible:
+        handwritten = self.handwritten
+        if handwritten is None or not handwritten.possible:
             return self.called(func, args, kwargs)
         sources = list(tensors_in((*args, *kwargs.values())))
-        is_of_input = writing.before(func, sources, self.layouts)
-        if is_of_input and writing.possible and not writing.begun:
-            writing.begun = True
-            self.writing_begins(writing)
+        is_of_input = handwritten.before(func, sources, self.layouts)
+        if is_of_input and handwritten.possible and not handwritten.begun:
+            handwritten.begun = True
+            self.handwritten_begins(handwritten)
         sampled = sum(map(self.layouts.is_sampled, sources))
         output = self.called(func, args, kwargs)
         if is_of_input:
-            writing.after(func, sampled, output)
+            handwritten.after(func, sampled, output)
         return output
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -348,10 +348,10 @@ class SiteNames(TorchFunctionMode):
         """The names that `current` may come to bear; none where there is none."""
         if self.current is None:
             return ()
-        if self.writing is None:
+        if self.handwritten is None:
             return (self.current.text,)
-        site = self.next(self._paths[self.writing.module])
-        pieces = [name for name in self.writing.names if name.kind == self.current.kind]
+        site = self.next(self._paths[self.handwritten.module])
+        pieces = [name for name in self.handwritten.names if name.kind == self.current.kind]
         number = pieces.index(self.current)
         piece = f"{site}/{self.current.kind}" + (f":{number}" if number else "")
         return site, piece, self.current.text
@@ -360,10 +360,12 @@ class SiteNames(TorchFunctionMode):
         """Note what became of the axes."""
         self.layouts.follow(func, args, kwargs, output)
 
-    def writing_begins(self, writing: Writing) -> None:
+    def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         """A module that may be a handwritten activation is about to work on its input."""
 
-    def writing_ends(self, writing: Writing, output: Any, name: SiteName | None) -> None:
+    def handwritten_ends(
+        self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
+    ) -> None:
         """It is left; with its name if it is one activation."""
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -372,7 +374,7 @@ class SiteNames(TorchFunctionMode):
         if self._stack and (outer := self._stack[-1][1]) is not None:
             outer.possible = False
         given = self._written_input(module, args, kwargs)
-        self._stack.append((module, None if given is None else Writing(module, given)))
+        self._stack.append((module, None if given is None else HandwrittenCall(module, given)))
 
     def _leave(self, module: nn.Module, args: object, output: object) -> None:
         if threading.get_ident() != self._thread:
@@ -380,31 +382,31 @@ class SiteNames(TorchFunctionMode):
         if not self._stack or self._stack[-1][0] is not module:
             # A hook of somebody else's raised before ours came to its turn.
             return
-        writing = self._stack.pop()[1]
-        if writing is None:
+        handwritten = self._stack.pop()[1]
+        if handwritten is None:
             return
-        is_activation = writing.is_activation(output)
+        is_activation = handwritten.is_activation(output)
         if is_activation:
             self._written.add(module)
-        elif writing.is_decided(output) and module not in self._written:
+        elif handwritten.is_decided(output) and module not in self._written:
             # Not tried again; one that was an activation once is, so that batches are alike.
             self._verdicts[module] = False
-        name = self._settle(writing, output) if is_activation else None
-        self.writing_ends(writing, output, name)
+        name = self._settle(handwritten, output) if is_activation else None
+        self.handwritten_ends(handwritten, output, name)
 
-    def _settle(self, writing: Writing, output: Any) -> SiteName:
+    def _settle(self, handwritten: HandwrittenCall, output: Any) -> SiteName:
         """Name a handwritten activation, and what it calls after it."""
-        for inner in writing.names:
+        for inner in handwritten.names:
             self._counts[inner.base] -= 1
-        self.layouts.adopt(output, writing.given)
-        base = self._paths[writing.module]
-        name = SiteName(self._number(base), base, writing.kind, _origin())
-        if len(writing.names) == 1:
-            writing.names[0].text, writing.names[0].base = name.text, base
+        self.layouts.adopt(output, handwritten.given)
+        base = self._paths[handwritten.module]
+        name = SiteName(self._number(base), base, handwritten.kind, _origin())
+        if len(handwritten.names) == 1:
+            handwritten.names[0].text, handwritten.names[0].base = name.text, base
         else:
             # To a probe that sees the pieces each is one of its own.
             pieces: Counter[str] = Counter()
-            for inner in writing.names:
+            for inner in handwritten.names:
                 inner.base = f"{name.text}/{inner.kind}"
                 number = pieces[inner.kind]
                 inner.text = f"{inner.base}:{number}" if number else inner.base

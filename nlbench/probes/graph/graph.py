@@ -104,10 +104,9 @@ def _tracked(
         DependentMemory(inputs) as memory,
         ChannelTracker(names, inputs, axes, real, memory) as tracker,
     ):
-        floating = [tensor.is_floating_point() for tensor in inputs]
-        channels = [
-            axis if is_float else None for axis, is_float in zip(axes, floating, strict=True)
-        ]
+        # Of whole numbers, as token ids, no axis holds channels.
+        pairs = zip(inputs, axes, strict=True)
+        channels = [axis if tensor.is_floating_point() else None for tensor, axis in pairs]
         names.begin(*inputs, channels=channels)
         try:
             with names:

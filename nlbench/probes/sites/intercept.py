@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nlbench.errors import Undefined
 from nlbench.probes.axes import batch_first, softmax_axis, tensors_in
 from nlbench.probes.ops import FUSED
-from nlbench.probes.site_names import SiteName, SiteNames, Writing, input_of
+from nlbench.probes.site_names import HandwrittenCall, SiteName, SiteNames, input_of
 
 from .reduce import Function, Side, capture
 from .roles import GATE_KINDS, Fate, Gate, Gates, Logits, Unseen
@@ -293,37 +293,41 @@ class Watch(SiteNames):
             self._paused = before
 
     def _is_wanted(self, label: str, kind: str) -> bool:
-        writing = self.writing
-        if writing is None or self.kept.wanted(label, kind):
+        handwritten = self.handwritten
+        if handwritten is None or self.kept.wanted(label, kind):
             return self.kept.wanted(label, kind)
         # Inside a handwritten activation the call may come to bear the module's name, and be of
         # a kind that only all of its operations tell.
-        return self.kept.wanted(self.next(self._paths[writing.module]), None)
+        return self.kept.wanted(self.next(self._paths[handwritten.module]), None)
 
     def _add(self, call: Call) -> None:
-        writing = self.writing
-        if writing is None:
+        handwritten = self.handwritten
+        if handwritten is None:
             self._waiting.append(call)
         else:
-            self._of(writing).calls.append(call)
+            self._of(handwritten).calls.append(call)
 
-    def _of(self, writing: Writing) -> _Written:
-        return self._begun.setdefault(id(writing), _Written(len(self._unseen.found)))
+    def _of(self, handwritten: HandwrittenCall) -> _Written:
+        return self._begun.setdefault(id(handwritten), _Written(len(self._unseen.found)))
 
-    def writing_begins(self, writing: Writing) -> None:
+    def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         """Keep the input of what may be a handwritten activation: it may be overwritten."""
-        kind = type(writing.module).__name__.lower()
-        self._of(writing).begun = self._begin(writing.given, self._paths[writing.module], kind)
+        kind = type(handwritten.module).__name__.lower()
+        self._of(handwritten).begun = self._begin(
+            handwritten.given, self._paths[handwritten.module], kind
+        )
 
-    def writing_ends(self, writing: Writing, output: Any, name: SiteName | None) -> None:
+    def handwritten_ends(
+        self, handwritten: HandwrittenCall, output: Any, name: SiteName | None
+    ) -> None:
         """Make one call of all that a handwritten activation called."""
-        written = self._of(writing)
-        del self._begun[id(writing)]
+        written = self._of(handwritten)
+        del self._begun[id(handwritten)]
         if name is None:
             self._waiting += written.calls
             return
         self._unseen.forget(written.unseen, output)
-        if writing.is_one_call and written.calls:
+        if handwritten.is_one_call and written.calls:
             self._waiting.append(written.calls[0])
         else:
             assert written.begun is not None

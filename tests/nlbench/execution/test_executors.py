@@ -14,7 +14,7 @@ from hostile import write_plugin
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.execution.executors import WorkerPool
-from nlbench.execution.measure_subject import Host
+from nlbench.execution.measure_subject import UnitRunner
 from nlbench.execution.work_units import Unit
 from nlbench.plan import make_plan
 from nlbench.progress import Monitor
@@ -278,7 +278,7 @@ def test_nothing_of_the_process_is_changed_while_the_caller_has_the_word(plugin,
     plan = make_plan(request("plain,nlc", "mini", precision="bfloat16"), "cpu", print)
     unit = Unit(plan.cells, "cpu", "bfloat16")
     before = state()
-    results = Host(threads=before[0] + 1).measure(unit, Monitor())
+    results = UnitRunner(threads=before[0] + 1).measure(unit, Monitor())
     seen = [(state(), result.machine.environment["threads"]) for result in results]
     assert seen == [(before, before[0] + 1)] * 2
 

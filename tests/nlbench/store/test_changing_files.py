@@ -132,9 +132,9 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     plan = make_plan(printed, "cpu", print)
     here = Unit(plan.cells, "cpu")
     elsewhere = dataclasses.replace(here, planned_at="another machine")
-    (missed,) = measuring.Host().measure(here, Monitor())
+    (missed,) = measuring.UnitRunner().measure(here, Monitor())
     assert isinstance(missed, Missed)
-    (found,) = measuring.Host().measure(Unit.from_dict(elsewhere.to_dict()), Monitor())
+    (found,) = measuring.UnitRunner().measure(Unit.from_dict(elsewhere.to_dict()), Monitor())
     assert found.result.status == "ok"
 
 
