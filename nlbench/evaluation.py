@@ -19,7 +19,6 @@ from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
 from nlbench.execution.numerics import Machine, default_threads, some_threads
 from nlbench.measure import Measure
-from nlbench.options import OptionValue
 from nlbench.plan import Settings, checked_measure, load_measures, load_probe, resolve_settings
 from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor, Progress
@@ -100,9 +99,12 @@ def evaluate(
     monitor = Monitor(progress)
     _check_model(model)
     chosen = _chosen(measures, monitor)
-    samples = _samples(model, inputs, labels, _held(chosen, settings or {}))
+    settings = dict(settings or {})
+    asked = resolve_settings(chosen, settings).probes.items()
+    held = max(load_probe(name).held(options) for name, options in asked)
+    samples = _samples(model, inputs, labels, held)
     given, stream = samples.given, samples.stream
-    resolved = resolve_settings(chosen, {**_defaults(chosen, given), **(settings or {})})
+    resolved = resolve_settings(chosen, settings, inputs=given)
     for probe, options in resolved.probes.items():
         load_probe(probe).check(None, options)
     device = next((p.device for p in model.parameters()), given.device)
@@ -114,7 +116,7 @@ def evaluate(
         weights_hash=state_hash(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         preprocessing="as given",
-        **samples.facts(),
+        **sample_facts(given, stream),
     )
     subject = Subject(model, given, samples.labels, facts, stream=stream)
 
@@ -142,10 +144,10 @@ def evaluate(
         raise stream.error
     if stream is not None:
         # Only now are all samples of a stream known, and with them what decided the numbers.
-        facts = replace(facts, **samples.facts())
+        facts = replace(facts, **sample_facts(given, stream))
         keys = {measure.name: key_of(facts, measure) for measure, _ in resolved.measures}
         records = [replace(r, key=keys[r.measure.name], subject=facts) for r in records]
-    request = {"measures": [m.name for m in chosen], "settings": dict(settings or {})}
+    request = {"measures": [m.name for m in chosen], "settings": settings}
     seconds = round(time.perf_counter() - began, 3)
     manifest = replace(make_manifest(request, machine), seconds=seconds)
     return Run(manifest.of_records(records), records)
@@ -188,12 +190,6 @@ class _Given:
     stream: Batches | None
     arguments: Arguments
 
-    def facts(self) -> dict[str, Any]:
-        """Number and hash of the samples; of a stream that isn't read yet, of the first."""
-        if self.stream is not None and self.stream.samples:
-            return self.stream.facts()
-        return sample_facts(self.given)
-
 
 def _samples(
     model: nn.Module, inputs: object, labels: Tensor | bool | str | None, held: int
@@ -226,18 +222,3 @@ def _samples(
     stream = Batches(inputs, BatchReader(model, where))
     given = stream.head(held)
     return _Given(given, stream.head_labels(len(given)), stream, stream.arguments)
-
-
-def _held(measures: Sequence[type[Measure]], settings: Settings) -> int:
-    """How many samples of a stream the probes have to be given at once."""
-    resolved = resolve_settings(measures, settings)
-    return max(load_probe(name).held(options) for name, options in resolved.probes.items())
-
-
-def _defaults(measures: Sequence[type[Measure]], inputs: Tensor) -> dict[str, OptionValue]:
-    """Options of probes that suit the inputs."""
-    return {
-        f"{name}.{option}": value
-        for name in dict.fromkeys(measure.probe for measure in measures)
-        for option, value in load_probe(name).defaults(inputs).items()
-    }

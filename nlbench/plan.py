@@ -13,11 +13,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.content.fields import read, written
-from nlbench.content.files import parse_json, read_text, write_atomically
+from nlbench.content.files import parse_json, read_text, write_if_changed
 from nlbench.content.hashing import content_key
 from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, one_line, system_text
 from nlbench.measure import Measure
@@ -30,6 +30,9 @@ from nlbench.subjects.data import dataset_info
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.load import FRESH, SubjectSpec, choose_weights
 from nlbench.subjects.model import model_info
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "PLAN",
@@ -75,8 +78,19 @@ def resolve_settings(
     measures: Sequence[type[Measure]],
     settings: Settings,
     datasets: Mapping[str, Mapping[str, Option]] | None = None,
+    *,
+    inputs: Tensor | None = None,
 ) -> ResolvedSettings:
     """Sort settings by the measure, probe or dataset they belong to, and check them.
+
+    Parameters
+    ----------
+    measures : sequence of Measure class
+    settings : mapping of str to value
+    datasets : mapping of str to options, optional
+        By name, what can be set of each.
+    inputs : tensor, optional
+        That somebody brings along: options of probes that aren't set suit them.
 
     Raises
     ------
@@ -85,6 +99,10 @@ def resolve_settings(
     """
     by_owner: dict[str, dict[str, OptionValue | str]] = {}
     probes = dict.fromkeys(measure.probe for measure in measures)
+    if inputs is not None:
+        suited = {name: load_probe(name).defaults(inputs) for name in probes}
+        defaults = {f"{name}.{key}": v for name, one in suited.items() for key, v in one.items()}
+        settings = {**defaults, **settings}
     declared = {name: load_probe(name).options for name in probes}
     owners = {m.name: m.options for m in measures} | declared
     for name, options in (datasets or {}).items():
@@ -505,8 +523,6 @@ def what_changed(
 PLAN = "plan.json"
 FORMAT = 2
 
-Stamp = list[int] | None
-
 
 def keep_plan(folder: Path, request: Request, plan: Plan) -> None:
     """Write a plan with its stamps into a run's folder."""
@@ -519,11 +535,7 @@ def keep_plan(folder: Path, request: Request, plan: Plan) -> None:
         "prints": _prints(plan, {target.spec.data for target in plan.targets}),
         "plan": plan.to_dict(),
     }
-    text = json.dumps(content) + "\n"
-    file = folder / PLAN
-    # Left alone where nothing has changed: the folder may be read-only.
-    if not file.is_file() or read_text(file) != text:
-        write_atomically(file, text)
+    write_if_changed(folder / PLAN, json.dumps(content) + "\n")
 
 
 def kept_plan(folder: Path, request: Request) -> Plan | None:
@@ -607,7 +619,7 @@ def _sources(folder: Path, pattern: str) -> list[list[Any]]:
     return [[str(file), *(_stamp(str(file)) or [])] for file in sorted(folder.glob(pattern))]
 
 
-def _stamp(path: str) -> Stamp:
+def _stamp(path: str) -> list[int] | None:
     try:
         state = Path(path).stat()
     except OSError:
@@ -630,12 +642,10 @@ def _files(plan: Plan) -> Iterable[str]:
 
 def _prints(plan: Plan, names: Container[str]) -> dict[str, Any]:
     """Fingerprints of those of the named datasets that have any; the others aren't imported."""
-    prints: dict[str, Any] = {}
-    for data, options in {t.spec.data: t.spec.options for t in plan.targets}.items():
-        of = dataset_info(registry.load("datasets", data)).fingerprint if data in names else None
-        if of is not None:
-            try:
-                prints[data] = str(of(**dict(options)))
-            except (Exception, SystemExit) as error:
-                prints[data] = f"none: {error}"
-    return prints
+    options = {t.spec.data: dict(t.spec.options) for t in plan.targets if t.spec.data in names}
+    infos = {data: dataset_info(registry.load("datasets", data)) for data in options}
+    return {
+        data: list(_fingerprint(data, info.fingerprint, options[data]))
+        for data, info in infos.items()
+        if info.fingerprint is not None
+    }

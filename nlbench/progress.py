@@ -179,16 +179,10 @@ class Bar(_Shown):
 
 
 class Plain(_Shown):
-    """Lines on standard error for a log: at most one every few seconds.
+    """Lines on standard error for a log: at most one every five seconds."""
 
-    Parameters
-    ----------
-    interval : float
-        Seconds between two of them.
-    """
-
-    def __init__(self, interval: float = 5.0) -> None:
-        self._interval, self._said = interval, 0.0
+    def __init__(self) -> None:
+        self._said = 0.0
         self._total = self._count = 0
         self._begin = time.monotonic()
 
@@ -210,7 +204,7 @@ class Plain(_Shown):
         """Count one step of something."""
         self._count += 1
         now = time.monotonic()
-        if now - self._said < self._interval:
+        if now - self._said < 5.0:
             return
         self._said = now
         rate = self._count / max(now - self._begin, 1e-9)

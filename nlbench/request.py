@@ -7,17 +7,18 @@ read by it.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 
-from nlbench.content.files import read_text, write_atomically
+from nlbench.content.files import read_text, write_if_changed
 from nlbench.errors import RequestError, nearest, shown
 from nlbench.options import OptionValue, parse_number
 
@@ -121,9 +122,9 @@ class Flag:
                 return parse_seeds(given, label)
             if self.kind == "settings":
                 return _settings_of(given, label)
-            split = _paths_of if self.kind == "paths" else _parts
-            parts = [part for text in given for part in split(text, label)]
-            return self.checked(parts or [""], label)
+            is_path = self.kind == "paths"
+            split = (_paths_of(text, label) if is_path else _parts(text) for text in given)
+            return self.checked(list(itertools.chain.from_iterable(split)) or [""], label)
         if self.kind in ("whole", "number"):
             return self.checked(parse_number(given, self.kind == "whole", label), label)
         return self.checked(given, label)
@@ -178,7 +179,7 @@ class Flag:
 
     def _names(self, value: object, label: str) -> tuple[str, ...]:
         if isinstance(value, str):
-            value = _parts(value, label) if self.kind == "names" else [value]
+            value = _parts(value) if self.kind == "names" else [value]
         if not isinstance(value, list | tuple):
             raise RequestError(f"{label}: expected {_WORDS[self.kind]}, got {_got(value)}")
         for entry in value:
@@ -215,10 +216,6 @@ _WORDS: Mapping[Kind, str] = {
 }
 
 
-def _listed(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def flag(
     text: str,
     kind: Kind,
@@ -233,9 +230,9 @@ def flag(
     if default is MISSING and kind == "settings":
         given = {"default_factory": dict}
     if default_text is None:
-        default_text = "" if default in (None, MISSING, "") else _listed(default)
-    content = {"help": text, "kind": kind, "names": names, "default": default_text, **more}
-    return field(**given, metadata={"flag": content})
+        listed = default if isinstance(default, tuple) else (default,)
+        default_text = "" if default in (None, MISSING, "") else ",".join(map(str, listed))
+    return field(**given, metadata={"flag": Flag(text, kind, names, default_text, **more)})
 
 
 def flags_of(kind: type[Any]) -> dict[str, Flag]:
@@ -246,13 +243,8 @@ def flags_of(kind: type[Any]) -> dict[str, Flag]:
     >>> flags_of(Request)["models"].names
     ('model', 'models')
     """
-    return dict(_flags(fields(kind)))
-
-
-def _flags(given: Sequence[Field[Any]]) -> Iterator[tuple[str, Flag]]:
-    for one in given:
-        content = dict(one.metadata["flag"])
-        yield one.name, Flag(**{**content, "names": content["names"] or (one.name,)})
+    flags = {one.name: one.metadata["flag"] for one in fields(kind)}
+    return {name: replace(one, names=one.names or (name,)) for name, one in flags.items()}
 
 
 def _check(asked: Any) -> None:
@@ -503,8 +495,7 @@ LARGEST_CONFIG = 2**20
 def write_request(path: Path, request: Request) -> None:
     """Write a request so that ``nlbench run --config`` asks for the same again."""
     text = "# nlbench run --config with this file asks for the same again\n" + to_toml(request)
-    if not path.is_file() or read_text(path) != text:
-        write_atomically(path, text)
+    write_if_changed(path, text)
 
 
 def to_toml(request: Request) -> str:
@@ -557,7 +548,7 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
     (0, 1, 2, 3, 7)
     """
     seeds: dict[int, None] = {}
-    for part in (part for text in texts for part in _parts(text, label)):
+    for part in (part for text in texts for part in _parts(text)):
         first, dash, last = part.partition("-")
         if not dash:
             first, dash, last = part.partition("..")
@@ -585,8 +576,7 @@ def _few(seeds: Mapping[int, None], label: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _parts(text: str, label: str) -> list[str]:
-    del label
+def _parts(text: str) -> list[str]:
     return [part for part in map(str.strip, text.split(",")) if part]
 
 
@@ -595,7 +585,7 @@ def _paths_of(text: str, label: str) -> list[str]:
     if _exists(text):
         return [text]
     found: list[str] = []
-    for part in _parts(text, label) or [""]:
+    for part in _parts(text) or [""]:
         if not any(letter in part for letter in "*?[") or _exists(part):
             found.append(part)
             continue

@@ -15,9 +15,9 @@ from nlbench.content.files import write_atomically
 from nlbench.errors import RequestError, one_line
 
 from .leaderboard import Row, leaderboard, sense_of
-from .sections import ranks_text
 from .tables import Scores
 from .text import interval_decimals, number
+from .views import ranks_text
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run

@@ -21,10 +21,10 @@ from .exports import to_parquet
 from .figures import figure_of
 from .fingerprint import Scale, strip
 from .leaderboard import Row, leaderboard, leaderboard_frame, sense_of
-from .sections import ranks_text
 from .svg import STYLE
 from .tables import Scores
 from .text import interval_decimals, number
+from .views import ranks_text
 
 if TYPE_CHECKING:
     from nlbench.measure import Result

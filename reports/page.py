@@ -23,9 +23,9 @@ from .linearised import tradeoffs
 from .manifest import manifest_view
 from .planes import planes_of
 from .remarks import differences, gaps, summary_sentence, unfinished, what_was_measured
-from .sections import board_view, heatmaps, meanings
 from .signatures import signature_maps
 from .tables import Scores, labelled
+from .views import board_view, heatmaps, meanings
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run

@@ -1,4 +1,4 @@
-"""Pictures of planes through input space, as ``nlbench plane`` leaves them in a run's folder."""
+"""Pictures of planes through input space: how they are drawn, and those of a run's folder."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import base64
 import io
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from nlbench.errors import RequestError
+
 from .layout import Picture
 
-__all__ = ["planes_of"]
+if TYPE_CHECKING:
+    from nlbench.probes.lines import Plane
+
+__all__ = ["draw_plane", "planes_of"]
+
+PANELS = 3
+"""Groups of layers beside the picture of all."""
 
 _DESCRIPTION = "Description"
 """PNG's keyword for what an image shows."""
@@ -35,3 +44,64 @@ def planes_of(folder: Path) -> tuple[Picture, ...]:
         encoded = base64.b64encode(content).decode("ascii")
         found.append(Picture(f"data:image/png;base64,{encoded}", caption))
     return tuple(found)
+
+
+def draw_plane(found: Plane, path: Path, names: list[str], caption: str = "") -> None:
+    """Draw boundaries, of all layers and of groups of them, under the lines between decisions.
+
+    A PNG keeps the caption.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import LogNorm
+
+    sites = list(found.right)
+    groups = [list(part) for part in np.array_split(np.array(sites, dtype=object), PANELS)]
+    shown = [("all", sites), *((_span(part), part) for part in groups if part)]
+    shown = shown if len(sites) > 1 else shown[:1]
+    u, v = found.u.numpy(), found.v.numpy()
+    extent = (u[0], u[-1], v[0], v[-1])
+    height = 3.4 * (v[-1] - v[0]) / (u[-1] - u[0]) + 0.7
+    figure, axes = plt.subplots(
+        1, len(shown), figsize=(3.4 * len(shown), height), squeeze=False, layout="constrained"
+    )
+    decisions = found.decisions.numpy()
+    for axis, (title, part) in zip(axes[0], shown, strict=True):
+        counts = found.boundaries(part).numpy().astype(float)
+        # Beyond the last row and column nothing was compared.
+        counts[-1], counts[:, -1] = counts[-2], counts[:, -2]
+        most = max(2.0, float(counts.max()))
+        axis.imshow(
+            np.maximum(counts, 0.5),
+            origin="lower",
+            extent=extent,
+            cmap="inferno",
+            norm=LogNorm(0.5, most),
+            interpolation="nearest",
+        )
+        for kind in np.unique(decisions):
+            inside = (decisions == kind).astype(float)
+            if 0 < inside.mean() < 1:
+                axis.contour(u, v, inside, levels=[0.5], colors="white", linewidths=1.2)
+        axis.set_title(f"{title}: {int(found.boundaries(part).sum()):,}", fontsize=9)
+        axis.tick_params(labelsize=7)
+        for (x, y), name in zip(found.points.tolist(), names, strict=False):
+            axis.plot(x, y, "o", color="#2fb5b5", markersize=4)
+            axis.annotate(
+                name, (x, y), (4, 4), textcoords="offset points", color="#2fb5b5", fontsize=7
+            )
+    try:
+        is_png = path.suffix.lower() in (".png", "")
+        about = {_DESCRIPTION: caption} if caption and is_png else None
+        figure.savefig(path, dpi=130, metadata=about)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--out: {path} can't be written: {error}") from error
+    finally:
+        plt.close(figure)
+
+
+def _span(sites: list[str]) -> str:
+    return sites[0] if len(sites) == 1 else f"{sites[0]} … {sites[-1]}"

@@ -15,7 +15,6 @@ from nlbench.errors import one_line
 
 from .leaderboard import Entry, Row, leaderboard, sort_measure
 from .remarks import gpus_of
-from .sections import ranks_text
 from .tables import Scores
 from .text import (
     column_decimals,
@@ -25,6 +24,7 @@ from .text import (
     number,
     value_with_std,
 )
+from .views import ranks_text
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run

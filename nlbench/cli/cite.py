@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from nlbench.cli.details import source_of
 from nlbench.errors import NlbenchError, without_controls
+
+from .show import source_of
 
 __all__ = ["cite"]
 

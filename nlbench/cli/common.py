@@ -22,14 +22,12 @@ __all__ = [
 ]
 
 
-def split_names(texts: list[str], option: str, group: str | None = None) -> tuple[str, ...]:
-    """Read names with commas; those of a group must be registered."""
+def split_names(texts: list[str], option: str) -> tuple[str, ...]:
+    """Read names with commas."""
     parts = (part.strip() for text in texts for part in text.split(","))
     names = tuple(dict.fromkeys(part for part in parts if part))
     if not names:
         raise RequestError(f"{option}: expected at least one name, got '{shown(','.join(texts))}'")
-    if group:
-        registry.expand(group, names)
     return names
 
 

@@ -139,9 +139,7 @@ def _observed(
     model: nn.Module, inputs: Tensor, measure: type[Measure], settings: Settings
 ) -> Result:
     """Show a measure a network as `nlbench.evaluate` does, without a record."""
-    probe = load_probe(measure.probe)
-    defaults = {f"{probe.name}.{name}": value for name, value in probe.defaults(inputs).items()}
-    resolved = resolve_settings([measure], {**defaults, **settings})
+    resolved = resolve_settings([measure], settings, inputs=inputs)
     labels = torch.arange(len(inputs)) % CLASSES
     facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
     subject = Subject(model, inputs, labels, facts)
@@ -149,7 +147,7 @@ def _observed(
         (outcome,) = observe(
             subject,
             resolved.measures,
-            resolved.probes[probe.name],
+            resolved.probes[measure.probe],
             resources=Resources(inputs.device),
             streams=[measure.name],
         )

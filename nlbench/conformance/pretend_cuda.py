@@ -22,11 +22,10 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
-__all__ = ["PretendCuda", "PretendMps", "PretendTensor"]
+__all__ = ["DEVICE", "DefaultGenerator", "PretendCuda", "PretendTensor", "current"]
 
 # What PyTorch takes tensors of the pretended device for, whichever it is.
 DEVICE = torch.device("cuda", 0)
@@ -116,7 +115,7 @@ class PretendTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:  # noqa: D102
-        if held.dtype in (torch.float64, torch.complex128) and not _current().has_double:
+        if held.dtype in (torch.float64, torch.complex128) and not current().has_double:
             raise TypeError(
                 "Cannot convert a MPS Tensor to float64 dtype: the MPS framework has no float64"
             )
@@ -137,7 +136,7 @@ class PretendTensor(torch.Tensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The device that is pretended."""
-        return _current().device
+        return current().device
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
@@ -177,7 +176,7 @@ class PretendTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """Give the numbers, once the device has them."""
-        _current().waited("tolist")
+        current().waited("tolist")
         return self.held.tolist()
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -207,7 +206,7 @@ class _Generator(torch.Generator):
     """PyTorch can't make one of a device that isn't there; this one is the CPU's."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        is_pretended = torch.device(device).type in ("cuda", _current().device.type)
+        is_pretended = torch.device(device).type in ("cuda", current().device.type)
         return super().__new__(cls, "cpu" if is_pretended else device)  # type: ignore[call-arg]
 
 
@@ -225,26 +224,11 @@ def _seen(
 _Mode.__torch_dispatch__ = _seen  # type: ignore[method-assign, assignment]
 
 
-class _Renamed(TorchFunctionMode):
-    """Has PyTorch, which can't do anything without the real one, take an MPS device for DEVICE."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is not torch.device:
-            args, kwargs = tree_map(_renamed, (args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _renamed(given: Any) -> Any:
-    is_it = isinstance(given, torch.device) and given.type == "mps"
-    return DEVICE if is_it or (isinstance(given, str) and given.startswith("mps")) else given
-
-
 _RUNNING: list[PretendCuda] = []
 
 
-def _current() -> PretendCuda:
+def current() -> PretendCuda:
+    """Give the device that is pretended now."""
     return _RUNNING[-1] if _RUNNING else PretendCuda()
 
 
@@ -292,7 +276,7 @@ class PretendCuda(contextlib.ExitStack):
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         self.enter_context(mock.patch.object(torch.cuda, "_lazy_init"))
-        for owner, functions in self._stand_ins():
+        for owner, functions in self.stand_ins():
             for name, stand_in in functions.items():
                 self.enter_context(mock.patch.object(owner, name, stand_in))
         self.enter_context(mock.patch.object(torch, "tensor", _made_then_moved(torch.tensor)))
@@ -307,14 +291,14 @@ class PretendCuda(contextlib.ExitStack):
         # Its kernels are operations of their own, which a CPU doesn't have.
         self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
         torch._C._set_cudnn_enabled(False)
-        self.enter_context(self._modes())
+        self.enter_context(self.modes())
         return self
 
-    def _modes(self) -> contextlib.AbstractContextManager[Any]:
+    def modes(self) -> contextlib.AbstractContextManager[Any]:
         """What sees PyTorch's operations of the thread that enters it."""
         return _Mode()  # type: ignore[no-untyped-call]
 
-    def _stand_ins(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+    def stand_ins(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         """Functions of PyTorch's modules that ask for a device, and what they are for a while."""
         return [(torch.cuda, _cuda_functions())]
 
@@ -335,37 +319,13 @@ class PretendCuda(contextlib.ExitStack):
             self.kernels[name] += 1
 
 
-class PretendMps(PretendCuda):
-    """While it is entered there is Apple's GPU, which has no double precision.
-
-    Examples
-    --------
-    >>> with PretendMps():
-    ...     torch.arange(4.0).to("mps").double()
-    Traceback (most recent call last):
-        ...
-    TypeError: Cannot convert a MPS Tensor to float64 dtype: the MPS framework has no float64
-    """
-
-    device = torch.device("mps", 0)
-    has_double = False
-
-    def _stand_ins(self) -> Sequence[tuple[Any, dict[str, Any]]]:
-        return [(torch.mps, _mps_functions()), (torch.backends.mps, {"is_available": lambda: True})]
-
-    @contextlib.contextmanager
-    def _modes(self) -> Iterator[None]:
-        with _Renamed(), super()._modes():
-            yield
-
-
 _RUN = threading.Thread.run
 
 
 def _in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     def inside(self: threading.Thread) -> None:
         # Modes belong to a thread.
-        with _current()._modes():
+        with current().modes():
             run(self)
 
     return inside
@@ -388,7 +348,7 @@ _PYTORCH = Path(torch.__file__).parent
 def _made_then_moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
         device = torch.device(device) if device is not None else None
-        if device is None or device.type not in ("cuda", _current().device.type):
+        if device is None or device.type not in ("cuda", current().device.type):
             return make(data, *args, device=device, **kwargs)
         if isinstance(data, torch.Tensor):
             return data.to(device, *args, **kwargs)
@@ -502,7 +462,7 @@ class _Stream:
         pass
 
     def synchronize(self) -> None:
-        _current().waited("stream.synchronize")
+        current().waited("stream.synchronize")
 
     def wait_stream(self, other: Any) -> None:
         pass
@@ -528,13 +488,15 @@ class _Event:
         return True
 
     def synchronize(self) -> None:
-        _current().waited("event.synchronize")
+        current().waited("event.synchronize")
 
     def elapsed_time(self, end: Any) -> float:
         return 0.0
 
 
-class _DefaultGenerator:
+class DefaultGenerator:
+    """The generator that a pretended device draws from when it is given none."""
+
     # Where PyTorch can make another one like it.
     device = CPU
 
@@ -542,17 +504,20 @@ class _DefaultGenerator:
         self._generator = torch.default_generator.clone_state()
 
     def get_state(self) -> Tensor:
+        """Give its state."""
         return self._generator.get_state()
 
     def set_state(self, state: Tensor) -> None:
+        """Have it go on from a state."""
         self._generator.set_state(state)
 
     def manual_seed(self, seed: int) -> None:
+        """Have it begin anew."""
         self._generator.manual_seed(seed)
 
 
 def _cuda_functions() -> dict[str, Any]:
-    generator = _DefaultGenerator()
+    generator = DefaultGenerator()
     properties = SimpleNamespace(
         name="Pretended GPU", major=9, minor=0, total_memory=24 * 2**30, multi_processor_count=1
     )
@@ -564,7 +529,7 @@ def _cuda_functions() -> dict[str, Any]:
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda device: None,
-        "synchronize": lambda device=None: _current().waited("synchronize"),
+        "synchronize": lambda device=None: current().waited("synchronize"),
         "current_stream": lambda device=None: _Stream(),
         "default_stream": lambda device=None: _Stream(),
         "stream": lambda stream: contextlib.nullcontext(),
@@ -589,23 +554,9 @@ def _cuda_functions() -> dict[str, Any]:
     }
 
 
-def _mps_functions() -> dict[str, Any]:
-    generator = _DefaultGenerator()
-    return {
-        "is_available": lambda: True,
-        "synchronize": lambda: _current().waited("synchronize"),
-        "empty_cache": lambda: None,
-        "get_rng_state": generator.get_state,
-        "set_rng_state": generator.set_state,
-        "manual_seed": generator.manual_seed,
-        "seed": lambda: None,
-        "_get_default_mps_generator": lambda: generator,
-    }
-
-
 def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operation on what its tensors hold; refuse what a GPU refuses."""
-    cuda = _current()
+    cuda = current()
     name = func._schema.name.partition("::")[2]
     tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)]
     here = [x for x in tensors if isinstance(x, PretendTensor)]
@@ -695,11 +646,11 @@ def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:
             continue
         if name in INDEXING:
             # PyTorch copies such an index, and waits for it.
-            _current().waited(f"{name}[index of the CPU]")
+            current().waited(f"{name}[index of the CPU]")
             continue
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{_current().device} and {tensor.device}! ({name})"
+            f"{current().device} and {tensor.device}! ({name})"
         )
 
 
@@ -718,16 +669,16 @@ def _copied(
     if func._schema.name.endswith("_to_copy") or "device" in kwargs:
         named["device"] = CPU
     output = func(held, *args[1:], **named)
-    if target.type == _current().device.type:
+    if target.type == current().device.type:
         target = DEVICE
     if target.type != "cuda":
         if isinstance(source, PretendTensor) and not kwargs.get("non_blocking"):
-            _current().waited("to the CPU")
+            current().waited("to the CPU")
         return output
     if isinstance(source, PretendTensor):
-        _current().ran("_to_copy")
+        current().ran("_to_copy")
     elif not kwargs.get("non_blocking"):
-        _current().waited("from the CPU")
+        current().waited("from the CPU")
     return PretendTensor(output)
 
 
@@ -736,9 +687,9 @@ def _overwritten(
 ) -> Tensor:
     target, *rest = tensors
     if rest and isinstance(target, PretendTensor) != isinstance(rest[0], PretendTensor):
-        _current().waited("copy_")
+        current().waited("copy_")
     else:
-        _current().ran("copy_")
+        current().ran("copy_")
     inner, named = tree_map(lambda x: x.held if isinstance(x, PretendTensor) else x, (args, kwargs))
     func(*inner, **named)
     return target

@@ -29,6 +29,7 @@ __all__ = [
     "spreadsheet_safe",
     "spreadsheet_text",
     "write_atomically",
+    "write_if_changed",
 ]
 
 
@@ -220,6 +221,12 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         _sync_folder(path.parent)
     except (OSError, UnicodeError) as error:
         raise RequestError(f"can't write {path}: {system_text(error)}") from error
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write a file as `write_atomically` does, unless it says so already: it may be read-only."""
+    if not path.is_file() or read_text(path) != text:
+        write_atomically(path, text)
 
 
 def make_folder(path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +118,10 @@ class SampleHash:
     --------
     >>> import torch
     >>> samples = torch.arange(6.0).reshape(3, 2)
-    >>> SampleHash(3).updated([samples[:2], samples[2:]]) == tensor_hash(samples)
+    >>> digest = SampleHash(3)
+    >>> for batch in (samples[:2], samples[2:]):
+    ...     digest.update(batch)
+    >>> digest.hexdigest() == tensor_hash(samples)
     True
     """
 
@@ -131,12 +134,6 @@ class SampleHash:
         if self._digest is None:
             self._digest = _begun((self._samples, *batch.shape[1:]), batch)
         self._digest.update(_bytes_of(batch))
-
-    def updated(self, batches: Iterable[Tensor]) -> str:
-        """Take in several batches, and give the hash."""
-        for batch in batches:
-            self.update(batch)
-        return self.hexdigest()
 
     def hexdigest(self) -> str:
         """Give the hash of what was taken in; empty where nothing was."""

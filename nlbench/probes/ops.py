@@ -1,5 +1,10 @@
 """Which operations exist and what is known of them: one registry for all probes.
 
+To add an operation of your own, call `register_op`. To add one of PyTorch's, say here at the end
+what kind of activation it is, if it is one, and how it acts on numbers; in
+`nlbench.probes.lines.ops`, in the file of its family, how it acts on points of a segment; in
+`nlbench.probes.graph.rules` what it does to channels; in `nlbench.probes.axes` where it puts axes.
+
 An operation has one `Operation`, whatever it is called as: ``torch.relu``, ``Tensor.relu_``,
 ``torch.nn.functional.relu`` and ``aten::relu`` are one. What is known of it is said in aspects,
 each registered directly above the code that says it:

@@ -445,13 +445,13 @@ class RunFolder:
             rest=self._earlier.rest,
         )
         self._arrange(unfinished=True)
-        self.write_manifest(self.manifest)
+        self._write_manifest(self.manifest)
 
     def add(self, record: Record) -> None:
         """Write a record, and the table where it has fallen behind."""
         # What is measured isn't lost to an interruption in between.
         with uninterrupted():
-            self.write_record(record)
+            self._write_record(record)
             self.records[record.key] = record
         # A table takes as long as the run has cells: never more than a tenth of the time.
         if time.perf_counter() - self._written > max(TABLES_SECONDS, 10 * self._cost):
@@ -462,8 +462,8 @@ class RunFolder:
         begin = time.perf_counter()
         with uninterrupted():
             self._arrange(unfinished=unfinished)
-            self.write_table(self.run.table())
-            self.write_manifest(self.manifest)
+            self._write(self.table_file, self.run.table())
+            self._write_manifest(self.manifest)
         self._written = time.perf_counter()
         self._cost = self._written - begin
 
@@ -494,38 +494,23 @@ class RunFolder:
             finally:
                 self._handle = None
 
-    def write_record(self, record: Record) -> None:
-        """Write one cell's file.
+    def _write_record(self, record: Record) -> None:
+        self._write(self.record_file(record.key), record.to_json())
 
-        Raises
-        ------
-        nlbench.RequestError
-            If it can't be written, or the folder is no longer the one that was opened.
-        """
-        self._check_same()
-        write_atomically(self.record_file(record.key), record.to_json())
-
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest."""
-        self._check_same()
+    def _write_manifest(self, manifest: Manifest) -> None:
         content = {"format": FORMAT, **manifest.to_dict()}
-        write_atomically(self.manifest_file, json.dumps(content, indent=1, default=plain) + "\n")
+        self._write(self.manifest_file, json.dumps(content, indent=1, default=plain) + "\n")
 
-    def write_table(self, text: str) -> None:
-        """Write the tidy table."""
-        self._check_same()
-        write_atomically(self.table_file, text)
-
-    def _check_same(self) -> None:
-        """Refuse to write where somebody has put another folder in the opened one's place."""
-        if self._handle is None:
-            return
-        try:
-            is_same = os.path.samestat(self.cells.stat(), os.fstat(self._handle))
-        except OSError as error:
-            raise RequestError(f"can't write to {self.cells}: {system_text(error)}") from error
-        if not is_same:
-            raise RequestError(f"can't write to {self.cells}: it is another folder by now")
+    def _write(self, file: Path, text: str) -> None:
+        """Write a file, but not where somebody has put another folder in the opened one's place."""
+        if self._handle is not None:
+            try:
+                is_same = os.path.samestat(self.cells.stat(), os.fstat(self._handle))
+            except OSError as error:
+                raise RequestError(f"can't write to {self.cells}: {system_text(error)}") from error
+            if not is_same:
+                raise RequestError(f"can't write to {self.cells}: it is another folder by now")
+        write_atomically(file, text)
 
     def save(self, run: Run, *, own: bool) -> None:
         """Write a whole run; see `Run.save`.
@@ -542,13 +527,13 @@ class RunFolder:
             # Once more: another process may have saved its own just before.
             self._check_free(own)
             if not own or self._is_half_saved():
-                self.write_manifest(Manifest(saving=True))
+                self._write_manifest(Manifest(saving=True))
                 for left in self._record_files():
                     left.unlink()
             for record in run.records:
-                self.write_record(record)
-            self.write_table(run.table())
-            self.write_manifest(Manifest.from_dict(run.manifest))
+                self._write_record(record)
+            self._write(self.table_file, run.table())
+            self._write_manifest(Manifest.from_dict(run.manifest))
 
     def _check_free(self, own: bool) -> None:
         if not (own or self._is_free() or self._is_half_saved()):

@@ -378,7 +378,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         If the model, its weights or the data can't be had; one line says why.
     """
     from .inputs import tensor_of_output
-    from .samples import draw
+    from .samples import draw, sample_facts
     from .subject import Subject
 
     source = model_source(spec)
@@ -386,7 +386,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     model, metadata = source.build()
     model.register_forward_hook(tensor_of_output)
     model.to(device).eval()
-    drawn = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
+    sample, stream = draw(dataset, spec.samples, split=spec.split, seed=spec.seed, model=model)
     facts = SubjectFacts(
         model=spec.model,
         weights=source.choice.label,
@@ -397,10 +397,8 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         preprocessing=dataset.preprocessing,
         split=spec.split,
-        samples=drawn.samples,
-        sample_hash=drawn.sample_hash,
+        **sample_facts(sample.inputs, stream),
     )
-    sample = drawn.sample
     images = sample.images if len(dataset.shape) == 3 else None
     subject = Subject(
         model,
@@ -409,7 +407,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         facts,
         images,
         dataset.normalize,
-        stream=drawn.stream,
+        stream=stream,
     )
     batch_norm = None
     if source.choice.label in FRESH and statistics_of(model):
@@ -417,7 +415,7 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
         if source.choice.label == "calibrated":
             calibrate(model, (batch.to(device) for batch in subject.batches(CALIBRATION)))
             batch_norm = (
-                f"statistics calibrated on the {drawn.samples} samples, in batches of up to "
+                f"statistics calibrated on the {facts.samples} samples, in batches of up to "
                 f"{CALIBRATION}"
             )
     facts = replace(facts, batch_norm=batch_norm, weights_hash=state_hash(model))

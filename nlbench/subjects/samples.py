@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from .inputs import Arguments, BatchReader
 __all__ = [
     "HELD",
     "Batches",
-    "Drawn",
+    "DrawnBatches",
     "batch_sizes",
     "draw",
     "rebatched",
@@ -134,14 +133,16 @@ class Batches:
         return batch.clone()
 
 
-def sample_facts(samples: Tensor) -> dict[str, Any]:
-    """Give the number and the hash of samples that are all there.
+def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, Any]:
+    """Give the number and the hash of samples; of a stream that isn't read yet, of the first.
 
     Examples
     --------
     >>> sorted(sample_facts(torch.zeros(3, 2)))
     ['sample_hash', 'samples']
     """
+    if stream is not None and stream.samples:
+        return stream.facts()
     return {"samples": len(samples), "sample_hash": tensor_hash(samples)}
 
 
@@ -204,28 +205,6 @@ HEAD = 1024
 BATCH = 128
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The samples of a subject.
-
-    Parameters
-    ----------
-    sample : Sample
-        All of them; of a stream, the first.
-    stream : Batches or None
-        All inputs, where they aren't held; it can be gone through again and again.
-    samples : int
-        How many there are.
-    sample_hash : str
-        `nlbench.content.hashing.tensor_hash` of all inputs.
-    """
-
-    sample: Sample
-    stream: Batches | None
-    samples: int
-    sample_hash: str
-
-
 class DrawnBatches(Batches):
     """A dataset's sample, read anew, batch by batch, each time it is gone through.
 
@@ -251,7 +230,6 @@ class DrawnBatches(Batches):
         self._which = count, split, seed
         self._model = model
         self.samples = dataset.count(count, split)
-        self.sample_hash = ""
 
     @property
     def known_length(self) -> int:
@@ -282,13 +260,12 @@ class DrawnBatches(Batches):
         for part in self._dataset.stream(count, split=split, seed=seed, batch=BATCH):
             digest.update(part.inputs)
             yield part
-        found = digest.hexdigest()
-        if self.sample_hash not in ("", found):
+        if self._hash is not None and self._hash.hexdigest() != digest.hexdigest():
             raise RequestError(
                 f"{self._dataset.name}: reading the samples again gave others; its files may have "
                 "changed, or it draws at random"
             )
-        self.sample_hash = found
+        self._hash = digest
 
 
 def draw(
@@ -299,7 +276,7 @@ def draw(
     seed: int,
     model: nn.Module,
     held: int = HELD,
-) -> Drawn:
+) -> tuple[Sample, DrawnBatches | None]:
     """Draw a subject's samples; the model isn't run.
 
     Parameters
@@ -313,14 +290,20 @@ def draw(
     held : int
         Bytes up to which all of them are held.
 
+    Returns
+    -------
+    sample : Sample
+        All of them; of a stream, the first.
+    stream : DrawnBatches or None
+        All inputs, where they aren't held; it can be gone through again and again.
+
     Raises
     ------
     nlbench.RequestError
         If they can't be read.
     """
     if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= held:
-        sample = dataset.sample(count, split=split, seed=seed)
-        return Drawn(sample, None, len(sample.inputs), tensor_hash(sample.inputs))
+        return dataset.sample(count, split=split, seed=seed), None
     stream = DrawnBatches(dataset, count, split, seed, model)
     first: list[Sample] = []
     for index, part in enumerate(stream.parts()):
@@ -332,4 +315,4 @@ def draw(
         torch.cat([part.inputs for part in first]),
         torch.cat(labels) if labels else None,
     )
-    return Drawn(head, stream, stream.samples, stream.sample_hash)
+    return head, stream

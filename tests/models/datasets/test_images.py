@@ -267,12 +267,11 @@ def test_an_image_with_something_after_its_end_is_as_good_as_others(animals):
     images(str(animals), size=16).train.check()
 
 
-def test_a_damaged_image_fails_its_subject_before_anything_is_measured(animals, monkeypatch):
-    monkeypatch.setattr(samples, "HELD", 0)
+def test_a_damaged_image_fails_its_subject_before_anything_is_measured(animals):
     (animals / "dog" / "e.jpg").write_bytes(b"\xff\xd8 no image")
     data = images(str(animals), size=16)
     with pytest.raises(RequestError, match=r"can't read the image .*dog/e\.jpg"):
-        samples.draw(data, None, split="test", seed=0, model=torch.nn.Identity())
+        samples.draw(data, None, split="test", seed=0, model=torch.nn.Identity(), held=0)
 
 
 def test_an_image_that_would_fill_the_memory_is_refused_in_one_line(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nlbench.cli.details import details
+from nlbench.cli.show import details
 from nlbench.errors import RequestError
 from nlbench.request import Request
 from nlbench.runner import run

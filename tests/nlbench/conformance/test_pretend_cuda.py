@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils.data import TensorDataset
 
 import nlbench
-from nlbench.conformance.pretend_cuda import PretendCuda, PretendMps
+from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution.numerics import Machine, Stream
 from nlbench.measures.affinity import affinity_score
 from nlbench.measures.cka import linear_cka
@@ -30,6 +30,7 @@ from nlbench.probes.lines.program import record as recorded
 from nlbench.request import ExecutionOptions
 from nlbench.runner import run
 from nlbench.subjects.data import Dataset
+from tests.support.pretend_mps import PretendMps
 
 SITE_MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 MEASURES = [*SITE_MEASURES, "nlc", "pathlength", "absdev", "density"]

@@ -112,7 +112,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(tmp_path, content, say
 def half(tmp_path, monkeypatch):
     """A folder in which saving two cells was cut short."""
     with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "write_table", lambda *_: 1 / 0)
+        patched.setattr(Run, "table", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             Run({}, [record(key="k1"), record("r2", key="k2")]).save(tmp_path / "run")
     return tmp_path / "run"
@@ -133,7 +133,7 @@ def test_where_saving_was_cut_short_another_run_can_be_saved(half):
 def test_a_run_that_is_saved_to_its_own_folder_again_is_there_all_the_time(tmp_path, monkeypatch):
     run = Run({}, [record()])
     run.save(tmp_path / "run")
-    monkeypatch.setattr(RunFolder, "write_table", lambda *_: 1 / 0)
+    monkeypatch.setattr(Run, "table", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run.save(tmp_path / "run")
     assert len(load_run(tmp_path / "run").records) == 1

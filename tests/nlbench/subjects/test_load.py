@@ -21,7 +21,7 @@ from nlbench.subjects.load import (
     load_subject,
 )
 from nlbench.subjects.model import model
-from nlbench.subjects.samples import HEAD, Batches, draw, rebatched
+from nlbench.subjects.samples import HEAD, Batches, draw, rebatched, sample_facts
 from nlbench.subjects.weights import save_weights
 
 CPU = torch.device("cpu")
@@ -231,23 +231,27 @@ class Linear(nn.Module):
 def test_a_sample_too_large_to_hold_comes_as_a_stream_of_the_same_numbers(count):
     data, network = data_of((1, 4, 4), count=1300), Linear()
     given = {"split": "test", "seed": 2, "model": network}
-    whole, streamed = draw(data, count, **given), draw(data, count, held=0, **given)
-    assert whole.stream is None
-    assert isinstance(streamed.stream, Batches)
+    (whole, nothing), (head, stream) = (
+        draw(data, count, **given),
+        draw(data, count, held=0, **given),
+    )
+    assert nothing is None
+    assert isinstance(stream, Batches)
     n = count or 1300
-    assert whole.samples == streamed.samples == streamed.stream.known_length == n
+    assert len(whole.inputs) == stream.samples == stream.known_length == n
     for _ in range(2):  # it can be gone through again
-        assert torch.equal(torch.cat(list(streamed.stream)), whole.sample.inputs)
-    assert whole.sample_hash == streamed.sample_hash == tensor_hash(whole.sample.inputs)
-    held = len(streamed.sample.inputs)
+        assert torch.equal(torch.cat(list(stream)), whole.inputs)
+    assert sample_facts(head.inputs, stream) == sample_facts(whole.inputs)
+    assert sample_facts(whole.inputs)["sample_hash"] == tensor_hash(whole.inputs)
+    held = len(head.inputs)
     assert held == min(n, HEAD)
-    assert torch.equal(streamed.sample.inputs, whole.sample.inputs[:held])
-    assert torch.equal(streamed.sample.labels, whole.sample.labels[:held])
+    assert torch.equal(head.inputs, whole.inputs[:held])
+    assert torch.equal(head.labels, whole.labels[:held])
 
 
 def test_a_stream_has_the_precision_of_its_model():
     data, network = data_of((1, 4, 4), count=300), Linear()
-    stream = draw(data, None, split="test", seed=0, model=network, held=0).stream
+    _, stream = draw(data, None, split="test", seed=0, model=network, held=0)
     network.double()
     assert {batch.dtype for batch in stream} == {torch.float64}
 
@@ -263,7 +267,7 @@ def test_samples_that_are_read_anew_and_are_others_are_refused_at_the_end_of_the
     data = data_of((1, 4, 4), count=300)
     items = Drifting(*data.test.tensors)
     data = replace(data, test=items)
-    stream = draw(data, None, split="test", seed=0, model=Linear(), held=0).stream
+    _, stream = draw(data, None, split="test", seed=0, model=Linear(), held=0)
     for _ in rebatched(stream, 64, 300):
         pass
     items.drift = 1e-6

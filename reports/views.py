@@ -1,4 +1,4 @@
-"""What a page shows: the leaderboard, agreement of measures, and what each measure means."""
+"""Views of runs for a page: the leaderboard, agreement of measures, what each measure means."""
 
 from __future__ import annotations
 

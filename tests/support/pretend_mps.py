@@ -1,0 +1,52 @@
+"""A pretended GPU of Apple's, which has no double precision."""
+
+import contextlib
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from nlbench.conformance.pretend_cuda import DEVICE, DefaultGenerator, PretendCuda, current
+
+
+class _Renamed(TorchFunctionMode):
+    """Has PyTorch, which can't do anything without the real one, take an MPS device for DEVICE."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not torch.device:
+            args, kwargs = tree_map(_renamed, (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _renamed(given):
+    is_it = isinstance(given, torch.device) and given.type == "mps"
+    return DEVICE if is_it or (isinstance(given, str) and given.startswith("mps")) else given
+
+
+def _mps_functions():
+    generator = DefaultGenerator()
+    return {
+        "is_available": lambda: True,
+        "synchronize": lambda: current().waited("synchronize"),
+        "empty_cache": lambda: None,
+        "get_rng_state": generator.get_state,
+        "set_rng_state": generator.set_state,
+        "manual_seed": generator.manual_seed,
+        "seed": lambda: None,
+        "_get_default_mps_generator": lambda: generator,
+    }
+
+
+class PretendMps(PretendCuda):
+    """While it is entered there is Apple's GPU, which has no double precision."""
+
+    device = torch.device("mps", 0)
+    has_double = False
+
+    def stand_ins(self):
+        return [(torch.mps, _mps_functions()), (torch.backends.mps, {"is_available": lambda: True})]
+
+    @contextlib.contextmanager
+    def modes(self):
+        with _Renamed(), super().modes():
+            yield
