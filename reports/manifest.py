@@ -1,4 +1,4 @@
-"""The manifest of a run as readable tables: all that decided a number."""
+"""A run's manifest, all that decided its numbers: tables for a page, lines for a terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nlbench.errors import one_line
+
 from .layout import NamedRun, Table, TextCell
 from .text import settings_text
 
-__all__ = ["ManifestView", "flat", "manifest_view"]
+__all__ = ["ManifestView", "flat", "manifest_text", "manifest_view"]
 
 _HASH_SHOWN = 12
 
@@ -155,3 +157,85 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Say what decided a run's numbers, line by line.
+
+    Parameters
+    ----------
+    manifest : mapping
+        `nlbench.Run.manifest`.
+
+    Examples
+    --------
+    >>> print(manifest_text({"created": "2026-01-01", "cells": {"ok": 2, "failed": 1}}))
+    created      2026-01-01
+    cells        2 ok, 1 failed
+    """
+    return "\n".join(f"{one_line(n):<12} {one_line(t, 10_000)}" for n, t in _lines(manifest))
+
+
+def _lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in ("created", "command", "seconds", "device", "dtype"):
+        if manifest.get(name) not in (None, ""):
+            yield name, str(manifest[name])
+    if "cells" in manifest:
+        counts = ", ".join(f"{n} {status}" for status, n in manifest["cells"].items())
+        yield "cells", counts or "none"
+    if manifest.get("unfinished"):
+        yield "unfinished", "it was interrupted, or is being written"
+    if "merged" in manifest:
+        yield "merged", ", ".join(map(str, manifest["merged"].get("from", [])))
+    yield from _pairs("request", manifest.get("request", {}))
+    yield from _environment_lines(manifest.get("environment", {}))
+    for other in manifest.get("environments", [])[1:]:
+        yield "also", ", ".join(text for _, text in _environment_lines(other))
+    for name, measure in manifest.get("measures", {}).items():
+        yield "measure", f"{name} {measure.get('version', '')} {_settings_of(measure)}".rstrip()
+    for name, options in manifest.get("probes", {}).items():
+        yield "probe", f"{name} {_settings_of({'options': options})}".rstrip()
+    for subject in manifest.get("subjects", []):
+        yield "subject", _subject_line(subject)
+    for call in manifest.get("calls", []):
+        yield "call", f"{call.get('started', '')} {call.get('seconds', 0)} s {call['command']}"
+
+
+def _pairs(title: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if value not in ({}, [], "", None):
+            yield title, f"{key} {_in_words(value)}"
+
+
+def _environment_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            pairs = (f"{name} {_in_words(one)}" for name, one in value.items() if one is not None)
+            text = ", ".join(pairs)
+            if text:
+                yield key, text
+        elif value is not None:
+            yield key, _in_words(value)
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={one}" for key, one in value.items())
+    return str(value)
+
+
+def _settings_of(measure: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in measure.get("options", {}).items())
+
+
+def _subject_line(subject: Mapping[str, Any]) -> str:
+    title = f"{subject['model']} ({subject['weights']}) on {subject['data']}"
+    facts = [f"seed {subject['seed']}"]
+    for key, value in subject.items():
+        if key in ("model", "weights", "data", "seed", "key") or value in (None, {}, ""):
+            continue
+        text = _in_words(value)
+        facts.append(f"{key} {text[:12] if key.endswith('_hash') else text}")
+    return f"{title}: {', '.join(facts)}"

@@ -16,7 +16,6 @@ from nlbench import registry
 from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest, shown
 from nlbench.options import Option
-from nlbench.store.manifest import manifest_text
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.model import model_info
 
@@ -38,7 +37,8 @@ def show(
         from nlbench.store.run_folder import load_run
 
         manifest = load_run(name).manifest
-        print(json.dumps(dict(manifest), indent=1) if as_json else manifest_text(manifest))
+        as_text = registry.load("reports", "manifest")
+        print(json.dumps(dict(manifest), indent=1) if as_json else as_text(manifest))
         return
     try:
         group = group_of(name)
