@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -348,7 +348,12 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
 
     targets: dict[str, Target] = {}
     remarks: dict[str, None] = {}
-    for spec in _specs(request, resolved):
+    models = registry.expand("models", request.models)
+    for model, weights_asked, (data, options), seed in itertools.product(
+        models, request.weights, resolved.data.items(), request.seeds
+    ):
+        which = request.samples or None, request.split, tuple(sorted(options.items()))
+        spec = SubjectSpec(model, weights_asked, data, seed, *which)
         files, problem = prints[spec.data]
         facts = {
             "model": providers("models", spec.model),
@@ -393,22 +398,6 @@ def _check_targets(targets: Sequence[Target]) -> None:
             raise RequestError(
                 f"two of the weights are called '{target.label}'; give one another name"
             )
-
-
-def _specs(request: Request, resolved: ResolvedSettings) -> Iterator[SubjectSpec]:
-    models = registry.expand("models", request.models)
-    for model, weights, (data, options), seed in itertools.product(
-        models, request.weights, resolved.data.items(), request.seeds
-    ):
-        yield SubjectSpec(
-            model,
-            weights,
-            data,
-            seed,
-            request.samples or None,
-            request.split,
-            tuple(sorted(options.items())),
-        )
 
 
 def _fingerprint(name: str, of: Callable[..., str] | None, options: Options) -> tuple[str, str]:

@@ -62,10 +62,8 @@ def run(*, config: Path | None, dry_run: bool, **given: Any) -> None:
         except KeyboardInterrupt:
             is_begun = (folder / "manifest.json").is_file()
             kept = f"what was finished is in {folder}" if is_begun else "nothing was measured yet"
-            raise Interrupted(
-                f"interrupted; {kept}",
-                f"go on with: {_resume_command(command, folder, bool(options.out))}",
-            ) from None
+            named = "" if options.out else f" --out {shlex.quote(str(folder))}"
+            raise Interrupted(f"interrupted; {kept}", f"go on with: {command}{named}") from None
     _show(result, options.report)
 
 
@@ -208,7 +206,3 @@ def _default_folder(models: tuple[str, ...]) -> Path:
         count += 1
         folder = Path("runs", f"{stem}-{count}")
     return folder
-
-
-def _resume_command(command: str, folder: Path, is_named: bool) -> str:
-    return command if is_named else f"{command} --out {shlex.quote(str(folder))}"

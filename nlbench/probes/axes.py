@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .ops import Operation, axis_rule, known, layer, qualified_name
+from .ops import Operation, axis_rule, in_each_dimension, known, layer, qualified_name
 
 __all__ = [
     "Layout",
@@ -264,19 +264,8 @@ def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: st
 
 layer(
     "second",
-    *(
-        f"{name}{d}d"
-        for d in (1, 2, 3)
-        for name in (
-            "conv",
-            "conv_transpose",
-            "max_pool",
-            "avg_pool",
-            "lp_pool",
-            "adaptive_avg_pool",
-            "adaptive_max_pool",
-        )
-    ),
+    *in_each_dimension("conv", "conv_transpose", "max_pool", "avg_pool", "lp_pool"),
+    *in_each_dimension("adaptive_avg_pool", "adaptive_max_pool"),
     *("batch_norm", "instance_norm", "group_norm"),
 )
 _RECURRENT = ("gru", "lstm", "rnn_relu", "rnn_tanh")

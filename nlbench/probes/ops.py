@@ -57,6 +57,7 @@ __all__ = [
     "axis_rule",
     "elementwise",
     "graph_rule",
+    "in_each_dimension",
     "known",
     "layer",
     "line_rule",
@@ -277,6 +278,17 @@ def axis_rule(*names: str, arranges: str = "") -> Callable[[Maker], Maker]:
         If one of them has a rule already; the message names both.
     """
     return _rule("axes", names, arranges=arranges)
+
+
+def in_each_dimension(*names: str) -> tuple[str, ...]:
+    """Name operations that there are for one, two and three axes of positions.
+
+    Examples
+    --------
+    >>> in_each_dimension("conv")
+    ('conv1d', 'conv2d', 'conv3d')
+    """
+    return tuple(f"{name}{axes}d" for name in names for axes in (1, 2, 3))
 
 
 def layer(channels: str, *names: str) -> None:

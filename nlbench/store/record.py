@@ -173,13 +173,10 @@ class Record:
         """What names the cell in the tidy table."""
         return *self.subject.identity, self.measure.name
 
-    def to_dict(self) -> dict[str, Any]:
-        """Content of the record's file; `from_dict` reads it."""
-        return {"format": FORMAT, **written(self)}
-
     def to_json(self) -> str:
-        """Text of the record's file."""
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False, default=plain) + "\n"
+        """Text of the record's file; `from_json` reads it."""
+        content = {"format": FORMAT, **written(self)}
+        return json.dumps(content, indent=1, allow_nan=False, default=plain) + "\n"
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Record:
@@ -190,24 +187,13 @@ class Record:
         nlbench.RequestError
             If it is damaged, of a newer format, or no record.
         """
-        return cls.from_dict(parse_content(text, origin), origin)
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any], origin: str) -> Record:
-        """Make a record of what `to_dict` gave, or of what claims to be that.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it is none.
-        """
+        content = parse_content(text, origin)
         try:
             if "reading" in content:
                 raise ValueError("it has a 'reading', as nlbench wrote before its first release")
             if not is_plain_name(content.get("key")):
                 raise ValueError(f"its key {str(content.get('key'))[:80]!r} is no plain name")
-            fields = {name: value for name, value in content.items() if name != "format"}
-            return read(cls, fields, "record")
+            return read(cls, content, "record")
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             what = one_line(error, 300)
             raise RequestError(f"{origin} is not a record of a cell ({what})") from error

@@ -627,9 +627,10 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
             if other is None or (record.is_done and not other.is_done):
                 records[record.key], homes[record.key] = record, run
             elif record.is_done and record.result != other.result:
+                model, weights, data, seed, measure = record.identity
                 raise RequestError(
-                    f"{homes[record.key].path} and {run.path} have different results of "
-                    f"{_title(record)}, for the same key"
+                    f"{homes[record.key].path} and {run.path} have different results of {measure} "
+                    f"of {model} ({weights}) on {data}, seed {seed}, for the same key"
                 )
     decided: dict[tuple[object, ...], tuple[object, Run]] = {}
     for record in records.values():
@@ -651,8 +652,3 @@ def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
     result = Run(manifest.of_records(kept), kept)
     result.save(out)
     return result
-
-
-def _title(record: Record) -> str:
-    model, weights, data, seed, measure = record.identity
-    return f"{measure} of {model} ({weights}) on {data}, seed {seed}"

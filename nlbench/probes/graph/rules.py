@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from nlbench.errors import Undefined
-from nlbench.probes.ops import graph_rule
+from nlbench.probes.ops import graph_rule, in_each_dimension
 
 from .nodes import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
@@ -455,11 +455,7 @@ def _linear(call: Call) -> Tensor:
     return call.builder.dense(call.nodes(given), call.shape[-1])
 
 
-def _in_each_dimension(*names: str) -> tuple[str, ...]:
-    return tuple(f"{name}{axes}d" for name in names for axes in (1, 2, 3))
-
-
-@graph_rule(*_in_each_dimension("conv", "conv_transpose"))
+@graph_rule(*in_each_dimension("conv", "conv_transpose"))
 def _convolution(call: Call) -> Tensor:
     given = call.arg(0, "input")
     call.only(given)
@@ -471,7 +467,7 @@ def _convolution(call: Call) -> Tensor:
 
 
 @graph_rule(
-    *_in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
+    *in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
 )
 def _pooled(call: Call) -> Any:
     """Positions along the last axes meet; a second output says where the maxima lie."""
