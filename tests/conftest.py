@@ -17,18 +17,25 @@ settings.load_profile("nlbench")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that take longest, most of it in processes that they start and wait for. They come first:
-# each is done by one worker, and one begun last would keep the others waiting.
+# Files that take longest, the longest first, of which most is in processes that they start and
+# wait for. They come before the others: each is done by one worker, and one begun last would keep
+# the others waiting.
 LONG = (
-    "stress/test_kills.py",
-    "models/training/test_loop.py",
     "nlbench/execution/test_executors.py",
-    "nlbench/probes/lines/test_refined.py",
-    "nlbench/execution/test_supervisor.py",
-    "nlbench/cli/test_cli.py",
-    "test_plugin.py",
-    "nlbench/cli/test_measure_commands.py",
     "reports/test_browser.py",
+    "nlbench/cli/test_cli.py",
+    "stress/test_kills.py",
+    "nlbench/execution/test_supervisor.py",
+    "test_plugin.py",
+    "models/training/test_linearise.py",
+    "nlbench/conformance/test_pretend_cuda.py",
+    "stress/test_malformed.py",
+    "nlbench/probes/graph/test_graph_families.py",
+    "nlbench/probes/lines/test_exact.py",
+    "nlbench/probes/lines/ops/test_operations.py",
+    "nlbench/probes/lines/test_refined.py",
+    "measures/test_affinity_gradients.py",
+    "models/training/test_loop.py",
 )
 
 

@@ -35,24 +35,23 @@ def site(tmp_path_factory):
     return target
 
 
-def listed(*arguments, paths):
-    """What ``nlbench list`` says in a process that starts as a user's does."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    return subprocess.run(
-        [NLBENCH, "list", *arguments], env=environment, capture_output=True, text=True, check=True
+def test_its_measures_and_models_are_listed_with_their_description(site, tmp_path):
+    # In a process that starts as a user's does.
+    said = subprocess.run(
+        [NLBENCH, "list", "measures", "--json"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
-
-
-def test_its_measures_and_models_are_listed_with_their_description(site):
-    rows = json.loads(listed("measures", "--json", paths=[site]))
-    rows = {row["name"]: row for row in rows}
+    rows = {row["name"]: row for row in json.loads(said)}
     assert rows["cosine"] == {
         "name": "cosine",
         "description": "Mean cosine between a sample's input and its output.",
         "from": "nlbench-cosine 0.3",
     }
     assert "peak" in rows
-    assert "tinynet" in listed("models", paths=[site])
+    assert "tinynet" in call("list", "models", cwd=tmp_path, paths=[site]).stdout
 
 
 def test_its_measures_run_on_its_model_beside_the_built_in_ones(site, tmp_path):
@@ -115,10 +114,8 @@ def test_its_probe_is_shown_to_measures_from_python_and_checked_as_any(site, tmp
         "run = nlbench.evaluate(model, torch.randn(8, 4), [StableRank])\n"
         "print(run['stable-rank'].summary['value'])\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
-    )
+    done = call(cwd=tmp_path, paths=[site], script=str(script))
+    assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(3.0)
     checked = call("check-measure", "stable-rank", "--json", cwd=tmp_path, paths=[site])
     assert checked.returncode == 0, checked.stderr

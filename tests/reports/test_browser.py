@@ -32,6 +32,7 @@ QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+SIZE = {"width": 1280, "height": 800}
 SCRIPT, FORMULA = "<script>alert(1)</script>", "=cmd|' /C calc'!A0"
 
 
@@ -66,9 +67,7 @@ class Seen:
     """A page with everything that it said and asked for."""
 
     def __init__(self, browser, path, hash="", **context):
-        self.context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 800}, **context}
-        )
+        self.context = browser.new_context(**{"viewport": SIZE, **context})
         self.page = self.context.new_page()
         self.said, self.asked = [], []
         self.page.on("console", lambda message: self.said.append(message.text))
@@ -76,6 +75,13 @@ class Seen:
         self.page.on("dialog", lambda dialog: (self.said.append("dialog"), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.address = path.as_uri()
+        self.open(hash)
+
+    def open(self, hash=""):
+        """Open the page as if it had not been open before."""
+        self.page.goto("about:blank")
+        self.said.clear()
+        self.asked.clear()
         self.page.goto(self.address + hash)
         self.page.wait_for_timeout(150)
 
@@ -91,14 +97,25 @@ class Seen:
         return self.page.evaluate("location.hash")
 
 
-@pytest.fixture
-def eight(browser, files):
+@pytest.fixture(scope="module")
+def of_eight(browser, files):
     seen = Seen(browser, files / "eight.html")
     yield seen
+    seen.context.close()
+
+
+@pytest.fixture
+def eight(of_eight):
+    # A tab opened anew takes thrice as long as its page. The page keeps nothing but its address.
+    seen = of_eight
+    seen.open()
+    yield seen
+    seen.page.emulate_media(media="null", color_scheme="null")
+    seen.page.set_viewport_size(SIZE)
+    assert seen.page.evaluate("localStorage.length + sessionStorage.length") == 0
     assert seen.said == []
     elsewhere = [url for url in seen.asked if not url.startswith((seen.address, "blob:", "data:"))]
     assert elsewhere == []
-    seen.context.close()
 
 
 def shown_values(page):
@@ -274,16 +291,14 @@ def test_the_tidy_table_can_be_taken_away(eight, files):
     assert taken["place"].tolist() == held["place"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("kind", "begins"), [("SVG", b"<svg"), ("PDF", b"%PDF-1.4"), ("CSV", b"what")]
-)
-def test_a_figure_can_be_taken_away(eight, kind, begins):
-    with eight.page.expect_download() as download:
-        eight.page.locator("#scatter .tools button", has_text=kind).click()
-    content = Path(download.value.path()).read_bytes()
-    assert content.startswith(begins)
-    if kind == "PDF":
-        assert int(re.findall(rb"startxref\n(\d+)", content)[0]) == content.index(b"xref\n0 6")
+def test_a_figure_can_be_taken_away(eight):
+    for kind, begins in (("SVG", b"<svg"), ("PDF", b"%PDF-1.4"), ("CSV", b"what")):
+        with eight.page.expect_download() as download:
+            eight.page.locator("#scatter .tools button", has_text=kind).click()
+        content = Path(download.value.path()).read_bytes()
+        assert content.startswith(begins)
+        if kind == "PDF":
+            assert int(re.findall(rb"startxref\n(\d+)", content)[0]) == content.index(b"xref\n0 6")
 
 
 def test_marks_have_the_colours_of_the_legend_also_where_a_network_is_left_out(eight):
@@ -334,22 +349,20 @@ def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
 
 
 @pytest.mark.parametrize("width", [360, 390, 900, 1440, 2560])
-def test_no_width_makes_the_page_itself_scroll_sideways(browser, files, width):
-    seen = Seen(browser, files / "eight.html", viewport={"width": width, "height": 900})
-    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert seen.page.locator("#board td.num b").first.is_visible()
-    assert seen.said == []
-    seen.context.close()
+def test_no_width_makes_the_page_itself_scroll_sideways(eight, width):
+    eight.page.set_viewport_size({"width": width, "height": 900})
+    eight.open()
+    assert eight.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert eight.page.locator("#board td.num b").first.is_visible()
 
 
-def test_dark_is_dark_and_light_is_light(browser, files):
+def test_dark_is_dark_and_light_is_light(eight):
     brightness = {}
     for scheme in ("light", "dark"):
-        seen = Seen(browser, files / "eight.html", color_scheme=scheme)
+        eight.page.emulate_media(color_scheme=scheme)
         style = "getComputedStyle(document.documentElement)"
-        colours = seen.page.evaluate(f"[{style}.backgroundColor, {style}.color]")
+        colours = eight.page.evaluate(f"[{style}.backgroundColor, {style}.color]")
         brightness[scheme] = [sum(map(int, re.findall(r"\d+", c)[:3])) for c in colours]
-        seen.context.close()
     assert brightness["light"][0] > 600 > 200 > brightness["light"][1]
     assert brightness["dark"][0] < 200 < 600 < brightness["dark"][1]
 
@@ -358,7 +371,6 @@ def test_on_paper_there_are_no_controls_and_all_rows(eight):
     eight.page.emulate_media(media="print")
     assert not eight.page.locator("#controls").is_visible()
     assert eight.page.locator("#board tbody tr[data-row]").count() == 8
-    assert eight.page.pdf()[:5] == b"%PDF-"
 
 
 def test_hostile_names_are_shown_and_not_run(browser, files):
@@ -383,10 +395,11 @@ def test_axe_finds_nothing_serious(browser, files):
     pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
     from axe_playwright_python.sync_playwright import Axe
 
+    # axe is a script of its own, which the page's policy would refuse
+    seen = Seen(browser, files / "eight.html", "#subject=vgg8", bypass_csp=True)
     for scheme in ("light", "dark"):
-        # axe is a script of its own, which the page's policy would refuse
-        context = {"color_scheme": scheme, "bypass_csp": True}
-        seen = Seen(browser, files / "eight.html", "#subject=vgg8", **context)
+        seen.page.emulate_media(color_scheme=scheme)
+        seen.open("#subject=vgg8")
         found = Axe().run(seen.page).response["violations"]
         serious = [
             (one["id"], [node["target"] for node in one["nodes"]][:3])
@@ -394,7 +407,7 @@ def test_axe_finds_nothing_serious(browser, files):
             if one["impact"] in ("serious", "critical")
         ]
         assert serious == []
-        seen.context.close()
+    seen.context.close()
 
 
 def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):

@@ -1,15 +1,14 @@
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from commands import started
 from hostile import write_plugin
+from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
@@ -22,15 +21,13 @@ from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 from nlbench.store import run_folder
 
-NLBENCH = Path(sys.executable).with_name("nlbench")
 
-
-@pytest.fixture
-def plugin(tmp_path, monkeypatch):
-    folder = tmp_path / "plugin"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(write_plugin(folder)))
-    return folder
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    folder = write_plugin(tmp_path_factory.mktemp("plugin"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(str(folder))
+        yield folder
 
 
 def request(measures, models="mini,mini2", **changes):
@@ -42,7 +39,8 @@ def table(result):
     return (result.path / "scores.csv").read_bytes()
 
 
-def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path):
+def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     wanted = request("drawing,r2,affinity,absdev", settings={"lines.number": 1})
     one = run(wanted, tmp_path / "one")
     two = run(wanted, tmp_path / "two", execution=ExecutionOptions(executor="processes", workers=2))
@@ -51,44 +49,80 @@ def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path)
     assert [r.key for r in one.records] == [r.key for r in two.records]
 
 
-@pytest.mark.slow
-def test_a_dask_cluster_that_loses_a_worker_delivers_every_cell(plugin, tmp_path):
+@pytest.fixture(scope="module")
+def cluster(plugin):
     distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    ) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_a_cluster_stops_working_for_a_run_that_is_killed(plugin, tmp_path, cluster):
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "from nlbench.request import ExecutionOptions, Request; from nlbench.runner import run\n"
+        "run(Request(('sleepy',), ('mini',), ('digits',), weights='init', samples=8), 'r',"
+        f" execution=ExecutionOptions(executor='dask', address={cluster.scheduler_address!r}))"
+    )
+    workers = [psutil.Process(nanny.pid) for nanny in cluster.workers.values()]
+
+    def measuring():
+        return [child for worker in workers for child in worker.children()]
+
+    with started(
+        cwd=tmp_path,
+        out=tmp_path / "out",
+        error=tmp_path / "error",
+        paths=[plugin],
+        script=str(script),
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not measuring() and process.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        left = measuring()
+        assert left, (tmp_path / "error").read_text()
+    assert not psutil.wait_procs(left, timeout=20)[1]
+    assert all(worker.is_running() for worker in workers)
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_that_loses_a_worker_delivers_every_cell(plugin, tmp_path, cluster):
     wanted = request("plain,slow,drawing", "mini", seeds=(0, 1, 2))
     cells = tmp_path / "run" / "cells"
+    pids = [nanny.pid for nanny in cluster.workers.values()]
     killed = []
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
-        ) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        pids = list(client.run(os.getpid).values())
 
-        def kill_one():
-            deadline = time.monotonic() + 120
-            while not list(cells.glob("*.json")) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            os.kill(pids[0], signal.SIGKILL)
-            killed.append(pids[0])
+    def kill_one():
+        deadline = time.monotonic() + 120
+        while not list(cells.glob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(pids[0], signal.SIGKILL)
+        killed.append(pids[0])
 
-        killer = threading.Thread(target=kill_one)
-        killer.start()
-        result = run(
-            wanted,
-            tmp_path / "run",
-            execution=ExecutionOptions(executor="dask", address=cluster.scheduler_address),
-        )
-        killer.join()
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    result = run(
+        wanted,
+        tmp_path / "run",
+        execution=ExecutionOptions(executor="dask", address=cluster.scheduler_address),
+    )
+    killer.join()
     assert len(set(pids)) == 2
     assert killed
     assert result.manifest["cells"] == {"ok": 9}
     assert table(result) == table(run(wanted, tmp_path / "undisturbed"))
 
 
-@pytest.mark.slow
-def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path):
-    pytest.importorskip("distributed")
+def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    client = distributed.Client
+    monkeypatch.setattr(
+        distributed,
+        "Client",
+        lambda address, **options: client(address, **options | {"timeout": 1}),
+    )
     with pytest.raises(RequestError, match=r"no Dask scheduler at tcp://127\.0\.0\.1:9") as caught:
         run(
             request("plain"),
@@ -99,52 +133,38 @@ def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def started(folder, plugin, executor, out="r"):
-    """A grid in a process of its own that has begun to record cells; with all its processes."""
-    arguments = [
-        NLBENCH, "run", "--measures", "plain,slow,drawing", "--model", "mini,mini2", "--weights",
-        "init", "--samples", "16", "--seeds", "0,1", "--out", out, "--executor", executor,
-        "--no-report",
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        arguments if executor == "serial" else [*arguments, "--workers", "2"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 100
-    while not list(folder.glob(f"{out}/cells/*.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return process, psutil.Process(process.pid).children(recursive=True)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("executor", "number"),
-    [("processes", signal.SIGINT), ("dask", signal.SIGINT), ("dask", signal.SIGTERM)],
-)
+@pytest.mark.parametrize("executor", ["processes", "dask"])
 def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_same(
-    plugin, tmp_path, executor, number
+    plugin, tmp_path, executor, monkeypatch
 ):
     if executor == "dask":
         pytest.importorskip("distributed")
-    process, workers = started(tmp_path, plugin, executor)
-    # A terminal tells the whole group, a cluster whom it likes.
-    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
+    said = tmp_path / "error"
+    with started(
+        "run", "--measures", "plain,slow,drawing", "--model", "mini,mini2", "--weights", "init",
+        "--samples", "16", "--seeds", "0,1", "--out", "r", "--executor", executor, "--workers", "2",
+        "--no-report", cwd=tmp_path, out=tmp_path / "out", error=said, paths=[plugin],
+    ) as process:  # fmt: skip
+        deadline = time.monotonic() + 100
+        while not list(tmp_path.glob("r/cells/*.json")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        # As a terminal does, which tells the whole group.
+        os.killpg(process.pid, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == 130, said.read_text()
     assert len(workers) >= 2
     assert not psutil.wait_procs(workers, timeout=10)[1]
+    error = said.read_text()
     assert "Traceback" not in error
-    said = error.splitlines()
-    assert len(said) == 2, error
-    assert said[0].startswith("nlbench: interrupted; what was finished is in r")
-    assert said[1].startswith("nlbench: go on with: nlbench run")
+    lines = error.splitlines()
+    assert len(lines) == 2, error
+    assert lines[0].startswith("nlbench: interrupted; what was finished is in r")
+    assert lines[1].startswith("nlbench: go on with: nlbench run")
     kept = {p.name: p.read_bytes() for p in tmp_path.glob("r/cells/*.json")}
     assert kept
+    monkeypatch.setenv("NLBENCH_TEST_PAUSE", "0")
     wanted = request("plain,slow,drawing", seeds=(0, 1))
     taken_up = run(wanted, tmp_path / "r")
     after = {p.name: p.read_bytes() for p in tmp_path.glob("r/cells/*.json")}
@@ -153,50 +173,6 @@ def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_sam
     straight = run(wanted, tmp_path / "straight")
     assert table(straight) == table(taken_up)
     assert nlbench.load_run(tmp_path / "r").scores.shape == straight.scores.shape
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_leaves_no_worker_at_work_and_no_file(plugin, tmp_path, monkeypatch):
-    pytest.importorskip("distributed")
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    process, workers = started(tmp_path, plugin, "dask")
-    process.kill()
-    process.communicate(timeout=60)
-    assert len(workers) >= 2
-    # Two seconds are meant; a busy machine has more.
-    assert not psutil.wait_procs(workers, timeout=10)[1]
-    left = [p.name for p in (tmp_path / "tmp").iterdir() if "nlbench" in p.name]
-    assert not left
-
-
-@pytest.mark.slow
-def test_a_cluster_stops_working_for_a_run_that_is_killed(plugin, tmp_path):
-    distributed = pytest.importorskip("distributed")
-    code = (
-        "from nlbench.request import ExecutionOptions, Request; from nlbench.runner import run\n"
-        "run(Request(('sleepy',), ('mini',), ('digits',), weights='init', samples=8), 'r',"
-        " execution=ExecutionOptions(executor='dask', address={!r}))"
-    )
-    with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50
-    ) as cluster:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code.format(cluster.scheduler_address)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])},
-        )
-        (nanny,) = cluster.workers.values()
-        worker = psutil.Process(nanny.pid)
-        deadline = time.monotonic() + 60
-        while not worker.children() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        measuring = worker.children()
-        process.kill()
-        process.wait()
-        assert measuring
-        assert not psutil.wait_procs(measuring, timeout=20)[1]
-        assert worker.is_running()
 
 
 class Stopping(Monitor):
@@ -251,7 +227,8 @@ def test_a_cell_is_written_whole_however_often_the_process_is_asked_to_end(
     assert kept.manifest["unfinished"]
 
 
-def test_progress_is_told_while_a_unit_is_measured(plugin, tmp_path):
+def test_progress_is_told_while_a_unit_is_measured(plugin, tmp_path, monkeypatch):
+    fork_workers(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run(
             request("plain", "mini", settings={"sites.batch": 4}),
@@ -261,8 +238,6 @@ def test_progress_is_told_while_a_unit_is_measured(plugin, tmp_path):
         )
     # Told only afterwards, it would have come with the unit's record.
     assert not nlbench.load_run(tmp_path / "run").records
-    children = psutil.Process().children()
-    assert not [c for c in children if "nlbench.execution.worker" in " ".join(c.cmdline())]
 
 
 def test_nothing_of_the_process_is_changed_while_the_caller_has_the_word(plugin, tmp_path):

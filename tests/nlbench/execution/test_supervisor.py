@@ -1,6 +1,6 @@
-import os
 import tempfile
 
+import psutil
 import pytest
 from hostile import write_plugin
 from workers import fork_workers
@@ -68,8 +68,10 @@ def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, 
     assert {s for (model, _), (s, _) in status.items() if model == "deadly"} == {"failed"}
 
 
-@pytest.mark.slow
-def test_of_two_workers_one_that_is_killed_costs_the_guilty_cell_alone(plugin, tmp_path):
+def test_of_two_workers_one_that_is_killed_costs_the_guilty_cell_alone(
+    plugin, forked, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NLBENCH_TEST_PAUSE", "0.1")
     result = run(
         request("choosy,slow,plain", "mini,mini2"),
         tmp_path / "run",
@@ -93,11 +95,6 @@ def test_a_subject_that_never_loads_fails_its_own_cells(plugin, forked, tmp_path
         assert status["mini", measure][0] == "ok"
 
 
-def test_what_a_plugin_prints_or_reads_disturbs_nothing(plugin, tmp_path):
-    result = run(request("chatty"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
-    assert result["chatty"].summary["value"] == 0.0
-
-
 def test_numbers_are_the_same_in_a_process_of_its_own(plugin, forked, tmp_path):
     wanted = request("plain,drawing,r2,affinity", seeds=(0, 1))
     here = run(wanted, tmp_path / "here")
@@ -105,11 +102,10 @@ def test_numbers_are_the_same_in_a_process_of_its_own(plugin, forked, tmp_path):
     assert (here.path / "scores.csv").read_bytes() == (there.path / "scores.csv").read_bytes()
 
 
-def test_no_worker_is_left_behind(plugin, tmp_path):
-    import psutil
-
-    run(request("plain"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
-    children = psutil.Process(os.getpid()).children(recursive=True)
+def test_what_a_plugin_prints_or_reads_disturbs_nothing_and_no_worker_is_left(plugin, tmp_path):
+    result = run(request("chatty"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
+    assert result["chatty"].summary["value"] == 0.0
+    children = psutil.Process().children(recursive=True)
     assert not [c for c in children if "nlbench.execution.worker" in " ".join(c.cmdline())]
 
 

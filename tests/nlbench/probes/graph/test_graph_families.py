@@ -92,7 +92,6 @@ VALUES = {
     "resnet18": 1 + 8 * 2 - 4,  # per basic block: 1/2, then the unit after the addition
     "resnet50": 1 + 16 * 2,
     "resnext50_32x4d": 1 + 16 * 2,
-    "wide_resnet50_2": 1 + 16 * 2,
     "squeezenet1_1": 1 + 8 * 2 + 1,
     "mobilenet_v2": 1 + 1 + 6 * 2 + 10 * 1 + 1,
     # Inverted residuals of which 6 change the shape, and 4 + 5 of the others have a gate.
@@ -100,9 +99,6 @@ VALUES = {
     "mnasnet0_5": 2 + 6 * 2 + (2 + 2 + 2 + 1 + 3) * 1 + 1,
     # Blocks per stage 1, 2, 2, 3, 3, 4, 1: the first of each has no residual.
     "efficientnet_b0": 1 + 2 + 6 * 3 + (1 + 1 + 2 + 2 + 3) * 1.5 + 1,
-    # 10 blocks with one unit, 2 of them without residual; 30 with a gate, 3 without residual.
-    "efficientnet_v2_s": 1 + (8 * 0.5 + 2 * 1) + (27 * 1.5 + 3 * 3) + 1,
-    "regnet_x_400mf": 1 + 22 * 2,
     "regnet_y_400mf": 1 + 16 * 2.5,
     "convnext_tiny": 18 * 0.5,
     "vit_b_32": 12 * 0.5,

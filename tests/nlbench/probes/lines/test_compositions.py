@@ -188,7 +188,7 @@ def test_a_composition_of_operations_is_traced_as_extended_precision_has_it(draw
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(compositions(40, 40))
 def test_forty_operations_in_a_row_are_traced_as_extended_precision_has_it(drawn):
     assert_right(drawn)

@@ -25,14 +25,14 @@ from segments import (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(networks())
 def test_a_random_network_is_exactly_affine_between_breakpoints(drawn):
     net, start, end = drawn
     assert_exact(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(networks())
 def test_patterns_change_at_breakpoints_and_nowhere_else(drawn):
     net, start, end = drawn
@@ -46,7 +46,7 @@ def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
     assert_complete(net, start, end, trace_segment(net, start, end))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(networks(), st.integers(2, 9))
 def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
     net, start, end = drawn
@@ -83,7 +83,7 @@ def test_no_more_points_than_the_limit_are_carried_at_once():
     assert max(carried) == 5
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(networks())
 def test_the_way_back_meets_the_same_regions(drawn):
     net, start, end = drawn
