@@ -9,7 +9,7 @@ unit, so that patterns can be compared long after the values are gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +18,27 @@ from torch.nn import functional
 from nlbench.errors import UnsupportedOperation
 
 from .dispatch_recorder import Step
-from .ops.rule import Kinks, Pieces, Ranks
-from .program import Program, record_unchecked
+from .ops.rule import Kinks, Leaders, Pieces, Ranks
+from .program import Program, record_unchecked, walk_measured
 
 __all__ = [
+    "BEYOND",
     "ROUNDING",
+    "Margins",
     "Piecewise",
+    "Rounding",
     "UnknownPieces",
+    "Watch",
+    "Windows",
     "bits_of",
     "bits_of_some",
+    "crossed",
     "margins_of",
+    "noise_among",
     "ones",
     "packed",
     "record_pieces",
-    "sides_of",
+    "value_of",
 ]
 
 ROUNDING = {
@@ -42,10 +49,152 @@ ROUNDING = {
 
 In networks of up to 64 layers it is 0.5 to 3 machine epsilons.
 """
+BEYOND = 2
+"""How many times as much it is measured to be where that counts in place of it."""
 
 
 class UnknownPieces(UnsupportedOperation):
     """Piecewise affine, but how its units' pieces are told apart is not known."""
+
+
+@dataclass(frozen=True)
+class Margins:
+    """What tells on which side of one number units are, at P points.
+
+    Parameters
+    ----------
+    flat : tensor of shape (P, U)
+        Values of the units.
+    kink : float
+        The number that a unit passes as it changes sides.
+    noise : tensor of shape (P, 1)
+        Difference up to which a value can't be told from it.
+    is_coarse : bool tensor of shape (P, 1), optional
+        Whether values that are equal to it may be so by rounding.
+    is_paired : bool
+        Whether units change places two by two.
+    """
+
+    flat: Tensor
+    kink: float
+    noise: Tensor
+    is_coarse: Tensor | None = None
+    is_paired: bool = False
+
+    @property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Which units are above and which below, packed (P, W)."""
+        return packed(self.flat > self.kink + self.noise), packed(
+            self.flat < self.kink - self.noise
+        )
+
+    @property
+    def resting(self) -> Tensor:
+        """Which units rest on the number, packed (P, W)."""
+        found = self.flat == self.kink
+        return packed(found if self.is_coarse is None else found & ~self.is_coarse)
+
+
+@dataclass
+class Windows:
+    """Who leads the windows of a pooling at P points.
+
+    Parameters
+    ----------
+    lead : tensor of shape (P, groups)
+        Positions of the leaders, -1 where a window rests.
+    members : tensor of shape (P, rows, positions)
+        The values among which they are.
+    noise : tensor of shape (P, 1)
+        Difference up to which two of them can't be told apart.
+    is_coarse : bool tensor of shape (P,)
+        Whether that is more than is expected of values of their size.
+    """
+
+    lead: Tensor
+    members: Tensor
+    noise: Tensor
+    is_coarse: Tensor
+
+    @classmethod
+    def of(cls, pieces: Leaders, x: Sequence[Tensor], flats: Tensor) -> Windows:
+        """Find them; windows whose largest is one of `flats` rest."""
+        positions, members = pieces.lead(x)
+        resting = torch.isin(members.gather(2, positions).flatten(1), flats)
+        few = members.shape[2] < 2**15
+        lead = positions.flatten(1).to(torch.int16 if few else torch.int32)
+        noise = noise_among(members)
+        expected = torch.zeros(len(lead), dtype=torch.bool, device=lead.device)
+        return cls(lead.masked_fill_(resting, -1), members, noise, expected)
+
+    def switches(self, other: Tensor) -> Tensor:
+        """Count windows that others (P, groups) lead elsewhere: (P,)."""
+        row, group = ((self.lead != other) & (self.lead >= 0) & (other >= 0)).nonzero().unbind(1)
+        channel = group // (other.shape[1] // self.members.shape[1])
+        mine = self.members[row, channel, self.lead[row, group].long()]
+        theirs = self.members[row, channel, other[row, group].long()]
+        apart = mine - theirs > self.noise.flatten()[row]
+        return torch.bincount(row[apart], minlength=len(other))
+
+    def keep(self, before: Tensor, rows: slice) -> Tensor:
+        """Let who led before lead on where it is as large: units may be tied all along.
+
+        Returns in how many windows of each row that is another than the largest.
+        """
+        lead = self.lead[rows]
+        members = self.members[rows]
+        tied = value_of(members, before) >= value_of(members, lead) - self.noise[rows]
+        tied &= (before >= 0) & (lead >= 0)
+        self.lead[rows] = torch.where(tied, before, lead)
+        return (tied & (before != lead)).sum(1)
+
+
+def value_of(members: Tensor, lead: Tensor) -> Tensor:
+    """Values (P, groups) at positions; anything where there is none.
+
+    Examples
+    --------
+    >>> value_of(torch.tensor([[[3.0, 1.0]]]), torch.tensor([[1, 0]])).tolist()
+    [[1.0, 3.0]]
+    """
+    positions = lead.clamp(min=0).long().reshape(len(lead), members.shape[1], -1)
+    return members.gather(2, positions).flatten(1)
+
+
+def noise_among(members: Tensor) -> Tensor:
+    """Difference up to which two members (P, rows, positions) can't be told apart: (P, 1).
+
+    Examples
+    --------
+    >>> noise_among(torch.tensor([[[3.0, -1.0]]])) == 12 * torch.finfo(torch.float32).eps
+    tensor([[True]])
+    """
+    return ROUNDING[members.dtype] * _size(members.flatten(1))
+
+
+Watch = Callable[[Step, int, Margins | Windows], None]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding leaves where it is more than is expected of a value's own size.
+
+    So where numbers are what is left of much larger ones, as of inputs far from zero that are
+    compared with each other. All is measured: see `Piecewise.rounding`.
+
+    Parameters
+    ----------
+    least : tensor of shape (n,)
+        Of each thing that is watched in a pass, in order: the least that can be told apart, or 0.
+    is_coarse : bool tensor of shape (n,)
+        Whether values are equal to a kink that would not be but for rounding.
+    output : float64 tensor of shape (k,)
+        Of each output.
+    """
+
+    least: Tensor
+    is_coarse: Tensor
+    output: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,12 +206,16 @@ class Piecewise:
     program : Program
     pieces : mapping of int to Pieces
         By the number of the value that a step makes.
+    flats : tensor
+        Values at which whole stretches of units rest: 0, and where units are cut off; and their
+        negatives, for of what is taken the smallest of the negatives are compared.
     is_direct : bool
         Whether calls are run as they are: the program's own ways are made for float64 on a CPU.
     """
 
     program: Program
     pieces: dict[int, Pieces]
+    flats: Tensor
     is_direct: bool
 
     @property
@@ -76,27 +229,85 @@ class Piecewise:
         return {output for output in self.pieces if not bent & set(inputs[output])}
 
     @property
-    def rests(self) -> set[float]:
-        """Values at which units may rest for a while, other than 0."""
-        return {c for p in self.pieces.values() if isinstance(p, Kinks) for c in p.rests}
+    def places(self) -> dict[int, int]:
+        """Which of the program's sites each step is that has pieces."""
+        sites = (step for step in self.program.steps if step.site)
+        return {step.output: place for place, step in enumerate(sites)}
 
     def run(
-        self, inputs: Tensor, watch: Callable[[Step, Pieces, Sequence[Tensor]], None]
+        self,
+        inputs: Tensor,
+        watch: Watch | None = None,
+        rounding: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Carry points (P, *input) through the network; outputs are (P, k).
 
-        `watch` is told the inputs of each step whose units have pieces, in order of call.
+        `watch` is told of each step whose units have pieces, in order of call, its kinks by their
+        number; `rounding` are `Rounding.least` and `.is_coarse` of each point, (P, n).
         """
-        values = {0: inputs}
+        values, seen = {0: inputs}, 0
         for step in self.program.steps:
             x = [values[i] for i in step.inputs]
-            if step.output in self.pieces:
-                watch(step, self.pieces[step.output], x)
+            if watch is not None and step.output in self.pieces:
+                for number, found in enumerate(self._looks(step, x)):
+                    watch(step, number, _coarser(found, rounding, seen))
+                    seen += 1
             direct = step.rule.direct if self.is_direct else None
             values[step.output] = (direct or step.rule.apply)(x)
             for value in step.ends:
                 del values[value]
         return values[self.program.output].reshape(len(inputs), -1)
+
+    def _looks(self, step: Step, x: Sequence[Tensor]) -> list[Margins] | list[Windows]:
+        pieces = self.pieces[step.output]
+        if isinstance(pieces, Leaders):
+            return [Windows.of(pieces, x, self.flats)]
+        return margins_of(pieces, x, self.flats)
+
+    def rounding(self, one: Tensor) -> Rounding:
+        """Measure what rounding leaves at a point, (1, *input), by changing all last digits."""
+        least, is_coarse, output = [], [], one.new_zeros(1)
+        for seen in walk_measured(self.program, one):
+            if seen.step.output in self.pieces:
+                both = (self._looks(seen.step, x) for x in (seen.inputs, seen.copies[0]))
+                for mine, theirs in zip(*both, strict=True):
+                    off, coarse = _apart(mine, theirs)
+                    beyond = off > BEYOND * mine.noise.amax()
+                    least.append(torch.where(beyond, 2 * off, 0.0))
+                    is_coarse.append(coarse)
+            if seen.step.output == self.program.output:
+                output = seen.bound.expand_as(seen.output).flatten()
+        eps = torch.finfo(one.dtype).eps
+        return Rounding(
+            torch.stack([one.new_zeros(()), *least])[1:],
+            torch.stack([one.new_zeros((), dtype=torch.bool), *is_coarse])[1:],
+            eps * output.double(),
+        )
+
+
+def _apart(mine: Margins | Windows, theirs: Margins | Windows) -> tuple[Tensor, Tensor]:
+    """Give the largest difference, and whether a value is at its kink in one of them only."""
+    if isinstance(mine, Windows):
+        assert isinstance(theirs, Windows)
+        off = (mine.members - theirs.members).abs()
+        return off.amax() if off.numel() else off.new_zeros(()), off.new_zeros((), dtype=torch.bool)
+    assert isinstance(theirs, Margins)
+    off = (mine.flat - theirs.flat).abs()
+    coarse = ((mine.flat == mine.kink) & (theirs.flat != mine.kink)).any()
+    return off.amax() if off.numel() else off.new_zeros(()), coarse
+
+
+def _coarser(
+    found: Margins | Windows, rounding: tuple[Tensor, Tensor] | None, which: int
+) -> Margins | Windows:
+    """Take into account what rounding was measured to leave."""
+    if rounding is None:
+        return found
+    least, is_coarse = (column[:, which : which + 1] for column in rounding)
+    noise = torch.maximum(found.noise, least)
+    if isinstance(found, Margins):
+        return replace(found, noise=noise, is_coarse=is_coarse)
+    return replace(found, noise=noise, is_coarse=least[:, 0] > 0)
 
 
 def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
@@ -129,12 +340,13 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
                 )
             pieces[step.output] = step.rule.pieces
     is_quick = example.dtype == torch.float32 or example.device.type != "cpu"
-    return Piecewise(program, pieces, is_quick)
+    rests = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.rests} | {0.0}
+    both = sorted({sign * c for c in rests for sign in (1, -1)})
+    flats = torch.tensor(both, dtype=example.dtype, device=example.device)
+    return Piecewise(program, pieces, flats, is_quick)
 
 
-def margins_of(
-    pieces: Kinks | Ranks, x: Sequence[Tensor], flats: Tensor
-) -> list[tuple[Tensor, float, Tensor]]:
+def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], flats: Tensor) -> list[Margins]:
     """Give what tells on which side units are, from inputs at P points.
 
     Parameters
@@ -144,16 +356,10 @@ def margins_of(
     flats : tensor
         Values at which whole stretches of units rest.
 
-    Returns
-    -------
-    list of (tensor of shape (P, U), float, tensor of shape (P, 1))
-        Values, the number that a unit passes as it changes sides, and the size of what they were
-        made of, by which rounding is told.
-
     Examples
     --------
     >>> ranks = Ranks(lambda x: x[0][:, None], (1,))
-    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0][0]
+    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0].flat
     tensor([[ 1., -2., -1.]])
     """
     if isinstance(pieces, Ranks):
@@ -168,9 +374,13 @@ def margins_of(
             resting = torch.isin(last, flats) | torch.isin(next_, flats)
             margin = torch.where(lines >= last, lines - next_, lines - last)
             found.append(margin.masked_fill(resting, 0.0).flatten(1))
-        return [(torch.cat(found, 1), 0.0, _size(lines.flatten(1)))]
+        noise = ROUNDING[lines.dtype] * _size(lines.flatten(1))
+        return [Margins(torch.cat(found, 1), 0.0, noise, is_paired=True)]
     flat = [(margin.flatten(1), kink) for margin, kink in pieces.margins(x)]
-    return [(margin, kink, _size(margin).clamp(min=abs(kink))) for margin, kink in flat]
+    return [
+        Margins(margin, kink, ROUNDING[margin.dtype] * _size(margin).clamp(min=abs(kink)))
+        for margin, kink in flat
+    ]
 
 
 def _size(flat: Tensor) -> Tensor:
@@ -181,10 +391,16 @@ def _size(flat: Tensor) -> Tensor:
     return torch.maximum(flat.amax(1, True), -flat.amin(1, True))
 
 
-def sides_of(flat: Tensor, kink: float, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tell which of (P, U) units are above a kink and which below, packed; and the noise (P, 1)."""
-    noise = ROUNDING[flat.dtype] * size
-    return packed(flat > kink + noise), packed(flat < kink - noise), noise
+def crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Tell which units are above at one place and below at the other, packed.
+
+    Examples
+    --------
+    >>> above, below = torch.tensor([5]), torch.tensor([2])
+    >>> crossed((above, below), (below, above)).tolist()
+    [7]
+    """
+    return one[0] & other[1] | one[1] & other[0]
 
 
 _GATHER = 0x0102040810204080

@@ -19,9 +19,8 @@ from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import exact_by_default
 
 from .dispatch_recorder import Step
-from .ops.rule import Leaders, Pieces, Ranks
-from .patterns import margins_of, ones, sides_of
-from .refined import Estimator, Windows, check_ends, crossed
+from .patterns import Margins, Windows, crossed, ones
+from .refined import Estimator, check_ends
 
 __all__ = ["Plane", "plane"]
 
@@ -192,8 +191,7 @@ class _Rows:
 
     def __init__(self, estimator: Estimator, width: int) -> None:
         self._estimator, self._width = estimator, width
-        program = estimator.piecewise.program
-        self._places = {s.output: i for i, s in enumerate(s for s in program.steps if s.site)}
+        self._places = estimator.piecewise.places
         self._below: dict[tuple[int, int], Tensor] = {}
         self.right: list[Tensor] = []  # (sites, w - 1) a row
         self.up: list[Tensor] = []
@@ -220,16 +218,13 @@ class _Rows:
             before[key] = state[-1:]
             row.setdefault(key, []).append(state)
 
-        def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
-            if isinstance(pieces, Leaders):
-                windows = Windows.of(pieces, x, self._estimator.flats)
-                changes((step.output, 0), windows.lead, windows.switches)
-                return
-            for number, margin in enumerate(margins_of(pieces, x, self._estimator.flats)):
-                above, below, _ = sides_of(*margin)
-                state = torch.stack([above, below], 1)
-                is_paired = isinstance(pieces, Ranks)
-                changes((step.output, number), state, _sides_between(state, is_paired))
+        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+            if isinstance(found, Windows):
+                changes((step.output, number), found.lead, found.switches)
+            else:
+                state = torch.stack(found.sides, 1)
+                between = _sides_between(state, found.is_paired)
+                changes((step.output, number), state, between)
 
         outputs = []
         for part in torch.split(inputs, points):

@@ -280,13 +280,17 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
 
 @dataclass(frozen=True)
 class Computed:
-    """A step as a walk comes to it: what it was given and what it gives, with their errors."""
+    """A step as a walk comes to it: what it was given and what it gives, with their errors.
+
+    `copies` are the inputs with other last digits, where errors are measured by them.
+    """
 
     step: Step
     inputs: Sequence[Tensor]
     bounds: Sequence[Tensor]
     output: Tensor
     bound: Tensor
+    copies: Sequence[Sequence[Tensor]] = ()
 
 
 def walk(program: Program, inputs: Tensor) -> Iterator[Computed]:
@@ -343,7 +347,7 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
             for i, x in enumerate(given[0])
         ]
         bound = _difference(outputs[0], outputs[1:]) / precision
-        yield Computed(step, given[0], bounds, outputs[0], bound)
+        yield Computed(step, given[0], bounds, outputs[0], bound, given[1:])
         for x in (*given, bounds):
             x.clear()
         for i, values in enumerate(several):

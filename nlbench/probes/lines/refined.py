@@ -29,17 +29,22 @@ from nlbench.probes.precision import each_exact
 
 from .dispatch_recorder import Step
 from .estimate import ChordParts, SegmentEstimate, chord_parts
-from .ops.rule import Leaders, Pieces, Ranks
+from .ops.rule import Leaders
 from .patterns import (
-    ROUNDING,
+    BEYOND,
+    Margins,
     Piecewise,
+    Rounding,
+    Watch,
+    Windows,
     bits_of,
     bits_of_some,
-    margins_of,
+    crossed,
+    noise_among,
     ones,
     packed,
     record_pieces,
-    sides_of,
+    value_of,
 )
 from .program import AGREEMENT, run_alone, typed_copy
 from .quadrature import integrate_along
@@ -49,9 +54,7 @@ __all__ = [
     "EVALUATIONS",
     "TOLERANCE",
     "Estimator",
-    "Windows",
     "check_ends",
-    "crossed",
     "estimate_all",
     "estimate_segment",
     "on_device",
@@ -88,7 +91,6 @@ _TOGETHER_GPU = 64
 
 T = TypeVar("T")
 Segment = tuple[Tensor, Tensor]
-Watch = Callable[[Step, Pieces, Sequence[Tensor]], None]
 
 
 def probes() -> Tensor:
@@ -110,14 +112,16 @@ class _Sides:
     """On which side of one margin each unit is, at the nodes known so far.
 
     `above` and `below` (s, n + 1, W) are packed flags, neither set where it can't be told;
-    `counted` (s, W) leaves out units that bend where others do. Of units that change places two
-    by two, those that go are counted.
+    `counted` (s, W) leaves out units that bend where others do; `unplaced` (s, W) are those that
+    can't be told from the margin at the start, where no side is known of them. Of units that
+    change places two by two, those that go are counted.
     """
 
     above: Tensor
     below: Tensor
-    counted: Tensor
     is_paired: bool
+    counted: Tensor = field(default_factory=lambda: torch.zeros(0))
+    unplaced: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def crossed(self, stride: int = 1) -> Tensor:
         """Tell which units are counted between each two nodes, packed (s, n / stride, W)."""
@@ -249,17 +253,25 @@ class _Group:
     ----------
     piecewise : Piecewise
     segments : sequence of (start, end)
-    flats : tensor
-        Values at which whole stretches of units rest: 0, and where units are cut off.
+    rounding : sequence of Rounding
+        In the middle of each.
+    chunk : int
+        Points that are run at once.
     """
 
     def __init__(
-        self, piecewise: Piecewise, segments: Sequence[Segment], flats: Tensor, chunk: int
+        self,
+        piecewise: Piecewise,
+        segments: Sequence[Segment],
+        rounding: Sequence[Rounding],
+        chunk: int,
     ) -> None:
-        self._piecewise, self._flats, self._chunk = piecewise, flats, chunk
+        self._piecewise, self._chunk = piecewise, chunk
         self._first = piecewise.first
         self._starts = torch.stack([start for start, _ in segments])
         self._ends = torch.stack([end for _, end in segments])
+        self._least = torch.stack([found.least for found in rounding])
+        self._is_coarse = torch.stack([found.is_coarse for found in rounding])
         self._device, self._dtype = self._starts.device, self._starts.dtype
         self.steps = 0
         self._room = _ROOM
@@ -270,9 +282,7 @@ class _Group:
         self._switches: list[Tensor] = []  # (s, steps that bend) of each level, on the CPU
         self._at_nodes = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
-        self._places = {
-            step.output: i for i, step in enumerate(s for s in piecewise.program.steps if s.site)
-        }
+        self._places = piecewise.places
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -281,6 +291,7 @@ class _Group:
         """Go on with some of the segments."""
         index = torch.tensor(which, device=self._device)
         self._starts, self._ends = self._starts[index], self._ends[index]
+        self._least, self._is_coarse = self._least[index], self._is_coarse[index]
         self.values = self.values[index]
         self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
         self._switches = [found[torch.tensor(which)] for found in self._switches]
@@ -288,7 +299,7 @@ class _Group:
         self._at_start = {key: members[index] for key, members in self._at_start.items()}
         for sides in self._sides.values():
             sides.above, sides.below = sides.above[index], sides.below[index]
-            sides.counted = sides.counted[index]
+            sides.counted, sides.unplaced = sides.counted[index], sides.unplaced[index]
 
     @property
     def bytes_kept(self) -> int:
@@ -320,25 +331,23 @@ class _Group:
         owner = torch.arange(count, device=self._device)[:, None].expand(-1, FIRST + 1).flatten()
         self._sides, self._leads = {}, {}
         zeros: dict[tuple[int, int], Tensor] = {}
+        all_units: dict[tuple[int, int], Tensor] = {}
         row = 0
 
-        def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
-            rows = slice(row, row + len(x[0]))
-            if isinstance(pieces, Leaders):
-                self._first_leads(step, pieces, x, rows, switched)
+        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+            if isinstance(found, Windows):
+                rows = slice(row, row + len(found.lead))
+                self._first_leads(step, found, rows, switched)
                 return
-            for i, (flat, kink, size) in enumerate(margins_of(pieces, x, self._flats)):
-                above, below, _ = sides_of(flat, kink, size)
-                sides = self._sides.get((step.output, i))
-                if sides is None:
-                    shape = (count * (FIRST + 1), above.shape[1])
-                    is_paired = isinstance(pieces, Ranks)
-                    whole = above.new_zeros(shape), above.new_zeros(shape)
-                    sides = _Sides(*whole, above[:0], is_paired)
-                    self._sides[step.output, i] = sides
-                    zeros[step.output, i] = above.new_zeros(shape)
-                sides.above[rows], sides.below[rows] = above, below
-                zeros[step.output, i][rows] = packed(flat == kink)
+            key, rows = (step.output, number), slice(row, row + len(found.flat))
+            above, below = found.sides
+            if key not in self._sides:
+                whole = (above.new_zeros(count * (FIRST + 1), above.shape[1]) for _ in range(2))
+                self._sides[key] = _Sides(*whole, found.is_paired)
+                zeros[key] = torch.zeros_like(self._sides[key].above)
+            self._sides[key].above[rows], self._sides[key].below[rows] = above, below
+            zeros[key][rows] = found.resting
+            all_units[key] = packed(torch.ones_like(found.flat[:1], dtype=torch.bool))
 
         outputs = []
         for row in range(0, len(owner), self._chunk):
@@ -355,6 +364,7 @@ class _Group:
             sides.counted = torch.full_like(sides.above[:, 0], -1)
             resting = zeros[key].reshape(shape)
             a, b = sides.above, sides.below
+            sides.unplaced = ~(a[:, 0] | b[:, 0] | resting[:, 0]) & all_units[key]
             if key[0] in self._first:
                 opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
                 met |= (resting[:, 1:-1] & opposite).any(2)
@@ -377,44 +387,47 @@ class _Group:
         leads: dict[int, list[Tensor]] = {}
         row = 0
 
-        def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
-            rows = slice(row, row + len(x[0]))
-            s, i = owner[rows], place[rows]
-            if isinstance(pieces, Leaders):
-                leads.setdefault(step.output, []).append(
-                    self._middle_leads(step, pieces, x, rows, s, i, switched)
-                )
+        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+            key = step.output, number
+            if isinstance(found, Windows):
+                rows = slice(row, row + len(found.lead))
+                s, i = owner[rows], place[rows]
+                lead, doubtful = self._middle_leads(step, found, rows, s, i, switched)
+                leads.setdefault(step.output, []).append(lead)
+                undecided.index_add_(0, s, doubtful.to(undecided.dtype))
                 return
-            for number, (flat, kink, size) in enumerate(margins_of(pieces, x, self._flats)):
-                key = step.output, number
-                sides = self._sides[key]
-                above, below, noise = sides_of(flat, kink, size)
-                left = sides.above[s, i], sides.below[s, i]
-                right = sides.above[s, i + 1], sides.below[s, i + 1]
-                unknown = ~(above | below) & (left[0] | left[1])
-                # To ask a GPU costs more than to do what changes nothing.
-                if unknown.is_cuda or bool(unknown.any()):
-                    resting = packed(flat == kink)
-                    opposite = crossed(left, right)
-                    if step.output in self._first:
-                        met[rows] |= (unknown & resting & opposite).any(1)
-                    unknown &= ~resting
-                    doubtful = ones(unknown & (right[0] | right[1]) & ~opposite)
-                    undecided.index_add_(0, s, doubtful.to(undecided.dtype))
-                above |= unknown & left[0]
-                below |= unknown & left[1]
-                middle = above, below
-                twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
-                at, unit, is_one = new.places(twice)
-                if len(at):
-                    value = flat[at, unit] - kink
-                    # A single value tells less than three: units near a boundary lie close. Of
-                    # two that change places each is the other's negative.
-                    second = value if sides.is_paired else value.abs()
-                    values = torch.stack([value.abs(), second], 1)
-                    place_of = self._places[step.output]
-                    new.add(at + row, place_of, number, unit, values, noise[at, 0], is_one)
-                between.setdefault(key, []).append(middle)
+            rows = slice(row, row + len(found.flat))
+            s, i = owner[rows], place[rows]
+            sides, (above, below) = self._sides[key], found.sides
+            left = sides.above[s, i], sides.below[s, i]
+            right = sides.above[s, i + 1], sides.below[s, i + 1]
+            known = left[0] | left[1]
+            told = above | below
+            unplaced = sides.unplaced[s] & ~(told | known)
+            unknown = ~told & known
+            # To ask a GPU costs more than to do what changes nothing.
+            if unknown.is_cuda or bool((unknown | unplaced).any()):
+                resting = found.resting
+                opposite = crossed(left, right)
+                if step.output in self._first:
+                    met[rows] |= (unknown & resting & opposite).any(1)
+                unknown &= ~resting
+                doubtful = ones(unknown & (right[0] | right[1]) & ~opposite | unplaced)
+                undecided.index_add_(0, s, doubtful.to(undecided.dtype))
+            above |= unknown & left[0]
+            below |= unknown & left[1]
+            middle = above, below
+            twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
+            at, unit, is_one = new.places(twice)
+            if len(at):
+                value = found.flat[at, unit] - found.kink
+                # A single value tells less than three: units near a boundary lie close. Of
+                # two that change places each is the other's negative.
+                second = value if sides.is_paired else value.abs()
+                values = torch.stack([value.abs(), second], 1)
+                place_of, noise = self._places[step.output], found.noise[at, 0]
+                new.add(at + row, place_of, number, unit, values, noise, is_one)
+            between.setdefault(key, []).append(middle)
 
         outputs = []
         for row in range(0, len(owner), self._chunk):
@@ -484,15 +497,13 @@ class _Group:
         noises: dict[tuple[int, tuple[int, int]], list[Tensor]] = {key: [] for key in chosen}
         row = 0
 
-        def watch(step: Step, pieces: Pieces, x: Sequence[Tensor]) -> None:
-            if isinstance(pieces, Leaders):
+        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+            if isinstance(found, Windows):
                 return
-            for number, (flat, kink, size) in enumerate(margins_of(pieces, x, precise.flats)):
-                noise = ROUNDING[torch.float64] * size
-                for j in range(len(flat)):
-                    key = (row + j) // len(_WATCHED), (step.output, number)
-                    values[key].append(flat[j].index_select(0, chosen[key]) - kink)
-                    noises[key].append(noise[j].expand_as(values[key][-1]))
+            for j in range(len(found.flat)):
+                key = (row + j) // len(_WATCHED), (step.output, number)
+                values[key].append(found.flat[j].index_select(0, chosen[key]) - found.kink)
+                noises[key].append(found.noise[j].expand_as(values[key][-1]))
 
         every = torch.arange(len(self) * len(_WATCHED), device=self._device)
         places = (2 * torch.tensor(_WATCHED) + 1).to(self._device) / (2 * TOLD)
@@ -531,7 +542,8 @@ class _Group:
         shape = (-1,) + (1,) * (self._starts.ndim - 1)
         weight = t.double().to(self._dtype).reshape(shape)
         inputs = torch.lerp(self._starts[owner], self._ends[owner], weight)
-        output = self._piecewise.run(inputs, watch).double()
+        rounding = self._least[owner], self._is_coarse[owner]
+        output = self._piecewise.run(inputs, watch, rounding).double()
         if not torch.isfinite(output).all():
             raise NotFinite("the network's output is not finite on the segment")
         return output
@@ -560,10 +572,7 @@ class _Group:
             result.view(-1).index_add_(0, place, torch.ones_like(place, dtype=result.dtype))
         return result
 
-    def _first_leads(
-        self, step: Step, pieces: Leaders, x: Sequence[Tensor], rows: slice, found: _Found
-    ) -> None:
-        windows = Windows.of(pieces, x, self._flats)
+    def _first_leads(self, step: Step, windows: Windows, rows: slice, found: _Found) -> None:
         if step.output not in self._leads:
             shape = (len(self) * (FIRST + 1), windows.lead.shape[1])
             self._leads[step.output] = windows.lead.new_full(shape, -1)
@@ -596,24 +605,23 @@ class _Group:
     def _middle_leads(
         self,
         step: Step,
-        pieces: Leaders,
-        x: Sequence[Tensor],
+        windows: Windows,
         rows: slice,
         s: Tensor,
         i: Tensor,
         found: _Found,
-    ) -> Tensor:
-        windows, steps = Windows.of(pieces, x, self._flats), self.steps
-        kept = self._leads[step.output]
+    ) -> tuple[Tensor, Tensor]:
+        """Give the leaders, and how many of them are told by those before alone: (P,)."""
+        steps, kept = self.steps, self._leads[step.output]
         left = kept[s, i]
-        windows.keep(left, slice(None))
+        doubtful = windows.keep(left, slice(None)) * windows.is_coarse
         first = self._rows_at(rows, steps, 0)
         left[first] = self._led_from_start(step, windows, s, first, left[first])
         kept[s[first], 0] = left[first]
         interval = (s * steps + i) * 2
         self._add_switches(step, windows, left, interval, found)
         self._add_switches(step, windows, kept[s, i + 1], interval + 1, found)
-        return windows.lead
+        return windows.lead, doubtful
 
     def _led_from_start(
         self, step: Step, windows: Windows, s: Tensor, rows: Tensor, lead: Tensor
@@ -623,7 +631,7 @@ class _Group:
             return lead
         there = self._at_start[step.output][s[rows]]
         ours, theirs = windows.lead[rows], lead
-        tied = _value_of(there, ours) >= _value_of(there, theirs) - _noise_of(there)
+        tied = value_of(there, ours) >= value_of(there, theirs) - noise_among(there)
         return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
 
     def _add_switches(
@@ -641,63 +649,10 @@ class _Group:
         channel = group // (lead.shape[1] // members.shape[1])
         mine = members[row, channel, lead[row, group].long()]
         theirs = members[row, channel, other[row, group].long()]
-        moving = ~torch.isin(theirs, self._flats) & (mine != theirs) & is_one
+        moving = ~torch.isin(theirs, self._piecewise.flats) & (mine != theirs) & is_one
         values = torch.stack([mine, theirs], 1)
-        close = _noise_of(members).flatten()[row]
+        close = windows.noise.flatten()[row]
         found.add(interval[row], self._places[step.output], 0, group, values, close, moving)
-
-
-@dataclass
-class Windows:
-    """Who leads the windows of a pooling at P points.
-
-    `lead` (P, groups) are positions, -1 where a window rests; `members` (P, rows, positions)
-    the values among which they are.
-    """
-
-    lead: Tensor
-    members: Tensor
-
-    @classmethod
-    def of(cls, pieces: Leaders, x: Sequence[Tensor], flats: Tensor) -> Windows:
-        """Find them; windows whose largest is one of `flats` rest."""
-        positions, members = pieces.lead(x)
-        resting = torch.isin(members.gather(2, positions).flatten(1), flats)
-        few = members.shape[2] < 2**15
-        lead = positions.flatten(1).to(torch.int16 if few else torch.int32)
-        return cls(lead.masked_fill_(resting, -1), members)
-
-    def switches(self, other: Tensor) -> Tensor:
-        """Count windows that others (P, groups) lead elsewhere: (P,)."""
-        row, group = ((self.lead != other) & (self.lead >= 0) & (other >= 0)).nonzero().unbind(1)
-        channel = group // (other.shape[1] // self.members.shape[1])
-        mine = self.members[row, channel, self.lead[row, group].long()]
-        theirs = self.members[row, channel, other[row, group].long()]
-        apart = mine - theirs > _noise_of(self.members).flatten()[row]
-        return torch.bincount(row[apart], minlength=len(other))
-
-    def keep(self, before: Tensor, rows: slice) -> None:
-        """Let who led before lead on where it is as large: units may be tied all along."""
-        lead, members = self.lead[rows], self.members[rows]
-        tied = _value_of(members, before) >= _value_of(members, lead) - _noise_of(members)
-        self.lead[rows] = torch.where(tied & (before >= 0) & (lead >= 0), before, lead)
-
-
-def _value_of(members: Tensor, lead: Tensor) -> Tensor:
-    """Values (P, groups) at positions; anything where there is none."""
-    positions = lead.clamp(min=0).long().reshape(len(lead), members.shape[1], -1)
-    return members.gather(2, positions).flatten(1)
-
-
-def _noise_of(members: Tensor) -> Tensor:
-    flat = members.flatten(1)
-    size = torch.maximum(flat.amax(1, True), -flat.amin(1, True))
-    return ROUNDING[members.dtype] * size
-
-
-def crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Tell which units are above at one place and below at the other, packed."""
-    return one[0] & other[1] | one[1] & other[0]
 
 
 def _flagged(units: Tensor, words: int) -> Tensor:
@@ -867,9 +822,6 @@ class Estimator:
         self.device = ends.device
         self.piecewise = record_pieces(self.network, ends[:1])
         self._check(torch.cat([ends, ends.mean(0, keepdim=True)]))
-        # Of what is taken the smallest of, the negatives are compared.
-        rests = {sign * c for c in (0.0, *self.piecewise.rests) for sign in (1, -1)}
-        self.flats = torch.tensor(sorted(rests), dtype=dtype, device=self.device)
         on_gpu = self.device.type == "cuda"
         width = self.piecewise.program.width * torch.finfo(dtype).bits // 8
         self.budget = usable_memory(self.device, memory)
@@ -880,7 +832,7 @@ class Estimator:
 
     def _check(self, points: Tensor) -> None:
         with torch.inference_mode():
-            together = self.piecewise.run(points, lambda step, pieces, x: None)
+            together = self.piecewise.run(points)
         alone = run_alone(self.network, points).reshape(len(points), -1)
         scale = alone.abs().amax() if alone.numel() else 1.0
         if together.shape != alone.shape or not bool(
@@ -900,7 +852,7 @@ class Estimator:
         for part in torch.split(torch.arange(len(owner), device=self.device), self.chunk):
             mine = owner[part]
             inputs = torch.lerp(starts[mine], ends[mine], weight[part].reshape(shape))
-            found.append(self.piecewise.run(inputs, lambda step, pieces, x: None).double())
+            found.append(self.piecewise.run(inputs).double())
         whole = torch.cat(found)
         if not torch.isfinite(whole).all():
             raise NotFinite("the network's output is not finite on the segment")
@@ -916,6 +868,7 @@ class _State:
     """What is known of one segment."""
 
     segment: Segment
+    rounding: Rounding | None = None
     crossings: _Crossings | None = None
     values: Tensor = field(default_factory=lambda: torch.zeros(0))
     deviation: _Deviation | None = None
@@ -1143,11 +1096,18 @@ def _estimate(
     may_be_rough: bool,
 ) -> None:
     """Fill in what there is to know of segments."""
+    rounding = []
     for state in states:
-        state.segment = tuple(x.to(estimator.dtype) for x in state.segment)  # type: ignore[assignment]
+        start, end = (x.to(estimator.dtype) for x in state.segment)
+        state.segment = start, end
+        state.rounding = estimator.piecewise.rounding(torch.lerp(start, end, 0.5)[None])
+        rounding.append(state.rounding)
     active = list(states)
     group = _Group(
-        estimator.piecewise, [state.segment for state in states], estimator.flats, estimator.chunk
+        estimator.piecewise,
+        [state.segment for state in states],
+        rounding,
+        estimator.chunk,
     )
     group.begin()
     has_windows = any(isinstance(p, Leaders) for p in estimator.piecewise.pieces.values())
@@ -1195,7 +1155,7 @@ def _leaves(
     state.is_exact = state.crossings.total + 1 <= budget
     if state.is_exact or not may_be_rough:
         return state.is_exact
-    rounding = _rounding(estimator, state.values)
+    rounding = _rounding(estimator, state)
     deviation = _Deviation.of(state.values, None).total
     lost = float(torch.linalg.vector_norm(rounding))
     allowed = SURE * tolerance * state.crossings.total
@@ -1207,10 +1167,15 @@ def _leaves(
     return state.is_rough
 
 
-def _rounding(estimator: Estimator, values: Tensor) -> Tensor:
-    """What rounding leaves of the distances of values (n, k) to their chord: (k,)."""
+def _rounding(estimator: Estimator, state: _State) -> Tensor:
+    """What rounding leaves of the distances of values to their chord: (k,)."""
+    assert state.rounding is not None
+    values, measured = state.values, state.rounding.output
     size = values.abs().amax() if values.numel() else values.new_zeros(())
-    return (2 * torch.finfo(estimator.dtype).eps * size).expand(values.shape[1])
+    expected = 2 * torch.finfo(estimator.dtype).eps * size
+    # Where it is far more, outputs are what is left of larger numbers.
+    beyond = measured > 2 * BEYOND * expected
+    return torch.where(beyond, 2 * measured, expected).expand(values.shape[1])
 
 
 def _integrate(
@@ -1244,7 +1209,7 @@ def _is_close(estimator: Estimator, state: _State, tolerance: float) -> bool:
     assert state.deviation is not None
     error = torch.linalg.vector_norm(state.deviation.error)
     allowed = torch.linalg.vector_norm(state.deviation.total) * tolerance
-    floor = torch.linalg.vector_norm(_rounding(estimator, state.values))
+    floor = torch.linalg.vector_norm(_rounding(estimator, state))
     return bool(error <= torch.maximum(allowed, 2 * floor))
 
 
@@ -1262,7 +1227,7 @@ def _result(estimator: Estimator, state: _State, tolerance: float) -> SegmentEst
         above=deviation.parts.above.clone(),
         below=deviation.parts.below.clone(),
         variation=deviation.parts.variation.clone(),
-        deviation_error=deviation.error + _rounding(estimator, state.values),
+        deviation_error=deviation.error + _rounding(estimator, state),
         crossings=crossings.total,
         at_least=crossings.at_least,
         error=crossings.error,

@@ -185,8 +185,8 @@ def test_fewer_points_are_run_at_once_where_memory_runs_out(most, monkeypatch):
     expected = list(estimate_all(network, pairs, **options))
     run, failed = Piecewise.run, []
 
-    def cramped(self, inputs, watch):
-        found = run(self, inputs, watch)
+    def cramped(self, inputs, *watching):
+        found = run(self, inputs, *watching)
         if len(inputs) > most:
             failed.append(len(inputs))
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -311,7 +311,8 @@ def changed_places(before, after, tops):
 def test_as_many_units_go_from_the_largest_as_exchanges_are_needed_at_most(after, tops):
     lines = torch.tensor([range(4), after], dtype=torch.float64)
     pieces = Ranks(lambda x: x[0][:, None], tuple(sorted(tops)))
-    ((flat, _, _),) = margins_of(pieces, [lines], torch.tensor([-1.0]))
+    (found,) = margins_of(pieces, [lines], torch.tensor([-1.0]))
+    flat = found.flat
     gone = int(((flat[0] > 0) & (flat[1] < 0)).sum())
     before, then = (tuple(one.argsort(descending=True).tolist()) for one in lines)
     assert gone <= changed_places(before, then, tops)
@@ -381,3 +382,32 @@ def test_what_cannot_be_counted_is_traced_by_auto():
     path = 4 * torch.randn(1, 2, 3, generator=torch.Generator().manual_seed(0))
     (seen,) = observe_paths(network, path, method="auto", budget=1)
     assert seen.trace.method == "exact"
+
+
+FAR = 1e6
+OFFSETS = FAR + 0.04 * torch.randn(20, dtype=torch.float64, generator=torch.manual_seed(0))
+LARGE = {
+    "maximum": lambda x: torch.maximum(x, OFFSETS.to(x)),
+    "a difference": lambda x: torch.relu(x - OFFSETS.to(x)),
+    "weights that cancel": lambda x: torch.relu(nn.functional.linear(x, LARGE_WEIGHT.to(x))),
+    "clamping": lambda x: (x - FAR).clamp(-0.01, 0.02),
+    "ranks": lambda x: x.topk(5, 1).values,
+}
+LARGE_WEIGHT = torch.eye(20) - torch.eye(20).roll(1, 0)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_left_of_large_numbers_is_known_to_their_rounding(name):
+    generator = torch.Generator().manual_seed(1)
+    start, along = torch.rand(2, 20, dtype=torch.float64, generator=generator)
+    start = FAR - 0.1 + 0.1 * start
+    segment = start, start + 0.2 * along
+    network = Functional(LARGE[name]).double()
+    trace = trace_segment(network, *segment)
+    single = estimate_segment(network, *segment, dtype=torch.float32)
+    assert single.undecided > 0
+    assert abs(single.crossings - trace.crossings) <= single.error
+    assert not single.converged
+    found = estimate_segment(network, *segment)
+    assert found.precision == torch.finfo(torch.float64).eps
+    assert found.at_least == trace.crossings > 3
