@@ -258,7 +258,7 @@ class Piecewise:
                 del values[value]
         return values[self.program.output].reshape(len(inputs), -1)
 
-    def _looks(self, step: Step, x: Sequence[Tensor]) -> list[Margins] | list[Windows]:
+    def _looks(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
         pieces = self.pieces[step.output]
         if isinstance(pieces, Leaders):
             return [Windows.of(pieces, x, self.flats)]
@@ -450,10 +450,13 @@ def bits_of(words: Tensor) -> tuple[Tensor, Tensor]:
     [[0, 0, 1], [0, 2, 127]]
     """
     row, word = words.nonzero().unbind(1)
-    shifts = torch.arange(64, device=words.device)
-    flags = (words[row, word][:, None] >> shifts) & 1
-    hit, bit = flags.nonzero().unbind(1)
-    return row[hit], word[hit] * 64 + bit
+    # A byte at a time: a word of memory for each of its flags would be 64 times what they take.
+    eights = words[row, word].view(torch.uint8).reshape(-1, 8)
+    hit, byte = eights.nonzero().unbind(1)
+    flags = (eights[hit, byte][:, None] >> torch.arange(8, device=words.device).byte()) & 1
+    among, bit = flags.nonzero().unbind(1)
+    hit, byte = hit[among], byte[among]
+    return row[hit], word[hit] * 64 + byte * 8 + bit
 
 
 def bits_of_some(words: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.probes.budget import halving, is_out_of_memory
+from nlbench.probes.budget import Load, bytes_a_sample, halving, is_out_of_memory, share_out
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
 
@@ -31,11 +31,8 @@ from .program import double_copy, run_alone
 __all__ = ["Batches", "integrate_along", "smooth_estimate"]
 
 
-MEMORY = 2**30
-"""Bytes, if nothing is said."""
 MOST = 64
-_ALIVE = 4
-"""Tensors of the largest layer's size that are alive at once, about."""
+"""Inputs at once."""
 _AGREEMENT = 1e-9
 _SEVERAL = 5
 
@@ -67,12 +64,12 @@ class Batches:
         examples : tensor of shape (m, *input)
             Two at least.
         memory : int, optional
-            Bytes; 1 GiB if not given.
+            Bytes that may be used; by default half of what is free.
 
         Raises
         ------
         nlbench.RequestError, nlbench.NotFinite
-            If the network can't be run on them.
+            If the network can't be run on them, or the memory does not suffice for one.
         nlbench.Undefined
             If its output for one input changes from call to call.
 
@@ -82,8 +79,9 @@ class Batches:
         64
         """
         alone = run_alone(network, examples)
-        bytes_each = _ALIVE * _largest_output(network, examples[:1])
-        size = max(1, min(MOST, (MEMORY if memory is None else memory) // max(1, bytes_each)))
+        with torch.inference_mode():
+            each = bytes_a_sample(network, examples[:1])
+        _, size = share_out(Load(each, each, 0, 0), examples.device, memory, MOST)
         # Among several: of two, some that mix samples give each what it has alone.
         most = min(max(size, 2), _SEVERAL)
         several = cls(network, most)
@@ -145,24 +143,6 @@ def _agree(one: Tensor, other: Tensor) -> bool:
     return bool(((one - other).abs() <= _AGREEMENT * scale).all())
 
 
-def _largest_output(network: nn.Module, example: Tensor) -> int:
-    """Bytes of the largest output of a module, for one input."""
-    largest = example.numel() * example.element_size()
-
-    def measure(module: nn.Module, inputs: object, output: object) -> None:
-        nonlocal largest
-        if isinstance(output, Tensor):
-            largest = max(largest, output.numel() * output.element_size())
-
-    hooks = [module.register_forward_hook(measure) for module in network.modules()]
-    try:
-        run_alone(network, example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return largest
-
-
 Array = NDArray[np.floating[Any]]
 
 TOLERANCE = 1e-3
@@ -200,7 +180,7 @@ def integrate_along(
     refused : str
         Why the segments have no breakpoints; kept in the traces.
     memory : int, optional
-        Bytes that a batch of evaluations may take, about.
+        Bytes that may be used; by default half of what is free.
 
     Yields
     ------

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.budget import halving, usable_memory
+from nlbench.probes.budget import LiveBytes, Load, halving, share_out, usable_memory
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
 
@@ -80,9 +80,11 @@ _WATCHED = (0, 2, 5, 7)
 """Steps of the second grid at whose middle units are compared with each other."""
 TOLD_APART = 1e-7
 """Share of its largest value that may be rounding of a unit that is compared with others."""
+_A_COMPARED = 160
+"""Bytes that a unit takes that is compared with others."""
 _ROOM = 2**9
 """Crossings of a step that a GPU has places for at once."""
-_BYTES = 2**28
+_BYTES = 2**27
 _BYTES_GPU = 2**30
 _POINTS = 64
 _POINTS_GPU = 512
@@ -205,8 +207,9 @@ def _repeated(group: Tensor, values: Tensor, close: Tensor) -> Tensor:
     order = (values @ weights).argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
     apart = torch.maximum(close[order][1:], close[order][:-1])
-    near = (values[order].diff(dim=0).abs() <= apart[:, None]).all(1)
-    near &= group[order].diff() == 0
+    near = group[order].diff() == 0
+    for column in values.unbind(1):
+        near &= column[order].diff().abs() <= apart
     kind = torch.cat([near.new_zeros(1), ~near]).cumsum(0)
     # The first of each is the one that counts: that of the earliest step.
     earliest = torch.full_like(order, len(order)).scatter_reduce(0, kind, order, "amin")
@@ -215,7 +218,7 @@ def _repeated(group: Tensor, values: Tensor, close: Tensor) -> Tensor:
     return again
 
 
-def _bend_alike(values: Tensor, noise: Tensor, is_signed: Tensor) -> Tensor:
+def _bend_alike(known: Tensor, far: Tensor, is_signed: Tensor) -> Tensor:
     """Tell which units bend at the places where an earlier one does, all along a segment.
 
     They are equal, up to their sign, or multiples of one another by one factor at places on both
@@ -224,26 +227,23 @@ def _bend_alike(values: Tensor, noise: Tensor, is_signed: Tensor) -> Tensor:
 
     Parameters
     ----------
-    values, noise : float64 tensor of shape (m, places)
-        Distances from the kink, and what rounding leaves of them.
+    known : float64 tensor of shape (m, places)
+        Distances from the kink, 0 where they can't be told from it. They are overwritten.
+    far : float64 tensor of shape (m,)
+        How far apart those of one unit may be by rounding.
     is_signed : bool tensor of shape (m,)
         Whether a unit and its negative are two.
     """
-    known = values.masked_fill(values.abs() <= noise, 0.0)
     # So that a unit and its negative are one, the first place is on the positive side.
     first = known.gather(1, (known != 0).to(torch.int8).argmax(1, keepdim=True)).sign()
-    known = torch.where(is_signed[:, None], known, known * first)
-    far = _ALIKE * noise.amax(1)
+    known *= first.masked_fill_(is_signed[:, None], 1.0)
     scale = known.abs().amax(1).clamp(min=torch.finfo(known.dtype).tiny)
     multiples = (known > 0).any(1) & (known < 0).any(1) & (far / scale <= TOLD_APART)
     varies = known.amax(1) - known.amin(1) > far
     # Each that does not vary is a group of its own.
     group = torch.where(varies, multiples.long(), 2 + torch.arange(len(known)))
-    return _repeated(
-        group,
-        torch.where(multiples[:, None], known / scale[:, None], known),
-        torch.where(multiples, far / scale, far),
-    )
+    scale = scale.masked_fill_(~multiples, 1.0)
+    return _repeated(group, known.div_(scale[:, None]), far / scale)
 
 
 class _Group:
@@ -305,7 +305,8 @@ class _Group:
     def bytes_kept(self) -> int:
         """What the patterns of all nodes take."""
         tensors = [x for sides in self._sides.values() for x in (sides.above, sides.below)]
-        return sum(x.numel() * x.element_size() for x in [*tensors, *self._leads.values()])
+        tensors += [*self._leads.values(), *self._at_start.values()]
+        return sum(x.numel() * x.element_size() for x in tensors)
 
     def begin(self) -> None:
         """Look at the nodes of the first grid."""
@@ -342,9 +343,9 @@ class _Group:
             key, rows = (step.output, number), slice(row, row + len(found.flat))
             above, below = found.sides
             if key not in self._sides:
-                whole = (above.new_zeros(count * (FIRST + 1), above.shape[1]) for _ in range(2))
-                self._sides[key] = _Sides(*whole, found.is_paired)
-                zeros[key] = torch.zeros_like(self._sides[key].above)
+                whole = above.new_zeros(count * (FIRST + 1), above.shape[1])
+                self._sides[key] = _Sides(whole, torch.zeros_like(whole), found.is_paired)
+                zeros[key] = torch.zeros_like(whole)
             self._sides[key].above[rows], self._sides[key].below[rows] = above, below
             zeros[key][rows] = found.resting
             all_units[key] = packed(torch.ones_like(found.flat[:1], dtype=torch.bool))
@@ -484,59 +485,71 @@ class _Group:
         if not flags:
             return
         widths = [words.shape[2] for words in flags]
-        words = torch.cat([_any(one) for one in flags], 1).cpu()
-        units = [
-            [bits_of(one[None])[1] for one in torch.split(row, widths)] for row in words.unbind(0)
-        ]
+        words = torch.cat([_any(one) for one in flags], 1)
+        del flags
+        most, some, taken = int(precise.budget / 2 / _A_COMPARED), [], 0
+        for s, count in enumerate(ones(words).tolist()):
+            if some and taken + count > most:
+                self._leave_out_copies_of(some, words[some], widths, precise)
+                some, taken = [], 0
+            some, taken = [*some, s], taken + count
+        self._leave_out_copies_of(some, words[some], widths, precise)
+
+    def _leave_out_copies_of(
+        self, which: Sequence[int], words: Tensor, widths: Sequence[int], precise: Estimator
+    ) -> None:
+        """Look at the flagged units of some segments: (m, W), of each margin so many words."""
         known = list(self._sides)
-        lengths = [len(one) for row in units for one in row]
-        flat_units = torch.cat([one for row in units for one in row]).to(self._device)
-        index = torch.split(flat_units, lengths)
-        chosen = dict(zip(itertools.product(range(len(self)), known), index, strict=True))
-        values: dict[tuple[int, tuple[int, int]], list[Tensor]] = {key: [] for key in chosen}
-        noises: dict[tuple[int, tuple[int, int]], list[Tensor]] = {key: [] for key in chosen}
+        units = [
+            bits_of(one[None])[1] for row in words.cpu() for one in torch.split(row, list(widths))
+        ]
+        stops = list(itertools.accumulate((len(one) for one in units), initial=0))
+        chosen = torch.cat(units).to(self._device)
+        values = torch.empty(len(chosen), len(_WATCHED), dtype=torch.float64, device=self._device)
+        noises = torch.zeros(len(units), len(_WATCHED), 1, dtype=torch.float64, device=self._device)
         row = 0
 
         def watch(step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Windows):
                 return
+            place = known.index((step.output, number))
             for j in range(len(found.flat)):
-                key = (row + j) // len(_WATCHED), (step.output, number)
-                values[key].append(found.flat[j].index_select(0, chosen[key]) - found.kink)
-                noises[key].append(found.noise[j].expand_as(values[key][-1]))
+                s, at = divmod(row + j, len(_WATCHED))
+                mine = s * len(known) + place
+                span = slice(stops[mine], stops[mine + 1])
+                apart = found.flat[j].index_select(0, chosen[span]) - found.kink
+                values[span, at] = apart.masked_fill_(apart.abs() <= found.noise[j], 0.0)
+                noises[mine, at] = found.noise[j]
 
-        every = torch.arange(len(self) * len(_WATCHED), device=self._device)
+        index = torch.tensor(which, device=self._device)
+        every = torch.arange(len(which) * len(_WATCHED), device=self._device)
         places = (2 * torch.tensor(_WATCHED) + 1).to(self._device) / (2 * TOLD)
-        starts, ends = self._starts.double(), self._ends.double()
+        starts, ends = self._starts[index].double(), self._ends[index].double()
         for row in range(0, len(every), precise.chunk):
             part = every[row : row + precise.chunk]
             s, share = part // len(_WATCHED), places[part % len(_WATCHED)].double()
             weight = share.reshape(-1, *[1] * (starts.ndim - 1))
             precise.piecewise.run(torch.lerp(starts[s], ends[s], weight), watch)
-        columns = [torch.stack(values[key] + noises[key], 1) for key in chosen]
-        whole = torch.cat(columns).cpu()
-        done, masks = 0, torch.zeros_like(words)
-        for mask, row_units in zip(masks, units, strict=True):
-            count = sum(len(one) for one in row_units)
-            mine = whole[done : done + count]
-            done += count
-            is_paired = [
-                torch.full((len(one),), self._sides[key].is_paired)
-                for key, one in zip(known, row_units, strict=True)
-            ]
-            half = len(_WATCHED)
-            again = _bend_alike(mine[:, :half], mine[:, half:], torch.cat(is_paired))
-            at = torch.split(again, [len(one) for one in row_units])
-            parts = [
-                _flagged(one[repeated], width)
-                for one, repeated, width in zip(row_units, at, widths, strict=True)
-            ]
-            mask.copy_(torch.cat(parts))
-        if bool(masks.any()):
-            for sides, mask in zip(
-                self._sides.values(), torch.split(masks.to(self._device), widths, 1), strict=True
-            ):
-                sides.counted &= ~mask
+        far = _ALIKE * noises.amax((1, 2)).cpu()
+        is_paired = torch.tensor([self._sides[key].is_paired for key in known])
+        values, lengths = values.cpu(), torch.tensor([len(one) for one in units])
+        masks = []
+        for i in range(len(which)):
+            mine = slice(i * len(known), (i + 1) * len(known))
+            again = _bend_alike(
+                values[stops[mine.start] : stops[mine.stop]],
+                far[mine].repeat_interleave(lengths[mine]),
+                is_paired.repeat_interleave(lengths[mine]),
+            )
+            parts = zip(
+                units[mine], torch.split(again, lengths[mine].tolist()), widths, strict=True
+            )
+            masks.append(torch.cat([_flagged(one[repeated], w) for one, repeated, w in parts]))
+        mask = torch.stack(masks)
+        if bool(mask.any()):
+            parts = torch.split(mask.to(self._device), list(widths), 1)
+            for sides, repeated in zip(self._sides.values(), parts, strict=True):
+                sides.counted[index] &= ~repeated
 
     def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
         shape = (-1,) + (1,) * (self._starts.ndim - 1)
@@ -821,14 +834,27 @@ class Estimator:
         ends = torch.stack(first).to(dtype)
         self.device = ends.device
         self.piecewise = record_pieces(self.network, ends[:1])
-        self._check(torch.cat([ends, ends.mean(0, keepdim=True)]))
         on_gpu = self.device.type == "cuda"
-        width = self.piecewise.program.width * torch.finfo(dtype).bits // 8
+        each = self._bytes_a_point(ends[:1])
+        points = min(_POINTS_GPU if on_gpu else _POINTS, (_BYTES_GPU if on_gpu else _BYTES) // each)
+        # The other half is for patterns.
+        half = Load(each, each, 0, 0).times(2)
+        _, self.chunk = share_out(half, self.device, memory, max(2, points), needed=2)
         self.budget = usable_memory(self.device, memory)
-        most = min(_BYTES_GPU if on_gpu else _BYTES, self.budget / 2)
-        points = _POINTS_GPU if on_gpu else _POINTS
-        self.chunk = max(1, min(points, int(most // max(1, 3 * width))))
+        self._check(torch.cat([ends, ends.mean(0, keepdim=True)])[: self.chunk])
         self.together = _TOGETHER_GPU if on_gpu else max(1, min(_TOGETHER, self.chunk // 4))
+
+    @torch.inference_mode()
+    def _bytes_a_point(self, one: Tensor) -> int:
+        """Count what lives together while a point is carried, (1, *input), and looked at."""
+
+        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+            if isinstance(found, Margins):
+                _ = found.sides, found.resting
+
+        with LiveBytes() as live:
+            self.piecewise.run(one.clone(), watch)
+        return max(1, live.peak)
 
     def _check(self, points: Tensor) -> None:
         with torch.inference_mode():

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.probes.budget import bytes_a_sample
 from nlbench.probes.lines.quadrature import Batches
 
 
@@ -25,14 +26,16 @@ def test_the_outputs_are_those_of_each_input():
 def test_a_small_memory_makes_small_batches():
     net = Watched()
     example = torch.randn(2, 1000, dtype=torch.float64)
-    batches = Batches.of(net, example, memory=4 * 8 * 1000 * 5)
+    # Half of so little is for what is no tensor; of what fits it is a power of two.
+    batches = Batches.of(net, example, memory=2 * 5 * bytes_a_sample(net, example[:1]))
     net.sizes.clear()
-    batches(torch.randn(12, 1000, dtype=torch.float64))
-    assert net.sizes == [5, 5, 2]
+    batches(torch.randn(10, 1000, dtype=torch.float64))
+    assert net.sizes == [4, 4, 2]
 
 
-def test_without_memory_there_is_still_one_at_a_time():
-    assert Batches.of(nn.Tanh(), torch.randn(2, 3), memory=0).size == 1
+def test_without_memory_for_one_it_is_refused_in_one_line():
+    with pytest.raises(RequestError, match=r"^memory: 10 bytes are too few"):
+        Batches.of(nn.Tanh(), torch.randn(2, 3), memory=10)
 
 
 def test_a_network_that_mixes_samples_is_run_one_at_a_time():

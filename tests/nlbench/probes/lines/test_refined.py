@@ -10,6 +10,7 @@ from torch import nn
 import nlbench
 from nlbench.errors import NotFinite, RequestError
 from nlbench.measures.absdev import absolute_deviation
+from nlbench.probes.budget import LiveBytes
 from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
 from nlbench.probes.lines.ops.kinks import kinked
 from nlbench.probes.lines.ops.rule import Ranks
@@ -411,3 +412,26 @@ def test_what_is_left_of_large_numbers_is_known_to_their_rounding(name):
     found = estimate_segment(network, *segment)
     assert found.precision == torch.finfo(torch.float64).eps
     assert found.at_least == trace.crossings > 3
+
+
+def test_an_estimate_stays_within_the_memory():
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(288, 2),
+    )
+    pairs = [ends(seed) for seed in range(2)]
+    memory = 2**21
+    with LiveBytes() as live:
+        found = list(estimate_all(network, pairs, tolerance=1e-3, evaluations=34, memory=memory))
+    assert all(one.crossings > 300 for one in found)
+    # In single precision, and in double to tell which units are one.
+    copies = 3 * sum(parameter.nbytes for parameter in network.parameters())
+    assert memory / 8 < live.peak <= memory / 2 + copies
+    with pytest.raises(RequestError, match=r"^memory: .* are too few"):
+        list(estimate_all(network, pairs, tolerance=1e-3, evaluations=34, memory=10**4))
