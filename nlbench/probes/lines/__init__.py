@@ -13,11 +13,10 @@ from nlbench.probes import LazyProbe, ProbeOptions, Resources, Samples
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .estimate import SegmentEstimate, chord_parts
     from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
     from .planes import Plane, plane
     from .refined import estimate_segment
-    from .trace import SegmentTrace
+    from .trace import SegmentEstimate, SegmentTrace, chord_parts
 
 __all__ = [
     "LINES",
@@ -139,7 +138,7 @@ class Lines(LazyProbe):
         self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
     ) -> str:
         """See `nlbench.probes.Probe.forecast`."""
-        from .forecast import forecast
+        from .lines import forecast
 
         return forecast(model, samples, options, resources)
 
@@ -158,10 +157,10 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "Plane": "planes",
-        "SegmentEstimate": "estimate",
+        "SegmentEstimate": "trace",
         "SegmentTrace": "trace",
         "TracedSegment": "lines",
-        "chord_parts": "estimate",
+        "chord_parts": "trace",
         "estimate_segment": "refined",
         "observe_paths": "lines",
         "plane": "planes",

@@ -21,7 +21,7 @@ from nlbench.probes.lines.ops.kinks import pushed
 from nlbench.probes.lines.ops.rule import Margin, peak
 
 from .program import Program, load_of, walk_measured
-from .trace import SegmentTrace, distance
+from .trace import SegmentTrace, distance, points_at
 
 __all__ = ["trace_adaptively", "trace_by_sampling"]
 
@@ -320,7 +320,7 @@ def _trace_sampling(
         last = min(first + points - 2, resolution)
         before = min(first, 1)
         t = torch.arange(first - before, last + 1, dtype=torch.float64, device=start.device)
-        _, site = _look_sampling(program, _between(start, end, t / resolution), errors)
+        _, site = _look_sampling(program, points_at(start, end, t / resolution), errors)
         interval = (site[before:] >= 0).nonzero().squeeze(1)
         found.append((interval + first + 0.5) / resolution)
         sites.append(site[before:][interval])
@@ -329,7 +329,7 @@ def _trace_sampling(
     t = torch.cat([ends[:1], inside, ends[1:]])
     none = torch.full((1,), -1, device=start.device)
     values = [
-        _look_sampling(program, _between(start, end, part), errors)[0]
+        _look_sampling(program, points_at(start, end, part), errors)[0]
         for part in torch.split(t, points)
     ]
     return SegmentTrace(
@@ -344,10 +344,6 @@ def _trace_sampling(
     )
 
 
-def _between(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    return torch.lerp(start[None], end[None], t.reshape(-1, *[1] * start.ndim).to(start.dtype))
-
-
 def _measured_errors(
     program: Program, start: Tensor, end: Tensor, points: int
 ) -> dict[int, list[Tensor]]:
@@ -356,7 +352,7 @@ def _measured_errors(
     places = torch.linspace(0, 1, MEASURED_AT, dtype=torch.float64, device=start.device)
     with torch.no_grad():
         for part in torch.split(places, max(1, points // (COPIES + 1))):
-            for seen in walk_measured(program, _between(start, end, part), COPIES):
+            for seen in walk_measured(program, points_at(start, end, part), COPIES):
                 if seen.step.rule.differ is not None:
                     own = [2 * bound[:1] for bound in seen.bounds]
                     known = errors.get(seen.step.output, own)

@@ -19,7 +19,7 @@ from nlbench.errors import UnsupportedOperation
 from .exact import COINCIDENT
 from .ops.rule import noise_of, peak
 from .program import Computed, Program, agree, run_alone, walk, walk_measured
-from .trace import SegmentTrace
+from .trace import SegmentTrace, points_at
 
 __all__ = ["check_trace"]
 
@@ -77,11 +77,6 @@ def check_trace(
     _check_rounding(program, points, torch.cat([trace.t[[0, -1]], *inside]), together)
 
 
-def _between(points: Tensor, t: Tensor) -> Tensor:
-    weight = t.reshape(-1, *[1] * (points.ndim - 1)).to(points.dtype)
-    return torch.lerp(points[:1], points[1:], weight)
-
-
 def _check_values(
     program: Program,
     network: nn.Module,
@@ -94,7 +89,7 @@ def _check_values(
     right = left if trace.method == "sampling" else left + 1
     t = torch.cat([trace.t[[0, -1]], (trace.t[left] + trace.t[right]) / 2])
     values = torch.cat([trace.values[[0, -1]], (trace.values[left] + trace.values[right]) / 2])
-    inputs = _between(points, t)
+    inputs = points_at(points[0], points[1], t)
     expected = run_alone(network, inputs).reshape(len(t), -1)
     if expected.shape == values.shape:
         found = values.to(expected.dtype)
@@ -170,7 +165,7 @@ def _check_pieces(
     with torch.inference_mode():
         for first in range(0, len(sites), some):
             part = sites[first : first + some]
-            inputs = _between(points, t[2 * first : 2 * (first + len(part))])
+            inputs = points_at(points[0], points[1], t[2 * first : 2 * (first + len(part))])
             for seen in walk_measured(program, inputs):
                 if seen.step.rule.differ is not None:
                     _compare(seen, part)
@@ -181,7 +176,7 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, together: int) 
     sizes: dict[str, tuple[float, float]] = {}
     with torch.inference_mode():
         for part in torch.split(t, max(1, together)):
-            for seen in walk(program, _between(points, part)):
+            for seen in walk(program, points_at(points[0], points[1], part)):
                 if seen.step.rule.differ is not None:
                     noise, size = sizes.get(seen.step.site, (0.0, 0.0))
                     own_noise, own_size = _noise_and_size(seen)

@@ -11,12 +11,17 @@ the longer list. Where they are many, or there are none, see `refined` and `quad
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
 from torch import Tensor, nn
 
 from nlbench.content.hashing import tensor_hash
@@ -29,8 +34,7 @@ from nlbench.probes.precision import each_exact
 from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
 from .check import check_trace
-from .estimate import SegmentEstimate
-from .exact import trace_exactly
+from .exact import by_itself, trace_exactly
 from .paths import (
     closed_paths,
     direction_paths,
@@ -40,19 +44,32 @@ from .paths import (
     translations,
 )
 from .patterns import UnknownPieces
-from .plot_data import Sketch
-from .program import check_program, least_load, load_of, record_unchecked
+from .program import check_program, least_load, load_of, record_unchecked, run_alone
 from .quadrature import integrate_along
-from .refined import BUDGET, EVALUATIONS, TOLERANCE, check_ends, estimate_all, on_device
-from .threads import by_itself
-from .trace import SegmentTrace, slope_changes
+from .refined import (
+    BUDGET,
+    EVALUATIONS,
+    LEAST,
+    PROBES,
+    TOLD,
+    TOLERANCE,
+    Segment,
+    check_ends,
+    estimate_all,
+    on_device,
+)
+from .trace import SegmentEstimate, SegmentTrace, points_at, slope_changes
 
 __all__ = [
+    "BINS",
     "METHODS",
     "SegmentTrace",
+    "Sketch",
     "TracedSegment",
+    "forecast",
     "observe",
     "observe_paths",
+    "passes_needed",
     "paths_of",
     "slope_changes",
     "trace_segment",
@@ -522,3 +539,296 @@ def _check_images(images: Tensor, kind: str) -> None:
             f"the inputs have shape {shape}, with the channels last by the look of it; set "
             "lines.paths=pairs or random"
         )
+
+
+BINS = 160
+"""Along the whole path, in which breakpoints are counted."""
+LOGITS = 3
+ROWS = 24
+SEGMENTS = 64
+_DRAWN_AT, _MOST_DRAWN_AT = 480, 160
+_DIGITS = 5
+
+
+class Sketch:
+    """Gathers the observations of one path, of which a drawing is made.
+
+    Parameters
+    ----------
+    segments : int
+        Of the path; of more than 64 the first 64 are drawn.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from nlbench.probes.lines import observe_paths
+    >>> sketch = Sketch(2)
+    >>> for observation in observe_paths(torch.nn.ReLU(), torch.tensor([[[-1.0], [1.0], [-1.0]]])):
+    ...     sketch.add(observation)
+    >>> drawing = sketch.content()
+    >>> drawing["place"], drawing["lengths"], drawing["crossings"], drawing["logits"]
+    ('path0', [2.0, 2.0], 2, [0])
+    """
+
+    def __init__(self, segments: int) -> None:
+        self._segments = min(segments, SEGMENTS)
+        self._points = min(_DRAWN_AT // self._segments, _MOST_DRAWN_AT) + 1
+        self._observations: list[TracedSegment] = []
+        self._curves: list[NDArray[np.float64]] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that is drawn of the path has been seen."""
+        return len(self._observations) == self._segments
+
+    def add(self, observation: TracedSegment) -> None:
+        """Take in the next segment, unless all that is drawn is there."""
+        if not self.is_complete:
+            self._curves.append(_curve(observation, self._points))
+            self._observations.append(observation)
+
+    def content(self) -> dict[str, Any]:
+        """Give the drawing: plain values, long rows of numbers as text.
+
+        ``place``; ``method``; ``lengths`` of the segments; ``crossings``, their sum;
+        ``logits``, those that stray furthest from their chords; ``curves``, a row a segment
+        and logit, at even steps from end to end; and, if there are breakpoints, ``sites``
+        and ``breakpoints``, a row a site of how many there are in each of 160 equal parts of
+        the drawn path. Neighbouring sites share a row if there are more than 24.
+        """
+        curves = np.stack(self._curves)
+        chords = np.linspace(curves[:, 0], curves[:, -1], curves.shape[1], axis=1)
+        lengths = np.array([observation.trace.length for observation in self._observations])
+        strayed = lengths @ np.abs(curves - chords).mean(1)
+        # Equal ones in order of their number, so that the choice is the same everywhere.
+        logits = sorted(np.argsort(-strayed, kind="stable")[:LOGITS].tolist())
+        methods = dict.fromkeys(observation.trace.method for observation in self._observations)
+        drawing = {
+            "place": self._observations[0].place,
+            "method": ", ".join(methods),
+            "lengths": [float(f"{length:.6g}") for length in lengths],
+            "logits": logits,
+            "curves": [[_row(curve[:, j]) for j in logits] for curve in curves],
+        }
+        return drawing | self._breakpoints(lengths)
+
+    def _breakpoints(self, lengths: NDArray[np.float64]) -> dict[str, Any]:
+        traces = [observation.trace for observation in self._observations]
+        sites: dict[str, NDArray[np.int64]] = {}
+        starts = np.concatenate([[0.0], np.cumsum(lengths)])
+        for trace, start, length in zip(traces, starts, lengths, strict=False):
+            if isinstance(trace, SegmentEstimate):
+                return {}
+            at = (start + trace.t[1:-1].cpu().numpy() * length) / (starts[-1] or 1.0)
+            part = np.minimum((at * BINS).astype(np.int64), BINS - 1)
+            origins = trace.origins[1:-1].cpu().numpy()
+            for index, name in enumerate(trace.sites):
+                counts = np.bincount(part[origins == index], minlength=BINS)
+                sites[name] = sites.get(name, 0) + counts
+        rows = list(_grouped(list(sites.items())))
+        return {
+            "crossings": int(sum(counts.sum() for _, counts in rows)),
+            "sites": [name for name, _ in rows],
+            "breakpoints": [" ".join(map(str, counts.tolist())) for _, counts in rows],
+        }
+
+
+def _curve(observation: TracedSegment, points: int) -> NDArray[np.float64]:
+    """Values (points, k) of the network at even steps along a segment."""
+    t, values = observation.trace.t.cpu().numpy(), observation.trace.values.cpu().numpy()
+    even = np.linspace(0, 1, points)
+    if isinstance(observation.trace, SegmentEstimate):
+        t, first = np.unique(t, return_index=True)  # of the shortest intervals, nodes coincide
+        return np.asarray(PchipInterpolator(t, values[first])(even))
+    left = np.clip(np.searchsorted(t, even, side="right") - 1, 0, len(t) - 2)
+    share = ((even - t[left]) / (t[left + 1] - t[left]))[:, None]
+    return np.asarray((1 - share) * values[left] + share * values[left + 1])
+
+
+def _grouped(
+    sites: Sequence[tuple[str, NDArray[np.int64]]],
+) -> Iterable[tuple[str, NDArray[np.int64]]]:
+    """Put neighbouring sites together until they fit."""
+    cuts = np.linspace(0, len(sites), min(len(sites), ROWS) + 1).round().astype(int)
+    for first, last in itertools.pairwise(cuts.tolist()):
+        names = [name for name, _ in sites[first:last]]
+        name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        yield name, np.sum([counts for _, counts in sites[first:last]], axis=0)
+
+
+def _row(numbers: Iterable[float]) -> str:
+    return " ".join(f"{number:.{_DIGITS}g}" for number in numbers)
+
+
+LOOKED_AT = 4
+"""Segments of a subject by which all are told, evenly spread."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_PASSES_A_REGION = {"exact": 1, "adaptive": 2}
+_TIMED_AT = 16
+"""At which a forward pass in double precision is timed."""
+
+
+def passes_needed(found: SegmentEstimate, tolerance: float, evaluations: int) -> int:
+    """Tell from a coarse grid how many forward passes refining it will take.
+
+    What halving will yet add to the crossings falls in proportion to the step, the error of the
+    deviation with its square.
+
+    Parameters
+    ----------
+    found : SegmentEstimate
+        On a uniform grid.
+    tolerance : float
+    evaluations : int
+        Most of them.
+
+    Examples
+    --------
+    >>> kinks = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU())
+    >>> ends = iter([(torch.tensor([-1.0]), torch.tensor([1.0]))])
+    >>> found = next(estimate_all(kinks, ends, tolerance=1e-3, evaluations=25))
+    >>> passes_needed(found, 1e-3, 4096) <= 4096
+    True
+    """
+    assert found.crossings is not None
+    told = len(found.t) - 1
+    steps = LEAST
+    if found.crossings:
+        # Where so many are to come, twice the standard deviation of their sum is tolerated.
+        allowed = 3 / 5 * (tolerance * found.crossings) ** 2 / 2
+        rest = found.crossings - found.at_least
+        steps = max(steps, math.ceil(told * rest / allowed))
+    error = float(torch.linalg.vector_norm(found.deviation_error))
+    total = float(torch.linalg.vector_norm(found.above + found.below))
+    if error and total:
+        steps = max(steps, math.ceil(told * math.sqrt(error / (tolerance * total))))
+    halved: int = 2 ** math.ceil(math.log2(steps))
+    return min(halved + 1 + PROBES, evaluations)
+
+
+def forecast(
+    model: nn.Module, samples: Samples, options: ProbeOptions, resources: Resources
+) -> str:
+    """Predict what tracing a subject's paths takes: method, boundaries, forward passes, time.
+
+    Parameters
+    ----------
+    model, samples, options, resources
+        As for `nlbench.probes.Probe.observe`.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If there are no paths.
+    """
+    paths = paths_of(model, samples, options)
+    starts, ends = paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
+    count, method = len(starts), str(options["method"])
+    if method == "sampling":
+        passes = count * (int(options["resolution"]) + 1)
+        return f"{count:,} segments: sampling takes {passes:,} forward passes"
+    few = min(LOOKED_AT, count)
+    # One in each quarter; not all at the same place of their paths.
+    which = [int((i + (0.5 + i * _GOLDEN) % 1) * count / few) for i in range(few)]
+    chosen = list(on_device(model, starts[which], ends[which]))
+    try:
+        found, seconds = _looked_at(model, chosen, options, resources)
+    except UnknownPieces as error:
+        chosen_method = "exact" if method == "auto" else method
+        if chosen_method != "refined":
+            return f"{count:,} segments: {chosen_method}, at a cost that can't be told ({error})"
+        refused = str(error)
+    except UnsupportedOperation as error:
+        refused = str(error)
+    else:
+        predicted = _predicted(model, chosen, found, seconds, count, options)
+        return f"{count:,} segments; predicted from nine points on {few} of them: {predicted}"
+    most = count * int(options["evaluations"])
+    return f"{count:,} segments: by quadrature, at most {most:,} forward passes ({refused})"
+
+
+def _looked_at(
+    model: nn.Module, chosen: Sequence[Segment], options: ProbeOptions, resources: Resources
+) -> tuple[list[SegmentEstimate], float]:
+    """Give the nine points' estimates, and seconds a forward pass."""
+    wanted = str(options["dtype"])
+    estimates = estimate_all(
+        model,
+        iter(chosen),
+        tolerance=float(options["tolerance"]),
+        evaluations=TOLD + 1 + PROBES,
+        dtype=torch.float32 if wanted == "auto" else getattr(torch, wanted),
+        memory=resources.memory,
+    )
+    begin = time.perf_counter()
+    found = [estimate for estimate in estimates if estimate is not None]
+    passes = sum(estimate.evaluations for estimate in found)
+    return found, (time.perf_counter() - begin) / passes
+
+
+def _predicted(
+    model: nn.Module,
+    chosen: Sequence[Segment],
+    found: Sequence[SegmentEstimate],
+    seconds: float,
+    count: int,
+    options: ProbeOptions,
+) -> str:
+    method = str(options["method"])
+    regions = [(estimate.crossings or 0.0) + 1 for estimate in found]
+    limit = int(options["budget"])
+    is_refined = [method == "refined" or (method == "auto" and n > limit) for n in regions]
+    refined = exact = 0.0
+    for estimate, n, by_grids in zip(found, regions, is_refined, strict=True):
+        if by_grids:
+            evaluations = int(options["evaluations"])
+            refined += passes_needed(estimate, float(options["tolerance"]), evaluations)
+        else:
+            exact += n * _PASSES_A_REGION.get(method, 1)
+    scale = count / len(found)
+    time_needed = scale * refined * seconds
+    if exact:
+        time_needed += scale * exact * _seconds_in_double(model, chosen[0])
+    taken = method
+    if method == "auto":
+        share = sum(is_refined)
+        taken = "auto takes " + ("refined" if share == len(found) else "exact")
+        if 0 < share < len(found):
+            taken = f"auto takes refined on {share} of {len(found)}, else exact"
+    least, most = min(regions) - 1, max(regions) - 1
+    boundaries = _about(sum(regions) / len(regions) - 1)
+    if most > 1.5 * least:
+        boundaries = f"{_about(least)} to {_about(most)}"
+    return (
+        f"about {boundaries} boundaries a segment; {taken}, about "
+        f"{_about(scale * (refined + exact))} forward passes, {_duration(time_needed)}"
+    )
+
+
+@torch.inference_mode()
+def _seconds_in_double(model: nn.Module, segment: Segment) -> float:
+    network = typed_copy(model, torch.float64)
+    device = precise_device(network, segment[0])
+    start, end = (x.to(device).double() for x in segment)
+    shares = torch.linspace(0, 1, _TIMED_AT, dtype=torch.float64, device=start.device)
+    points = points_at(start, end, shares)
+    run_alone(network, points[:1])
+    begin = time.perf_counter()
+    values: Tensor = run_alone(network, points)
+    float(values.sum())  # Of a GPU it is waited for.
+    return (time.perf_counter() - begin) / _TIMED_AT
+
+
+def _about(number: float) -> str:
+    """Two digits of a number: more are not known."""
+    if number < 100:
+        return f"{number:.0f}"
+    digits = math.floor(math.log10(number)) - 1
+    return f"{round(number / 10**digits) * 10**digits:,}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"about {_about(seconds / size)} {unit}"
+    return f"about {max(1.0, seconds):.0f} s"

@@ -17,9 +17,8 @@ from torch.nn import functional
 
 from nlbench.errors import UnsupportedOperation
 
-from .dispatch_recorder import Step
 from .ops.rule import Kinks, Leaders, Pieces, Ranks
-from .program import Program, record_unchecked, walk_measured
+from .program import Program, Step, record_unchecked, walk_measured
 
 __all__ = [
     "BEYOND",

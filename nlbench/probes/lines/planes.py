@@ -18,8 +18,8 @@ from nlbench.probes.budget import halving
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import exact_by_default
 
-from .dispatch_recorder import Step
 from .patterns import Margins, Windows, crossed, ones
+from .program import Step
 from .refined import Estimator, check_ends
 
 __all__ = ["Plane", "plane"]

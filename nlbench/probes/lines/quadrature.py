@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -24,11 +25,21 @@ from nlbench.probes.budget import Load, bytes_a_sample, halving, is_out_of_memor
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
 
-from . import chebyshev
-from .estimate import SegmentEstimate
 from .program import double_copy, run_alone
+from .trace import SegmentEstimate, points_at
 
-__all__ = ["Batches", "integrate_along", "smooth_estimate"]
+__all__ = [
+    "DEGREE",
+    "NODES",
+    "Batches",
+    "Parts",
+    "coefficients",
+    "evaluate",
+    "integrate_along",
+    "parts",
+    "smooth_estimate",
+    "tail",
+]
 
 
 MOST = 64
@@ -145,13 +156,155 @@ def _agree(one: Tensor, other: Tensor) -> bool:
 
 Array = NDArray[np.floating[Any]]
 
+DEGREE = 16
+NODES: Array = chebyshev.chebpts2(DEGREE + 1)
+"""Increasing, both ends included; the middle one is 0."""
+
+_CELLS = 2 * DEGREE
+_GRID: Array = chebyshev.chebpts2(_CELLS + 1)
+_FROM_VALUES: Array = np.linalg.inv(chebyshev.chebvander(NODES, DEGREE))
+_LATE = 2 * DEGREE // 3 + 1
+_HALVINGS = 40
+_BLOCK = 2**21  # numbers worked on at once
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What there is to know of functions on their intervals.
+
+    Parameters
+    ----------
+    above, below : float64 array of shape (m, k)
+        Integrals over [-1, 1] of the positive part and of the negative part, both positive.
+    variation : float64 array of shape (m, k)
+        Total variation.
+    """
+
+    above: Array
+    below: Array
+    variation: Array
+
+
+def coefficients(values: Array) -> Array:
+    """Interpolate values at the Chebyshev points.
+
+    Parameters
+    ----------
+    values : array of shape (m, 17, k)
+        At `NODES`.
+
+    Returns
+    -------
+    array of shape (17, m, k)
+        Coefficients of the Chebyshev polynomials, lowest degree first.
+
+    Examples
+    --------
+    >>> c = coefficients(NODES[None, :, None] ** 2)
+    >>> np.abs(c[:4, 0, 0]).round(12).tolist()
+    [0.5, 0.0, 0.5, 0.0]
+    """
+    return np.asarray(np.einsum("dn,mnk->dmk", _FROM_VALUES, values))
+
+
+def evaluate(c: Array, x: float | Array) -> Array:
+    """Give the interpolants' values (m, k) at one place, or at one of its own each, (m, 1)."""
+    return np.asarray(chebyshev.chebval(x, c, tensor=False))
+
+
+def tail(c: Array) -> Array:
+    """Sum the sizes of the last third of the coefficients: (m, k).
+
+    What an interpolant leaves out is less than this wherever coefficients decay, be it
+    geometrically (analytic functions) or as slowly as at a bend (Trefethen, "Approximation
+    Theory and Approximation Practice", 2013, chapters 7 and 8).
+    """
+    return np.asarray(np.abs(c[_LATE:]).sum(0))
+
+
+def parts(c: Array) -> Parts:
+    """Integrate the positive and the negative part of interpolants, and their variation.
+
+    Each interval is cut at a grid, at inflections and at turning points, so that the polynomial is
+    monotone on each piece and changes sign there at most once.
+
+    Parameters
+    ----------
+    c : array of shape (17, m, k)
+        See `coefficients`.
+
+    Examples
+    --------
+    >>> found = parts(coefficients(NODES[None, :, None] ** 3))
+    >>> [round(float(x[0, 0]), 12) for x in (found.above, found.below, found.variation)]
+    [0.25, 0.25, 2.0]
+    """
+    count = max(1, _BLOCK // (4 * _CELLS * c.shape[2] + 1))
+    blocks = [_parts(c[:, i : i + count]) for i in range(0, c.shape[1], count)]
+    return Parts(
+        np.concatenate([block.above for block in blocks]),
+        np.concatenate([block.below for block in blocks]),
+        np.concatenate([block.variation for block in blocks]),
+    )
+
+
+def _parts(c: Array) -> Parts:
+    points: Array = np.broadcast_to(_GRID[:, None, None], (_CELLS + 1, *c.shape[1:]))
+    # Between inflections the slope is monotone: two turning points in one cell are both found.
+    for order in (2, 1):
+        points = _interleaved(points, _roots(chebyshev.chebder(c, order, axis=0), points))
+    values = chebyshev.chebval(points, c, tensor=False)
+    integral = chebyshev.chebint(c, axis=0)
+    until = chebyshev.chebval(points, integral, tensor=False)
+    until_cut = chebyshev.chebval(_roots(c, points), integral, tensor=False)
+    areas = np.stack([until_cut - until[:-1], until[1:] - until_cut])
+    return Parts(
+        np.maximum(areas, 0).sum((0, 1)),
+        np.maximum(-areas, 0).sum((0, 1)),
+        np.abs(np.diff(values, axis=0)).sum(0),
+    )
+
+
+def _interleaved(points: Array, between: Array) -> Array:
+    joined = np.empty((len(points) + len(between), *points.shape[1:]))
+    joined[::2], joined[1::2] = points, between
+    return joined
+
+
+def _roots(c: Array, points: Array) -> Array:
+    """Zero of each polynomial between neighbouring points where it changes sign, else the middle.
+
+    Parameters
+    ----------
+    c : array of shape (d, m, k)
+    points : array of shape (p + 1, m, k)
+
+    Returns
+    -------
+    array of shape (p, m, k)
+    """
+    left, right = points[:-1], points[1:]
+    found = (left + right) / 2
+    signs = np.sign(chebyshev.chebval(points, c, tensor=False))
+    where = np.nonzero(signs[:-1] * signs[1:] < 0)
+    if not len(where[0]):
+        return np.asarray(found)
+    a, b, sign, mine = left[where], right[where], signs[:-1][where], c[:, where[1], where[2]]
+    for _ in range(_HALVINGS):
+        middle = (a + b) / 2
+        before = np.sign(chebyshev.chebval(middle, mine, tensor=False)) == sign
+        a, b = np.where(before, middle, a), np.where(before, b, middle)
+    found[where] = (a + b) / 2
+    return np.asarray(found)
+
+
 TOLERANCE = 1e-3
 EVALUATIONS = 4096
 _ROUNDING = 1e-12
 _NARROWEST = 1e-12
 _BESIDE = 0.31
 """A place between two nodes: there the interpolant is compared with the network."""
-_A_CUT = 2 * chebyshev.DEGREE
+_A_CUT = 2 * DEGREE
 """Evaluations that cutting an interval takes."""
 PROBES = 256
 """Places, one in each 256th of the segment, at which interpolants are compared with the network."""
@@ -218,8 +371,8 @@ def integrate_along(
 
 def _on_segment(batches: Batches, start: Tensor, end: Tensor) -> Callable[[Array], Array]:
     def function(t: Array) -> Array:
-        shares = torch.as_tensor(t, device=start.device).reshape(-1, *[1] * start.ndim)
-        return np.asarray(batches(torch.lerp(start, end, shares)).cpu().numpy())
+        places = torch.as_tensor(t, device=start.device)
+        return np.asarray(batches(points_at(start, end, places)).cpu().numpy())
 
     return function
 
@@ -345,23 +498,23 @@ class _Pieces:
     ) -> _Pieces:
         """Evaluate a function inside intervals at whose ends it is known."""
         half = (right - left)[:, None] / 2
-        x = np.append(chebyshev.NODES[1:-1], _BESIDE)
+        x = np.append(NODES[1:-1], _BESIDE)
         t = left[:, None] + half * (1 + x)
         found = function(t.ravel()).reshape(*t.shape, -1)
         values = np.concatenate([at_left[:, None], found[:, :-1], at_right[:, None]], 1)
-        nodes = left[:, None] + half * (1 + chebyshev.NODES)
-        c = chebyshev.coefficients(values - _line(chord, nodes))
+        nodes = left[:, None] + half * (1 + NODES)
+        c = coefficients(values - _line(chord, nodes))
         beside = found[:, -1] - _line(chord, t[:, -1])
-        error = np.maximum(chebyshev.tail(c), np.abs(chebyshev.evaluate(c, _BESIDE) - beside))
-        parts = chebyshev.parts(c)
+        error = np.maximum(tail(c), np.abs(evaluate(c, _BESIDE) - beside))
+        areas = parts(c)
         return cls(
             left,
             right,
             values,
             2 * half * error,
-            half * parts.above,
-            half * parts.below,
-            parts.variation,
+            half * areas.above,
+            half * areas.below,
+            areas.variation,
             chord,
         )
 
@@ -371,7 +524,7 @@ class _Pieces:
         """Put two halves in the place of some intervals."""
         left, right = self.left[which], self.right[which]
         middle = (left + right) / 2
-        ends = self.values[which][:, [0, chebyshev.DEGREE // 2, chebyshev.DEGREE]]
+        ends = self.values[which][:, [0, DEGREE // 2, DEGREE]]
         halves = _Pieces.on(
             function,
             np.concatenate([left, middle]),
@@ -394,10 +547,10 @@ class _Pieces:
         order = np.argsort(self.left)
         owner = order[np.searchsorted(self.left[order], t, side="right") - 1]
         left, width = self.left[owner], (self.right - self.left)[owner]
-        nodes = self.left[:, None] + (self.right - self.left)[:, None] * (1 + chebyshev.NODES) / 2
-        c = chebyshev.coefficients(self.values - _line(self.chord, nodes))[:, owner]
+        nodes = self.left[:, None] + (self.right - self.left)[:, None] * (1 + NODES) / 2
+        c = coefficients(self.values - _line(self.chord, nodes))[:, owner]
         x = 2 * (t - left) / width - 1
-        missed = width[:, None] * np.abs(chebyshev.evaluate(c, x[:, None]) - values)
+        missed = width[:, None] * np.abs(evaluate(c, x[:, None]) - values)
         error = self.error.copy()
         np.maximum.at(error, owner, missed)
         return replace(self, error=error)
@@ -406,7 +559,7 @@ class _Pieces:
         """Where the function was interpolated, and its values there, from 0 to 1."""
         order = np.argsort(self.left)
         left, half = self.left[order, None], (self.right - self.left)[order, None] / 2
-        t = (left + half * (1 + chebyshev.NODES))[:, :-1].ravel()
+        t = (left + half * (1 + NODES))[:, :-1].ravel()
         values = self.values[order][:, :-1].reshape(len(t), -1)
         return np.append(t, 1.0), np.concatenate([values, self.values[order[-1:], -1]])
 

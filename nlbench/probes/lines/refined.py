@@ -27,8 +27,6 @@ from nlbench.probes.budget import LiveBytes, Load, halving, share_out, usable_me
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
 
-from .dispatch_recorder import Step
-from .estimate import ChordParts, SegmentEstimate, chord_parts
 from .ops.rule import Leaders
 from .patterns import (
     BEYOND,
@@ -46,8 +44,9 @@ from .patterns import (
     record_pieces,
     value_of,
 )
-from .program import AGREEMENT, run_alone, typed_copy
+from .program import AGREEMENT, Step, run_alone, typed_copy
 from .quadrature import integrate_along
+from .trace import ChordParts, SegmentEstimate, chord_parts
 
 __all__ = [
     "BUDGET",
@@ -487,7 +486,8 @@ class _Group:
         widths = [words.shape[2] for words in flags]
         words = torch.cat([_any(one) for one in flags], 1)
         del flags
-        most, some, taken = int(precise.budget / 2 / _A_COMPARED), [], 0
+        most, taken = int(precise.budget / 2 / _A_COMPARED), 0
+        some: list[int] = []
         for s, count in enumerate(ones(words).tolist()):
             if some and taken + count > most:
                 self._leave_out_copies_of(some, words[some], widths, precise)
@@ -527,9 +527,8 @@ class _Group:
         starts, ends = self._starts[index].double(), self._ends[index].double()
         for row in range(0, len(every), precise.chunk):
             part = every[row : row + precise.chunk]
-            s, share = part // len(_WATCHED), places[part % len(_WATCHED)].double()
-            weight = share.reshape(-1, *[1] * (starts.ndim - 1))
-            precise.piecewise.run(torch.lerp(starts[s], ends[s], weight), watch)
+            t = places[part % len(_WATCHED)]
+            _along(precise.piecewise, starts, ends, part // len(_WATCHED), t, watch)
         far = _ALIKE * noises.amax((1, 2)).cpu()
         is_paired = torch.tensor([self._sides[key].is_paired for key in known])
         values, lengths = values.cpu(), torch.tensor([len(one) for one in units])
@@ -547,19 +546,13 @@ class _Group:
             masks.append(torch.cat([_flagged(one[repeated], w) for one, repeated, w in parts]))
         mask = torch.stack(masks)
         if bool(mask.any()):
-            parts = torch.split(mask.to(self._device), list(widths), 1)
-            for sides, repeated in zip(self._sides.values(), parts, strict=True):
+            repeats = torch.split(mask.to(self._device), list(widths), 1)
+            for sides, repeated in zip(self._sides.values(), repeats, strict=True):
                 sides.counted[index] &= ~repeated
 
     def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
-        shape = (-1,) + (1,) * (self._starts.ndim - 1)
-        weight = t.double().to(self._dtype).reshape(shape)
-        inputs = torch.lerp(self._starts[owner], self._ends[owner], weight)
         rounding = self._least[owner], self._is_coarse[owner]
-        output = self._piecewise.run(inputs, watch, rounding).double()
-        if not torch.isfinite(output).all():
-            raise NotFinite("the network's output is not finite on the segment")
-        return output
+        return _along(self._piecewise, self._starts, self._ends, owner, t, watch, rounding)
 
     def _leave_out_new_copies(self, new: _Found, steps: int) -> None:
         found = new.copies()
@@ -839,9 +832,10 @@ class Estimator:
         points = min(_POINTS_GPU if on_gpu else _POINTS, (_BYTES_GPU if on_gpu else _BYTES) // each)
         # The other half is for patterns.
         half = Load(each, each, 0, 0).times(2)
-        _, self.chunk = share_out(half, self.device, memory, max(2, points), needed=2)
+        _, self.chunk = share_out(half, self.device, memory, max(1, points))
         self.budget = usable_memory(self.device, memory)
-        self._check(torch.cat([ends, ends.mean(0, keepdim=True)])[: self.chunk])
+        # There are no patterns yet: where one fits, two do.
+        self._check(torch.cat([ends, ends.mean(0, keepdim=True)])[: max(2, self.chunk)])
         self.together = _TOGETHER_GPU if on_gpu else max(1, min(_TOGETHER, self.chunk // 4))
 
     @torch.inference_mode()
@@ -854,7 +848,8 @@ class Estimator:
 
         with LiveBytes() as live:
             self.piecewise.run(one.clone(), watch)
-        return max(1, live.peak)
+        peak: int = live.peak
+        return max(1, peak)
 
     def _check(self, points: Tensor) -> None:
         with torch.inference_mode():
@@ -873,16 +868,30 @@ class Estimator:
         owner = torch.arange(len(t)).repeat_interleave(torch.tensor([len(x) for x in t]))
         owner = owner.to(self.device)
         starts, ends = (torch.stack(x) for x in zip(*segments, strict=True))
-        shape = (-1,) + (1,) * (starts.ndim - 1)
-        weight, found = torch.cat(list(t)).to(self.device, self.dtype), []
-        for part in torch.split(torch.arange(len(owner), device=self.device), self.chunk):
-            mine = owner[part]
-            inputs = torch.lerp(starts[mine], ends[mine], weight[part].reshape(shape))
-            found.append(self.piecewise.run(inputs).double())
-        whole = torch.cat(found)
-        if not torch.isfinite(whole).all():
-            raise NotFinite("the network's output is not finite on the segment")
-        return list(torch.split(whole, [len(x) for x in t]))
+        places = torch.cat(list(t)).to(self.device)
+        found = [
+            _along(self.piecewise, starts, ends, owner[part], places[part])
+            for part in torch.split(torch.arange(len(owner), device=self.device), self.chunk)
+        ]
+        return list(torch.split(torch.cat(found), [len(x) for x in t]))
+
+
+def _along(
+    piecewise: Piecewise,
+    starts: Tensor,
+    ends: Tensor,
+    owner: Tensor,
+    t: Tensor,
+    watch: Watch | None = None,
+    rounding: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Run a network at places t (P,) of the segments (s, *input) that own them; float64 (P, k)."""
+    weight = t.double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
+    inputs = torch.lerp(starts[owner], ends[owner], weight)
+    output = piecewise.run(inputs, watch, rounding).double()
+    if not torch.isfinite(output).all():
+        raise NotFinite("the network's output is not finite on the segment")
+    return output
 
 
 def _middles(steps: int) -> Tensor:

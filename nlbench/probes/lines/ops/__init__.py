@@ -7,6 +7,6 @@ all. `rule` has the types; each family registers its operations' rules with
 registers them all.
 """
 
-from . import arithmetic, kinks, max_pooling, maxima, shapes, sums
+from . import arithmetic, kinks, maxima, shapes
 
-__all__ = ["arithmetic", "kinks", "max_pooling", "maxima", "shapes", "sums"]
+__all__ = ["arithmetic", "kinks", "maxima", "shapes"]

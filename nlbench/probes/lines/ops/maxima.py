@@ -1,25 +1,29 @@
-"""The larger of two tensors, the largest along axes, and what is sorted."""
+"""Where the largest changes: of two tensors, along axes, in windows of pooling, and by rank."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nlbench.probes.ops import line_rule
 
 from .arithmetic import error_of
 from .kinks import bending, changed
-from .max_pooling import envelopes
 from .rule import (
     Call,
     Crossings,
     Front,
     Input,
     Kinks,
+    Leaders,
     Margin,
     NotAffine,
     Ranks,
@@ -29,6 +33,17 @@ from .rule import (
     noise_of,
     unit_crossings,
 )
+
+__all__ = [
+    "envelopes",
+    "max_pool",
+    "overtakes",
+    "pooling_windows",
+    "window_front",
+    "window_leaders",
+    "window_overtakes",
+    "window_tops",
+]
 
 
 @line_rule("maximum", "minimum", "max", "min", "fmax", "fmin", bends="where the two are equal")
@@ -282,3 +297,395 @@ def _ranks(call: Call, size: int) -> list[int]:
     by_name = call.kwargs.get("descending")
     given = next((a for a in call.args[2:] if isinstance(a, bool)), False)
     return list(range(size) if (given if by_name is None else by_name) else range(size)[::-1])
+
+
+@line_rule(
+    "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
+)  # fmt: skip
+def max_pool(call: Call) -> Rule:
+    """Rule of max pooling: the upper envelope of each window."""
+    axes = int(call.name.partition("pool")[2][0])
+    windows = pooling_windows(
+        call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
+    )
+    rule = envelopes(call, windows, lambda x: x.flatten(-axes))
+    return replace(rule, pieces=_leaders(call, axes))
+
+
+def _leaders(call: Call, axes: int) -> Leaders:
+    """Ask PyTorch which member of each window leads."""
+    if call.name.startswith("adaptive"):
+        pool = getattr(functional, f"adaptive_max_pool{axes}d")
+        settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
+    else:
+        pool = getattr(functional, f"max_pool{axes}d")
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        given = dict(zip(names, call.args[1:], strict=False)) | dict(call.kwargs)
+        settings = {name: given[name] for name in names if name in given}
+        if not settings.get("stride"):
+            settings.pop("stride", None)
+
+    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        x = inputs[0]
+        if x.ndim == axes + 1:  # Without an axis of channels.
+            x = x.unsqueeze(1)
+        positions: Tensor = pool(x, return_indices=True, **settings)[1]
+        return positions.flatten(2), x.flatten(2)
+
+    return Leaders(lead)
+
+
+def envelopes(
+    call: Call,
+    windows: Tensor,
+    lines: Callable[[Tensor], Tensor],
+    restored: Callable[[Tensor], Tensor] | None = None,
+) -> Rule:
+    """Make the rule of a call that takes the largest of each of some sets of lines.
+
+    Parameters
+    ----------
+    call : Call
+    windows : tensor of shape (windows, members)
+        See `pooling_windows`.
+    lines : callable
+        From the input at P points to (P, ..., positions), each the input at some place or its
+        negative.
+    restored : callable, optional
+        From maxima, (P, channels, windows), to the output; by default they are reshaped.
+    """
+
+    @cache
+    def members(device: torch.device) -> Tensor:
+        return windows.to(device)
+
+    def output(maxima: Tensor) -> Tensor:
+        if restored is not None:
+            return restored(maxima)
+        return maxima.reshape(len(maxima), *call.shape[1:])
+
+    def positions(x: Tensor, bound: Tensor) -> Tensor:
+        """Bounds in the order of the lines: one of each channel, or of each position."""
+        if bound.ndim == x.ndim and call.name.partition("pool")[1]:
+            axes = int(call.name.partition("pool")[2][0])
+            if all(size == 1 for size in bound.shape[-axes:]):
+                return bound.flatten(-axes)
+        return lines(bound.expand_as(x)).abs()
+
+    def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
+
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        x = lines(inputs[0])
+        return window_overtakes(x, members(x.device), noise(inputs, bounds))
+
+    def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        x = lines(inputs[0])
+        top, _ = window_leaders(x, members(x.device), noise(inputs, bounds))
+        return changed(lambda a, b: ~(a & b).any(-1), top)
+
+    def advance(
+        inputs: Sequence[Tensor],
+        rates: Sequence[Tensor],
+        bounds: Sequence[Tensor],
+        rate_bounds: Sequence[Tensor],
+    ) -> Front:
+        x, rate = lines(inputs[0]), lines(rates[0])
+        front = window_front(x, rate, members(x.device), noise(inputs, bounds))
+        return replace(front, value=output(front.value), rate=output(front.rate))
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], result: Tensor) -> Tensor:
+        given = positions(inputs[0], bounds[0])
+        if given.shape[-1] == 1 and bounds[0].ndim == result.ndim:
+            return bounds[0]
+        x = lines(inputs[0])
+        return output(window_tops(x, members(x.device), given)).abs()
+
+    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        x = lines(inputs[0])
+        x = x.reshape(len(x), -1, x.shape[-1])
+        own = members(x.device)
+        first = x[:, :, own].argmax(-1)
+        return own.expand(*first.shape, -1).gather(-1, first[..., None]).squeeze(-1), x
+
+    # Members, who is largest, and which change places.
+    rest = math.prod(call.shapes[0][1:]) // max(1, lines_of(call, lines))
+    return Rule(
+        call.apply,
+        bound,
+        bend,
+        advance=advance,
+        differ=differ,
+        workspace=4 * windows.numel() * max(1, rest),
+        pieces=Leaders(lead),
+    )
+
+
+def lines_of(call: Call, lines: Callable[[Tensor], Tensor]) -> int:
+    """How many positions the lines of a call have."""
+    return int(lines(torch.empty(call.shapes[0], device="meta")).shape[-1])
+
+
+def pooling_windows(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    size: Sequence[int],
+    out: Sequence[int],
+) -> Tensor:
+    """List the inputs of each max-pooling window.
+
+    Parameters
+    ----------
+    name : str
+        ``max_pool2d``, ``adaptive_max_pool1d``, ….
+    args, kwargs
+        The call's arguments, the input first.
+    size, out : sequence of int
+        Spatial sizes of input and output.
+
+    Returns
+    -------
+    tensor of shape (windows, members)
+        Positions in the flattened spatial axes. A window that is cut by the border
+        repeats its first member, which changes no maximum.
+
+    Examples
+    --------
+    >>> pooling_windows("max_pool1d", (None, 2), {"padding": 1}, (4,), (3,)).tolist()
+    [[0, 0], [1, 2], [3, 3]]
+    """
+    if name.startswith("adaptive"):
+        axes = [
+            [list(range(o * n // m, math.ceil((o + 1) * n / m))) for o in range(m)]
+            for n, m in zip(size, out, strict=True)
+        ]
+    else:
+        settings = dict(zip(("kernel_size", "stride", "padding", "dilation"), args[1:5]))  # noqa: B905
+        settings.update(kwargs)
+        kernel = _per_axis(settings["kernel_size"], len(size))
+        stride = _per_axis(settings.get("stride") or kernel, len(size))
+        padding = _per_axis(settings.get("padding", 0), len(size))
+        dilation = _per_axis(settings.get("dilation", 1), len(size))
+        axes = [
+            [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
+            for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
+        ]
+    windows = []
+    for members in itertools.product(*axes):
+        cells = []
+        for cell in itertools.product(*members):
+            flat = 0
+            for n, i in zip(size, cell, strict=True):
+                flat = flat * n + i
+            cells.append(flat)
+        windows.append(cells)
+    most = max(map(len, windows))
+    return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
+
+
+def _per_axis(value: int | Sequence[int], axes: int) -> list[int]:
+    if isinstance(value, int):
+        return [value] * axes
+    return list(value) * (axes if len(value) == 1 else 1)
+
+
+def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Find where the largest member of a window changes between neighbouring points.
+
+    Parameters
+    ----------
+    x : tensor of shape (P, ..., positions)
+        Spatial axes flattened; affine between neighbouring points.
+    windows : tensor of shape (windows, members)
+        See `pooling_windows`.
+    noise : tensor of shape (P, ..., positions)
+        Members this close to the largest share the first place: by the noise of either.
+        Each axis but the first may be 1.
+
+    Returns
+    -------
+    interval : tensor of shape (m,)
+        Index of the left point.
+    share : tensor of shape (m,)
+        Where between left (0) and right (1).
+    """
+    top, members = window_leaders(x, windows, noise)
+    top, members = top.flatten(1, 2), members.flatten(1, 2)
+    # The maximum is convex: a member that is largest at both points is so between them.
+    moved = ~(top[:-1] & top[1:]).any(-1)
+    interval, window = moved.nonzero().unbind(1)
+    share, line = overtakes(
+        members[interval, window],
+        members[interval + 1, window],
+        top[interval, window],
+        top[interval + 1, window],
+    )
+    return interval[line], share
+
+
+def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Tell which members of each window share the first place.
+
+    Parameters
+    ----------
+    x, windows, noise
+        See `window_overtakes`.
+
+    Returns
+    -------
+    top : bool tensor of shape (P, channels, windows, members)
+    members : tensor of shape (P, channels, windows, members)
+    """
+    members = _members(x, windows)
+    return members >= members.amax(-1, keepdim=True) - _noise(members, noise, windows), members
+
+
+def _noise(members: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
+    """Give the noise of each member's distance from the largest: the larger of the two's."""
+    noise = _members(noise, windows)
+    if noise.shape[-1] > 1:
+        largest = members.argmax(-1, keepdim=True)
+        noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
+    return noise
+
+
+def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Front:
+    """Give the maximum of each window at points that move, and who may overtake.
+
+    Of members that share the first place the one that rises fastest has it.
+
+    Parameters
+    ----------
+    x, windows, noise
+        See `window_overtakes`.
+    rate : tensor of shape (P, ..., positions)
+
+    Returns
+    -------
+    Front
+        Value and rate (P, channels, windows), and the lead over each member as margin.
+
+    Examples
+    --------
+    >>> x, rate = torch.tensor([[3.0, 1.0]]), torch.tensor([[-1.0, 1.0]])
+    >>> front = window_front(x, rate, torch.tensor([[0, 1]]), torch.zeros(1, 1))
+    >>> front.value.item(), front.margins[0].value.tolist(), front.margins[0].rate.tolist()
+    (3.0, [[[[0.0, 2.0]]]], [[[[0.0, -2.0]]]])
+    """
+    top, members = window_leaders(x, windows, noise)
+    rates = _members(rate, windows)
+    first = rates.masked_fill(~top, -math.inf).argmax(-1, keepdim=True)
+    value, speed = members.gather(-1, first), rates.gather(-1, first)
+    lead = Margin(value - members, speed - rates, _noise(members, noise, windows))
+    return Front(value.squeeze(-1), speed.squeeze(-1), [lead])
+
+
+def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
+    """Give the value that belongs to the largest member of each window.
+
+    Parameters
+    ----------
+    x : tensor of shape (P, ..., positions)
+    windows : tensor of shape (windows, members)
+    values : tensor of shape (P, ..., positions)
+        Each axis but the first and the last may be 1.
+
+    Returns
+    -------
+    tensor of shape (P, channels, windows)
+
+    Examples
+    --------
+    >>> x, values = torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[0.1, 0.2, 0.3]])
+    >>> window_tops(x, torch.tensor([[0, 1], [1, 2]]), values)
+    tensor([[[0.1000, 0.3000]]])
+    """
+    members = _members(x, windows)
+    values = _members(values, windows).expand_as(members)
+    return values.gather(-1, members.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _members(x: Tensor, windows: Tensor) -> Tensor:
+    """Give the members of each window, (P, channels, windows, members); of one number, that."""
+    x = x.reshape(len(x), -1, x.shape[-1])
+    return x[..., None] if x.shape[-1] == 1 else x[:, :, windows.to(x.device)]
+
+
+def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Walk along upper envelopes of lines on [0, 1].
+
+    Parameters
+    ----------
+    left, right : tensor of shape (n, k)
+        Values at 0 and at 1 of k lines, for each of n envelopes.
+    first, last : bool tensor of shape (n, k)
+        Which lines count as the largest at 0 and at 1.
+
+    Returns
+    -------
+    share : tensor of shape (m,)
+        Where an envelope bends.
+    envelope : tensor of shape (m,)
+        Which one.
+
+    Examples
+    --------
+    >>> left, right = torch.tensor([[1.0, 0.75, 0.0]]), torch.tensor([[0.0, 0.75, 1.0]])
+    >>> overtakes(left, right, left == 1, right == 1)[0]
+    tensor([0.2500, 0.7500])
+    """
+    slope = right - left
+    current = slope.masked_fill(~first, -math.inf).argmax(-1, keepdim=True)
+    position = torch.zeros_like(left[:, :1])
+    row = torch.arange(len(left), device=left.device)
+    if left.is_cuda and 1 < left.shape[1] <= TOGETHER_GPU:
+        return _overtakes_together(left, slope, last, current)
+    found: list[tuple[Tensor, Tensor]] = []
+    while True:
+        going = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
+        left, slope, last = left[going], slope[going], last[going]
+        current, position, row = current[going], position[going], row[going]
+        if not len(row):
+            break
+        current, position = _next(left, slope, current, position)
+        inside = (position.squeeze(1) < 1).nonzero().squeeze(1)
+        left, slope, last = left[inside], slope[inside], last[inside]
+        current, position, row = current[inside], position[inside], row[inside]
+        found.append((position.squeeze(1), row))
+    if not found:
+        return left.new_zeros(0), row
+    return torch.cat([share for share, _ in found]), torch.cat([row for _, row in found])
+
+
+TOGETHER_GPU = 16
+"""Lines up to which a GPU goes along all envelopes to the end, though most have no bend left: to
+see which have come there would make the host wait, at each bend."""
+
+
+def _overtakes_together(
+    left: Tensor, slope: Tensor, last: Tensor, current: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do what `overtakes` does with one wait; an envelope bends less often than it has lines."""
+    position = torch.zeros_like(left[:, :1])
+    going = ~last.gather(1, current).squeeze(1)
+    positions, bends = [], []
+    for _ in range(left.shape[1] - 1):
+        current, position = _next(left, slope, current, position)
+        going &= position.squeeze(1) < 1
+        positions.append(position.squeeze(1))
+        bends.append(going)
+        going = going & ~last.gather(1, current).squeeze(1)
+    step, row = torch.stack(bends).nonzero().unbind(1)
+    return torch.stack(positions)[step, row], row
+
+
+def _next(left: Tensor, slope: Tensor, current: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the line that overtakes the current one next, and where."""
+    rise = slope - slope.gather(1, current)
+    gap = left.gather(1, current) - left
+    meeting = torch.where(rise > 0, gap / rise, math.inf).maximum(position)
+    position = meeting.amin(-1, keepdim=True)
+    steepest = slope.masked_fill(meeting > position, -math.inf)
+    return steepest.argmax(-1, keepdim=True), position

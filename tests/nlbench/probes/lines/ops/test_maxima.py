@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nlbench.probes.lines.ops.max_pooling import (
+from nlbench.probes.lines.ops.maxima import (
     overtakes,
     pooling_windows,
     window_overtakes,

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.probes.lines.lines import SegmentTrace, TracedSegment, observe_paths
-from nlbench.probes.lines.plot_data import BINS, Sketch
+from nlbench.probes.lines.lines import BINS, SegmentTrace, Sketch, TracedSegment, observe_paths
 from nlbench.probes.lines.quadrature import integrate_along
 
 

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nlbench.probes.lines.exact import trace_exactly, trace_program
+from nlbench.probes.lines.exact import by_itself, trace_exactly, trace_program, work_off
 from nlbench.probes.lines.program import double_copy, record
-from nlbench.probes.lines.threads import by_itself, work_off
 
 
 @pytest.fixture

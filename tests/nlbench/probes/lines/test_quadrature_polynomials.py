@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.polynomial import chebyshev, polynomial
 
-from nlbench.probes.lines.chebyshev import DEGREE, NODES, coefficients, evaluate, parts, tail
+from nlbench.probes.lines.quadrature import DEGREE, NODES, coefficients, evaluate, parts, tail
 
 
 def interpolated(*functions):
