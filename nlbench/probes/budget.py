@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import RequestError, Undefined
@@ -226,36 +225,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 _MARGIN = 1.5
 
 
-class _Tally(TorchFunctionMode):
-    """Adds up the tensors that live at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._live: list[weakref.ref[Tensor]] = []
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        made = list(tensors_in((output,)))
-        if made:
-            self._live += [weakref.ref(tensor) for tensor in made]
-            sizes: dict[int, int] = {}
-            for reference in list(self._live):
-                if (tensor := reference()) is None:
-                    self._live.remove(reference)
-                else:
-                    storage = tensor.untyped_storage()
-                    sizes[storage._cdata] = storage.nbytes()
-            self.peak = max(self.peak, sum(sizes.values()))
-        return output
-
-
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory of tensors that are made while it is entered, in this thread.
 
@@ -340,10 +309,11 @@ def bytes_a_sample(model: nn.Module, samples: Tensor) -> int:
     >>> bytes_a_sample(nn.Sequential(nn.Linear(4, 1000), nn.ReLU()), torch.zeros(2, 4))
     12024
     """
-    tally = _Tally()
-    with rng_restored(samples.device), attributes_kept(model), tally:
+    # While functions are watched PyTorch's fused layers, which hide what they take, are not used.
+    watched = BaseTorchFunctionMode()
+    with rng_restored(samples.device), attributes_kept(model), watched, LiveBytes() as live:
         model(samples.clone())
-    return max(1, int(_MARGIN * tally.peak / len(samples)))
+    return max(1, int(_MARGIN * live.peak / len(samples)))
 
 
 Found = MutableMapping[nn.Module, MutableMapping[Hashable, int]]

@@ -1,0 +1,73 @@
+"""Measure the peak memory of estimating one segment of ResNet18 against the budget it was given.
+
+Each budget is tried in a process of its own, as a process's peak never falls. Resident memory is
+compared with that just before the estimate, when the model and PyTorch itself are loaded; the
+copies of the model, in single and in double precision, come on top of the budget. The segment is a
+smooth image at 224×224 and the same moved by a pixel. Prints a table and writes
+``memory_of_an_estimate.json`` beside this file.
+
+    python benchmarks/memory_of_an_estimate.py [--threads N] [--budgets MIB ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+import torchvision
+from torch import nn
+
+from nlbench.probes.lines import estimate_segment
+
+MIB = 2**20
+EVALUATIONS = 50
+
+
+def measure(budget: int, threads: int) -> dict[str, float]:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None).eval()
+    generator = torch.Generator().manual_seed(1)
+    coarse = torch.randn(1, 3, 14, 14, generator=generator)
+    image = nn.functional.interpolate(coarse, size=(224, 224), mode="bicubic")[0]
+    moved = image.roll(1, 2)
+    moved[:, :, 0] = image[:, :, 0]
+    # What a process's first use costs.
+    small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    estimate_segment(small, image[:, :8, :8], moved[:, 8:16, :8])
+    before = psutil.Process().memory_info().rss
+    found = estimate_segment(model, image, moved, evaluations=EVALUATIONS, memory=budget)
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {
+        "budget_mib": budget / MIB,
+        "crossings": found.crossings or 0.0,
+        "evaluations": found.evaluations,
+        "added_at_peak_mib": (peak - before) / MIB,
+        "of_which_copies_mib": 3 * sum(p.nbytes for p in model.parameters()) / MIB,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[80, 256, 1024], help="MiB")
+    arguments = parser.parse_args()
+    processes = multiprocessing.get_context("spawn")
+    results = []
+    for budget in arguments.budgets:
+        with processes.Pool(1) as pool:
+            results.append(pool.apply(measure, (budget * MIB, arguments.threads)))
+        print("  ".join(f"{name} {value:.4g}" for name, value in results[-1].items()), flush=True)
+    target = Path(__file__).with_suffix(".json")
+    target.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
