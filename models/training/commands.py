@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import Interrupted, note, split_names, split_seeds, split_settings
+from nlbench.cli.common import (
+    Interrupted,
+    note,
+    split_dataset_options,
+    split_names,
+    split_seeds,
+)
 from nlbench.errors import NotFinite, RequestError
 from nlbench.subjects.weights import training_folder
 
@@ -83,7 +89,7 @@ def train(
     wanted = tuple(dict.fromkeys(split_seeds(seeds))) if seeds else (seed or 0,)
     files = _files(out, model, wanted)
     chosen = _epochs(checkpoint_epochs)
-    options, others = _dataset_options(setting or [], data)
+    options, others = split_dataset_options(setting or [], data)
     if others:
         raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
     changes: dict[str, Any] = {
@@ -163,16 +169,6 @@ def _print_result(result: Trained) -> None:
     print(f"weights         {result.file}")
     if not result.is_reached:
         print(f"not reached: after {result.epochs} epochs training is short of its threshold")
-
-
-def _dataset_options(
-    given: list[str], data: str
-) -> tuple[tuple[tuple[str, str], ...], dict[str, str]]:
-    """Sort ``--set OWNER.OPTION=VALUE`` into options of the dataset and the rest."""
-    settings = split_settings(given)
-    own = {key: value for key, value in settings.items() if key.startswith(f"{data}.")}
-    options = tuple(sorted((key.removeprefix(f"{data}."), value) for key, value in own.items()))
-    return options, {key: value for key, value in settings.items() if key not in own}
 
 
 def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
@@ -260,7 +256,7 @@ def linearize(
         raise RequestError(f"--control: expected random, got '{control}'")
     if out == Path():
         raise RequestError("--out: expected a folder's name, got ''")
-    options, settings = _dataset_options(setting or [], data)
+    options, settings = split_dataset_options(setting or [], data)
     changes: dict[str, Any] = {
         "epochs": epochs,
         "learning_rate": learning_rate,

@@ -16,6 +16,7 @@ __all__ = [
     "completed",
     "note",
     "print_table",
+    "split_dataset_options",
     "split_names",
     "split_seeds",
     "split_settings",
@@ -40,6 +41,22 @@ def split_settings(given: Iterable[str]) -> dict[str, str]:
     """Read ``OWNER.OPTION=VALUE``."""
     settings: dict[str, str] = flags_of(Request)["settings"].of_text(list(given), "--set")
     return settings
+
+
+def split_dataset_options(
+    given: Iterable[str], data: str
+) -> tuple[tuple[tuple[str, str], ...], dict[str, str]]:
+    """Sort ``--set OWNER.OPTION=VALUE`` into options of the dataset and the rest.
+
+    Examples
+    --------
+    >>> split_dataset_options(["synthetic.size=9", "absdev.normalize=range"], "synthetic")
+    ((('size', '9'),), {'absdev.normalize': 'range'})
+    """
+    settings = split_settings(given)
+    own = {key: value for key, value in settings.items() if key.startswith(f"{data}.")}
+    options = tuple(sorted((key.removeprefix(f"{data}."), value) for key, value in own.items()))
+    return options, {key: value for key, value in settings.items() if key not in own}
 
 
 def completed(group: str) -> Callable[[str], list[str]]:

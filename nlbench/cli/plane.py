@@ -13,6 +13,8 @@ from nlbench.errors import RequestError
 from nlbench.request import parse_size
 from nlbench.store.run_folder import load_run
 
+from .common import split_dataset_options
+
 __all__ = ["plane"]
 
 
@@ -31,6 +33,10 @@ def plane(
         float, typer.Option(min=0.0, help="Beyond the samples, as a share of their distance.")
     ] = 0.3,
     split: Annotated[str, typer.Option(help="test or train.")] = "test",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     memory: Annotated[
@@ -48,6 +54,9 @@ def plane(
     shown = load_run(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
+    options, others = split_dataset_options(setting or [], data)
+    if others:
+        raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
     room = parse_size(memory) if memory else None
 
     import torch
@@ -58,7 +67,9 @@ def plane(
     from nlbench.probes.lines import plane as look
     from nlbench.subjects.load import SubjectSpec, load_subject
 
-    spec = SubjectSpec(model, weights, data, seed=seed, samples=max(numbers) + 1, split=split)
+    spec = SubjectSpec(
+        model, weights, data, seed, samples=max(numbers) + 1, split=split, options=options
+    )
     subject = load_subject(spec, resolve_device(device))
     if max(numbers) >= len(subject.inputs):
         raise RequestError(
@@ -77,9 +88,10 @@ def plane(
         )
     names = [f"sample {number}" for number in numbers]
     label = subject.facts.weights
+    with_options = "".join(f", {name}={value}" for name, value in options)
     caption = (
         f"{model} ({label}, seed {seed}) on the plane through samples {samples} of {data}'s "
-        f"{split} split, {size} × {size} pixels"
+        f"{split} split{with_options}, {size} × {size} pixels"
     )
     draw = registry.load("reports", "plane")
     if out or not run:
@@ -87,7 +99,8 @@ def plane(
         draw(found, out, names, caption)
         print(out)
     if run and shown:
-        parts = model, label, str(seed), data, split, *map(str, numbers)
+        of_data = (f"{name}-{value}" for name, value in options)
+        parts = model, label, str(seed), data, *of_data, split, *map(str, numbers)
         file = run / "planes" / f"{'-'.join(_plain(part) for part in parts)}.png"
         make_folder(file.parent)
         draw(found, file, names, caption)

@@ -38,6 +38,11 @@ def test_a_runs_page_shows_the_planes_that_were_drawn_for_it(tmp_path, monkeypat
     for html in (Path(page).read_text("utf-8"), render_page(load_run(folder))):
         assert caption in html
         assert html.count("data:image/png;base64,") == 1
+    of_data = ["--data", "synthetic", "--set", "synthetic.image_size=16"]
+    assert not run(["resnet18-w4", *of_data, "--size", "2", "--run", str(folder)], monkeypatch)
+    html = render_page(load_run(folder))
+    assert "of synthetic&#39;s test split, image_size=16, 2 × 2 pixels" in html
+    (folder / "planes" / "resnet18-w4-init-0-synthetic-image-size-16-test-0-1-2.png").unlink()
     assert not run_is_measured_again(request, folder)
     # What is no picture is not shown, and said.
     (folder / "planes" / "x.png").write_bytes(b"no picture")
@@ -58,6 +63,8 @@ def run_is_measured_again(request, folder):
         (["vgg8", "--precision", "half"], "--precision"),
         (["vgg9"], "did you mean"),
         (["vgg8", "--run", "nowhere"], "nowhere"),
+        (["vgg8", "--set", "synthetic.size=9"], "expected digits.OPTION=VALUE"),
+        (["vgg8", "--set", "digits.size=9"], "size"),
     ],
 )
 def test_a_wrong_request_is_one_line(arguments, said, monkeypatch, capsys):
