@@ -40,18 +40,21 @@ class DoubleDescent(Study):
         """Networks of each width along closed paths, and their accuracy."""
         data, runs = context.data or DATA, {}
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
-        for width in QUICK_WIDTHS if context.quick else WIDTHS:
-            model = f"resnet18-w{width}"
-            short: dict[str, Any] = {"epochs": 3, "warmup_steps": 20} if context.quick else {}
-            name = f"{'quick-' if context.quick else ''}noise{NOISE:g}"
-            weights = tuple(
+        short: dict[str, Any] = {"epochs": 3, "warmup_steps": 20} if context.quick else {}
+        name = f"{'quick-' if context.quick else ''}noise{NOISE:g}"
+        weights = {
+            model: tuple(
                 str(context.trained(model, data, recipe, seed, label_noise=NOISE, name=name,
                                     **short))
                 for seed in context.seeds or (range(1) if context.quick else range(2))
-            )  # fmt: skip
-            paths = Request(MEASURES, (model,), (data,), weights, split="train", settings=LINES)
+            )
+            for width in (QUICK_WIDTHS if context.quick else WIDTHS)
+            for model in [f"resnet18-w{width}"]
+        }  # fmt: skip
+        for model, files in weights.items():
+            paths = Request(MEASURES, (model,), (data,), files, split="train", settings=LINES)
             runs["paths"] = context.run(paths, "paths")
-            accuracy = Request(("accuracy",), (model,), (data,), weights, samples=0)
+            accuracy = Request(("accuracy",), (model,), (data,), files, samples=0)
             runs["accuracy"] = context.run(accuracy, "accuracy")
         return runs
 

@@ -96,7 +96,7 @@ class ClosedPaths(Study):
 def trained_networks(
     context: Context, levels: Sequence[float] = LEVELS, *, augmented: bool = True
 ) -> tuple[Path, ...]:
-    """Train the networks of a study, or take those that another has trained.
+    """Ask for the networks of a study, which others share, to be trained.
 
     In a quick study of digits they are the two that ship: of clean labels, and of 40 % wrong
     ones.

@@ -54,22 +54,28 @@ class Measures(Study):
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Every rung of every ladder, a run a ladder; beside it absolute deviation normalised."""
         names = context.measures or tuple(registry.entries("measures"))
-        # Networks so small only wait for each other's threads.
+        asked = {
+            name: list(_subjects(context, ladder))
+            for name, ladder in (*LADDERS.items(), (TWIN_LADDER.name, TWIN_LADDER))
+            if not (context.quick and ladder.only_full)
+        }
+        context.train()
+        # Their costs are compared in seconds: one at a time.
         context = replace(context, execution=ExecutionOptions(threads=1))
         runs: dict[str, Run] = {}
 
-        def carry_out(part: str, asked: Iterable[str], given: dict[str, Any]) -> None:
-            measures = tuple(dict.fromkeys(asked))
+        def carry_out(part: str, names: Iterable[str], given: dict[str, Any]) -> None:
+            measures = tuple(dict.fromkeys(names))
             settings = _fitting(given["settings"], measures, given["data"][0])
             request = Request(measures, **{**given, "settings": settings})
             runs[part] = context.run(request, part)
 
-        for name, ladder in LADDERS.items():
-            if not (context.quick and ladder.only_full):
-                for given in _subjects(context, ladder):
-                    # One pass of the network over the samples, to count costs in.
-                    carry_out(name, (*names, "accuracy"), given)
-        for given in _subjects(context, TWIN_LADDER):
+        twins = asked.pop(TWIN_LADDER.name)
+        for name, requests in asked.items():
+            for given in requests:
+                # One pass of the network over the samples, to count costs in.
+                carry_out(name, (*names, "accuracy"), given)
+        for given in twins:
             settings, half = given["settings"], given["samples"] // 2
             carry_out("twins", names, given)
             carry_out("twins.batches", names, {**given, "settings": {**settings, **BATCHES}})

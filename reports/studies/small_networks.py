@@ -23,7 +23,7 @@ _NORMALISED: Mapping[str, Any] = {"learning_rate": 0.05, "warmup_steps": 20, "sc
 
 
 def trained_network(context: Context, model: str, seed: int, data: str = DATA) -> Path:
-    """Train a network, or take what any study has trained; give its checkpoint.
+    """Ask for a trained network, which all studies share; give its checkpoint.
 
     VGG8 follows the recipe of the shipped checkpoint; networks with batch norm a shorter one of
     a higher rate. Quick studies train for fewer epochs.
@@ -86,15 +86,16 @@ def measured_networks(
     samples : int
     part : str
     """
-
-    def run(model: str, weights: tuple[str, ...], chosen: tuple[int, ...]) -> Run:
-        return context.run(Request(measures, (model,), data, weights, chosen, samples), part)
-
-    done: Run | None = None
-    for model, number in seeds.items():
-        files = [trained_network(context, model, s) for s in context.seeds or range(number)]
-        done = run(model, tuple(map(str, files)), (0,))
-    for model, number in (drawn or {}).items():
-        done = run(model, ("calibrated",), context.seeds or tuple(range(number)))
-    assert done is not None
-    return done
+    weights = {
+        model: [str(trained_network(context, model, s)) for s in context.seeds or range(number)]
+        for model, number in seeds.items()
+    }
+    asked = [(model, tuple(files), (0,)) for model, files in weights.items()]
+    asked += [
+        (model, ("calibrated",), context.seeds or tuple(range(number)))
+        for model, number in (drawn or {}).items()
+    ]
+    for model, chosen, initialised in asked:
+        request = Request(measures, (model,), data, chosen, initialised, samples)
+        run = context.run(request, part)
+    return run

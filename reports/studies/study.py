@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nlbench.citation import Source
+from nlbench.errors import RequestError
 from nlbench.progress import Progress
 from nlbench.request import ExecutionOptions, Request
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nlbench.measure import Measure
+    from nlbench.models.training.train import TrainingRequest
     from nlbench.options import OptionValue
     from nlbench.store.run_folder import Run
 
@@ -160,7 +162,11 @@ class Context:
     device : str
     progress : Progress, optional
     execution : ExecutionOptions
+        By default cells are measured one after the other with one of PyTorch's threads, so that
+        they are the same, to the last bit, as with several workers.
     command : str
+    asked_for : dict of Path to TrainingRequest
+        Networks that are still to be trained, by checkpoint; see `trained`.
     """
 
     folder: Path
@@ -172,8 +178,9 @@ class Context:
     measures: tuple[str, ...] = ()
     device: str = "auto"
     progress: Progress | None = None
-    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    execution: ExecutionOptions = field(default_factory=lambda: ExecutionOptions(threads=1))
     command: str = ""
+    asked_for: dict[Path, TrainingRequest] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -198,6 +205,8 @@ class Context:
     def run(self, request: Request, part: str = "run") -> Run:
         """Carry out an ordinary run; what is recorded already, here or by another study, is taken.
 
+        Networks that were asked for are trained first.
+
         Parameters
         ----------
         request : Request
@@ -208,6 +217,7 @@ class Context:
         """
         from nlbench.runner import run
 
+        self.train()
         out = self._folder_of(part)
         others = (file.parent for file in self.folder.glob("*/*/manifest.json"))
         return run(
@@ -243,6 +253,7 @@ class Context:
         from nlbench.evaluation import evaluate
         from nlbench.store.run_folder import RunFolder
 
+        self.train()
         found = evaluate(
             model, inputs, measures, settings=settings, name=name, progress=self.progress
         )
@@ -274,7 +285,10 @@ class Context:
         options: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Path:
-        """Train a network, once for all studies, and give its checkpoint.
+        """Ask for a network that is trained once for all studies; give its checkpoint.
+
+        The networks that were asked for are trained side by side, each after the one that it starts
+        from, before the next run; or by `train`.
 
         Parameters
         ----------
@@ -284,7 +298,7 @@ class Context:
         label_noise : float, optional
             Instead of the recipe's.
         weights : str
-            Where it starts.
+            Where it starts: a name, or the checkpoint of another network that was asked for.
         name : str
             What is said of it in its file's name beside model, data and seed; the same training
             has to be called the same.
@@ -296,14 +310,10 @@ class Context:
         Raises
         ------
         nlbench.RequestError
-            If there is a checkpoint of that name that was trained in another way.
+            If there is no such recipe or field of it, or another network was asked for under the
+            same name.
         """
-        from nlbench.models.training.train import (
-            TrainingRequest,
-            recipe_of,
-            run_training,
-            suited_recipe,
-        )
+        from nlbench.models.training.train import TrainingRequest, recipe_of, suited_recipe
 
         request = TrainingRequest(
             model,
@@ -316,15 +326,32 @@ class Context:
             tuple(sorted((options or {}).items())),
             self.device,
         )
+        recipe_of(request)
         parts = (model.replace("/", "-"), data, name, f"seed{seed}")
         file = self.folder / "checkpoints" / f"{'-'.join(p for p in parts if p)}.safetensors"
-        bar = self.progress
-        if bar is not None:
-            bar.begin(recipe_of(request).epochs)
+        if self.asked_for.setdefault(file, request) != request:
+            raise RequestError(f"{file.stem}: another training was asked for under this name")
+        return file
 
-        def step(epoch: Any) -> None:
-            if bar is not None:
-                bar.step(f"training {file.stem}: loss {epoch.loss:.3f}")
+    def train(self) -> None:
+        """Train the networks that were asked for, as many at a time as there are workers.
 
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return run_training(request, file, resume=True, progress=step, command=self.command).file
+        Raises
+        ------
+        nlbench.RequestError
+            If there is a checkpoint that was trained in another way.
+        nlbench.NlbenchError
+            If one can't be trained, once the others are.
+        """
+        if not self.asked_for:
+            return
+        from nlbench.models.training.trainings import run_trainings
+
+        in_processes = self.execution.executor == "processes"
+        run_trainings(
+            self.asked_for,
+            workers=self.execution.workers or 1 if in_processes else 1,
+            progress=self.progress,
+            command=self.command,
+        )
+        self.asked_for.clear()
