@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def run_trainings(
     else:
         with some_threads(THREADS):
             for file, request in todo.items():
-                train_as_told(_told(request, file, command), lambda m, file=file: heard(file, m))
+                train_as_told(_told(request, file, command), partial(heard, file))
     if errors:
         raise errors[0]
 

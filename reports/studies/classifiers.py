@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, nearest
-from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 
 from .site_scores import AFFINITY
@@ -27,7 +25,6 @@ __all__ = [
     "measured_classifiers",
     "remarks_on",
     "short_name",
-    "told",
 ]
 
 
@@ -193,19 +190,6 @@ def short_name(model: str) -> str:
     'vit_b_32'
     """
     return model.rpartition("/")[2]
-
-
-def told(symbol: str, found: Correlation) -> str:
-    """Write a correlation over networks with its interval, or how few networks there are.
-
-    Examples
-    --------
-    >>> told("τ", Correlation(0.5, 0.25, 0.75, 12)), told("τ", Correlation(math.nan, 0.0, 0.0, 2))
-    ('τ = 0.50 (0.25 to 0.75), n = 12', 'too few networks: 2')
-    """
-    if not math.isfinite(found.value):
-        return f"too few networks: {found.n}"
-    return f"{symbol} = {found.text}, n = {found.n}"
 
 
 def _is_drawn(run: Run) -> bool:

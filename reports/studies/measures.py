@@ -20,6 +20,7 @@ from nlbench.reports.agreement import within_groups
 from nlbench.reports.leaderboard import CONFIDENCE, sense_of
 from nlbench.request import ExecutionOptions, Request
 
+from .drawing import page_figure
 from .ladders import LADDERS, SEEDS, TWIN_LADDER, WHOLE, Ladder, weights_of
 from .study import Context, Findings, Study, Verdict, above
 
@@ -694,13 +695,11 @@ def _figure(
     orders: Mapping[tuple[str, str], Order],
     costs: Mapping[str, tuple[float, float]],
 ) -> Figure:
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     ladders = [name for name in LADDERS if any((m, name) in orders for m in names)]
     planted = sum(LADDERS[name].is_planted for name in ladders)
-    figure = Figure(figsize=(7.2, 1.7 + 0.27 * len(names)), layout="constrained")
-    axes, beside = figure.subplots(1, 2, width_ratios=(6, 1))
+    figure, (axes, beside) = page_figure(1.7 + 0.27 * len(names), columns=2, width_ratios=(6, 1))
     found = [(m, ladder, one) for (m, ladder), one in orders.items() if m in names]
     rows, columns = {m: i for i, m in enumerate(names)}, {name: i for i, name in enumerate(ladders)}
     shown = [(columns[name], rows[m], o) for m, name, o in found if not o.mark]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from nlbench.measure import Measure
     from nlbench.models.training.train import TrainingRequest
     from nlbench.options import OptionValue
+    from nlbench.reports.agreement import Correlation
     from nlbench.store.run_folder import Run
 
-__all__ = ["Context", "Findings", "Study", "Verdict", "above"]
+__all__ = ["Context", "Findings", "Study", "Verdict", "above", "over_networks"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,22 @@ def above(low: float, high: float, bound: float = 0.0) -> bool | None:
     (True, False, None, None)
     """
     return True if low > bound else False if high < bound else None
+
+
+def over_networks(symbol: str, found: Correlation) -> str:
+    """Write a correlation over networks with its interval, or how few networks there are.
+
+    Examples
+    --------
+    >>> from nlbench.reports.agreement import Correlation
+    >>> over_networks("τ", Correlation(0.5, 0.25, 0.75, 12))
+    'τ = 0.50 (0.25 to 0.75), 12 networks'
+    >>> over_networks("τ", Correlation(math.nan, math.nan, math.nan, 2))
+    'too few networks: 2'
+    """
+    if not math.isfinite(found.value):
+        return f"too few networks: {found.n}"
+    return f"{symbol} = {found.text}, {found.n} networks"
 
 
 @dataclass(frozen=True)
@@ -201,6 +219,21 @@ class Context:
         }
         said = [f"--{flag} {value}" for flag, value in chosen.items() if value]
         return " ".join(["quick" if self.quick else "full", *said])
+
+    def seeds_or(self, full: int, quick: int = 1) -> tuple[int, ...]:
+        """Give the seeds that were chosen, or the first so many.
+
+        Parameters
+        ----------
+        full, quick : int
+            How many a full and a quick study takes.
+
+        Examples
+        --------
+        >>> Context(Path(), "noise").seeds_or(3), Context(Path(), "noise", quick=True).seeds_or(3)
+        ((0, 1, 2), (0,))
+        """
+        return self.seeds or tuple(range(quick if self.quick else full))
 
     def run(self, request: Request, part: str = "run") -> Run:
         """Carry out an ordinary run; what is recorded already, here or by another study, is taken.
