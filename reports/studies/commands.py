@@ -60,7 +60,7 @@ def study(
         int | None,
         typer.Option(
             help="How many networks are trained or measured at a time. [the cores; on a GPU, or "
-            "for a study of half a minute, 1]",
+            "for a study of a few seconds, 1]",
             min=1,
             max=1024,
         ),
@@ -121,7 +121,7 @@ def study(
             print(f"took    {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
 
 
-SHORT = 0.5
+SHORT = 0.3
 """Minutes up to which it isn't worth while to start processes, which takes seconds."""
 
 

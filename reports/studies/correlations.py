@@ -93,7 +93,7 @@ class Correlations(Study):
     question = "Does the affinity score tell what no other measure of activations tells?"
     source = AFFINITY
     needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
-    minutes, quick_minutes = 9.5, 2.0
+    minutes, quick_minutes = 5.0, 1.2
     takes = ("data", "weights", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -35,7 +35,7 @@ class Datasets(Study):
     question = "How far does a network's signature move on data that it was not trained on?"
     source = AFFINITY
     needs = "digits; trains 9 networks"
-    minutes, quick_minutes = 5.5, 0.8
+    minutes, quick_minutes = 3.0, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -46,7 +46,7 @@ class EarlyOrLate(Study):
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
     needs = "linearises 15 networks, of which core-networks shares 9"
-    minutes, quick_minutes = 7.0, 0.6
+    minutes, quick_minutes = 4.0, 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

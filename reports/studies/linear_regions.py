@@ -79,7 +79,7 @@ class ClosedPaths(Study):
 
     source = SOURCE
     needs = "trains 15 networks, shared with four other studies"
-    minutes, quick_minutes = 15.0, 0.5
+    minutes, quick_minutes = 7.5, 0.4
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:

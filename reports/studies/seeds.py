@@ -32,7 +32,7 @@ class Seeds(Study):
     question = "Is a signature the architecture's own, or does each training have another?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes, quick_minutes = 7.0, 0.8
+    minutes, quick_minutes = 4.0, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

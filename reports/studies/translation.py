@@ -45,7 +45,7 @@ class Translation(Study):
     question = "How much of a translation model can be made linear?"
     source = SOURCE
     needs = "trains 2 small Transformers, linearises 6; the extra nlbench[translation]"
-    minutes, quick_minutes = 6.5, 0.5
+    minutes, quick_minutes = 3.5, 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:

@@ -138,7 +138,7 @@ def test_networks_are_trained_once_for_all_studies_before_the_run_that_needs_the
 
 @pytest.mark.parametrize(
     ("flags", "name", "workers"),
-    [([], "noise", 4), ([], "redshift", None), (["--quick"], "noise", None),
+    [([], "noise", 4), ([], "redshift", None), (["--quick"], "activations", None),
      (["--workers", "3"], "redshift", 3), (["--workers", "1"], "noise", None)],
 )  # fmt: skip
 def test_what_takes_minutes_has_as_many_workers_as_cores(here, monkeypatch, flags, name, workers):
