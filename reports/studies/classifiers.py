@@ -81,7 +81,7 @@ class Classifiers(Study):
 
     source = AFFINITY
     needs = "pretrained weights and ImageNet; else random weights"
-    minutes, quick_minutes = 2.5, 0.7
+    minutes, quick_minutes = 2.5, 0.4
     takes = ("data", "weights")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
