@@ -42,6 +42,7 @@ __all__ = [
     "TrainingLog",
     "TrainingRequest",
     "check_training",
+    "finished_training",
     "give_up",
     "recipe_of",
     "run_training",
@@ -469,6 +470,17 @@ def run_training(
             keep=keep,
         )
         return log.close(result)
+
+
+def finished_training(request: TrainingRequest, out: Path) -> Trained | None:
+    """What an earlier call made of the same request; None if it is still to be trained.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the checkpoint is another training's, or was changed since.
+    """
+    return TrainingLog(out, request, recipe_of(request), "").finished()
 
 
 def give_up(out: Path, request: TrainingRequest, reason: str) -> None:

@@ -13,11 +13,12 @@ import queue
 import signal
 import threading
 import uuid
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, TypeVar
 
 from nlbench.errors import RequestError, one_line, system_text
 from nlbench.plan import Cell
@@ -25,10 +26,10 @@ from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions
 from nlbench.store.record import Record
 
-from .supervisor import Supervisor, Unwanted
+from .supervisor import Died, Supervisor, Unwanted
 from .work_units import Missed, Told, Unit, keys_of, message_of, result_of
 
-__all__ = ["WorkerPool", "executed"]
+__all__ = ["WorkerPool", "called", "executed", "workers_kept"]
 
 
 @dataclass(frozen=True)
@@ -105,47 +106,171 @@ def _in_processes(
     todo: queue.SimpleQueue[Unit] = queue.SimpleQueue()
     for unit in units:
         todo.put(unit)
-    answers: queue.SimpleQueue[Record | Missed | Told | Exception | None] = queue.SimpleQueue()
-    stopped = threading.Event()
 
-    def attend(number: int) -> None:
-        supervisor = Supervisor(pool.threads, pool.execution.timeout)
-        try:
+    def attend(
+        supervisor: Supervisor, number: int, wanted: Callable[[], bool]
+    ) -> Iterator[Record | Missed | Told]:
+        with contextlib.suppress(queue.Empty):
             while True:
                 unit = pool.placed(todo.get_nowait(), number)
-                for result in supervisor.measure(unit, lambda: not stopped.is_set()):
-                    answers.put(result)
-        except (queue.Empty, Unwanted):
+                yield from supervisor.measure(unit, wanted)
+
+    workers = min(pool.workers, len(units))
+    with closing(_attended(attend, workers, pool.threads, pool.execution.timeout)) as answers:
+        for answer in answers:
+            if isinstance(answer, Told):
+                answer.to(progress)
+            else:
+                yield answer
+
+
+def called(
+    function: str,
+    given: Mapping[str, Mapping[str, Any]],
+    *,
+    after: Mapping[str, str],
+    workers: int,
+    threads: int,
+) -> Generator[tuple[str, dict[str, Any]]]:
+    """Have a function called in processes, once for each of what is given.
+
+    Closing it ends whatever is called.
+
+    Parameters
+    ----------
+    function : str
+        ``module:name``; it takes one of what is given, and something to send messages with:
+        dictionaries, as JSON has them.
+    given : mapping of str to mapping
+        By name; as JSON has it.
+    after : mapping of str to str
+        Of some names, after which other one they are called.
+    workers, threads : int
+
+    Yields
+    ------
+    tuple of str and dict
+        Name and message; the last of each name is ``{"done": ""}``, or how its process died.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no process can be started.
+    """
+    ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    left, workers = set(given), min(workers, len(given))
+
+    def attend(
+        supervisor: Supervisor, number: int, wanted: Callable[[], bool]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        while (name := ready.get()) is not None:
+            how = ""
+            try:
+                for message in supervisor.call(function, given[name], wanted):
+                    yield name, message
+            except Died as death:
+                how = str(death)
+            yield name, {"done": how}
+
+    for name in given:
+        if after.get(name) not in left:
+            ready.put(name)
+    answers = _attended(attend, workers, threads, None)
+    try:
+        for name, message in answers:
+            yield name, message
+            if "done" in message:
+                left.remove(name)
+                for other in left:
+                    if after.get(other) == name:
+                        ready.put(other)
+                if not left:
+                    break
+    finally:
+        for _ in range(workers):
+            ready.put(None)
+        answers.close()
+
+
+MOST_WORKERS = 1024
+
+_Answer = TypeVar("_Answer")
+
+
+def _attended(
+    attend: Callable[[Supervisor, int, Callable[[], bool]], Iterator[_Answer]],
+    workers: int,
+    threads: int,
+    timeout: float | None,
+) -> Generator[_Answer]:
+    """Have threads attend to a supervisor each, and yield what they say as it comes."""
+    answers: queue.SimpleQueue[tuple[_Answer] | Exception | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def work(number: int) -> None:
+        supervisor = _ready_supervisor(threads, timeout)
+        is_fit = False
+        try:
+            for answer in attend(supervisor, number, lambda: not stopped.is_set()):
+                answers.put((answer,))
+            is_fit = True
+        except Unwanted:
             pass
         except Exception as error:
             answers.put(error)
         finally:
-            supervisor.end()
+            if is_fit and _keepers:
+                _idle.append(supervisor)
+            else:
+                supervisor.end()
             answers.put(None)
 
-    threads = [
-        threading.Thread(target=attend, args=(number,), name=f"nlbench-{number}", daemon=True)
-        for number in range(min(pool.workers, len(units)))
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        for _ in threads:
-            while (answer := answers.get()) is not None:
-                if isinstance(answer, OSError):
-                    what = f"no process can be started ({system_text(answer)})"
-                    raise RequestError(f"--workers: {what}")
-                if isinstance(answer, Exception):
-                    raise answer
-                if isinstance(answer, Told):
-                    answer.to(progress)
-                else:
-                    yield answer
-    finally:
-        stopped.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+    with _threads() as pool:
+        started: list[Future[None]] = []
+        try:
+            for number in range(workers):
+                started.append(pool.submit(work, number))
+            for _ in started:
+                while (answer := answers.get()) is not None:
+                    if isinstance(answer, OSError):
+                        what = f"no process can be started ({system_text(answer)})"
+                        raise RequestError(f"--workers: {what}")
+                    if isinstance(answer, Exception):
+                        raise answer
+                    yield answer[0]
+        finally:
+            stopped.set()
+            wait(started)
+
+
+_keepers: list[ThreadPoolExecutor] = []
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Those that are kept, or some for this once."""
+    if _keepers:
+        yield _keepers[-1]
+    else:
+        with ThreadPoolExecutor(MOST_WORKERS, "nlbench") as pool:
+            yield pool
+
+
+@contextmanager
+def workers_kept() -> Iterator[None]:
+    """Keep the processes of a run for the next one within a block: to start one takes seconds.
+
+    The threads that start them are kept too, since the system ends a process with the thread that
+    has started it.
+    """
+    with _threads() as pool:
+        _keepers.append(pool)
+        try:
+            yield
+        finally:
+            _keepers.pop()
+            if not _keepers:
+                _end_idle()
 
 
 def _on_cluster(
@@ -210,7 +335,17 @@ def _problem(future: Any) -> str:
 
 
 _idle: list[Supervisor] = []
-"""Those of a Dask worker that wait for the next unit; `list` is safe among threads."""
+"""Those that wait for the next unit; `list` is safe among threads."""
+
+
+def _ready_supervisor(threads: int, timeout: float | None) -> Supervisor:
+    """One that waits, or a new one."""
+    try:
+        supervisor = _idle.pop()
+    except IndexError:
+        return Supervisor(threads, timeout)
+    supervisor.threads, supervisor.timeout = threads, timeout
+    return supervisor
 
 
 def _end_idle() -> None:
@@ -230,11 +365,7 @@ def _supervise(unit: str, topic: str, pool: WorkerPool) -> list[str]:
         return state is not None and state.state != "cancelled"
 
     said = []
-    try:
-        supervisor = _idle.pop()
-    except IndexError:
-        supervisor = Supervisor(pool.threads, pool.execution.timeout)
-    supervisor.threads, supervisor.timeout = pool.threads, pool.execution.timeout
+    supervisor = _ready_supervisor(pool.threads, pool.execution.timeout)
     given = Unit.from_dict(json.loads(unit))
     name = worker.name if isinstance(worker.name, int) else 0
     try:

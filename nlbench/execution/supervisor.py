@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -131,7 +131,32 @@ class Worker:
         Died, Overran, Unwanted
             The worker is gone then.
         """
-        order = {"unit": unit.to_dict(), "timeout": timeout}
+        return self._asked({"unit": unit.to_dict(), "timeout": timeout}, timeout, wanted)
+
+    def call(
+        self, function: str, given: Mapping[str, Any], wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[dict[str, Any]]:
+        """Yield what a function says in the worker, message by message.
+
+        Parameters
+        ----------
+        function : str
+            ``module:name``; it takes what is given, and something to send messages with.
+        given : mapping
+            As JSON has it.
+        wanted : callable
+            Asked now and then whether to go on.
+
+        Raises
+        ------
+        Died, Unwanted
+            The worker is gone then.
+        """
+        return self._asked({"call": function, "given": dict(given)}, None, wanted)
+
+    def _asked(
+        self, order: Mapping[str, Any], timeout: float | None, wanted: Callable[[], bool]
+    ) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(order).encode())
         phase = Phase("starting", 0, -START_SECONDS, time.monotonic())
@@ -259,6 +284,12 @@ class Supervisor:
                     is_early = death.phase.name in ("starting", "loading")
                     yield _missed(left, tuple(cells) if is_early else part.cells, str(death))
                 alone = True
+
+    def call(
+        self, function: str, given: Mapping[str, Any], wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[dict[str, Any]]:
+        """Have a function called by the worker; see `Worker.call`."""
+        return self._ready().call(function, given, wanted)
 
     def end(self) -> None:
         """End the worker, if there is one."""

@@ -1,13 +1,14 @@
 """The process that measures units for a supervisor, which `nlbench.execution.supervisor` starts.
 
-It shares one socket with its supervisor: units come in, and what is going on goes out,
-message by message. It ends with its supervisor, whatever it is at.
+It shares one socket with its supervisor: units, or calls of a function, come in, and what is going
+on goes out, message by message. It ends with its supervisor, whatever it is at.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import queue
@@ -15,6 +16,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -59,10 +62,7 @@ class Messenger(Monitor):
 
     def send(self, **message: Any) -> None:
         """Send a message; without a supervisor this process ends."""
-        try:
-            self._connection.send_bytes(json.dumps(message).encode())
-        except OSError:
-            _end()
+        _send(self._connection, message)
 
     def step(self, what: str) -> None:
         """Count one step of something."""
@@ -110,7 +110,7 @@ class Messenger(Monitor):
 
 
 def main(handle: int, threads: int) -> None:
-    """Measure units until there are no more.
+    """Measure units, or call functions, until there are no more.
 
     Parameters
     ----------
@@ -127,6 +127,7 @@ def main(handle: int, threads: int) -> None:
     threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     # From here on it ends when its supervisor does, so that importing may take its time.
     from .measure_subject import UnitRunner
+    from .numerics import some_threads
 
     unit_runner = UnitRunner(threads=threads)
     while True:
@@ -134,11 +135,25 @@ def main(handle: int, threads: int) -> None:
             order = json.loads(orders.get(timeout=IDLE_SECONDS))
         except queue.Empty:
             _end()
-        unit = Unit.from_dict(order["unit"])
-        messenger = Messenger(connection, unit, order["timeout"])
-        for result in unit_runner.measure(unit, messenger):
-            messenger.send(**message_of(result))
-        messenger.send(done=True)
+        if "call" in order:
+            module, _, name = order["call"].partition(":")
+            function = getattr(importlib.import_module(module), name)
+            with some_threads(threads):
+                function(order["given"], partial(_send, connection))
+        else:
+            unit = Unit.from_dict(order["unit"])
+            messenger = Messenger(connection, unit, order["timeout"])
+            for result in unit_runner.measure(unit, messenger):
+                messenger.send(**message_of(result))
+        _send(connection, {"done": True})
+
+
+def _send(connection: Connection, message: Mapping[str, Any]) -> None:
+    """Send a message; without a supervisor this process ends."""
+    try:
+        connection.send_bytes(json.dumps(message).encode())
+    except OSError:
+        _end()
 
 
 def _listen(connection: Connection, orders: queue.SimpleQueue[bytes]) -> None:

@@ -11,9 +11,10 @@ import pandas as pd
 
 from nlbench.reports.agreement import Correlation, within_groups
 
-from .classifiers import Classifiers, judged, remarks_on, short_name, told
+from .classifiers import Classifiers, judged, remarks_on, short_name
+from .drawing import page_figure
 from .history import statistics_of
-from .study import Findings, Verdict, above
+from .study import Findings, Verdict, above, over_networks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +121,7 @@ def _correlated(claim: str, published: str, ours: Correlation, sign: int) -> Ver
     return Verdict(
         claim,
         published,
-        told("r", ours),
+        over_networks("r", ours),
         above(low, high),
         "the published number is legible on the slides alone, and there without its statistic's "
         "name"
@@ -164,10 +165,7 @@ def _best(group: str, part: pd.DataFrame, expected: Sequence[str]) -> Verdict:
 
 
 def _figure(found: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
-    panels = figure.subplots(1, 2)
+    figure, panels = page_figure(3.0, columns=2)
     for axes, name in zip(panels, ("spread", "min"), strict=True):
         for group, part in found.groupby("group", sort=False):
             axes.plot(part.accuracy, part[name], "o", color=COLOURS[str(group)], label=str(group))

@@ -10,6 +10,7 @@ import pandas as pd
 
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .single_functions import NINE, one_batch, values
 from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
@@ -159,10 +160,7 @@ def _paired(curves: pd.DataFrame, one: str, others: tuple[str, ...]) -> tuple[st
 
 
 def _figure(curves: Mapping[str, pd.DataFrame]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 5.4), layout="constrained")
-    grid = figure.subplots(3, 3, sharex=True, sharey=True)
+    figure, grid = page_figure(5.4, rows=3, columns=3, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, NINE, strict=True):
         for part, style in (("absolute", ":"), ("run", "-")):
             of = curves[part][curves[part].function == name]

@@ -10,6 +10,7 @@ import pandas as pd
 
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .single_functions import one_batch, relu_on_uniform, values
 from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
@@ -115,13 +116,10 @@ def _skew(of: np.ndarray) -> float:
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
     a = np.linspace(0, LENGTH - 1e-3, 300)
     theory = np.array([relu_on_uniform(-each, LENGTH - each) for each in a])
     names = {"distance": "W2(T x, y)", "bound": "√(2 var y)", "score": "affinity"}
-    panels = figure.subplots(1, 3)
+    figure, panels = page_figure(2.4, columns=3)
     for column, (axes, (name, title)) in enumerate(zip(panels, names.items(), strict=True)):
         axes.plot(a, theory[:, column], color="0.6", label="closed form")
         if name != "bound":

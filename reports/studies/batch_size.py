@@ -10,6 +10,7 @@ import pandas as pd
 
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .site_scores import AFFINITY, site_scores
 from .small_networks import small_network
 from .study import Context, Findings, Study, Verdict
@@ -42,7 +43,7 @@ class BatchSize(Study):
                 ("vgg8",),
                 (data,),
                 (weights,),
-                context.seeds or ((0,) if context.quick else (0, 1, 2)),
+                context.seeds_or(3),
                 samples=sizes[-1],
                 split="train",
                 settings={"sites.batch": size},
@@ -100,10 +101,7 @@ def _by_batch(runs: Mapping[str, Run], statistic: str = "value") -> pd.DataFrame
 
 
 def _figure(table: pd.DataFrame, noise: pd.Series) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(2.7)
     places = np.arange(len(table))
     low, high = table.iloc[:, 0] - noise, table.iloc[:, 0] + noise
     axes.fill_between(places, low, high, color="0.9", label=f"± over batches of {table.columns[0]}")

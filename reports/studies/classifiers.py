@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, nearest
-from nlbench.reports.agreement import Correlation
 from nlbench.request import Request
 
 from .site_scores import AFFINITY
@@ -27,7 +25,6 @@ __all__ = [
     "measured_classifiers",
     "remarks_on",
     "short_name",
-    "told",
 ]
 
 
@@ -84,7 +81,7 @@ class Classifiers(Study):
 
     source = AFFINITY
     needs = "pretrained weights and ImageNet; else random weights"
-    minutes, quick_minutes = 4.0, 1.0
+    minutes, quick_minutes = 2.5, 0.4
     takes = ("data", "weights")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -112,68 +109,76 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
     ----------
     context : Context
         Its weights: ``trained``, ``init`` or ``calibrated``; where none are chosen, ``trained``
-        if those of any network are at hand, else ``init``.
+        if those of any network and the images are at hand, else ``init``.
     measures : sequence of str
 
     Raises
     ------
     nlbench.RequestError
-        If trained weights are chosen and none are at hand, or weights are called otherwise.
+        If trained weights are chosen and none, or no images, are at hand; or weights are called
+        otherwise.
     """
     weights = context.weights
     if weights and weights not in _WEIGHTS:
         hint = nearest(weights, _WEIGHTS)
         raise RequestError(f"--weights: unknown '{weights}'{hint or '; expected init or trained'}")
     names = tuple(f"torchvision/{n}" for n in _QUICK.split()) if context.quick else CLASSIFIERS
-    found = () if weights in _WEIGHTS[1:] else _at_hand(tuple(names))
-    if weights == "trained" and not found:
-        raise RequestError(
-            f"none of the {len(names)} networks' published weights are at hand ("
-            f"{_file_of(next(iter(names)))} is missing, for one); say --weights init to measure "
-            "them as drawn"
-        )
-    # Other options need another run.
-    part = "trained" if found else weights or "init"
-    if not found:
-        samples = 32 if context.quick else 128
-        return context.run(
-            Request(
-                tuple(measures),
-                tuple(name for name in names if name not in _NOT_DRAWN),
-                (context.data or "synthetic",),
-                (weights or "init",),
-                samples=samples,
-                settings={
-                    "sites.batch": samples,
-                    **({} if context.data else {"synthetic.image_size": _SIDE}),
-                },
-            ),
-            part,
-        )
-    return context.run(
-        Request(
+    data = context.data or "imagenet"
+    found = () if weights in _WEIGHTS[1:] else _at_hand(tuple(names), data, is_asked=bool(weights))
+    if found:
+        request = Request(
             tuple(measures),
             found,
-            (context.data or "imagenet",),
+            (data,),
             ("trained",),
             samples=512 if context.quick else 2048,
             settings={"sites.batch": 512, "sites.reduction": "published"},
-        ),
-        part,
+        )
+        return context.run(request, "trained")
+    samples = 32 if context.quick else 128
+    side = {} if context.data else {"synthetic.image_size": _SIDE}
+    request = Request(
+        tuple(measures),
+        tuple(name for name in names if name not in _NOT_DRAWN),
+        (context.data or "synthetic",),
+        (weights or "init",),
+        samples=samples,
+        settings={"sites.batch": samples, **side},
     )
+    return context.run(request, weights or "init")
 
 
-def _at_hand(names: Sequence[str]) -> tuple[str, ...]:
-    """Those whose published weights are there."""
-    return tuple(name for name in names if _file_of(name).is_file())
+def _at_hand(names: Sequence[str], data: str, *, is_asked: bool) -> tuple[str, ...]:
+    """Those whose published weights are there, with the images that they were trained on.
 
-
-def _file_of(name: str) -> Path:
-    """Where a network's published weights are, or should be."""
+    Raises
+    ------
+    nlbench.RequestError
+        If there are none, and they are asked for.
+    """
     from nlbench import registry
+    from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info
 
-    return Path(model_info(registry.load("models", name)).trained["imagenet"])
+    trained = {name: model_info(registry.load("models", name)).trained for name in names}
+    files = {name: Path(of[data]) for name, of in trained.items() if data in of}
+    found = tuple(name for name, file in files.items() if file.is_file())
+    try:
+        if not files:
+            raise RequestError(f"the networks' published weights are for imagenet, not for {data}")
+        if not found:
+            raise RequestError(
+                f"none of the {len(names)} networks' published weights are at hand "
+                f"({next(iter(files.values()))} is missing, for one)"
+            )
+        load_dataset(data, {})
+    except RequestError as error:
+        if is_asked:
+            raise RequestError(
+                f"{error}; or say --weights init to measure the networks as drawn"
+            ) from None
+        return ()
+    return found
 
 
 def short_name(model: str) -> str:
@@ -185,19 +190,6 @@ def short_name(model: str) -> str:
     'vit_b_32'
     """
     return model.rpartition("/")[2]
-
-
-def told(symbol: str, found: Correlation) -> str:
-    """Write a correlation over networks with its interval, or how few networks there are.
-
-    Examples
-    --------
-    >>> told("τ", Correlation(0.5, 0.25, 0.75, 12)), told("τ", Correlation(math.nan, 0.0, 0.0, 2))
-    ('τ = 0.50 (0.25 to 0.75), n = 12', 'too few networks: 2')
-    """
-    if not math.isfinite(found.value):
-        return f"too few networks: {found.n}"
-    return f"{symbol} = {found.text}, n = {found.n}"
 
 
 def _is_drawn(run: Run) -> bool:
@@ -215,6 +207,14 @@ def remarks_on(run: Run) -> list[str]:
             "claimed of trained ones can't be told from them; the remarks beside the verdicts say "
             "what the numbers of the random ones would."
         )
+    hashes = {
+        short_name(r.subject.model): str(r.subject.weights_hash)[:8]
+        for r in run.records
+        if r.subject.weights == "trained" and r.result.status == "ok"
+    }
+    if hashes:
+        listed = ", ".join(f"{name} {value}" for name, value in hashes.items())
+        said.append(f"Published weights, with their hashes' first digits: {listed}.")
     counts = {str(r.probe.facts["samples"]) for r in run.records if "samples" in r.probe.facts}
     said.append(
         f"{len(models)} of the {len(CLASSIFIERS)} networks, on {data}, "

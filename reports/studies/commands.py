@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 from nlbench import registry
 from nlbench.cli.common import Interrupted, completed, split_names, split_seeds
 from nlbench.errors import PluginError, RequestError
+from nlbench.request import ExecutionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +56,15 @@ def study(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="How many networks are trained or measured at a time. [the cores; on a GPU, or "
+            "for a study of a few seconds, 1]",
+            min=1,
+            max=1024,
+        ),
+    ] = None,
     progress: Annotated[str, typer.Option(help="auto, rich, plain or none.")] = "auto",
 ) -> None:
     """Carry out studies: a fixed run each, its verdicts beside what was published, a page.
@@ -76,26 +88,54 @@ def study(
                 taken = ", ".join(f"--{other}" for other in one.takes) or "none of its settings"
                 raise RequestError(f"--{flag}: study {name} fixes it (it takes {taken})")
     command = shlex.join(["nlbench", *sys.argv[1:]])
+    from nlbench.execution.executors import workers_kept
     from nlbench.progress import shown_progress
 
     from .page import analysed
     from .study import Context
 
-    for number, (name, one) in enumerate(chosen.items()):
-        with shown_progress(progress) as bar:
-            context = Context(
-                out, name, quick, **given, device=device, progress=bar, command=command
-            )
-            try:
-                runs = one.measure(context)
-                bar.say("analysing")
-                findings = analysed(one, runs)
-            except KeyboardInterrupt:
-                raise Interrupted(
-                    f"interrupted; what was finished is in {out}", f"go on with: {command}"
-                ) from None
-        print("\n" * bool(number), end="")
-        _show(name, one, findings, runs, context)
+    with workers_kept():
+        for number, (name, one) in enumerate(chosen.items()):
+            began = time.perf_counter()
+            with shown_progress(progress) as bar:
+                context = Context(
+                    out,
+                    name,
+                    quick,
+                    **given,
+                    device=device,
+                    progress=bar,
+                    execution=_execution(one, workers, device, quick=quick),
+                    command=command,
+                )
+                try:
+                    runs = one.measure(context)
+                    bar.say("analysing")
+                    findings = analysed(one, runs)
+                except KeyboardInterrupt:
+                    raise Interrupted(
+                        f"interrupted; what was finished is in {out}", f"go on with: {command}"
+                    ) from None
+            print("\n" * bool(number), end="")
+            _show(name, one, findings, runs, context)
+            print(f"took    {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
+
+
+SHORT = 0.3
+"""Minutes up to which it isn't worth while to start processes, which takes seconds."""
+
+
+def _execution(one: Study, workers: int | None, device: str, *, quick: bool) -> ExecutionOptions:
+    """How a study is carried out, with one thread each so that workers change no number."""
+    from nlbench.execution.numerics import resolve_device
+
+    if workers is None:
+        is_short = (one.quick_minutes if quick else one.minutes) <= SHORT
+        is_alone = is_short or resolve_device(device).type != "cpu"
+        workers = 1 if is_alone else os.cpu_count() or 1
+    if workers == 1:
+        return ExecutionOptions(threads=1)
+    return ExecutionOptions(executor="processes", workers=workers, threads=1)
 
 
 def _loaded(name: str) -> Study:

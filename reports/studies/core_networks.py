@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from .drawing import page_figure
 from .linearised_networks import (
     SOURCE,
     effort,
@@ -16,7 +17,7 @@ from .linearised_networks import (
     measured,
     networks,
     omegas,
-    seeds,
+    shrinks,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -42,7 +43,7 @@ class CoreNetworks(Study):
     question = "Do the units that stay nonlinear form a core of much the same depth and width?"
     source = SOURCE
     needs = "linearises 16 networks, of which early-or-late shares 9; trains 2"
-    minutes, quick_minutes = 6.5, 0.7
+    minutes, quick_minutes = 3.5, 0.6
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -52,11 +53,11 @@ class CoreNetworks(Study):
         weights[MODEL] += [
             linearised(context, MODEL, "post-training", omega, seed)
             for omega in steps
-            for seed in seeds(context)
+            for seed in context.seeds_or(3)
         ]
         weights[MODEL] += self._of_wrong_labels(context, steps)
         for model in WIDTHS[: 1 if context.quick else None]:
-            for seed in seeds(context)[:1]:
+            for seed in context.seeds_or(3)[:1]:
                 short: dict[str, Any] = {}
                 if context.quick:
                     short = {"name": "quick", "epochs": 6, "warmup_steps": 20}
@@ -102,8 +103,17 @@ class CoreNetworks(Study):
             )
             .reset_index()
         )
-        verdicts = [_shrinks(lengths), _by_width(lengths), _by_depth(table, lengths)]
-        verdicts.append(_by_difficulty(table))
+        plain = _plain(lengths, MODEL)
+        verdicts = [
+            shrinks(
+                table,
+                list(plain.pathlength),
+                f"{MODEL}, mean over seeds at ω = {', '.join(f'{one:g}' for one in plain.omega)}",
+            ),
+            _by_width(lengths),
+            _by_depth(table, lengths),
+            _by_difficulty(table),
+        ]
         return Findings(
             verdicts,
             {"Means over seeds": lengths, "Networks": table},
@@ -122,18 +132,6 @@ class CoreNetworks(Study):
 
 def _plain(lengths: pd.DataFrame, model: str) -> pd.DataFrame:
     return lengths[(lengths.model == model) & (lengths.noise == 0)].sort_values("omega")
-
-
-def _shrinks(lengths: pd.DataFrame) -> Verdict:
-    one = _plain(lengths, MODEL)
-    falls = np.diff(one.pathlength) < 0
-    return Verdict(
-        "The larger ω, the shorter the paths that are left",
-        "path length falls under the pressure to be linear",
-        " > ".join(f"{length:.2f}" for length in one.pathlength),
-        bool(falls.all()) if len(falls) else None,
-        f"{MODEL}, mean over seeds at ω = {', '.join(f'{omega:g}' for omega in one.omega)}",
-    )
 
 
 def _by_width(lengths: pd.DataFrame) -> Verdict:
@@ -198,13 +196,11 @@ def _by_difficulty(table: pd.DataFrame) -> Verdict:
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
     left = table[(table["mode"] == "post-training") & (table.model == MODEL)]
     steps: list[Any] = sorted(left.omega.unique())
     places = list(dict.fromkeys(left.place))
-    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
-    panels = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
+    figure, grid = page_figure(2.6, columns=len(steps), sharey=True, squeeze=False)
+    panels = grid[0]
     for axes, omega in zip(panels, steps, strict=True):
         for noise, colour, shift in ((0.0, "#0072B2", -0.2), (NOISE, "#D55E00", 0.2)):
             one = left[(left.omega == omega) & (left.noise == noise)].groupby("place")

@@ -12,8 +12,9 @@ import pandas as pd
 from nlbench.reports.agreement import within_groups
 
 from .classifiers import CLASSIFIERS, judged, measured_classifiers, remarks_on, short_name
+from .drawing import page_figure
 from .site_scores import AFFINITY, site_scores
-from .small_networks import measured_networks
+from .small_networks import measured_networks, seeds_of_each
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -92,20 +93,16 @@ class Correlations(Study):
     question = "Does the affinity score tell what no other measure of activations tells?"
     source = AFFINITY
     needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
-    minutes, quick_minutes = 9.5, 2.0
+    minutes, quick_minutes = 5.0, 1.2
     takes = ("data", "weights", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """All measures of sites of the classifiers, and of small networks trained on digits."""
         measures = ("affinity", *OTHERS)
-        number = 1 if context.quick else 3
         return {
             "classifiers": measured_classifiers(context, measures),
             "digits": measured_networks(
-                context,
-                dict.fromkeys(("vgg8", "resnet20", "plain20"), number),
-                measures=measures,
-                part="digits",
+                context, seeds_of_each(context), measures=measures, part="digits"
             ),
         }
 
@@ -226,10 +223,7 @@ def _consistent(found: pd.DataFrame, whose: str) -> Verdict:
 
 
 def _figure(found: pd.DataFrame, small: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(3.0)
     rng = np.random.default_rng(0)
     for place, (other, (mean, std)) in enumerate(AVERAGE.items()):
         axes.bar(place, 2 * std, 0.7, bottom=mean - std, color="#dddddd")

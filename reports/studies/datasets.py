@@ -10,10 +10,10 @@ import pandas as pd
 
 from nlbench.reports.agreement import paired_share
 from nlbench.reports.signatures import dtw_distances
-from nlbench.request import Request
 
+from .drawing import page_figure
 from .site_scores import AFFINITY, signatures, site_scores
-from .small_networks import DATA, measured_networks, trained_network
+from .small_networks import DATA, measured_networks, seeds_of_each
 from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Datasets"]
 
 
-NETWORKS = ("vgg8", "resnet20", "plain20")
 OTHERS = ("synthetic", "random")
 UNSEEN = "digits of the training split"
 COLOURS = {UNSEEN: "#009E73", "synthetic": "#0072B2", "random": "#D55E00"}
@@ -36,27 +35,20 @@ class Datasets(Study):
     question = "How far does a network's signature move on data that it was not trained on?"
     source = AFFINITY
     needs = "digits; trains 9 networks"
-    minutes, quick_minutes = 5.5, 0.8
+    minutes, quick_minutes = 3.0, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity of trained networks on each dataset, and on the digits they were trained on."""
-        number = 1 if context.quick else 3
-        seeds = dict.fromkeys(NETWORKS, number)
+        seeds = seeds_of_each(context)
         samples = 128 if context.quick else 512
-        test = measured_networks(context, seeds, data=(DATA, *OTHERS), samples=samples)
-        for model in NETWORKS:
-            files = tuple(
-                str(trained_network(context, model, seed))
-                for seed in context.seeds or range(number)
-            )
-            train = context.run(
-                Request(
-                    ("affinity",), (model,), (DATA,), files, (0,), samples=samples, split="train"
-                ),
-                "train",
-            )
-        return {"run": test, "train": train}
+        others = (DATA, *OTHERS)
+        return {
+            "run": measured_networks(context, seeds, data=others, samples=samples),
+            "train": measured_networks(
+                context, seeds, samples=samples, split="train", part="train"
+            ),
+        }
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Distance of each network's signature on other data to that on the test digits."""
@@ -122,10 +114,7 @@ def _told(values: pd.Series) -> str:
 
 
 def _figure(moved: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(2.7)
     networks = list(dict.fromkeys(moved.network))
     for place, (data, colour) in enumerate(COLOURS.items()):
         part = moved[moved.data == data]

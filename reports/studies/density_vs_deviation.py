@@ -11,10 +11,9 @@ import pandas as pd
 
 from nlbench.reports.agreement import Correlation, spearman
 
+from .drawing import COLOURS, page_figure
 from .linear_regions import (
-    COLOURS,
     ClosedPaths,
-    drawn,
     path_values,
     settings_in,
     size_of,
@@ -23,7 +22,6 @@ from .linear_regions import (
 from .study import Findings, Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nlbench.store.run_folder import Run
@@ -109,33 +107,31 @@ def _is_weak(low: float, high: float) -> bool | None:
 def _figure(
     rows: Sequence[tuple[str, int, str, float, float, float]], both: pd.DataFrame
 ) -> Figure:
-    def draw(panels: Sequence[Axes]) -> None:
-        left, right = panels
-        for place, (setting, _, _, mean, low, high) in enumerate(rows):
-            left.plot([low, high], [place, place], color=COLOURS[0])
-            left.plot(mean, place, "o", color=COLOURS[0])
-            if setting in PUBLISHED:
-                left.plot(PUBLISHED[setting][0], place, "D", color=COLOURS[1], markersize=5)
-        left.plot([], [], "o-", color=COLOURS[0], label="here, 95 % interval")
-        left.plot([], [], "D", color=COLOURS[1], label="published")
-        left.axvline(0, color="#777777", linewidth=0.8)
-        left.set_yticks(range(len(rows)), [row[0] for row in rows])
-        left.invert_yaxis()
-        left.set_xlim(-1, 1)
-        left.set_xlabel("Spearman's ρ over paths")
-        left.legend(fontsize=7.5, loc="lower left")
-        clean = both[both.setting == "clean"]
-        for number, (seed, one) in enumerate(clean.groupby("seed")):
-            right.plot(
-                one.value_density,
-                one.value_deviation,
-                "o",
-                color=COLOURS[number % len(COLOURS)],
-                markersize=3.5,
-                label=f"seed {seed}",
-            )
-        right.set_xlabel("crossings")
-        right.set_ylabel("absolute deviation")
-        right.set_title("clean labels")
-
-    return drawn(draw)
+    figure, (left, right) = page_figure(2.9, columns=2)
+    for place, (setting, _, _, mean, low, high) in enumerate(rows):
+        left.plot([low, high], [place, place], color=COLOURS[0])
+        left.plot(mean, place, "o", color=COLOURS[0])
+        if setting in PUBLISHED:
+            left.plot(PUBLISHED[setting][0], place, "D", color=COLOURS[1], markersize=5)
+    left.plot([], [], "o-", color=COLOURS[0], label="here, 95 % interval")
+    left.plot([], [], "D", color=COLOURS[1], label="published")
+    left.axvline(0, color="#777777", linewidth=0.8)
+    left.set_yticks(range(len(rows)), [row[0] for row in rows])
+    left.invert_yaxis()
+    left.set_xlim(-1, 1)
+    left.set_xlabel("Spearman's ρ over paths")
+    left.legend(fontsize=7.5, loc="lower left")
+    clean = both[both.setting == "clean"]
+    for number, (seed, one) in enumerate(clean.groupby("seed")):
+        right.plot(
+            one.value_density,
+            one.value_deviation,
+            "o",
+            color=COLOURS[number % len(COLOURS)],
+            markersize=3.5,
+            label=f"seed {seed}",
+        )
+    right.set_xlabel("crossings")
+    right.set_ylabel("absolute deviation")
+    right.set_title("clean labels")
+    return figure

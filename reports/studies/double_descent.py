@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +10,11 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .linear_regions import COLOURS, DATA, MEASURES, SOURCE, drawn
+from .drawing import COLOURS, page_figure
+from .linear_regions import DATA, MEASURES, SOURCE
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nlbench.store.run_folder import Run
@@ -33,25 +33,28 @@ class DoubleDescent(Study):
     question = "Does deviation rise and fall with the width as the test error does?"
     source = SOURCE
     needs = "trains 6 networks"
-    minutes, quick_minutes = 5.5, 0.7
+    minutes, quick_minutes = 3.0, 0.4
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Networks of each width along closed paths, and their accuracy."""
         data, runs = context.data or DATA, {}
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
-        for width in QUICK_WIDTHS if context.quick else WIDTHS:
-            model = f"resnet18-w{width}"
-            short: dict[str, Any] = {"epochs": 3, "warmup_steps": 20} if context.quick else {}
-            name = f"{'quick-' if context.quick else ''}noise{NOISE:g}"
-            weights = tuple(
+        short: dict[str, Any] = {"epochs": 3, "warmup_steps": 20} if context.quick else {}
+        name = f"{'quick-' if context.quick else ''}noise{NOISE:g}"
+        weights = {
+            model: tuple(
                 str(context.trained(model, data, recipe, seed, label_noise=NOISE, name=name,
                                     **short))
-                for seed in context.seeds or (range(1) if context.quick else range(2))
-            )  # fmt: skip
-            paths = Request(MEASURES, (model,), (data,), weights, split="train", settings=LINES)
+                for seed in context.seeds_or(2)
+            )
+            for width in (QUICK_WIDTHS if context.quick else WIDTHS)
+            for model in [f"resnet18-w{width}"]
+        }  # fmt: skip
+        for model, files in weights.items():
+            paths = Request(MEASURES, (model,), (data,), files, split="train", settings=LINES)
             runs["paths"] = context.run(paths, "paths")
-            accuracy = Request(("accuracy",), (model,), (data,), weights, samples=0)
+            accuracy = Request(("accuracy",), (model,), (data,), files, samples=0)
             runs["accuracy"] = context.run(accuracy, "accuracy")
         return runs
 
@@ -123,21 +126,20 @@ def _peaks(claim: str, means: pd.Series) -> Verdict:
 
 
 def _figure(means: pd.DataFrame) -> Figure:
-    def draw(panels: Sequence[Axes]) -> None:
-        left, right = panels
-        for number, name in enumerate(("train error", "test error")):
-            left.plot(means.index, 100 * means[name], "o-", color=COLOURS[number], label=name)
-        left.set_ylabel("error, %")
-        twin = left.twinx()
-        twin.plot(means.index, means["absdev"], "s--", color=COLOURS[2], label="deviation")
-        twin.set_ylabel("absolute deviation")
-        handles = [*left.lines, *twin.lines]
-        left.legend(handles, [str(one.get_label()) for one in handles], fontsize=7.5)
-        right.plot(means.index, means["density"], "o-", color=COLOURS[0])
-        right.set_ylabel("crossings")
-        for axes in panels:
-            axes.set_xlabel("base width")
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(list(means.index), [str(width) for width in means.index])
-
-    return drawn(draw)
+    figure, panels = page_figure(2.9, columns=2)
+    left, right = panels
+    for number, name in enumerate(("train error", "test error")):
+        left.plot(means.index, 100 * means[name], "o-", color=COLOURS[number], label=name)
+    left.set_ylabel("error, %")
+    twin = left.twinx()
+    twin.plot(means.index, means["absdev"], "s--", color=COLOURS[2], label="deviation")
+    twin.set_ylabel("absolute deviation")
+    handles = [*left.lines, *twin.lines]
+    left.legend(handles, [str(one.get_label()) for one in handles], fontsize=7.5)
+    right.plot(means.index, means["density"], "o-", color=COLOURS[0])
+    right.set_ylabel("crossings")
+    for axes in panels:
+        axes.set_xlabel("base width")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(means.index), [str(width) for width in means.index])
+    return figure

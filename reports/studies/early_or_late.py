@@ -10,15 +10,20 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
+from .drawing import page_figure
 from .linearised_networks import (
+    FEWEST_LINEAR,
+    MOST_LOST,
     SOURCE,
+    as_trained,
+    by_omega,
     effort,
-    is_short,
     linearised,
     measured,
     networks,
     omegas,
-    seeds,
+    or_short,
+    stays_accurate,
 )
 from .study import Context, Findings, Study, Verdict
 
@@ -31,7 +36,6 @@ __all__ = ["EarlyOrLate"]
 
 
 MODEL, DATA = "vgg8", "digits"
-MOST_LOST, FEWEST_LINEAR = 0.02, 0.3
 SMALL = 0.01
 """A gap in accuracy that is too small to be called one."""
 
@@ -42,7 +46,7 @@ class EarlyOrLate(Study):
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
     needs = "linearises 15 networks, of which core-networks shares 9"
-    minutes, quick_minutes = 7.0, 0.6
+    minutes, quick_minutes = 4.0, 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -51,24 +55,23 @@ class EarlyOrLate(Study):
             linearised(context, MODEL, mode, omega, seed)
             for mode in ("post-training", "from-start")
             for omega in omegas(context, mode)
-            for seed in seeds(context)
+            for seed in context.seeds_or(3)
         ]
         return {"run": measured(context, {MODEL: ["trained", *made]}, DATA)}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """Compare accuracies where the path lengths are the same."""
         table = networks(runs["run"]).sort_values(["mode", "omega", "seed"], ignore_index=True)
-        reference = float(table[table["mode"] == "reference"].accuracy.mean())
-        late = table[table["mode"] == "post-training"]
-        kept = late.groupby("omega")[["accuracy", "linear-units"]].mean()
-        far = kept[kept["linear-units"] >= FEWEST_LINEAR]
+        reference = float(as_trained(table).accuracy)
+        late = by_omega(table)
+        far = late[late["linear-units"] >= FEWEST_LINEAR]
         verdicts = [
             _gap(table),
             Verdict(
                 "After training many units can be made linear while accuracy stays high",
                 "a significant number of them",
                 _most(far) if len(far) else f"fewer than {FEWEST_LINEAR:.0%} became linear",
-                _or_short(table, bool((far.accuracy >= reference - MOST_LOST).any())),
+                stays_accurate(table),
                 f"the trained network has {reference:.1%}; agrees if some ω makes "
                 f"{FEWEST_LINEAR:.0%} of the units linear and loses no more than "
                 f"{100 * MOST_LOST:g} points, mean over seeds",
@@ -84,10 +87,6 @@ class EarlyOrLate(Study):
                 effort(table),
             ],
         )
-
-
-def _or_short(table: pd.DataFrame, agrees: bool) -> bool | None:
-    return agrees or (None if is_short(table) else False)
 
 
 def _most(far: pd.DataFrame) -> str:
@@ -119,20 +118,17 @@ def _gap(table: pd.DataFrame) -> Verdict:
         published,
         f"{100 * mean:+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
         f"{len(gaps)} comparisons",
-        _or_short(table, agrees=False) if high < SMALL else True if low > 0 else None,
+        or_short(table, agrees=False) if high < SMALL else True if low > 0 else None,
         how,
     )
 
 
 def _figure(table: pd.DataFrame, reference: float) -> Figure:
-    from matplotlib.figure import Figure
-
     modes = {
         "post-training": ("after training", "#0072B2", "o"),
         "from-start": ("from the start", "#D55E00", "s"),
     }
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(3.2)
     axes.axhline(100 * reference, color="#777777", linestyle="--", label="as trained")
     for mode, (label, colour, mark) in modes.items():
         one = table[table["mode"] == mode]

@@ -20,10 +20,10 @@ from .classifiers import (
     judged,
     remarks_on,
     short_name,
-    told,
 )
+from .drawing import page_figure
 from .site_scores import signatures, site_scores
-from .study import Findings, Verdict, above
+from .study import Findings, Verdict, above, over_networks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,7 +122,7 @@ def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[
         Verdict(
             claims[0],
             "increasingly dissimilar",
-            told("τ", tau),
+            over_networks("τ", tau),
             above(tau.low, tau.high),
             "Kendall's τ of year and DTW distance to AlexNet; longer signatures are farther away "
             "whatever their scores",
@@ -163,11 +163,9 @@ def _colour(name: str) -> str:
 
 
 def _dendrogram(names: Sequence[str], compared: Comparison) -> Figure:
-    from matplotlib.figure import Figure
     from scipy.cluster.hierarchy import dendrogram
 
-    figure = Figure(figsize=(7.2, 1.0 + 0.17 * len(names)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(1.0 + 0.17 * len(names))
     dendrogram(
         compared.merges,
         ax=axes,
@@ -184,10 +182,7 @@ def _dendrogram(names: Sequence[str], compared: Comparison) -> Figure:
 
 
 def _map(names: Sequence[str], compared: Comparison) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(4.0)
     for family in dict.fromkeys(CLASSIFIERS[name].family for name in names):
         of = [i for i, name in enumerate(names) if CLASSIFIERS[name].family == family]
         axes.plot(*compared.points[of].T, "o", color=_colour(names[of[0]]), label=family)

@@ -10,9 +10,10 @@ import pandas as pd
 
 from nlbench.reports.agreement import kendall
 
-from .classifiers import CLASSIFIERS, Classifiers, judged, remarks_on, short_name, told
+from .classifiers import CLASSIFIERS, Classifiers, judged, remarks_on, short_name
+from .drawing import page_figure
 from .site_scores import signatures, site_scores
-from .study import Findings, Verdict, above
+from .study import Findings, Verdict, above, over_networks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +104,7 @@ def _trend(before: pd.DataFrame, name: str) -> Verdict:
     return Verdict(
         f"Before transformers {said} grew with the years",
         "increasing",
-        told("τ", tau),
+        over_networks("τ", tau),
         above(tau.low, tau.high),
         "Kendall's τ of year and score; networks of a family aren't independent, so the interval "
         "is too narrow",
@@ -155,10 +156,7 @@ def _within(found: pd.DataFrame) -> Verdict:
 
 
 def _figure(found: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(3.4)
     places = np.arange(len(found))
     axes.vlines(places, found["min"], found["max"], color="#777777", linewidth=1)
     for name, mark, colour in (

@@ -111,7 +111,7 @@ class Ladder:
 
 
 def weights_of(context: Context, ladder: Ladder, rung: Rung, seed: int) -> str:
-    """Train the weights of a rung's network, if they are to be trained.
+    """Ask for the weights of a rung's network, if they are to be trained.
 
     Parameters
     ----------

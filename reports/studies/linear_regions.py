@@ -8,7 +8,7 @@ studies of it share every network and every cell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,22 +22,17 @@ from nlbench.request import Request
 from .study import Context, Study
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from nlbench.store.run_folder import Run
     from nlbench.subjects.facts import SubjectFacts
 
 __all__ = [
     "AXES",
-    "COLOURS",
     "DATA",
     "LEVELS",
     "MEASURES",
     "MODEL",
     "SOURCE",
     "ClosedPaths",
-    "drawn",
     "measured",
     "medians",
     "network_values",
@@ -74,7 +69,6 @@ FITTED = 0.95
 """Share of the training labels that a network has to fit to count as trained."""
 AXES = {"absdev": "absolute deviation", "density": "crossings"}
 """What an axis says of each measure."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
 
 
 class ClosedPaths(Study):
@@ -85,7 +79,7 @@ class ClosedPaths(Study):
 
     source = SOURCE
     needs = "trains 15 networks, shared with four other studies"
-    minutes, quick_minutes = 15.0, 0.5
+    minutes, quick_minutes = 7.5, 0.4
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Mapping[str, Run]:
@@ -96,7 +90,7 @@ class ClosedPaths(Study):
 def trained_networks(
     context: Context, levels: Sequence[float] = LEVELS, *, augmented: bool = True
 ) -> tuple[Path, ...]:
-    """Train the networks of a study, or take those that another has trained.
+    """Ask for the networks of a study, which others share, to be trained.
 
     In a quick study of digits they are the two that ship: of clean labels, and of 40 % wrong
     ones.
@@ -116,7 +110,7 @@ def trained_networks(
     changes: dict[str, Any] = {"epochs": 2} if context.quick else {}
     quick = "quick-" if context.quick else ""
     made: list[Path] = []
-    for seed in context.seeds or (range(1) if context.quick else range(3)):
+    for seed in context.seeds_or(3):
         name = "quick" if context.quick else ""
         made.append(context.trained(MODEL, data, plain, seed, name=name, **changes))
         if augmented:
@@ -277,14 +271,3 @@ def share_of_paths(
         if ((a == b) or lower == "initialised") == same_seed
     ]
     return paired_share(np.concatenate(differences) if differences else [])
-
-
-def drawn(draw: Callable[[Sequence[Axes]], None], height: float = 2.9) -> Figure:
-    """Draw two panels side by side, in the manner of all figures."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    # Names beside the axes are set in the page's font, which may be wider.
-    figure = Figure(figsize=(7.2, height), layout=ConstrainedLayoutEngine(w_pad=0.12))
-    draw(list(figure.subplots(1, 2)))
-    return figure

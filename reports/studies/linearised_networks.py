@@ -16,6 +16,8 @@ import pandas as pd
 from nlbench.citation import Source
 from nlbench.request import Request
 
+from .study import Verdict
+
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
     from nlbench.subjects.facts import SubjectFacts
@@ -23,10 +25,14 @@ if TYPE_CHECKING:
     from .study import Context
 
 __all__ = [
+    "FEWEST_LINEAR",
     "MEASURES",
+    "MOST_LOST",
     "OMEGAS",
     "QUICK_OMEGAS",
     "SOURCE",
+    "as_trained",
+    "by_omega",
     "effort",
     "is_short",
     "layers",
@@ -34,7 +40,9 @@ __all__ = [
     "measured",
     "networks",
     "omegas",
-    "seeds",
+    "or_short",
+    "shrinks",
+    "stays_accurate",
 ]
 
 
@@ -47,17 +55,14 @@ OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
 # In a few epochs it takes a larger penalty to make units linear.
 QUICK_OMEGAS = {"post-training": (0.01, 0.03, 0.1), "from-start": (0.003, 0.01)}
 FEW_EPOCHS = 10
+MOST_LOST, FEWEST_LINEAR = 0.02, 0.3
+"""What accuracy may be lost, and what share of units at least is many of them."""
 QUICK_EPOCHS = {"post-training": 3, "from-start": 6}
 
 
 def omegas(context: Context, mode: str) -> tuple[float, ...]:
     """Penalties of a mode, ``post-training`` or ``from-start``."""
     return (QUICK_OMEGAS if context.quick else OMEGAS)[mode]
-
-
-def seeds(context: Context) -> tuple[int, ...]:
-    """Seeds of the trainings."""
-    return context.seeds or ((0,) if context.quick else (0, 1, 2))
 
 
 def linearised(
@@ -151,6 +156,40 @@ def effort(table: pd.DataFrame) -> str:
 def is_short(table: pd.DataFrame) -> bool:
     """Whether networks were made linear in so few epochs that what is missing proves nothing."""
     return int(table[table["mode"] != "reference"].epochs.max()) < FEW_EPOCHS
+
+
+def or_short(table: pd.DataFrame, agrees: bool) -> bool | None:
+    """Leave open what networks that were made linear in few epochs don't show."""
+    return agrees or (None if is_short(table) else False)
+
+
+def as_trained(table: pd.DataFrame) -> pd.Series:
+    """Means of the measures over networks that were only trained."""
+    means: pd.Series = table[table["mode"] == "reference"][list(MEASURES)].mean()
+    return means
+
+
+def by_omega(table: pd.DataFrame) -> pd.DataFrame:
+    """Means of the measures over networks that were made linear after training, by ω."""
+    return table[table["mode"] == "post-training"].groupby("omega")[list(MEASURES)].mean()
+
+
+def stays_accurate(table: pd.DataFrame) -> bool | None:
+    """Whether some ω makes `FEWEST_LINEAR` of the units linear and costs at most `MOST_LOST`."""
+    means, least = by_omega(table), as_trained(table).accuracy - MOST_LOST
+    far = means[means["linear-units"] >= FEWEST_LINEAR]
+    return or_short(table, bool((far.accuracy >= least).any()))
+
+
+def shrinks(table: pd.DataFrame, lengths: Sequence[float], remark: str) -> Verdict:
+    """Whether path lengths fall from ω to ω."""
+    return Verdict(
+        "The larger ω, the shorter the paths that are left",
+        "path length falls under the pressure to be linear",
+        " > ".join(f"{length:.2f}" for length in lengths),
+        or_short(table, bool((np.diff(lengths) < 0).all())) if len(lengths) > 1 else None,
+        remark,
+    )
 
 
 def layers(run: Run) -> pd.DataFrame:

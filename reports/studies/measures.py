@@ -20,6 +20,7 @@ from nlbench.reports.agreement import within_groups
 from nlbench.reports.leaderboard import CONFIDENCE, sense_of
 from nlbench.request import ExecutionOptions, Request
 
+from .drawing import page_figure
 from .ladders import LADDERS, SEEDS, TWIN_LADDER, WHOLE, Ladder, weights_of
 from .study import Context, Findings, Study, Verdict, above
 
@@ -54,22 +55,28 @@ class Measures(Study):
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Every rung of every ladder, a run a ladder; beside it absolute deviation normalised."""
         names = context.measures or tuple(registry.entries("measures"))
-        # Networks so small only wait for each other's threads.
+        asked = {
+            name: list(_subjects(context, ladder))
+            for name, ladder in (*LADDERS.items(), (TWIN_LADDER.name, TWIN_LADDER))
+            if not (context.quick and ladder.only_full)
+        }
+        context.train()
+        # Their costs are compared in seconds: one at a time.
         context = replace(context, execution=ExecutionOptions(threads=1))
         runs: dict[str, Run] = {}
 
-        def carry_out(part: str, asked: Iterable[str], given: dict[str, Any]) -> None:
-            measures = tuple(dict.fromkeys(asked))
+        def carry_out(part: str, names: Iterable[str], given: dict[str, Any]) -> None:
+            measures = tuple(dict.fromkeys(names))
             settings = _fitting(given["settings"], measures, given["data"][0])
             request = Request(measures, **{**given, "settings": settings})
             runs[part] = context.run(request, part)
 
-        for name, ladder in LADDERS.items():
-            if not (context.quick and ladder.only_full):
-                for given in _subjects(context, ladder):
-                    # One pass of the network over the samples, to count costs in.
-                    carry_out(name, (*names, "accuracy"), given)
-        for given in _subjects(context, TWIN_LADDER):
+        twins = asked.pop(TWIN_LADDER.name)
+        for name, requests in asked.items():
+            for given in requests:
+                # One pass of the network over the samples, to count costs in.
+                carry_out(name, (*names, "accuracy"), given)
+        for given in twins:
             settings, half = given["settings"], given["samples"] // 2
             carry_out("twins", names, given)
             carry_out("twins.batches", names, {**given, "settings": {**settings, **BATCHES}})
@@ -688,13 +695,11 @@ def _figure(
     orders: Mapping[tuple[str, str], Order],
     costs: Mapping[str, tuple[float, float]],
 ) -> Figure:
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     ladders = [name for name in LADDERS if any((m, name) in orders for m in names)]
     planted = sum(LADDERS[name].is_planted for name in ladders)
-    figure = Figure(figsize=(7.2, 1.7 + 0.27 * len(names)), layout="constrained")
-    axes, beside = figure.subplots(1, 2, width_ratios=(6, 1))
+    figure, (axes, beside) = page_figure(1.7 + 0.27 * len(names), columns=2, width_ratios=(6, 1))
     found = [(m, ladder, one) for (m, ladder), one in orders.items() if m in names]
     rows, columns = {m: i for i, m in enumerate(names)}, {name: i for i, name in enumerate(ladders)}
     shown = [(columns[name], rows[m], o) for m, name, o in found if not o.mark]

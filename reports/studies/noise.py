@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from nlbench.reports.figures import ecdf
-
+from .drawing import COLOURS, draw_shares, page_figure
 from .linear_regions import (
     AXES,
-    COLOURS,
     MEASURES,
     ClosedPaths,
-    drawn,
     medians,
     over_seeds,
     path_values,
@@ -25,7 +22,6 @@ from .linear_regions import (
 from .study import Findings, Verdict
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nlbench.store.run_folder import Run
@@ -109,20 +105,12 @@ def _table(middle: Mapping[str, pd.Series]) -> pd.DataFrame:
 
 
 def _figure(values: Mapping[str, pd.DataFrame]) -> Figure:
-    def draw(panels: Sequence[Axes]) -> None:
-        for axes, (measure, table) in zip(panels, values.items(), strict=True):
-            for number, name in enumerate(settings_in(table.setting)):
-                x, share = ecdf(table[table.setting == name].value)
-                axes.step(
-                    [x[0], *x],
-                    [0.0, *share],
-                    where="post",
-                    color=COLOURS[number % len(COLOURS)],
-                    label=name,
-                )
-            axes.set_xlabel(AXES[measure])
-            axes.set_ylim(0, 1.02)
-        panels[0].set_ylabel("share of paths")
-        panels[0].legend(loc="lower right", fontsize=7.5)
-
-    return drawn(draw)
+    figure, panels = page_figure(2.9, columns=2)
+    for axes, (measure, table) in zip(panels, values.items(), strict=True):
+        for number, name in enumerate(settings_in(table.setting)):
+            colour = COLOURS[number % len(COLOURS)]
+            draw_shares(axes, table[table.setting == name].value, color=colour, label=name)
+        axes.set_xlabel(AXES[measure])
+    panels[0].set_ylabel("share of paths")
+    panels[0].legend(loc="lower right", fontsize=7.5)
+    return figure

@@ -9,11 +9,10 @@ import pandas as pd
 
 from nlbench.reports.agreement import Correlation
 
+from .drawing import COLOURS, page_figure
 from .linear_regions import (
-    COLOURS,
     MEASURES,
     ClosedPaths,
-    drawn,
     path_values,
     settings_in,
     share_of_paths,
@@ -23,7 +22,6 @@ from .linear_regions import (
 from .study import Findings, Verdict, above
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nlbench.store.run_folder import Run
@@ -133,7 +131,7 @@ def _against(pair: tuple[str, str], name: str, published: str, found: Correlatio
     return Verdict(
         f"{what} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
-        f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f}), {found.n} comparisons",
+        f"{found.text}, {found.n} comparisons",
         agrees,
         "share of paths with Wilson's 95 % interval, over the networks of one seed; nearly all is "
         f"at least {NEARLY}, almost none at most {1 - NEARLY:g}",
@@ -144,43 +142,42 @@ def _beyond_seeds(pair: tuple[str, str], found: Correlation) -> Verdict:
     return Verdict(
         f"Density tells {pair[0]} from clean labels where the seeds differ too",
         "",
-        f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f}), {found.n} comparisons",
+        f"{found.text}, {found.n} comparisons",
         above(found.low, found.high, NEARLY),
         "each network of wrong labels beside each clean one of another seed, on the same paths",
     )
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    def draw(panels: Sequence[Axes]) -> None:
-        names = list(dict.fromkeys(zip(table.higher, table.lower, strict=True)))
-        for axes, which in zip(panels, ("one seed", "different seeds"), strict=True):
-            part = table[table["networks of"] == which]
-            for number, measure in enumerate(dict.fromkeys(table.measure)):
-                one = part[part.measure == measure]
-                places = [
-                    names.index(pair) + 0.2 * (number - 0.5)
-                    for pair in zip(one.higher, one.lower, strict=True)
-                ]
-                axes.errorbar(
-                    one.share,
-                    places,
-                    # Wilson's bounds meet a share of 0 or 1 but for rounding.
-                    xerr=[(one.share - one.low).clip(0), (one.high - one.share).clip(0)],
-                    fmt="os"[number],
-                    color=COLOURS[number],
-                    markersize=4,
-                    label=measure,
-                )
-            axes.set_xlim(-0.03, 1.03)
-            axes.axvline(0.5, color="#777777", linewidth=0.8)
-            axes.set_yticks(range(len(names)), [f"{a} > {b}" for a, b in names], fontsize=7.5)
-            axes.set_ylim(len(names) - 0.5, -0.5)
-            axes.set_title(f"networks of {which}")
-            if part.empty:
-                axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
-            axes.set_xlabel("share of paths")
-        panels[1].set_yticklabels([])
-        handles, labels = panels[0].get_legend_handles_labels()
-        panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
-
-    return drawn(draw, 3.4)
+    figure, panels = page_figure(3.4, columns=2)
+    names = list(dict.fromkeys(zip(table.higher, table.lower, strict=True)))
+    for axes, which in zip(panels, ("one seed", "different seeds"), strict=True):
+        part = table[table["networks of"] == which]
+        for number, measure in enumerate(dict.fromkeys(table.measure)):
+            one = part[part.measure == measure]
+            places = [
+                names.index(pair) + 0.2 * (number - 0.5)
+                for pair in zip(one.higher, one.lower, strict=True)
+            ]
+            axes.errorbar(
+                one.share,
+                places,
+                # Wilson's bounds meet a share of 0 or 1 but for rounding.
+                xerr=[(one.share - one.low).clip(0), (one.high - one.share).clip(0)],
+                fmt="os"[number],
+                color=COLOURS[number],
+                markersize=4,
+                label=measure,
+            )
+        axes.set_xlim(-0.03, 1.03)
+        axes.axvline(0.5, color="#777777", linewidth=0.8)
+        axes.set_yticks(range(len(names)), [f"{a} > {b}" for a, b in names], fontsize=7.5)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_title(f"networks of {which}")
+        if part.empty:
+            axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
+        axes.set_xlabel("share of paths")
+    panels[1].set_yticklabels([])
+    handles, labels = panels[0].get_legend_handles_labels()
+    panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure

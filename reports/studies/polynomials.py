@@ -10,6 +10,7 @@ import pandas as pd
 
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .single_functions import correlation_score, one_batch, values
 from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
@@ -100,10 +101,7 @@ class Polynomials(Study):
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(2.7)
     orders = range(1, 42, 2)
     axes.plot(orders, [in_theory(k) for k in orders], color="0.6", label="closed form")
     axes.plot(table.order, table.here, "o", color="C0", label="here")

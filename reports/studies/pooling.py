@@ -10,6 +10,7 @@ import pandas as pd
 
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .single_functions import NINE, normal_score, one_batch, values
 from .site_scores import AFFINITY, site_scores
 from .small_networks import small_network
@@ -53,7 +54,7 @@ class Pooling(Study):
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity under either reduction: normal noise of many and few channels, a network."""
         data, weights = small_network(context)
-        seeds = context.seeds or ((0,) if context.quick else (0, 1, 2))
+        seeds = context.seeds_or(3)
         runs = {}
         for reduction in REDUCTIONS:
             settings = {
@@ -159,10 +160,7 @@ def _compared(claim: str, scores: pd.DataFrame, why: str) -> Verdict:
 
 
 def _figure(noise: Mapping[int, pd.DataFrame], network: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
+    figure, panels = page_figure(3.2, columns=3, sharey=True)
     titles = [*(f"{channels} channels of noise" for channels in noise), "vgg8, trained"]
     for axes, title, scores in zip(panels, titles, [*noise.values(), network], strict=True):
         places = np.arange(len(scores))

@@ -10,6 +10,7 @@ import pandas as pd
 from nlbench.reports.agreement import kendall
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .published_roots import SOURCE
 from .study import Context, Findings, Study, Verdict
 
@@ -120,13 +121,11 @@ def _sites(run: Run) -> pd.DataFrame:
 
 def _figure(table: pd.DataFrame, right: str, wrong: str) -> Figure:
     import matplotlib.style
-    from matplotlib.figure import Figure
 
     from nlbench.reports.svg import STYLE
 
     with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = page_figure(3.4)
         axes.plot([0, 1], [0, 1], color="#777777", linewidth=0.8)
         for (model, one), mark in zip(table.groupby("model", sort=False), "os^D", strict=False):
             axes.plot(one[right], one[wrong], mark, markersize=4, label=str(model))

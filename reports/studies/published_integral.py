@@ -14,7 +14,8 @@ from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Value
 from nlbench.reports.agreement import kendall
 
-from .linear_regions import COLOURS, DATA, MODEL, SOURCE
+from .drawing import COLOURS, page_figure
+from .linear_regions import DATA, MODEL, SOURCE
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -207,13 +208,11 @@ def _segments(path: Value) -> Sequence[float]:
 
 def _figure(table: pd.DataFrame) -> Figure:
     import matplotlib.style
-    from matplotlib.figure import Figure
 
     from nlbench.reports.svg import STYLE
 
     with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = page_figure(3.0)
         most = float(table["as defined"].max()) * 1.05
         axes.plot(table["as defined"], table["as published"], "o", color=COLOURS[0], markersize=4)
         for factor, dashes in ((1, "-"), (4, "--"), (9, ":")):

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
-from nlbench.reports.agreement import Correlation, kendall
+from nlbench.reports.agreement import kendall
 
+from .drawing import COLOURS, page_figure
 from .linear_regions import (
     AXES,
-    COLOURS,
     MEASURES,
     ClosedPaths,
-    drawn,
     medians,
     path_values,
     size_of,
     unfitted,
 )
-from .study import Findings, Verdict, above
+from .study import Findings, Verdict, above, over_networks
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nlbench.store.run_folder import Run
@@ -47,14 +44,14 @@ class Ranking(ClosedPaths):
             Verdict(
                 "Deviation rises with the share of wrong labels",
                 "rises; 0.2 and 0.4 are not told apart for VGG8",
-                _said(found["absdev"]),
+                over_networks("τ", found["absdev"]),
                 rises["absdev"],
                 _HOW,
             ),
             Verdict(
                 "Density falls with the share of wrong labels",
                 "falls for VGG8, rises for ResNet18",
-                _said(found["density"]),
+                over_networks("τ", found["density"]),
                 None if rises["density"] is None else not rises["density"],
                 _HOW,
             ),
@@ -84,26 +81,19 @@ def _ladder(values: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(level=levels)[["level", "seed", "value"]].sort_values(["level", "seed"])
 
 
-def _said(found: Correlation) -> str:
-    if not np.isfinite(found.value):
-        return f"{found.n} networks: no correlation"
-    return f"τ = {found.text}, {found.n} networks"
-
-
 def _figure(ladder: Mapping[str, pd.DataFrame]) -> Figure:
-    def draw(panels: Sequence[Axes]) -> None:
-        for axes, (name, table) in zip(panels, ladder.items(), strict=True):
-            axes.plot(table.level, table.value, "o", color=COLOURS[0], markersize=4, alpha=0.5)
-            levels = table.groupby("level").value
-            axes.errorbar(
-                levels.mean().index,
-                levels.mean(),
-                levels.std(ddof=0),
-                color=COLOURS[0],
-                capsize=2,
-            )
-            axes.set_xlabel("share of wrong labels")
-            label = AXES[name]
-            axes.set_ylabel(f"median {label}")
-
-    return drawn(draw)
+    figure, panels = page_figure(2.9, columns=2)
+    for axes, (name, table) in zip(panels, ladder.items(), strict=True):
+        axes.plot(table.level, table.value, "o", color=COLOURS[0], markersize=4, alpha=0.5)
+        levels = table.groupby("level").value
+        axes.errorbar(
+            levels.mean().index,
+            levels.mean(),
+            levels.std(ddof=0),
+            color=COLOURS[0],
+            capsize=2,
+        )
+        axes.set_xlabel("share of wrong labels")
+        label = AXES[name]
+        axes.set_ylabel(f"median {label}")
+    return figure

@@ -11,6 +11,7 @@ import pandas as pd
 from nlbench.citation import Source
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .single_functions import one_batch
 from .study import Context, Findings, Study, Verdict
 
@@ -80,7 +81,7 @@ class Redshift(Study):
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity of eight kinds of random perceptron, five of each."""
         models = tuple(model for model, _, _ in PANELS.values())
-        seeds = context.seeds or tuple(range(5))
+        seeds = context.seeds_or(5, quick=5)
         return {
             "run": context.run(
                 Request(
@@ -159,10 +160,7 @@ def _contrast(
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(2.7)
     places = range(len(table))
     axes.bar(places, table.published, yerr=table["±layers"], color="0.8", ecolor="0.5")
     axes.errorbar(places, table.here, yerr=table["±seeds"], fmt="o", color="C0")

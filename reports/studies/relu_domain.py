@@ -11,6 +11,7 @@ import pandas as pd
 
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .single_functions import one_batch, relu_on_uniform, values
 from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
@@ -58,7 +59,7 @@ class ReluDomain(Study):
             ("functions/relu",),
             tuple(map(window, PUBLISHED if context.quick else range(len(CENTRES)))),
             ("init",),
-            context.seeds or tuple(range(3 if context.quick else 10)),
+            context.seeds_or(10, quick=3),
             samples=POINTS,
             settings=one_batch(POINTS) | {"interval.spacing": "random", "interval.count": FROM},
             precision="float64",
@@ -139,10 +140,7 @@ def _table(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(2.7)
     theory = [(c, relu_on_uniform(c - HALF, c + HALF)[2]) for c in np.linspace(-1.99, 2, 200)]
     axes.plot(*zip(*theory, (4, 1.0), strict=True), color="0.6", label="closed form")
     centre = (table["from"] + table["to"]) / 2

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from nlbench.reports.agreement import Correlation, paired_share
 
+from .drawing import page_figure
 from .site_scores import AFFINITY, site_scores
 from .small_networks import measured_networks
 from .study import Context, Findings, Study, Verdict, above
@@ -74,12 +75,12 @@ class Residual(Study):
     question = "Do residual connections split a network's activations into two kinds?"
     source = AFFINITY
     needs = "digits; trains 6 networks"
-    minutes, quick_minutes = 4.0, 0.5
+    minutes, quick_minutes = 2.5, 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity of ResNet20 and plain20, drawn and trained on digits, three seeds each."""
-        seeds = dict.fromkeys(NAMES, 1 if context.quick else 3)
+        seeds = dict.fromkeys(NAMES, context.seeds_or(3))
         return {"run": measured_networks(context, seeds, drawn=seeds)}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
@@ -207,8 +208,7 @@ def _above(trained: pd.DataFrame) -> Verdict:
     return Verdict(
         "In a block the ReLU after the addition is the more linear one",
         "",
-        f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f}) of blocks; without additions "
-        f"{other.value:.2f} ({other.low:.2f} to {other.high:.2f})",
+        f"{one.text} of blocks; without additions {other.text}",
         above(one.low, one.high, 0.5),
         "share of blocks with Wilson's interval",
     )
@@ -228,11 +228,9 @@ def _by_training(of: Mapping[tuple[str, str], np.ndarray], drawn: int) -> Verdic
 
 
 def _figure(trained: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
     from scipy.stats import gaussian_kde
 
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    figure, panels = page_figure(2.7, columns=2, sharex=True, sharey=True)
     low = float(trained.value.min()) - 0.05
     grid = np.linspace(low, 1.05, 200)
     for axes, (model, name) in zip(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from nlbench.reports.agreement import paired_share
 from nlbench.reports.signatures import Comparison, compare_signatures
 
+from .drawing import COLOURS, page_figure
 from .site_scores import AFFINITY, signatures, site_scores
-from .small_networks import measured_networks
+from .small_networks import measured_networks, seeds_of_each
 from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
@@ -25,22 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["Seeds"]
 
 
-NETWORKS = {"vgg8": 9, "resnet20": 3, "plain20": 3}
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-
-
 class Seeds(Study):
     """Nine trainings of VGG8: their signatures against each other and other architectures'."""
 
     question = "Is a signature the architecture's own, or does each training have another?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes, quick_minutes = 7.0, 0.8
+    minutes, quick_minutes = 4.0, 0.5
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity of nine VGG8s and three ResNet20s and plain20s, and of VGG8s as drawn."""
-        trained = {"vgg8": 3, "resnet20": 1, "plain20": 1} if context.quick else NETWORKS
+        trained = seeds_of_each(context, of_vgg8=9)
         drawn = {"vgg8": trained["vgg8"]}
         return {"run": measured_networks(context, trained, drawn=drawn)}
 
@@ -167,11 +164,8 @@ def _weights_count(distances: NDArray[np.float64], moved: Mapping[int, float]) -
 def _figure(
     names: Sequence[str], found: Sequence[NDArray[np.float64]], pairs: pd.DataFrame
 ) -> Figure:
-    from matplotlib.figure import Figure
-
     networks = list(dict.fromkeys(names))
-    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure, (left, right) = page_figure(3.0, columns=2, width_ratios=(3, 2))
     for name, values in zip(names, found, strict=True):
         depth = np.linspace(0, 1, len(values))
         left.plot(depth, values, color=COLOURS[networks.index(name)], linewidth=0.9, alpha=0.8)
@@ -195,10 +189,7 @@ def _figure(
 
 
 def _map(names: Sequence[str], compared: Comparison) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(2.7)
     for place, network in enumerate(dict.fromkeys(names)):
         of = [i for i, name in enumerate(names) if name == network]
         axes.plot(*compared.points[of].T, "o", color=COLOURS[place], label=network)

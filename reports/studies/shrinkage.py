@@ -9,6 +9,7 @@ import pandas as pd
 
 from nlbench.request import Request
 
+from .drawing import page_figure
 from .single_functions import NINE, NORMAL, normal_score, one_batch, values
 from .site_scores import AFFINITY
 from .study import Context, Findings, Study, Verdict
@@ -50,7 +51,7 @@ class Shrinkage(Study):
                     tuple(f"functions/{name}" for name in NINE),
                     ("normal/0:1",),
                     ("init",),
-                    context.seeds or ((0,) if context.quick else (0, 1, 2)),
+                    context.seeds_or(3),
                     samples=samples,
                     settings=one_batch(samples, shrinkage)
                     | {
@@ -126,11 +127,8 @@ def _labelled(part: str, run: Run) -> pd.DataFrame:
 
 
 def _figure(at: pd.Series) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
     titles = {"ledoit-wolf": "Ledoit-Wolf", "none": "sample covariance"}
-    panels = figure.subplots(1, 2, sharey=True)
+    figure, panels = page_figure(3.0, columns=2, sharey=True)
     for axes, (shrinkage, title) in zip(panels, titles.items(), strict=True):
         for color, name in enumerate(NORMAL):
             one = at[name, shrinkage]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .study import Context
 
-__all__ = ["DATA", "measured_networks", "small_network", "trained_network"]
+__all__ = ["DATA", "measured_networks", "seeds_of_each", "small_network", "trained_network"]
 
 
 DATA = "digits"
@@ -23,7 +23,7 @@ _NORMALISED: Mapping[str, Any] = {"learning_rate": 0.05, "warmup_steps": 20, "sc
 
 
 def trained_network(context: Context, model: str, seed: int, data: str = DATA) -> Path:
-    """Train a network, or take what any study has trained; give its checkpoint.
+    """Ask for a trained network, which all studies share; give its checkpoint.
 
     VGG8 follows the recipe of the shipped checkpoint; networks with batch norm a shorter one of
     a higher rate. Quick studies train for fewer epochs.
@@ -45,6 +45,19 @@ def trained_network(context: Context, model: str, seed: int, data: str = DATA) -
     )
 
 
+def seeds_of_each(context: Context, of_vgg8: int = 3) -> dict[str, tuple[int, ...]]:
+    """Give the seeds of the trainings of vgg8, resnet20 and plain20: a third in quick studies.
+
+    Parameters
+    ----------
+    context : Context
+    of_vgg8 : int
+        How many of vgg8, which is trained soonest; three of the others.
+    """
+    number = {"vgg8": of_vgg8, "resnet20": 3, "plain20": 3}
+    return {model: context.seeds_or(full, quick=full // 3) for model, full in number.items()}
+
+
 def small_network(context: Context) -> tuple[str, str]:
     """Give the dataset and the weights of a trained vgg8: shipped for digits, else trained.
 
@@ -63,12 +76,13 @@ def small_network(context: Context) -> tuple[str, str]:
 
 def measured_networks(
     context: Context,
-    seeds: Mapping[str, int],
+    trained: Mapping[str, tuple[int, ...]],
     *,
-    drawn: Mapping[str, int] | None = None,
+    drawn: Mapping[str, tuple[int, ...]] | None = None,
     measures: tuple[str, ...] = ("affinity",),
     data: tuple[str, ...] = (DATA,),
     samples: int = 0,
+    split: str = "test",
     part: str = "run",
 ) -> Run:
     """Measure trained networks on digits, and the same as they are drawn.
@@ -76,25 +90,22 @@ def measured_networks(
     Parameters
     ----------
     context : Context
-        Its seeds, where any are given, take the place of the numbers of seeds.
-    seeds : mapping of str to int
-        How many trainings of each network.
-    drawn : mapping of str to int, optional
-        How many initialisations of each; batch norm's statistics are then those of the samples,
+    trained : mapping of str to tuple of int
+        Seeds of the trainings of each network.
+    drawn : mapping of str to tuple of int, optional
+        Seeds of the initialisations of each; batch norm's statistics are then those of the samples,
         since those that a network begins with belong to no data.
     measures, data : tuple of str
     samples : int
+    split : str
     part : str
     """
-
-    def run(model: str, weights: tuple[str, ...], chosen: tuple[int, ...]) -> Run:
-        return context.run(Request(measures, (model,), data, weights, chosen, samples), part)
-
-    done: Run | None = None
-    for model, number in seeds.items():
-        files = [trained_network(context, model, s) for s in context.seeds or range(number)]
-        done = run(model, tuple(map(str, files)), (0,))
-    for model, number in (drawn or {}).items():
-        done = run(model, ("calibrated",), context.seeds or tuple(range(number)))
-    assert done is not None
-    return done
+    asked: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
+        (model, tuple(str(trained_network(context, model, seed)) for seed in seeds), (0,))
+        for model, seeds in trained.items()
+    ]
+    asked += [(model, ("calibrated",), seeds) for model, seeds in (drawn or {}).items()]
+    for model, weights, seeds in asked:
+        request = Request(measures, (model,), data, weights, seeds, samples, split=split)
+        run = context.run(request, part)
+    return run

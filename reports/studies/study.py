@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nlbench.citation import Source
+from nlbench.errors import RequestError
 from nlbench.progress import Progress
 from nlbench.request import ExecutionOptions, Request
 
@@ -18,10 +20,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from nlbench.measure import Measure
+    from nlbench.models.training.train import TrainingRequest
     from nlbench.options import OptionValue
+    from nlbench.reports.agreement import Correlation
     from nlbench.store.run_folder import Run
 
-__all__ = ["Context", "Findings", "Study", "Verdict", "above"]
+__all__ = ["Context", "Findings", "Study", "Verdict", "above", "over_networks"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,22 @@ def above(low: float, high: float, bound: float = 0.0) -> bool | None:
     (True, False, None, None)
     """
     return True if low > bound else False if high < bound else None
+
+
+def over_networks(symbol: str, found: Correlation) -> str:
+    """Write a correlation over networks with its interval, or how few networks there are.
+
+    Examples
+    --------
+    >>> from nlbench.reports.agreement import Correlation
+    >>> over_networks("τ", Correlation(0.5, 0.25, 0.75, 12))
+    'τ = 0.50 (0.25 to 0.75), 12 networks'
+    >>> over_networks("τ", Correlation(math.nan, math.nan, math.nan, 2))
+    'too few networks: 2'
+    """
+    if not math.isfinite(found.value):
+        return f"too few networks: {found.n}"
+    return f"{symbol} = {found.text}, {found.n} networks"
 
 
 @dataclass(frozen=True)
@@ -160,7 +180,11 @@ class Context:
     device : str
     progress : Progress, optional
     execution : ExecutionOptions
+        By default cells are measured one after the other with one of PyTorch's threads, so that
+        they are the same, to the last bit, as with several workers.
     command : str
+    asked_for : dict of Path to TrainingRequest
+        Networks that are still to be trained, by checkpoint; see `trained`.
     """
 
     folder: Path
@@ -172,8 +196,9 @@ class Context:
     measures: tuple[str, ...] = ()
     device: str = "auto"
     progress: Progress | None = None
-    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    execution: ExecutionOptions = field(default_factory=lambda: ExecutionOptions(threads=1))
     command: str = ""
+    asked_for: dict[Path, TrainingRequest] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -195,8 +220,25 @@ class Context:
         said = [f"--{flag} {value}" for flag, value in chosen.items() if value]
         return " ".join(["quick" if self.quick else "full", *said])
 
+    def seeds_or(self, full: int, quick: int = 1) -> tuple[int, ...]:
+        """Give the seeds that were chosen, or the first so many.
+
+        Parameters
+        ----------
+        full, quick : int
+            How many a full and a quick study takes.
+
+        Examples
+        --------
+        >>> Context(Path(), "noise").seeds_or(3), Context(Path(), "noise", quick=True).seeds_or(3)
+        ((0, 1, 2), (0,))
+        """
+        return self.seeds or tuple(range(quick if self.quick else full))
+
     def run(self, request: Request, part: str = "run") -> Run:
         """Carry out an ordinary run; what is recorded already, here or by another study, is taken.
+
+        Networks that were asked for are trained first.
 
         Parameters
         ----------
@@ -208,6 +250,7 @@ class Context:
         """
         from nlbench.runner import run
 
+        self.train()
         out = self._folder_of(part)
         others = (file.parent for file in self.folder.glob("*/*/manifest.json"))
         return run(
@@ -243,6 +286,7 @@ class Context:
         from nlbench.evaluation import evaluate
         from nlbench.store.run_folder import RunFolder
 
+        self.train()
         found = evaluate(
             model, inputs, measures, settings=settings, name=name, progress=self.progress
         )
@@ -274,7 +318,10 @@ class Context:
         options: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Path:
-        """Train a network, once for all studies, and give its checkpoint.
+        """Ask for a network that is trained once for all studies; give its checkpoint.
+
+        The networks that were asked for are trained side by side, each after the one that it starts
+        from, before the next run; or by `train`.
 
         Parameters
         ----------
@@ -284,7 +331,7 @@ class Context:
         label_noise : float, optional
             Instead of the recipe's.
         weights : str
-            Where it starts.
+            Where it starts: a name, or the checkpoint of another network that was asked for.
         name : str
             What is said of it in its file's name beside model, data and seed; the same training
             has to be called the same.
@@ -296,14 +343,10 @@ class Context:
         Raises
         ------
         nlbench.RequestError
-            If there is a checkpoint of that name that was trained in another way.
+            If there is no such recipe or field of it, or another network was asked for under the
+            same name.
         """
-        from nlbench.models.training.train import (
-            TrainingRequest,
-            recipe_of,
-            run_training,
-            suited_recipe,
-        )
+        from nlbench.models.training.train import TrainingRequest, recipe_of, suited_recipe
 
         request = TrainingRequest(
             model,
@@ -316,15 +359,32 @@ class Context:
             tuple(sorted((options or {}).items())),
             self.device,
         )
+        recipe_of(request)
         parts = (model.replace("/", "-"), data, name, f"seed{seed}")
         file = self.folder / "checkpoints" / f"{'-'.join(p for p in parts if p)}.safetensors"
-        bar = self.progress
-        if bar is not None:
-            bar.begin(recipe_of(request).epochs)
+        if self.asked_for.setdefault(file, request) != request:
+            raise RequestError(f"{file.stem}: another training was asked for under this name")
+        return file
 
-        def step(epoch: Any) -> None:
-            if bar is not None:
-                bar.step(f"training {file.stem}: loss {epoch.loss:.3f}")
+    def train(self) -> None:
+        """Train the networks that were asked for, as many at a time as there are workers.
 
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return run_training(request, file, resume=True, progress=step, command=self.command).file
+        Raises
+        ------
+        nlbench.RequestError
+            If there is a checkpoint that was trained in another way.
+        nlbench.NlbenchError
+            If one can't be trained, once the others are.
+        """
+        if not self.asked_for:
+            return
+        from nlbench.models.training.trainings import run_trainings
+
+        in_processes = self.execution.executor == "processes"
+        run_trainings(
+            self.asked_for,
+            workers=self.execution.workers or 1 if in_processes else 1,
+            progress=self.progress,
+            command=self.command,
+        )
+        self.asked_for.clear()

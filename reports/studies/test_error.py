@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 
 from nlbench.reports.agreement import Correlation, spearman
 from nlbench.request import Request
 
+from .drawing import COLOURS, page_figure
 from .linear_regions import (
     AXES,
-    COLOURS,
     DATA,
     MEASURES,
     MODEL,
     ClosedPaths,
-    drawn,
     medians,
     network_values,
     path_values,
@@ -27,10 +25,9 @@ from .linear_regions import (
     trained_networks,
     unfitted,
 )
-from .study import Context, Findings, Verdict, above
+from .study import Context, Findings, Verdict, above, over_networks
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nlbench.store.run_folder import Run
@@ -64,14 +61,14 @@ class TestError(ClosedPaths):
             Verdict(
                 "Networks that deviate more have the larger test error",
                 "deviation predicts the test error",
-                _said(found["absdev"]),
+                over_networks("ρ", found["absdev"]),
                 above(found["absdev"].low, found["absdev"].high),
                 _HOW,
             ),
             Verdict(
                 "Density does not tell the test error",
                 "any density goes with very different errors",
-                _said(found["density"]),
+                over_networks("ρ", found["density"]),
                 _is_unrelated(found["density"]),
                 _HOW + "; does not agree where the interval leaves out 0",
             ),
@@ -92,13 +89,6 @@ class TestError(ClosedPaths):
 _HOW = "Spearman's ρ over networks with its 95 % interval"
 
 
-def _said(found: Correlation) -> str:
-    if not np.isfinite(found.value):
-        return f"{found.n} networks: no correlation"
-    interval = f" ({found.low:.2f} to {found.high:.2f})" if np.isfinite(found.low) else ""
-    return f"ρ = {found.value:.2f}{interval}, {found.n} networks"
-
-
 def _is_unrelated(found: Correlation) -> bool | None:
     # An interval around 0 is no proof that there is nothing, unless it is narrow.
     if above(found.low, found.high) is not None:
@@ -107,21 +97,20 @@ def _is_unrelated(found: Correlation) -> bool | None:
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    def draw(panels: Sequence[Axes]) -> None:
-        for axes, name in zip(panels, MEASURES, strict=True):
-            for number, setting in enumerate(settings_in(table.setting)):
-                one = table[table.setting == setting]
-                axes.plot(
-                    one[name],
-                    100 * one.error,
-                    "o",
-                    color=COLOURS[number % len(COLOURS)],
-                    markersize=5,
-                    label=setting,
-                )
-            label = AXES[name]
-            axes.set_xlabel(f"median {label}")
-        panels[0].set_ylabel("test error, %")
-        panels[0].legend(fontsize=7.5)
-
-    return drawn(draw)
+    figure, panels = page_figure(2.9, columns=2)
+    for axes, name in zip(panels, MEASURES, strict=True):
+        for number, setting in enumerate(settings_in(table.setting)):
+            one = table[table.setting == setting]
+            axes.plot(
+                one[name],
+                100 * one.error,
+                "o",
+                color=COLOURS[number % len(COLOURS)],
+                markersize=5,
+                label=setting,
+            )
+        label = AXES[name]
+        axes.set_xlabel(f"median {label}")
+    panels[0].set_ylabel("test error, %")
+    panels[0].legend(fontsize=7.5)
+    return figure

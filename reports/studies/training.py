@@ -10,8 +10,9 @@ import pandas as pd
 
 from nlbench.reports.agreement import kendall, paired_share
 
+from .drawing import page_figure
 from .site_scores import AFFINITY, signatures, site_scores
-from .small_networks import measured_networks
+from .small_networks import measured_networks, seeds_of_each
 from .study import Context, Findings, Study, Verdict, above
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Training"]
 
 
-TRAINED = {"vgg8": 9, "resnet20": 3, "plain20": 3}
 NEARLY_LINEAR = 0.95
 _DEEP = ("drawn", "vgg16")
 
@@ -33,13 +33,13 @@ class Training(Study):
     question = "Does training make a network's activations more nonlinear, and where?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
-    minutes, quick_minutes = 7.5, 0.8
+    minutes, quick_minutes = 4.0, 0.6
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """Affinity of networks drawn and trained on digits, and of VGG16 as drawn."""
-        trained = dict.fromkeys(TRAINED, 1) | {"vgg8": 3} if context.quick else TRAINED
-        drawn = {**trained, "vgg16": 1 if context.quick else 3}
+        trained = seeds_of_each(context, of_vgg8=9)
+        drawn = {**trained, "vgg16": context.seeds_or(3)}
         return {"run": measured_networks(context, trained, drawn=drawn)}
 
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
@@ -141,12 +141,11 @@ def _not_monotone(pairs: Pairs) -> Verdict:
 
 
 def _figure(found: Signatures, pairs: Pairs) -> Figure:
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     networks = ["vgg16", *dict.fromkeys(model for model, _ in pairs)]
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    panels = figure.subplots(2, 2, sharey=True).flat
+    figure, grid = page_figure(4.4, rows=2, columns=2, sharey=True)
+    panels = grid.flat
     for axes, network in zip(panels, networks, strict=False):
         for state, colour, line in (("drawn", "#777777", "--"), ("trained", "#0072B2", "-")):
             for (which, model, _), values in found.items():

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from .linearised_networks import SOURCE, effort, is_short, linearised, measured, networks
+from .drawing import page_figure
+from .linearised_networks import (
+    FEWEST_LINEAR,
+    MOST_LOST,
+    SOURCE,
+    as_trained,
+    by_omega,
+    effort,
+    linearised,
+    measured,
+    networks,
+    shrinks,
+    stays_accurate,
+)
 from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
@@ -26,7 +37,6 @@ OMEGAS, QUICK_OMEGAS = (0.00001, 0.00003, 0.0001), (0.001, 0.01)
 # in the end takes longest.
 FULL_DATA = {"train": 2000, "test": 256}
 QUICK_DATA = {"train": 1500, "test": 64, "largest": 9999}
-MOST_LOST, FEWEST_LINEAR = 0.02, 0.3
 
 
 class Translation(Study):
@@ -35,14 +45,14 @@ class Translation(Study):
     question = "How much of a translation model can be made linear?"
     source = SOURCE
     needs = "trains 2 small Transformers, linearises 6; the extra nlbench[translation]"
-    minutes, quick_minutes = 6.5, 0.5
+    minutes, quick_minutes = 3.5, 0.4
     takes = ("seeds",)
 
     def measure(self, context: Context) -> Mapping[str, Run]:
         """A Transformer as trained, and under several penalties."""
         weights = []
         options = QUICK_DATA if context.quick else FULL_DATA
-        for seed in context.seeds or ((0,) if context.quick else (0, 1)):
+        for seed in context.seeds_or(2):
             short: dict[str, Any] = (
                 {"name": "quick", "epochs": 3, "warmup_steps": 20} if context.quick else {}
             )
@@ -67,16 +77,7 @@ class Translation(Study):
     def analyse(self, runs: Mapping[str, Run]) -> Findings:
         """See what becomes of the accuracy as units become linear."""
         table = networks(runs["run"]).sort_values(["omega", "seed"], ignore_index=True)
-        whole = table[table["mode"] == "reference"]
-        reference = float(whole.accuracy.mean())
-        means = (
-            table[table["mode"] != "reference"]
-            .groupby("omega")[["accuracy", "linear-units", "pathlength"]]
-            .mean()
-        )
-        far = means[means["linear-units"] >= FEWEST_LINEAR]
-        kept = bool((far.accuracy >= reference - MOST_LOST).any())
-        falls = bool((np.diff([float(whole.pathlength.mean()), *means.pathlength]) < 0).all())
+        whole, means = as_trained(table), by_omega(table)
         verdicts = [
             Verdict(
                 "Many units of a translation model can be made linear while it stays accurate",
@@ -85,17 +86,13 @@ class Translation(Study):
                     f"ω = {omega:g}: {one['linear-units']:.0%} linear, {one.accuracy:.1%}"
                     for omega, one in means.iterrows()
                 ),
-                kept or (None if is_short(table) else False),
-                f"accuracy of single tokens, {reference:.1%} as trained; agrees if "
+                stays_accurate(table),
+                f"accuracy of single tokens, {whole.accuracy:.1%} as trained; agrees if "
                 f"{FEWEST_LINEAR:.0%} linear cost no more than {100 * MOST_LOST:g} points",
             ),
-            Verdict(
-                "The larger ω, the shorter the paths that are left",
-                "path length falls under the pressure to be linear",
-                " > ".join(
-                    f"{length:.2f}" for length in (whole.pathlength.mean(), *means.pathlength)
-                ),
-                falls or (None if is_short(table) else False),
+            shrinks(
+                table,
+                [whole.pathlength, *means.pathlength],
                 "mean over seeds, the trained network first",
             ),
         ]
@@ -113,10 +110,7 @@ class Translation(Study):
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = page_figure(2.9)
     for seed, one in table.groupby("seed"):
         ordered = one.sort_values("linear-units")
         axes.plot(100 * ordered["linear-units"], 100 * ordered.accuracy, "o-", label=f"seed {seed}")

@@ -2,13 +2,21 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
+import torch
 from made_signatures import made_signatures
+from PIL import Image
+from torchvision import models
 
 import nlbench
+from nlbench import registry
+from nlbench.content.hashing import state_hash
 from nlbench.models.networks.torchvision import NAMES
 from nlbench.reports.studies import classifiers
 from nlbench.reports.studies.study import Context, Verdict
+from nlbench.store.manifest import Manifest
+from nlbench.store.run_folder import Run
 
 
 def test_all_36_networks_of_the_paper_are_torchvision_s():
@@ -45,32 +53,65 @@ def test_networks_without_a_value_are_named():
     assert said[2] == "No value of alexnet (too small)."
 
 
-@pytest.mark.parametrize(
-    ("chosen", "there", "taken"),
-    [
-        ("", [], "init"),
-        ("", ["torchvision/alexnet"], "trained"),
-        ("init", ["torchvision/alexnet"], "init"),
-    ],
-)
-def test_trained_weights_are_taken_where_they_are(tmp_path, monkeypatch, chosen, there, taken):
-    asked = []
-    monkeypatch.setattr(classifiers, "_at_hand", lambda names: tuple(there))
-    monkeypatch.setattr(Context, "run", lambda self, request, part: asked.append((request, part)))
-    context = Context(tmp_path, "history", quick=True, weights=chosen)
-    classifiers.measured_classifiers(context, ("affinity",))
-    ((request, part),) = asked
-    assert part == taken
-    assert request.weights == (taken,)
-    assert request.models == tuple(there) or taken == "init"
-
-
-def test_without_weights_one_line_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Where published weights and ImageNet are looked for; there is nothing yet."""
+    monkeypatch.setenv("NLBENCH_DATA", str(tmp_path / "data"))
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
-    context = Context(tmp_path, "history", quick=True, weights="trained")
-    with pytest.raises(nlbench.RequestError, match="say --weights init to measure them as drawn"):
-        classifiers.measured_classifiers(context, ("affinity",))
-    context = Context(tmp_path, "history", weights="trainde")
+    (tmp_path / "data" / "weights").mkdir(parents=True)
+    return tmp_path / "data"
+
+
+def asked(folder, **changes):
+    context = Context(folder, "history", quick=True, **changes)
+    return classifiers.measured_classifiers(context, ("affinity",))
+
+
+def test_weights_that_are_at_hand_are_measured_on_imagenet_and_named(
+    tmp_path, monkeypatch, library
+):
+    weights = models.MNASNet0_5_Weights.DEFAULT
+    network = models.mnasnet0_5(weights=None)
+    torch.save(network.state_dict(), library / "weights" / weights.url.rpartition("/")[2])
+    pixels = np.random.default_rng(0).integers(0, 256, (1000, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        folder = library / "imagenet" / "val" / f"n{number:08d}"
+        folder.mkdir(parents=True)
+        Image.fromarray(image).save(folder / "0.png")
+    run, few = Context.run, {"sites.batch": 4, "sites.reduction": "published"}
+    monkeypatch.setattr(
+        Context,
+        "run",
+        lambda self, request, part: run(
+            self, dataclasses.replace(request, samples=4, settings=few), part
+        ),
+    )
+    (record,) = asked(tmp_path, weights="trained").records
+    assert (record.subject.model, record.subject.weights) == ("torchvision/mnasnet0_5", "trained")
+    assert str(weights) in record.subject.preprocessing
+    found = Run(Manifest().of_records([record]), [record])
+    said = " ".join(registry.load("studies", "history")().analyse({"run": found}).remarks)
+    assert record.subject.weights_hash == state_hash(network)
+    assert f"mnasnet0_5 {state_hash(network)[:8]}" in said
+    # Without being asked for they are taken too, and there is nothing left to measure.
+    assert asked(tmp_path).records == [record]
+    monkeypatch.setattr(Context, "run", lambda self, request, part: (request.weights, part))
+    assert asked(tmp_path, weights="init") == (("init",), "init")
+
+
+def test_without_weights_or_images_one_line_says_what_to_do(tmp_path, library, monkeypatch):
+    file = library / "weights" / models.AlexNet_Weights.DEFAULT.url.rpartition("/")[2]
+    instead = "or say --weights init to measure the networks as drawn"
+    with pytest.raises(nlbench.RequestError, match=instead) as caught:
+        asked(tmp_path, weights="trained")
+    assert f"({file} is missing, for one)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(nlbench.RequestError, match=f"for imagenet, not for digits; {instead}"):
+        asked(tmp_path, weights="trained", data="digits")
+    file.touch()
+    with pytest.raises(nlbench.RequestError, match=rf"no folder .*imagenet.*; {instead}"):
+        asked(tmp_path, weights="trained")
+    monkeypatch.setattr(Context, "run", lambda self, request, part: request)
+    assert asked(tmp_path).weights == ("init",)
     with pytest.raises(nlbench.RequestError, match="did you mean 'trained'"):
-        classifiers.measured_classifiers(context, ("affinity",))
+        asked(tmp_path, weights="trainde")

@@ -1,6 +1,7 @@
 """Studies are ordinary runs with verdicts that follow from recorded cells."""
 
 import dataclasses
+import os
 import sys
 
 import pandas as pd
@@ -112,17 +113,47 @@ def test_cells_that_another_run_has_are_taken_over(tmp_path):
     assert second.scores.equals(run(more, tmp_path / "straight").scores)
 
 
-def test_networks_are_trained_once_for_all_studies(tmp_path):
-    asked = {"epochs": 1, "options": {"size": 64, "test_size": 32, "image_size": 32}}
-    first = Context(tmp_path, "one").trained("vgg8", "synthetic", "vanilla", 3, **asked)
-    stamp = first.stat().st_mtime_ns
-    second = Context(tmp_path, "two").trained("vgg8", "synthetic", "vanilla", 3, **asked)
-    assert second == first
-    assert second.stat().st_mtime_ns == stamp
+def test_networks_are_trained_once_for_all_studies_before_the_run_that_needs_them(tmp_path):
+    model, data = "ladders/mlp-relu-gain2-depth3", "curves"
+
+    def asked(study, epochs=1):
+        context = Context(tmp_path, study)
+        start = context.trained(model, data, "adam", 3, epochs=epochs)
+        more = {"name": "on", "weights": str(start), "epochs": 1}
+        return context, start, context.trained(model, data, "adam", 3, **more)
+
+    context, start, after = asked("one")
+    assert not start.exists()
+    request = Request("norm", model, data, weights=(str(start), str(after)), samples=16)
+    assert context.run(request).manifest["cells"] == {"ok": 2}
+    stamp = start.stat().st_mtime_ns
+    other, again, _ = asked("two")
+    other.train()
+    assert (again, start.stat().st_mtime_ns) == (start, stamp)
+    with pytest.raises(nlbench.RequestError, match="another training was asked for"):
+        asked("two")[0].trained(model, data, "adam", 3, epochs=2)
     with pytest.raises(nlbench.RequestError, match="trained in another way"):
-        Context(tmp_path, "two").trained(
-            "vgg8", "synthetic", "vanilla", 3, **{**asked, "epochs": 2}
-        )
+        asked("two", epochs=2)[0].train()
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "workers"),
+    [([], "noise", 4), ([], "redshift", None), (["--quick"], "activations", None),
+     (["--workers", "3"], "redshift", 3), (["--workers", "1"], "noise", None)],
+)  # fmt: skip
+def test_what_takes_minutes_has_as_many_workers_as_cores(here, monkeypatch, flags, name, workers):
+    seen = []
+
+    def measure(self, context):
+        seen.append(context.execution)
+        raise nlbench.RequestError("enough")
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(registry.load("studies", name), "measure", measure)
+    assert here("study", name, "--device", "cpu", *flags)[0] == 2
+    (execution,) = seen
+    assert (execution.workers, execution.threads) == (workers, 1)
+    assert execution.executor == ("processes" if workers else "serial")
 
 
 def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(tmp_path):

@@ -1,0 +1,133 @@
+"""Trainings side by side come to the same as one after the other."""
+
+import psutil
+import pytest
+import torch
+
+from nlbench.errors import NlbenchError, NotFinite, RequestError
+from nlbench.execution.executors import workers_kept
+from nlbench.models.training.train import TrainingRequest
+from nlbench.models.training.trainings import run_trainings
+from nlbench.progress import Monitor
+
+TINY = {
+    "model": "ladders/mlp-relu-gain2-depth3",
+    "data": "curves",
+    "recipe": "adam",
+    "changes": {"epochs": 2, "learning_rate": 0.01},
+}
+
+
+class Heard(Monitor):
+    def __init__(self, after=None):
+        super().__init__()
+        self.steps, self.lines, self.after = [], [], after
+
+    def step(self, what):
+        self.steps.append(what)
+        if len(self.steps) == self.after:
+            raise KeyboardInterrupt
+
+    def warn(self, message):
+        self.lines.append(message)
+
+
+def requests(folder, **changes):
+    """Two networks, and one that starts from the first of them."""
+    folder.mkdir(exist_ok=True)
+    files = [folder / f"{name}.safetensors" for name in ("one", "other", "next")]
+    given = {**TINY, **changes}
+    return dict(
+        zip(
+            files,
+            [
+                TrainingRequest(**given),
+                TrainingRequest(**given, seed=1),
+                TrainingRequest(**TINY, weights=str(files[0])),
+            ],
+            strict=True,
+        )
+    )
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def others():
+    """What else this process has started; the workers of this module are kept to its end."""
+    others = set(psutil.Process().children())
+    with workers_kept():
+        yield others
+    assert set(psutil.Process().children()) <= others
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serial")
+    before = torch.get_num_threads()
+    run_trainings(requests(folder), command="c")
+    assert torch.get_num_threads() == before
+    return content(folder)
+
+
+def test_checkpoints_are_the_same_side_by_side_and_one_after_the_other(tmp_path, serial):
+    heard = Heard()
+    run_trainings(requests(tmp_path), workers=2, progress=heard, command="c")
+    assert content(tmp_path) == serial
+    assert len(serial) == 3
+    assert len(heard.steps) == 6
+    # Another time nothing is trained.
+    run_trainings(requests(tmp_path), workers=2, progress=heard, command="another")
+    assert len(heard.steps) == 6
+    assert content(tmp_path) == serial
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_that_fails_is_named_and_leaves_the_others_trained(tmp_path, serial, workers):
+    heard = Heard()
+    wanted = requests(tmp_path)
+    first = next(iter(wanted))
+    wanted[first] = TrainingRequest(**{**TINY, "changes": {"epochs": 2, "learning_rate": 1e30}})
+    with pytest.raises(NotFinite, match=r"^training one: .*learning rate") as caught:
+        run_trainings(wanted, workers=workers, progress=heard, command="c")
+    assert "\n" not in str(caught.value)
+    (line,) = heard.lines
+    assert line.startswith("training next: it needs one, whose training failed: ")
+    assert content(tmp_path) == {"other.safetensors": serial["other.safetensors"]}
+
+
+def test_an_interrupted_one_goes_on_and_finished_ones_stay(tmp_path, serial):
+    with pytest.raises(KeyboardInterrupt):
+        run_trainings(requests(tmp_path), workers=2, progress=Heard(after=5), command="c")
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.safetensors")}
+    assert kept
+    run_trainings(requests(tmp_path), command="c")
+    assert content(tmp_path) == serial
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+
+
+def test_another_training_under_the_same_name_is_refused_before_any_is_trained(tmp_path, serial):
+    (tmp_path / "before").mkdir()
+    run_trainings(requests(tmp_path / "before"))
+    heard = Heard()
+    changes = {"epochs": 3, "learning_rate": 0.01}
+    with pytest.raises(RequestError, match="trained in another way"):
+        run_trainings(requests(tmp_path / "before", changes=changes), progress=heard)
+    assert not heard.steps
+
+
+def test_a_process_that_is_killed_is_said_with_the_name_of_its_network(tmp_path, others):
+    class Killing(Heard):
+        def step(self, what):
+            super().step(what)
+            for child in set(psutil.Process().children()) - others:
+                child.kill()
+
+    heard = Killing()
+    endless = requests(tmp_path, changes={"epochs": 10**6})
+    with pytest.raises(NlbenchError, match=r"^training (one|other): the worker was killed by SIGK"):
+        run_trainings(endless, workers=2, progress=heard)
+    assert any("the worker was killed" in line for line in heard.lines)
+    assert any(line.startswith("training next: ") for line in heard.lines)
