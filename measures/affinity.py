@@ -31,6 +31,7 @@ __all__ = ["Affinity", "affinity_score"]
 
 SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
+RIDGE = 1e-6
 
 # How far the score may be above the optimum for the matching to be called optimal.
 PRECISION = 1e-9
@@ -41,7 +42,7 @@ def affinity_score(
     y: Tensor,
     *,
     shrinkage: str = "ledoit-wolf",
-    ridge: float = 1e-6,
+    ridge: float = RIDGE,
     ridge_unit: str = "relative",
 ) -> Tensor:
     """Affinity score ρ = 1 - W2(T x, y) / sqrt(2 tr Σy) of an activation.
@@ -177,7 +178,7 @@ class Affinity(FunctionMeasure):
             "covariance estimator: Ledoit-Wolf's, or the sample covariance",
             choices=SHRINKAGES,
         ),
-        "ridge": Option(1e-6, "what is added to the diagonal", minimum=0, maximum=1e6),
+        "ridge": Option(RIDGE, "what is added to the diagonal", minimum=0, maximum=1e6),
         "ridge_unit": Option(
             "relative",
             "the ridge is a share of the mean variance, or a variance, as in the published code",

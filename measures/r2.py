@@ -22,6 +22,7 @@ from ._samples import EPSILON, as_samples, centered, check_count, varying_column
 __all__ = ["R2", "r2_score"]
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
+FOLDS = 5
 
 # Of a stream, each fold has moments of its own and is fitted by those of all others: the
 # memory grows with the number of folds, the time with its square.
@@ -29,7 +30,7 @@ MOST_FOLDS = 100
 
 
 @torch.no_grad()
-def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = 5) -> Tensor:
+def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = FOLDS) -> Tensor:
     """Coefficient of determination of the least-squares affine fit of y on x.
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² of each output column, averaged over those that
@@ -175,7 +176,7 @@ class R2(PooledMeasure):
             "plain R², adjusted for the number of inputs, or of samples that the fit has not seen",
             choices=KINDS,
         ),
-        "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
+        "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
     source: ClassVar[Source] = Source(
