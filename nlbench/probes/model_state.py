@@ -81,7 +81,9 @@ class _Lent:
     def filled(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Buffers that can hold what they held, each with a copy of that."""
         module = self.module()
-        for name, buffer, before in self.buffers if module is not None else ():
+        if module is None:
+            return
+        for name, buffer, before in self.buffers:
             if _is_like(module._buffers.get(name), before) and _is_like(buffer, before):
                 yield buffer, before
 

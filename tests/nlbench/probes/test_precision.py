@@ -120,7 +120,7 @@ def test_tf32_is_off_unless_asked_for_and_all_settings_are_put_back(name, precis
 
 
 def in_threads(*steps):
-    """Have threads go into `exact_arithmetic` and out of it in an order; what is read after each."""
+    """Have threads go into `exact_arithmetic` and out of it in an order, and read it."""
     found, asked = [], {}
     with contextlib.ExitStack() as stack:
         pools = {who: stack.enter_context(ThreadPoolExecutor(1)) for who, _ in steps}
