@@ -12,12 +12,13 @@ from nlbench.measure import Accumulator
 
 from ._blas import singular_value_decomposition
 from ._moments import Moments
-from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
+from ._prepared import Prepared, Samples, prepared
+from ._samples import EPSILON, centered, check_count, rounding_norms, varying_columns
 
 __all__ = ["FoldAccumulator", "crossvalidated_r2"]
 
 
-def crossvalidated_r2(x: Tensor, y: Tensor, folds: int) -> Tensor:
+def crossvalidated_r2(x: Prepared, y: Prepared, folds: int) -> Tensor:
     """R² of each sample's prediction from the other folds, averaged over columns that vary.
 
     Sample i belongs to fold i mod `folds`. Inputs are standardised within the training
@@ -25,8 +26,8 @@ def crossvalidated_r2(x: Tensor, y: Tensor, folds: int) -> Tensor:
 
     Parameters
     ----------
-    x : tensor of shape (n, d), float64
-    y : tensor of shape (n, k), float64
+    x : Prepared, of shape (n, d)
+    y : Prepared, of shape (n, k)
     folds : int
 
     Returns
@@ -34,21 +35,22 @@ def crossvalidated_r2(x: Tensor, y: Tensor, folds: int) -> Tensor:
     tensor, scalar
         1 - Σ (y - prediction)² / Σ (y - mean)²: at most 1.
     """
-    outputs = varying_columns(y)
-    if not outputs.any():
+    if not y.varying.any():
         raise Undefined("constant output")
-    y = centered(y[:, outputs])
-    y = y / y.abs().amax(0)
-    fold = torch.arange(len(x), device=x.device) % folds
-    missed = torch.zeros_like(y[0])
+    targets = centered(y.values[:, y.varying])
+    targets = targets / targets.abs().amax(0)
+    fold = torch.arange(len(x), device=targets.device) % folds
+    missed = torch.zeros_like(targets[0])
     for held_out in range(min(folds, len(x))):
         test = fold == held_out
-        missed += _errors(x[~test], y[~test], x[test], y[test]).square().sum(0)
-    score: Tensor = 1 - (missed / y.square().sum(0)).mean()
+        train = x.values[~test], targets[~test]
+        errors = _errors(*train, x.values[test], targets[test], x.rounding)
+        missed += errors.square().sum(0)
+    score: Tensor = 1 - (missed / targets.square().sum(0)).mean()
     return score
 
 
-def _errors(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> Tensor:
+def _errors(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float) -> Tensor:
     """Errors (m, k) of the predictions for samples that the fit has not seen."""
     inputs = varying_columns(x)
     x, origin = x[:, inputs], x[0, inputs]
@@ -57,6 +59,8 @@ def _errors(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor) -> Tensor:
     scale = torch.linalg.vector_norm(away, dim=0)
     left, strengths, right = singular_value_decomposition(away / scale)
     kept = strengths > max(away.shape) * EPSILON * strengths[:1]
+    roundings = rounding_norms(x.abs().amax(0), len(x), rounding) / scale
+    kept &= strengths.square() > right.square() @ roundings.square()
     loads = left[:, kept].T @ (y - level) / strengths[kept][:, None]
     new = (test_x[:, inputs] - origin - shift) / scale
     errors: Tensor = test_y - level - (new @ right[kept].T) @ loads
@@ -74,10 +78,12 @@ class FoldAccumulator(Accumulator):
         self.n = 0
         self._folds = folds
         self._rows: list[tuple[Tensor, Tensor]] = []
+        self._rounding = EPSILON
         self._origin: Tensor | None = None
         self._moments: dict[int, Moments] = {}
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    @torch.no_grad()
+    def add(self, x: Samples, y: Samples) -> None:
         """Take in one batch; the tensors are copied.
 
         Raises
@@ -85,17 +91,18 @@ class FoldAccumulator(Accumulator):
         nlbench.NotFinite, nlbench.RequestError
             For what can't be taken in, such as another number of columns than before.
         """
-        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
+        x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) == 0:
             return
         if self._origin is None:
-            self._origin = torch.cat([x[0], y[0]])
+            self._origin = torch.cat([x.values[0], y.values[0]])
             self._widths = (x.shape[1], y.shape[1])
         if self._widths != (x.shape[1], y.shape[1]):
             raise RequestError(
                 f"a batch has {(x.shape[1], y.shape[1])} columns, those before {self._widths}"
             )
-        self._rows.append((x.clone(), y.clone()))
+        self._rows.append((x.values.clone(), y.values.clone()))
+        self._rounding = max(self._rounding, x.rounding)
         self.n += len(x)
         if self._moments or self.n > 2 * max(self._widths) + self._folds:
             self._condense()
@@ -105,7 +112,8 @@ class FoldAccumulator(Accumulator):
         x, y = self._gathered()
         fold = torch.arange(self.n - len(x), self.n, device=x.device) % self._folds
         for index in torch.unique(fold).tolist():
-            part = Moments.of(x[fold == index], y[fold == index], self._origin)
+            rows = fold == index
+            part = Moments.of(x[rows], y[rows], self._origin, self._rounding)
             before = self._moments.get(index)
             self._moments[index] = before.merged(part) if before else part
         self._rows.clear()
@@ -119,7 +127,7 @@ class FoldAccumulator(Accumulator):
             raise Undefined("no samples")
         if self._moments:
             return {"value": self._of_moments().item()}
-        x, y = self._gathered()
+        x, y = (Prepared(values, self._rounding) for values in self._gathered())
         check_count(x, y)
         return {"value": crossvalidated_r2(x, y, self._folds).item()}
 
@@ -151,6 +159,7 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
         train.xx[inputs][:, inputs] / torch.outer(scale, scale)
     )
     kept = strengths > len(strengths) * EPSILON * strengths[-1:]
+    kept &= strengths > (train.rounding_x[inputs] / scale).square() @ directions.square()
     frame = directions[:, kept] / scale[:, None]
     loads = (frame / strengths[kept]) @ (frame.T @ train.xy[inputs])
     step = test.mean - train.mean

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite, RequestError
+from nlbench.measure import Accumulator, PooledMeasure
 
-from ._samples import as_samples, check_count, varying
+from ._prepared import Prepared, Samples, prepare, prepared
+from ._samples import EPSILON, check_count, rounding_norms, varying
 
-__all__ = ["Moments", "SamplePairs"]
+if TYPE_CHECKING:
+    from nlbench.probes.sites.shared import Pair
+    from nlbench.probes.sites.sites import SiteBatch
+
+__all__ = ["Moments", "PairsAccumulator", "PairsMeasure", "SamplePairs"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Moments:
         Mean and extremes of (z - origin) / unit.
     scatter : tensor of shape (d + k, d + k)
         Sum of (z - mean) (z - mean)ᵀ, in these units.
+    rounding : float
+        Of x as it was given; see `Prepared`.
     """
 
     n: int
@@ -44,9 +53,10 @@ class Moments:
     low: Tensor
     high: Tensor
     scatter: Tensor
+    rounding: float = EPSILON
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, origin: Tensor) -> Moments:
+    def of(cls, x: Tensor, y: Tensor, origin: Tensor, rounding: float = EPSILON) -> Moments:
         """Moments of samples x (n, d) and y (n, k), both float64.
 
         Raises
@@ -70,14 +80,16 @@ class Moments:
         mean = z.mean(0)
         low, high = z.amin(0), z.amax(0)
         z = z - mean
-        return cls(len(z), x.shape[1], origin, unit, mean, low, high, z.T @ z)
+        return cls(len(z), x.shape[1], origin, unit, mean, low, high, z.T @ z, rounding)
 
     def in_units(self, unit: Tensor) -> Moments:
         """Give the same moments in units (d + k,), powers of two that are no smaller."""
+        if torch.equal(unit, self.unit):
+            return self
         ratio = self.unit / unit
         scatter = self.scatter * ratio[:, None] * ratio
         sizes = (self.mean * ratio, self.low * ratio, self.high * ratio)
-        return Moments(self.n, self.inputs, self.origin, unit, *sizes, scatter)
+        return Moments(self.n, self.inputs, self.origin, unit, *sizes, scatter, self.rounding)
 
     def in_common_units(self) -> Moments:
         """Give the same moments with one unit for all of x and one for all of y."""
@@ -96,7 +108,9 @@ class Moments:
         unit = torch.maximum(self.unit, other.unit)
         first, second = self.in_units(unit), other.in_units(unit)
         step = second.mean - first.mean
-        between = torch.outer(step, step) * (self.n * other.n / n)
+        # Few passes over the widest tensor: they take longer than its product.
+        scatter = first.scatter + second.scatter
+        scatter += torch.outer(step, step).mul_(self.n * other.n / n)
         return Moments(
             n,
             self.inputs,
@@ -105,7 +119,8 @@ class Moments:
             first.mean + step * (other.n / n),
             torch.minimum(first.low, second.low),
             torch.maximum(first.high, second.high),
-            first.scatter + second.scatter + between,
+            scatter,
+            max(self.rounding, other.rounding),
         )
 
     @property
@@ -134,8 +149,19 @@ class Moments:
         return self._varying[self.inputs :]
 
     @property
+    def rounding_x(self) -> Tensor:
+        """Norms (d,) that errors by rounding may have in the columns of x, in units."""
+        low, high = (side[: self.inputs] for side in self._extremes)
+        peaks = torch.maximum(low.abs(), high.abs()) / self.unit[: self.inputs]
+        return rounding_norms(peaks, self.n, self.rounding)
+
+    @property
     def _varying(self) -> Tensor:
-        return varying(self.low * self.unit + self.origin, self.high * self.unit + self.origin)
+        return varying(*self._extremes)
+
+    @property
+    def _extremes(self) -> tuple[Tensor, Tensor]:
+        return self.low * self.unit + self.origin, self.high * self.unit + self.origin
 
 
 def _units(samples: Tensor) -> Tensor:
@@ -149,20 +175,36 @@ def _units(samples: Tensor) -> Tensor:
     return peak / (2 * torch.frexp(peak).mantissa)
 
 
+@dataclass(frozen=True, eq=False)
 class SamplePairs:
     """Batches of x (n, d) and y (n, k), kept as rows while few and as moments when many.
 
     Rows are kept up to max(d, k) + 1 samples, moments from there on, so that neither a
-    long stream nor very wide features take more than O(n d) and O(d²) memory.
+    long stream nor very wide features take more than O(n d) and O(d²) memory. What a batch is
+    added to stays as it is, so that measures that have seen the same share the next step.
+
+    Parameters
+    ----------
+    n : int
+        Number of samples.
+    moments : Moments or None
+    batches : tuple of pairs of Prepared
+        The rows; none where there are moments.
+    widths : tuple of int, optional
+        d and k, as soon as there are samples.
     """
 
-    def __init__(self) -> None:
-        self.n = 0
-        self.moments: Moments | None = None
-        self._rows: list[tuple[Tensor, Tensor]] = []
-        self._widths: tuple[int, int] | None = None
+    n: int = 0
+    moments: Moments | None = None
+    batches: tuple[tuple[Prepared, Prepared], ...] = ()
+    widths: tuple[int, int] | None = None
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    def added(self, batch: Pair) -> SamplePairs:
+        """Take in one batch; for `SiteBatch.shared`."""
+        return self.with_samples(*batch.shared(prepare))
+
+    @torch.no_grad()
+    def with_samples(self, x: Samples, y: Samples) -> SamplePairs:
         """Take in one batch; the tensors are copied.
 
         Raises
@@ -171,25 +213,63 @@ class SamplePairs:
             For what can't be taken in; see `as_samples`. A batch whose numbers of columns
             differ from the batches before is a wrong request too.
         """
-        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
+        x, y = prepared(x, "x"), prepared(y, "y")
         count = check_count(x, y, at_least=0)
         widths = (x.shape[1], y.shape[1])
-        if self._widths not in (None, widths):
-            raise RequestError(f"a batch has {widths} columns, the batches before {self._widths}")
+        if self.widths not in (None, widths):
+            raise RequestError(f"a batch has {widths} columns, the batches before {self.widths}")
         if count == 0:
-            return
-        self._widths = widths
-        self.n += count
+            return self
+        n = self.n + count
         if self.moments is not None:
-            self.moments = self.moments.merged(Moments.of(x, y, self.moments.origin))
-            return
+            of_batch = Moments.of(x.values, y.values, self.moments.origin, x.rounding)
+            return SamplePairs(n, self.moments.merged(of_batch), widths=widths)
         # The caller may overwrite its tensors later, as an in-place activation does.
-        self._rows.append((x.clone(), y.clone()))
-        if self.n > max(widths) + 1:
-            x, y = self.rows()
-            self._rows.clear()
-            self.moments = Moments.of(x, y, torch.cat([x[0], y[0]]))
+        kept = tuple(Prepared(side.values.clone(), side.rounding) for side in (x, y))
+        pairs = SamplePairs(n, None, (*self.batches, (kept[0], kept[1])), widths)
+        if n <= max(widths) + 1:
+            return pairs
+        x, y = pairs.rows()
+        origin = torch.cat([x.values[0], y.values[0]])
+        moments = Moments.of(x.values, y.values, origin, x.rounding)
+        return SamplePairs(n, moments, widths=widths)
 
-    def rows(self) -> tuple[Tensor, Tensor]:
+    def rows(self) -> tuple[Prepared, Prepared]:
         """All samples x (n, d) and y (n, k); only while there are no moments."""
-        return torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows])
+        x, y = zip(*self.batches, strict=True)
+        return _joined(x), _joined(y)
+
+
+def _joined(parts: tuple[Prepared, ...]) -> Prepared:
+    values = torch.cat([part.values for part in parts])
+    return Prepared(values, max(part.rounding for part in parts))
+
+
+NO_PAIRS = SamplePairs()
+"""What measures begin with: the same one, so that they share what they make of it."""
+
+
+class PairsAccumulator(Accumulator):
+    """All batches of a site as pairs of samples."""
+
+    def __init__(self) -> None:
+        self.pairs = NO_PAIRS
+
+    def add(self, x: Samples, y: Samples) -> None:
+        """Take in one batch."""
+        self.pairs = self.pairs.with_samples(x, y)
+
+
+class PairsMeasure(PooledMeasure):
+    """A site measure some of whose accumulators hold pairs of samples, which they share."""
+
+    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
+        """Take what is prepared of a batch for all measures."""
+        return observation.shared(prepare)
+
+    def take(self, accumulator: Any, observation: SiteBatch) -> None:
+        """Have an accumulator take in a batch, or what another measure has made of it."""
+        if isinstance(accumulator, PairsAccumulator):
+            accumulator.pairs = observation.shared(accumulator.pairs.added)
+        else:
+            super().take(accumulator, observation)

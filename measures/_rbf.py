@@ -10,7 +10,8 @@ from torch import Tensor
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator
 
-from ._samples import as_samples, centered, check_count, power_of_two, varying_columns
+from ._prepared import Samples, prepared
+from ._samples import centered, check_count, power_of_two, varying_columns
 
 __all__ = ["BANDWIDTH", "RBFAccumulator", "rbf_cka"]
 
@@ -25,7 +26,7 @@ ROUNDING = 1e-12
 
 
 def rbf_cka(
-    x: Tensor, y: Tensor, *, bandwidth: float = BANDWIDTH, debiased: bool = False
+    x: Samples, y: Samples, *, bandwidth: float = BANDWIDTH, debiased: bool = False
 ) -> Tensor:
     """Centred alignment of Gaussian kernels of two sets of features of the same n samples.
 
@@ -74,9 +75,9 @@ def rbf_cka(
     True
     """
     sums = RBFAccumulator(bandwidth, debiased)
-    x, y = as_samples(x, "x"), as_samples(y, "y")
+    x, y = prepared(x, "x"), prepared(y, "y")
     check_count(x, y, at_least=FEWEST if debiased else 2)
-    return sums.terms(x, y).alignment()
+    return sums.terms(x.values, y.values).alignment()
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,14 @@ class RBFAccumulator(Accumulator):
         self._sums: _Terms | None = None
         self._left_out = 0
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    @torch.no_grad()
+    def add(self, x: Samples, y: Samples) -> None:
         """Take in one batch, unless it is too small."""
-        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
+        x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) < self._fewest:
             self._left_out += 1
             return
-        terms = self.terms(x, y)
+        terms = self.terms(x.values, y.values)
         self._sums = self._sums.plus(terms) if self._sums else terms
 
     def terms(self, x: Tensor, y: Tensor) -> _Terms:

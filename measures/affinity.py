@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,32 +16,30 @@ from nlbench.options import Option, OptionValue
 from ._assignment import optimal_matching
 from ._blas import product
 from ._covariance import joint_coordinates, regularized_covariance
-from ._samples import (
-    as_samples,
-    centered,
-    check_count,
-    power_of_two,
-    unit_scaled,
-    varying_columns,
-)
+from ._prepared import Prepared, Samples, prepare, prepared
+from ._samples import check_count
 from ._sources import affinity_paper
 from ._transport import optimal_map
+
+if TYPE_CHECKING:
+    from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = ["Affinity", "affinity_score"]
 
 SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
+RIDGE = 1e-6
 
 # How far the score may be above the optimum for the matching to be called optimal.
 PRECISION = 1e-9
 
 
 def affinity_score(
-    x: Tensor,
-    y: Tensor,
+    x: Samples,
+    y: Samples,
     *,
     shrinkage: str = "ledoit-wolf",
-    ridge: float = 1e-6,
+    ridge: float = RIDGE,
     ridge_unit: str = "relative",
 ) -> Tensor:
     """Affinity score ρ = 1 - W2(T x, y) / sqrt(2 tr Σy) of an activation.
@@ -104,33 +102,32 @@ def affinity_score(
             "affinity_score can't be mapped by vmap: each pair of samples has an assignment of its "
             "own to solve; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"
         )
-    x, y = as_samples(x, "x"), as_samples(y, "y")
+    x, y = prepared(x, "x"), prepared(y, "y")
     if x.shape != y.shape:
         raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
     n = check_count(x, y)
-    if not varying_columns(y).any():
+    if not y.varying.any():
         raise Undefined("constant output")
-    if not varying_columns(x).any():
+    if not x.varying.any():
         raise Undefined("constant input: no map leads from it to an output that varies")
-    x, y = centered(x), centered(y)
     added = [0.0, 0.0]
     if ridge_unit == "absolute":
         # In the units that both are measured in from here on.
-        added, ridge = [_in_units(ridge, power_of_two(values)) for values in (x, y)], 0.0
-    x, y = unit_scaled(x), unit_scaled(y)
-    dim = x.shape[1]
+        added, ridge = [_in_units(ridge, side.unit) for side in (x, y)], 0.0
+    before, after = x.scaled, y.scaled
+    dim = before.shape[1]
     if 2 * n < dim:
         # Outside the span both covariances are isotropic and no sample has a component.
-        x, y = joint_coordinates(x, y)
+        before, after = joint_coordinates(before, after)
     source, target = (
         regularized_covariance(values, dim=dim, shrinkage=shrinkage, ridge=ridge, added=one)
-        for values, one in zip((x, y), added, strict=True)
+        for values, one in zip((before, after), added, strict=True)
     )
-    mapped = product(x, optimal_map(source.matrix, target.matrix))
+    mapped = product(before, optimal_map(source.matrix, target.matrix))
     worst = (2 * target.trace).sqrt()
-    matching = optimal_matching(mapped, y, precision=PRECISION * worst.item())
+    matching = optimal_matching(mapped, after, precision=PRECISION * worst.item())
     # A norm, unlike the root of a sum, has a gradient (zero) at distance zero.
-    distance = torch.linalg.vector_norm(mapped - y[matching]) / math.sqrt(n)
+    distance = torch.linalg.vector_norm(mapped - after[matching]) / math.sqrt(n)
     score: Tensor = 1 - distance / worst
     return score
 
@@ -177,7 +174,7 @@ class Affinity(FunctionMeasure):
             "covariance estimator: Ledoit-Wolf's, or the sample covariance",
             choices=SHRINKAGES,
         ),
-        "ridge": Option(1e-6, "what is added to the diagonal", minimum=0, maximum=1e6),
+        "ridge": Option(RIDGE, "what is added to the diagonal", minimum=0, maximum=1e6),
         "ridge_unit": Option(
             "relative",
             "the ridge is a share of the mean variance, or a variance, as in the published code",
@@ -187,6 +184,10 @@ class Affinity(FunctionMeasure):
     invariant_to: ClassVar[tuple[str, ...]] = ("order", "units", "offsets", "rotations")
     source: ClassVar[Source] = affinity_paper("equations (4) and (5)")
     function = staticmethod(affinity_score)
+
+    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
+        """Take what is prepared of a batch for all measures."""
+        return observation.shared(prepare)
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import Undefined
-from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
+from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
 
-from ._moments import SamplePairs
+from ._moments import PairsAccumulator, PairsMeasure
+from ._prepared import Samples, prepared
 from ._rbf import BANDWIDTH, RBFAccumulator, rbf_cka
-from ._samples import as_samples, centered, check_count, power_of_two, unit_scaled, varying_columns
+from ._samples import centered, check_count, power_of_two
 
 __all__ = ["CKA", "linear_cka", "rbf_cka"]
 
@@ -27,7 +29,7 @@ ROUNDING = 1e-12
 FEWEST = 4
 
 
-def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
+def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
     """Linear centred kernel alignment of two sets of features of the same n samples.
 
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = x xᵀ and L = y yᵀ. It is
@@ -72,15 +74,14 @@ def linear_cka(x: Tensor, y: Tensor, *, debiased: bool = False) -> Tensor:
     >>> round(linear_cka(x, 5 * x.flip(1) - 7).item(), 9)
     1.0
     """
-    x, y = as_samples(x, "x"), as_samples(y, "y")
+    x, y = prepared(x, "x"), prepared(y, "y")
     check_count(x, y, at_least=FEWEST if debiased else 2)
-    for features, role in ((x, "input"), (y, "output")):
-        if not varying_columns(features).any():
+    for side, role in ((x, "input"), (y, "output")):
+        if not side.varying.any():
             raise Undefined(f"constant {role}")
-    x, y = centered(x), centered(y)
     if debiased:
-        return _UnbiasedHSIC.of(x, y).alignment()
-    return _alignment(*_inner_products(unit_scaled(x), unit_scaled(y)))
+        return _UnbiasedHSIC.of(x.centered, y.centered).alignment()
+    return _alignment(*_inner_products(x.scaled, y.scaled))
 
 
 def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,19 +186,20 @@ class _UnbiasedHSIC:
         return _alignment(self.xy, self.xx, self.yy)
 
 
-class _BiasedAccumulator(SamplePairs, Accumulator):
+class _BiasedAccumulator(PairsAccumulator):
     """All batches of a site as one; O(d²) memory."""
 
     def statistics(self) -> dict[str, float]:
         """CKA of all samples together."""
-        if self.n == 0:
+        if self.pairs.n == 0:
             raise Undefined("no samples")
-        if self.moments is None:
-            return {"value": linear_cka(*self.rows()).item()}
-        for varies, role in ((self.moments.varying_x, "input"), (self.moments.varying_y, "output")):
+        moments = self.pairs.moments
+        if moments is None:
+            return {"value": linear_cka(*self.pairs.rows()).item()}
+        for varies, role in ((moments.varying_x, "input"), (moments.varying_y, "output")):
             if not varies.any():
                 raise Undefined(f"constant {role}")
-        moments = self.moments.in_common_units()
+        moments = moments.in_common_units()
         norms = (m.square().sum() for m in (moments.xy, moments.xx, moments.yy))
         return {"value": _alignment(*norms).item()}
 
@@ -209,15 +211,16 @@ class _DebiasedAccumulator(Accumulator):
         self._sums: _UnbiasedHSIC | None = None
         self._left_out = 0
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    @torch.no_grad()
+    def add(self, x: Samples, y: Samples) -> None:
         """Take in one batch, unless it is too small."""
-        x, y = as_samples(x.detach(), "x"), as_samples(y.detach(), "y")
+        x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) < FEWEST:
             self._left_out += 1
             return
         # Rounding alone would make a sum of constant columns, of any size, a ratio.
-        x, y = x[:, varying_columns(x)], y[:, varying_columns(y)]
-        batch = _UnbiasedHSIC.of(centered(x), centered(y))
+        before, after = (centered(side.values[:, side.varying]) for side in (x, y))
+        batch = _UnbiasedHSIC.of(before, after)
         self._sums = self._sums.plus(batch) if self._sums else batch
 
     def statistics(self) -> dict[str, float]:
@@ -232,7 +235,7 @@ class _DebiasedAccumulator(Accumulator):
         return few if self._left_out else ""
 
 
-class CKA(PooledMeasure):
+class CKA(PairsMeasure):
     """CKA between a site's input and output: 1 where the geometry is kept.
 
     By default the biased value of all samples of the run as one, whatever the batches. With

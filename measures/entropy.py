@@ -13,7 +13,7 @@ from nlbench.errors import NotFinite
 from nlbench.measure import MoreMeans, PooledMeasure
 
 from ._change import ChangeAccumulator
-from ._samples import as_samples
+from ._prepared import Samples, prepare, prepared
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BLOCK = 2**22
 
 
 @torch.no_grad()
-def histogram_entropy(values: Tensor) -> Tensor:
+def histogram_entropy(values: Samples) -> Tensor:
     """Entropy, in nats, of the histogram of each sample's features.
 
     The histogram has as many equal bins as there are features, between the sample's
@@ -57,9 +57,9 @@ def histogram_entropy(values: Tensor) -> Tensor:
     >>> histogram_entropy(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 9.0]])).exp()
     tensor([4.0000, 1.7548], dtype=torch.float64)
     """
-    values = as_samples(values, "values")
-    d = values.shape[1]
-    parts = [_entropies(part) for part in torch.split(values, max(1, BLOCK // d))]
+    features = prepared(values, "values").values
+    d = features.shape[1]
+    parts = [_entropies(part) for part in torch.split(features, max(1, BLOCK // d))]
     return torch.cat(parts)
 
 
@@ -93,7 +93,8 @@ class Entropy(PooledMeasure):
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
         """Take the entropies, one a sample."""
-        return histogram_entropy(observation.x.detach()), histogram_entropy(observation.y.detach())
+        x, y = observation.shared(prepare)
+        return histogram_entropy(x), histogram_entropy(y)
 
     def accumulator(self) -> ChangeAccumulator:
         """Make what takes in the batches of one site."""

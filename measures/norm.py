@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,15 +14,19 @@ from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
 from nlbench.options import Option
 
-from ._samples import as_samples, check_count, power_of_two
+from ._prepared import Prepared, Samples, prepare, prepared
+from ._samples import check_count, power_of_two
 from ._sources import affinity_paper
+
+if TYPE_CHECKING:
+    from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = ["Norm", "change_norm"]
 
 KINDS = ("relative", "absolute")
 
 
-def change_norm(x: Tensor, y: Tensor, *, kind: str = "relative") -> Tensor:
+def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
     """Frobenius norm ‖x - y‖ of what an activation changes, or its ratio to ‖x‖.
 
     Parameters
@@ -54,22 +58,22 @@ def change_norm(x: Tensor, y: Tensor, *, kind: str = "relative") -> Tensor:
     """
     if kind not in KINDS:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
-    x, y = _pair(x, y)
-    check_count(x, y, at_least=1)
-    change = _norm(x - y)
+    before, after = _pair(x, y)
+    check_count(before, after, at_least=1)
+    change = _norm(before - after)
     if kind == "absolute":
         return change
-    size = _norm(x)
+    size = _norm(before)
     if size == 0:
         raise Undefined("zero input: there is nothing to relate the change to")
     return change / size
 
 
-def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    x, y = as_samples(x, "x"), as_samples(y, "y")
+def _pair(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
+    x, y = prepared(x, "x"), prepared(y, "y")
     if x.shape != y.shape:
         raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
-    return x, y
+    return x.values, y.values
 
 
 def _norm(values: Tensor) -> Tensor:
@@ -86,12 +90,13 @@ class _NormAccumulator(Accumulator):
         self._kind = kind
         self._n, self._change, self._size = 0, 0.0, 0.0
 
-    def add(self, x: Tensor, y: Tensor) -> None:
+    @torch.no_grad()
+    def add(self, x: Samples, y: Samples) -> None:
         """Take in one batch."""
-        x, y = _pair(x.detach(), y.detach())
-        self._n += len(x)
-        self._change = math.hypot(self._change, _norm(x - y).item())
-        self._size = math.hypot(self._size, _norm(x).item())
+        before, after = _pair(x, y)
+        self._n += len(before)
+        self._change = math.hypot(self._change, _norm(before - after).item())
+        self._size = math.hypot(self._size, _norm(before).item())
 
     def statistics(self) -> dict[str, float]:
         """Both norms of all samples together, the chosen one as the value."""
@@ -129,6 +134,10 @@ class Norm(PooledMeasure):
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
     source: ClassVar[Source] = affinity_paper("appendix E")
+
+    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
+        """Take what is prepared of a batch for all measures."""
+        return observation.shared(prepare)
 
     def accumulator(self) -> _NormAccumulator:
         """Make what takes in the batches of one site."""

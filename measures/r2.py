@@ -11,17 +11,19 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
+from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
 
 from ._blas import singular_value_decomposition
 from ._crossvalidation import FoldAccumulator, crossvalidated_r2
-from ._moments import Moments, SamplePairs
-from ._samples import EPSILON, as_samples, centered, check_count, varying_columns
+from ._moments import Moments, PairsAccumulator, PairsMeasure
+from ._prepared import Samples, prepared
+from ._samples import EPSILON, centered, check_count, rounding_norms
 
 __all__ = ["R2", "r2_score"]
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
+FOLDS = 5
 
 # Of a stream, each fold has moments of its own and is fitted by those of all others: the
 # memory grows with the number of folds, the time with its square.
@@ -29,12 +31,14 @@ MOST_FOLDS = 100
 
 
 @torch.no_grad()
-def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = 5) -> Tensor:
+def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOLDS) -> Tensor:
     """Coefficient of determination of the least-squares affine fit of y on x.
 
     R² = 1 - ‖y - fit‖² / ‖y - mean‖² of each output column, averaged over those that
     vary. The fit has an intercept and is made on centred float64 data, through a
-    singular value decomposition: dead and duplicate inputs are no trouble.
+    singular value decomposition: dead and duplicate inputs are no trouble. Nor are inputs that
+    depend on each other but for the rounding of the type they are given in: directions that a
+    few roundings of each input explain count as absent.
 
     Parameters
     ----------
@@ -79,19 +83,22 @@ def r2_score(x: Tensor, y: Tensor, *, kind: str = "ordinary", folds: int = 5) ->
     """
     if kind not in KINDS:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
-    x, y = as_samples(x, "x"), as_samples(y, "y")
+    x, y = prepared(x, "x"), prepared(y, "y")
     n = check_count(x, y)
     if kind == "crossvalidated":
         if folds < 2:
             raise RequestError(f"folds = {folds}, expected at least 2")
         return crossvalidated_r2(x, y, folds)
     _check_enough(n, x.shape[1])
-    outputs = varying_columns(y)
-    _check_varies(outputs)
-    inputs = _unit_columns(centered(x[:, varying_columns(x)]))
-    targets = _unit_columns(centered(y[:, outputs]))
-    directions, strengths, _ = singular_value_decomposition(inputs)
-    directions = directions[:, strengths > max(inputs.shape) * EPSILON * strengths[:1]]
+    _check_varies(y.varying)
+    varying = x.values[:, x.varying]
+    inputs, targets = centered(varying), _unit_columns(centered(y.values[:, y.varying]))
+    scale = inputs.abs().amax(0)
+    directions, strengths, columns = singular_value_decomposition(inputs / scale)
+    errors = rounding_norms(varying.abs().amax(0), n, x.rounding) / scale
+    kept = strengths > max(inputs.shape) * EPSILON * strengths[:1]
+    kept &= strengths.square() > columns.square() @ errors.square()
+    directions = directions[:, kept]
     residuals = targets - directions @ (directions.T @ targets)
     unexplained = residuals.square().sum(0) / targets.square().sum(0)
     return _average(unexplained, n, directions.shape[1], kind)
@@ -101,7 +108,8 @@ def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
     """Same as `r2_score`, from pooled moments.
 
     Their condition number is the square of the data's: input directions whose spread is
-    below sqrt(d ε) of the strongest, 3e-7 for d = 512, are rounding and count as absent.
+    below sqrt(d ε) of the strongest, 3e-7 for d = 512, are rounding of the moments and count as
+    absent, as those do that are rounding of the data.
     """
     inputs, outputs = moments.varying_x, moments.varying_y
     _check_enough(moments.n, moments.inputs)
@@ -111,6 +119,7 @@ def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
     loads = moments.xy[inputs][:, outputs] / scale[:, None]
     strengths, directions = torch.linalg.eigh(correlation)
     kept = strengths > len(strengths) * EPSILON * strengths[-1:]
+    kept &= strengths > (moments.rounding_x[inputs] / scale).square() @ directions.square()
     loads = directions[:, kept].T @ loads / strengths[kept].sqrt()[:, None]
     explained = loads.square().sum(0) / moments.yy.diagonal()[outputs]
     # A sum of squares is left over, which rounding may take below zero.
@@ -140,7 +149,7 @@ def _check_varies(outputs: Tensor) -> None:
         raise Undefined("constant output")
 
 
-class _R2Accumulator(SamplePairs, Accumulator):
+class _R2Accumulator(PairsAccumulator):
     """All batches of a site, for one fit."""
 
     def __init__(self, kind: str) -> None:
@@ -149,14 +158,15 @@ class _R2Accumulator(SamplePairs, Accumulator):
 
     def statistics(self) -> dict[str, float]:
         """R² of all samples together."""
-        if self.n == 0:
+        pairs = self.pairs
+        if pairs.n == 0:
             raise Undefined("no samples")
-        if self.moments is None:
-            return {"value": r2_score(*self.rows(), kind=self._kind).item()}
-        return {"value": _r2_of_moments(self.moments, self._kind).item()}
+        if pairs.moments is None:
+            return {"value": r2_score(*pairs.rows(), kind=self._kind).item()}
+        return {"value": _r2_of_moments(pairs.moments, self._kind).item()}
 
 
-class R2(PooledMeasure):
+class R2(PairsMeasure):
     """R² of the affine least-squares fit of a site's output on its input.
 
     One fit for all samples of the run, from second moments that are accumulated in
@@ -168,14 +178,14 @@ class R2(PooledMeasure):
     name: ClassVar[str] = "r2"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "kind": Option(
             "ordinary",
             "plain R², adjusted for the number of inputs, or of samples that the fit has not seen",
             choices=KINDS,
         ),
-        "folds": Option(5, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
+        "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
     source: ClassVar[Source] = Source(

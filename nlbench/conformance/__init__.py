@@ -207,7 +207,7 @@ def _determinism(trial: _Trial, first: Result) -> Iterator[Check]:
     difference = _differ(shown, used, 0.0)
     remark = "; an instance that measured something before: reset() forgets too little"
     yield _verdict("the same after reset", difference and difference + remark)
-    changed = "update() changes what it is shown, which other measures see too"
+    changed = "update() changes what it is shown, which outside of a run is no copy"
     yield _verdict("observations left alone", changed if "changed" in found else "")
 
 

@@ -84,7 +84,7 @@ class Outcome:
     ----------
     result : Result
     seconds : float
-        The measure's own time.
+        The measure's own time, with that of what others have computed for it: what it takes alone.
     traceback : str
         Of a failure.
     shown : dict
@@ -118,6 +118,8 @@ class _Feed:
         self.is_out_of_memory = False
         self.traceback = ""
         self.unreduced = measure.unreduced
+        # Within a package measures may share what they compute alike.
+        self.package = measure.__module__.partition(".")[0]
         self._measure: Measure
         self._guard(lambda: self._begin(measure, options))
 
@@ -125,6 +127,7 @@ class _Feed:
         """Give the measure one observation, unless it has failed."""
         if self.failure is None:
             self._guard(lambda: self._measure.update(observation))
+            self.seconds += getattr(observation, "borrowed_seconds", 0.0)
 
     def compute(self) -> Result:
         """Take the measure's result, or say why there is none."""

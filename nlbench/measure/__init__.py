@@ -396,6 +396,10 @@ class FunctionMeasure(Measure):
 
     function: ClassVar[Callable[..., float | Tensor]]
 
+    def samples(self, observation: SiteBatch) -> tuple[Any, Any]:
+        """Choose what the function is given of a batch: by default the reduced samples."""
+        return observation.x, observation.y
+
     def reset(self) -> None:
         """Forget all batches."""
         self._scores: dict[str, list[float]] = {}
@@ -408,7 +412,8 @@ class FunctionMeasure(Measure):
         self._scores.setdefault(place, [])
         self._n[place] = self._n.get(place, 0) + len(observation.x)
         try:
-            score = self._number(type(self).function(observation.x, observation.y, **self.settings))
+            x, y = self.samples(observation)
+            score = self._number(type(self).function(x, y, **self.settings))
             if not math.isfinite(score):
                 raise NotFinite(f"the score is {score}")
         except Undefined as error:
@@ -572,9 +577,13 @@ class PooledMeasure(Measure):
     def accumulator(self) -> Accumulator:
         """Make what takes in the batches of one site."""
 
-    def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
+    def samples(self, observation: SiteBatch) -> tuple[Any, Any]:
         """Choose what an accumulator is given of a batch: by default the reduced samples."""
         return observation.x, observation.y
+
+    def take(self, accumulator: Any, observation: SiteBatch) -> None:
+        """Have an accumulator take in one batch: by default `add` what `samples` chooses."""
+        accumulator.add(*self.samples(observation))
 
     def reset(self) -> None:
         """Forget all sites."""
@@ -591,7 +600,7 @@ class PooledMeasure(Measure):
         if place in self._missing:
             return
         try:
-            self._accumulators[place].add(*self.samples(observation))
+            self.take(self._accumulators[place], observation)
         except Undefined as error:
             self._missing[place] = ("undefined", str(error))
         except (NotFinite, RequestError) as error:

@@ -152,7 +152,11 @@ class Background(Generic[Item]):
 
     def __enter__(self) -> Background[Item]:
         _THREADS.begin()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            _THREADS.end()
+            raise
         return self
 
     def let_wait(self, most: int) -> None:

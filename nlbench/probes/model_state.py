@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,19 @@ class _Lent:
             _restore_attributes(module, self.attributes)
         module.training = self.training
         for name, buffer, before in self.buffers:
-            _put_back(module, name, buffer, before)
+            now = module._buffers.get(name)
+            # A model moved to another device meanwhile keeps its new buffers.
+            if _is_like(now, before) and now.device == buffer.device:
+                module._buffers[name] = buffer
+
+    def filled(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Buffers that can hold what they held, each with a copy of that."""
+        module = self.module()
+        if module is None:
+            return
+        for name, buffer, before in self.buffers:
+            if _is_like(module._buffers.get(name), before) and _is_like(buffer, before):
+                yield buffer, before
 
 
 def _registered(module: nn.Module) -> list[str]:
@@ -117,11 +129,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         with _LOCK, torch.no_grad():
             for one in lent:
                 one.users -= 1
-                if one.users == 0:
-                    one.give_back()
-                    module = one.module()
-                    if module is not None:
-                        _LENT.pop(module, None)
+            unused = [one for one in lent if one.users == 0]
+            for one in unused:
+                one.give_back()
+                module = one.module()
+                if module is not None:
+                    _LENT.pop(module, None)
+            _refill(pair for one in unused for pair in one.filled())
 
 
 def _lend(module: nn.Module) -> _Lent:
@@ -130,15 +144,31 @@ def _lend(module: nn.Module) -> _Lent:
     return _LENT[module]
 
 
-def _put_back(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
-    now = module._buffers.get(name)
-    if now is None or now.shape != before.shape or now.dtype != before.dtype or now.is_meta:
-        return
-    if buffer.shape == before.shape and not torch.equal(buffer, before):
-        buffer.copy_(before)
-    # A model moved to another device meanwhile keeps its new buffers.
-    if now.device == buffer.device:
-        module._buffers[name] = buffer
+def _is_like(buffer: Tensor | None, before: Tensor) -> TypeGuard[Tensor]:
+    """Whether it could hold the same; a buffer of another shape is a cache that has grown."""
+    if buffer is None or buffer.is_meta:
+        return False
+    return buffer.shape == before.shape and buffer.dtype == before.dtype
+
+
+def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Give buffers back what they held, those that hold something else.
+
+    What is equal is not written to, since a caller may be going to take derivatives through it.
+    A GPU is waited for once, not for each buffer.
+    """
+    compared = defaultdict(list)
+    for buffer, before in pairs:
+        if buffer.layout == torch.strided:
+            compared[buffer.device].append((buffer, before))
+        else:
+            # PyTorch compares no sparse tensors.
+            buffer.copy_(before)
+    for of_device in compared.values():
+        differ = torch.stack([(buffer != before).any() for buffer, before in of_device])
+        for (buffer, before), differs in zip(of_device, differ.tolist(), strict=True):
+            if differs:
+                buffer.copy_(before)
 
 
 class SharedSetting:

@@ -7,15 +7,15 @@ functions behind it that are called from Python) turns that off for as long as i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import partial, wraps
+from dataclasses import dataclass
+from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
-
-from .model_state import SharedSetting
 
 __all__ = [
     "each_exact",
@@ -33,7 +33,8 @@ T = TypeVar("T")
 def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
     """Turn off, for a while, what rounds or varies: TF32, and cuDNN's choice by the clock.
 
-    TF32's ten bits of mantissa would show in the scores.
+    TF32's ten bits of mantissa would show in the scores. While one thread asks for it and another
+    one does not, it is off.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator
         cast = torch.autocast(device, dtype=halves[precision])
     asked = _ASKED.set(True)
     try:
-        with _SETTINGS[precision == "tf32"](), cast:
+        with _FLOAT32.asked(precision == "tf32"), cast:
             yield
     finally:
         _ASKED.reset(asked)
@@ -105,67 +106,134 @@ def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
     return items
 
 
-@contextmanager
-def _settings(tf32: bool) -> Iterator[None]:
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    try:
-        cudnn.deterministic, cudnn.benchmark = True, False
-        with _float32(tf32) if _HAS_PRECISIONS else _float32_before_2_9(tf32):
+class _Float32:
+    """What float32 is computed in, one setting of the process for all that ask at the same time.
+
+    The user's settings are read when the first comes in and put back when the last goes out, so
+    that nobody takes what another has asked for as the user's. Of those inside at once in
+    several threads the strictest is met: TF32 asked for in one must not show in another's
+    numbers. Within a thread the innermost counts.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._askers: list[_Asker] = []
+        self._users: _Settings
+        self._is_tf32: bool | None = None
+
+    @contextmanager
+    def asked(self, tf32: bool) -> Iterator[None]:
+        """Ask for TF32, or for float32 itself."""
+        asker = _Asker(threading.get_ident(), tf32)
+        with self._lock:
+            if not self._askers:
+                self._users = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
+                self._is_tf32 = None
+            self._askers.append(asker)
+            self._meet()
+        try:
             yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
+        finally:
+            with self._lock:
+                self._askers.remove(asker)
+                if self._askers:
+                    self._meet()
+                else:
+                    self._users.put_back()
+
+    def _meet(self) -> None:
+        innermost = {asker.thread: asker.tf32 for asker in self._askers}
+        tf32 = all(innermost.values())
+        if tf32 != self._is_tf32:
+            self._users.set(tf32)
+            self._is_tf32 = tf32
 
 
-_SETTINGS = {tf32: SharedSetting(partial(_settings, tf32)) for tf32 in (False, True)}
+@dataclass(frozen=True, eq=False)
+class _Asker:
+    thread: int
+    tf32: bool
+
+
+class _Settings:
+    """The user's settings, as they were when this was made."""
+
+    def __init__(self) -> None:
+        cudnn = torch.backends.cudnn
+        self._cudnn = cudnn.deterministic, cudnn.benchmark
+
+    def set(self, tf32: bool) -> None:
+        """Have float32 computed in itself, or on a GPU in TF32."""
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+    def put_back(self) -> None:
+        """Give the user's settings back."""
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self._cudnn
+
+
+class _OldSettings(_Settings):
+    """Of PyTorch before 2.9."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        self._before = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
+
+    def set(self, tf32: bool) -> None:
+        super().set(tf32)
+        self._set("high" if tf32 else "highest", tf32, tf32)
+
+    def put_back(self) -> None:
+        super().put_back()
+        self._set(*self._before)
+
+    def _set(self, precision: str, matmul: bool, cudnn: bool) -> None:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cuda.matmul.allow_tf32 = matmul
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+class _NewSettings(_Settings):
+    """Of PyTorch from 2.9 on, for each operation of each backend, and the older ones.
+
+    An operation inherits what its backend has, and that what all have; and PyTorch refuses to
+    read the older settings where they contradict the newer. Both are set. What inherits goes on
+    to do so: told what it has inherited, it would not follow when the user sets something else
+    later.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made = _precisions_made()
+        # Nobody can set convolutions back to what PyTorch begins with; the older setting would.
+        self._is_new = _UNTOUCHED in (self._made["cuda", "conv"], self._made["cuda", "rnn"])
+        self._older = _older_settings(self._made, self._is_new)
+
+    def set(self, tf32: bool) -> None:
+        super().set(tf32)
+        self._set_older("high" if tf32 else "highest", tf32)
+        _set_precision("generic", "all", "ieee")
+        for (backend, operation), own in self._made.items():
+            if backend != "generic" and own != _UNTOUCHED:
+                short = tf32 and backend == "cuda"
+                _set_precision(backend, operation, "tf32" if short else "ieee")
+
+    def put_back(self) -> None:
+        super().put_back()
+        self._set_older(*self._older)
+        _set_precisions(self._made)
+
+    def _set_older(self, matmul: str, cudnn: bool) -> None:
+        torch.set_float32_matmul_precision(matmul)
+        if not self._is_new:
+            torch.backends.cudnn.allow_tf32 = cudnn
+
+
+_FLOAT32 = _Float32()
 
 _HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
 _OPERATIONS = ("matmul", "conv", "rnn")
 _BACKENDS = ("cuda", "mkldnn")
-
-
-@contextmanager
-def _float32_before_2_9(tf32: bool) -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        matmul.allow_tf32, cudnn.allow_tf32 = before[1:]
-
-
-@contextmanager
-def _float32(tf32: bool) -> Iterator[None]:
-    """Have products and convolutions of float32 done in it, or on a GPU in TF32, and nowhere less.
-
-    PyTorch has two sets of settings for it: one for each operation of each backend, which
-    inherits what the backend has and that what all have; and the older ones, which it refuses to
-    read where they contradict the newer. Both are set. What inherits goes on to do so: told what
-    it has inherited, it would not follow when the user sets something else later.
-    """
-    made = _precisions_made()
-    # Nobody can set convolutions back to what PyTorch begins with; the older setting would.
-    is_new = _UNTOUCHED in (made["cuda", "conv"], made["cuda", "rnn"])
-    matmul, cudnn = _older_settings(made, is_new)
-    try:
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        if not is_new:
-            torch.backends.cudnn.allow_tf32 = tf32
-        _set_precision("generic", "all", "ieee")
-        for (backend, operation), own in made.items():
-            if backend != "generic" and own != _UNTOUCHED:
-                short = tf32 and backend == "cuda"
-                _set_precision(backend, operation, "tf32" if short else "ieee")
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        if not is_new:
-            torch.backends.cudnn.allow_tf32 = cudnn
-        _set_precisions(made)
-
 
 _UNTOUCHED = "as PyTorch has it"
 """An operation's setting before anybody has made one: TF32, unless its backend has another."""

@@ -2,13 +2,14 @@
 
 import math
 import statistics
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from nlbench.errors import RequestError
 from nlbench.measures.affinity import Affinity, affinity_score
+
+from streams import shown
 
 
 def batch(seed, n=40, d=3):
@@ -19,7 +20,7 @@ def result(observations, **settings):
     measure = Affinity(**settings)
     measure.reset()
     for index, (place, x, y) in enumerate(observations):
-        measure.update(SimpleNamespace(place=place, x=x, y=y, site=None, batch=index))
+        measure.update(shown(place, x, y, index))
     return measure.compute()
 
 
@@ -91,5 +92,5 @@ def test_starting_again_forgets_the_subject_before():
     measure = Affinity()
     for place in ("first", "second"):
         measure.reset()
-        measure.update(SimpleNamespace(place=place, x=x, y=x.relu(), site=None, batch=0))
+        measure.update(shown(place, x, x.relu()))
     assert [v.place for v in measure.compute().values] == ["second"]

@@ -19,7 +19,7 @@ def pair(seed, n, d=3, k=2, offset=0.0, scale=1.0):
 def streamed(x, y, sizes):
     stream = SamplePairs()
     for a, b in zip(x.split(sizes), y.split(sizes), strict=True):
-        stream.add(a, b)
+        stream = stream.with_samples(a, b)
     return stream
 
 
@@ -84,9 +84,10 @@ def test_rows_are_kept_only_while_there_are_few():
     stream = streamed(x[:9], y[:9], 4)
     assert stream.moments is None
     rows = stream.rows()
-    assert torch.equal(rows[0], x[:9])
-    assert torch.equal(rows[1], y[:9])
-    stream.add(x[9:], y[9:])
+    assert torch.equal(rows[0].values, x[:9])
+    assert torch.equal(rows[1].values, y[:9])
+    before, stream = stream, stream.with_samples(x[9:], y[9:])
+    assert (before.n, before.moments) == (9, None)
     assert stream.moments is not None
     assert stream.moments.n == stream.n == 20
 
@@ -130,9 +131,9 @@ def test_a_batch_that_does_not_fit_is_refused():
     x, y = pair(5, 10)
     stream = streamed(x, y, 5)
     with pytest.raises(RequestError, match=r"\(2, 2\) columns, the batches before \(3, 2\)"):
-        stream.add(x[:, :2], y)
+        stream.with_samples(x[:, :2], y)
     with pytest.raises(RequestError, match="10 samples and y has 9"):
-        stream.add(x, y[:9])
+        stream.with_samples(x, y[:9])
     with pytest.raises(NotFinite):
-        stream.add(x / 0, y)
+        stream.with_samples(x / 0, y)
     assert stream.n == 10

@@ -2,7 +2,6 @@
 
 import math
 from operator import itemgetter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.r2 import R2, r2_score
 
 import published
-from streams import batches_of, read
+from streams import batches_of, read, shown
 
 
 def normal(seed, n, d):
@@ -101,6 +100,43 @@ def test_dead_and_duplicate_inputs_change_nothing():
         assert streamed == pytest.approx(r2_score(x, y, kind=kind).item(), abs=1e-9)
 
 
+@settings(deadline=None, max_examples=10)
+@given(
+    st.integers(0, 999),
+    st.integers(1, 6),
+    st.integers(2, 40),
+    st.sampled_from([0.0, 3.0, -100.0]),
+    st.sampled_from(["ordinary", "adjusted", "crossvalidated"]),
+)
+def test_inputs_that_depend_on_each_other_in_float32_are_as_many_as_they_depend_on(
+    seed, rank, d, offset, kind
+):
+    # A layer of few inputs, whose rounding spans as many directions as it has outputs.
+    d, n = d + rank, 3 * (d + rank)
+    few = normal(seed, n, rank).float() + offset
+    weights = normal(seed + 1, rank, d).float()
+    x = few @ weights
+    y = torch.relu(x - x.mean(0))
+    # The layer's own inputs span what its outputs do, and are no more than they are.
+    expected = r2_score(few.double(), y, kind=kind).item()
+    if kind == "ordinary":
+        assert expected == pytest.approx(sklearn_r2(few, y), abs=1e-9)
+    assert r2_score(x, y, kind=kind).item() == pytest.approx(expected, abs=2e-4)
+    streamed = result(batches_of(x, y, 16), kind=kind).summary["value"]
+    assert streamed == pytest.approx(expected, abs=2e-4)
+
+
+def test_a_weak_direction_of_float32_inputs_is_no_rounding():
+    # A ten-thousandth of the others, on an offset: a thousand times what rounding could be.
+    x = normal(3, 200, 6).float()
+    x[:, 5] = x[:, 4] + 1e-4 * x[:, 5]
+    x[:, :4] += 10
+    y = torch.relu(x - x.mean(0)).double() + 1e4 * (x[:, 5:] - x[:, 4:5])
+    assert r2_score(x, y).item() == pytest.approx(sklearn_r2(x, y), abs=1e-9)
+    streamed = result(batches_of(x, y, 30)).summary["value"]
+    assert streamed == pytest.approx(sklearn_r2(x, y), abs=1e-6)
+
+
 def test_the_units_of_single_inputs_do_not_matter():
     x = normal(3, 100, 4)
     y = torch.relu(x)
@@ -183,7 +219,7 @@ def test_a_reading_lists_sites_in_order_with_their_sample_counts():
     x = normal(0, 40, 3)
     for batch in x.split(15):
         for place, activation in (("b", torch.relu), ("a", torch.tanh), ("dead", torch.zeros_like)):
-            measure.update(SimpleNamespace(place=place, x=batch, y=activation(batch), batch=0))
+            measure.update(shown(place, batch, activation(batch)))
     found = measure.compute()
     assert [v.place for v in found.values] == ["b", "a", "dead"]
     assert [v.status for v in found.values] == ["ok", "ok", "undefined"]
@@ -211,7 +247,7 @@ def test_a_batch_that_is_overwritten_later_was_copied():
     measure.reset()
     for a, b in batches_of(x, y, 2):
         a, b = a.clone(), b.clone()
-        measure.update(SimpleNamespace(place="act", x=a, y=b, batch=0))
+        measure.update(shown("act", a, b))
         a.zero_()
         b.zero_()
     assert measure.compute().summary["value"] == pytest.approx(sklearn_r2(x, y), abs=1e-9)

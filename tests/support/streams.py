@@ -1,11 +1,16 @@
 """Batches of one site, as a measure gets them."""
 
-from types import SimpleNamespace
+from nlbench.probes.sites.sites import Site, SiteBatch
 
 
 def batches_of(x, y, size):
     """Cut samples into batches."""
     return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def shown(place, x, y, batch=0, unreduced=()):
+    """Observe a batch of a site."""
+    return SiteBatch(Site(place, "relu", 0, x.shape[1:], 1), batch, x, y, dict(unreduced))
 
 
 def read(measure, batches):
@@ -17,7 +22,5 @@ def read(measure, batches):
     for index, (x, y) in enumerate(batches):
         numbers = {name: (take(x), take(y)) for name, take in measure.unreduced.items()}
         x, y = x.flatten(1), y.flatten(1)
-        measure.update(
-            SimpleNamespace(place="act", x=x, y=y, site=None, batch=index, unreduced=numbers)
-        )
+        measure.update(shown("act", x, y, index, numbers))
     return measure.compute()

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from nlbench.probes.precision import exact_by_default
 from .intercept import Call, Kept, Watch
 from .reduce import Function, Side, Unreduced, joined
 from .select import Picker, Selection
+from .shared import Borrowed, Pair, Shared
 
 __all__ = [
     "Site",
@@ -40,6 +41,8 @@ __all__ = [
     "remark_on_channels",
 ]
 
+
+Made = TypeVar("Made")
 
 # What the size of a part is called among the sizes that were found to fit.
 FOUND = "samples of a forward pass"
@@ -98,6 +101,8 @@ class SiteBatch:
     unreduced : mapping of str to pair of tensors of shape (n,)
         What the functions that a measure declares as ``unreduced`` make of the whole input
         and the whole output. To get the result of a function that raised raises its error.
+    borrowed : Borrowed, optional
+        In a pass: the measure's access to what `shared` gives.
     """
 
     site: Site
@@ -105,11 +110,49 @@ class SiteBatch:
     x: Tensor
     y: Tensor
     unreduced: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    borrowed: Borrowed | None = field(default=None, repr=False, compare=False)
 
     @property
     def place(self) -> str:
         """The site's name."""
         return self.site.name
+
+    @property
+    def borrowed_seconds(self) -> float:
+        """What other measures have spent on what this one has got of `shared`."""
+        return 0.0 if self.borrowed is None else self.borrowed.seconds
+
+    def shared(self, function: Callable[[Pair], Made]) -> Made:
+        """What a function makes of x and y: in a pass once for all measures of a package.
+
+        Parameters
+        ----------
+        function : callable
+            Of an object with x, y and `shared`. It draws no random numbers and makes the same of
+            the same; one that is defined at the top of a module, or a method of an object that
+            does not change: a lambda is another function each time.
+
+        Returns
+        -------
+        object
+            What the function gives; measures of the same package are given the same, so it is not
+            to be written into.
+
+        Raises
+        ------
+        Exception
+            What the function raises, for each measure that asks.
+
+        Examples
+        --------
+        >>> def change(batch):
+        ...     return (batch.y - batch.x).abs()
+        >>> x = torch.tensor([[-1.0], [2.0]])
+        >>> batch = SiteBatch(Site("relu", "relu", 0, (1,), 1), 0, x, x.relu())
+        >>> batch.shared(change).sum()
+        tensor(1.)
+        """
+        return function(self) if self.borrowed is None else self.borrowed.get(function)
 
 
 @exact_by_default()
@@ -459,9 +502,9 @@ def observe(
     """Show every activation call of a subject, batch by batch.
 
     The measures work on the CPU, in a thread of their own, on one observation while the network
-    goes on to the next; they get the same ones in the same order whether they do so beside or in
-    turn. In the first batch they take turns: if the network, or what yields the samples, draws
-    from the global random generators, as measures may, they do so to the end.
+    goes on to the next; each gets copies of the same ones in the same order, whether they do so
+    beside or in turn. In the first batch they take turns: if the network, or what yields the
+    samples, draws from the global random generators, as measures may, they do so to the end.
     """
     sites: dict[str, Site] = {}
     unseen: dict[str, None] = {}
@@ -470,8 +513,12 @@ def observe(
     def tell(item: tuple[SiteBatch, Callable[[], None]]) -> None:
         observation, arrived = item
         arrived()
+        packages: dict[object, Shared] = {}
         for listener, wanted in zip(listeners, names, strict=True):
-            listener.update(_with(observation, wanted))
+            package = getattr(listener, "package", listener)
+            if package not in packages:
+                packages[package] = Shared(observation.x, observation.y)
+            listener.update(_copied(observation, wanted, packages[package]))
 
     def batches(given: Iterable[Tensor], background: Background[_Item]) -> Iterator[Tensor]:
         before = rng_state(resources.device)
@@ -534,11 +581,18 @@ def _functions(
     return {key: function for function, key in keys.items()}, names
 
 
-def _with(observation: SiteBatch, names: Mapping[str, str]) -> SiteBatch:
-    """Give an observation with what a listener declared, by its own names."""
-    if not isinstance(observation.unreduced, Unreduced):
-        return observation
-    return replace(observation, unreduced=observation.unreduced.renamed(names))
+def _copied(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> SiteBatch:
+    """Give what a listener may do with as it likes, with what it declared, by its own names."""
+    unreduced = observation.unreduced
+    if isinstance(unreduced, Unreduced):
+        unreduced = unreduced.renamed(names).mapped(torch.clone)
+    return replace(
+        observation,
+        x=observation.x.clone(),
+        y=observation.y.clone(),
+        unreduced=unreduced,
+        borrowed=Borrowed(shared),
+    )
 
 
 def _bytes(item: _Item) -> int:

@@ -187,6 +187,28 @@ def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
         torch.set_num_threads(before)
 
 
+def test_a_thread_that_does_not_start_leaves_nothing_for_the_next_one(monkeypatch):
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            Background(lambda item: None, size, 10).__enter__()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Background(lambda item: None, size, 10):
+            pass
+        found = []
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert found == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_a_pass_on_the_cpu_leaves_a_gpu_alone(monkeypatch, kind):
     # To ask which CUDA device is the current one takes it into use; a Mac's can't be asked.

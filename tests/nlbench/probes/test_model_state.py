@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.errors import RequestError
 from nlbench.probes.function.function import observe_function
 from nlbench.probes.model_state import (
@@ -79,6 +80,39 @@ def test_buffers_that_the_forward_pass_changes_get_their_values_back():
     assert model.last is last
     assert torch.equal(model.last, torch.zeros(3))
     assert len(model.cache) == 4
+
+
+def test_a_sparse_buffer_gets_its_values_back():
+    class OnAGraph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("edges", torch.eye(3).to_sparse())
+
+        def forward(self, x):
+            self.edges.mul_(2)
+            return torch.relu(x @ self.edges)
+
+    model = OnAGraph()
+    observe_sites(model, [torch.ones(2, 3)], lambda observation: None)
+    assert torch.equal(model.edges.to_dense(), torch.eye(3))
+
+
+def test_buffers_that_did_not_change_are_not_written_to():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
+    versions = [buffer._version for buffer in model.buffers()]
+    observe_sites(model, [torch.randn(4, 3)], lambda observation: None)
+    assert [buffer._version for buffer in model.buffers()] == versions
+
+
+@pytest.mark.parametrize("layers", [1, 5])
+def test_a_gpu_is_waited_for_once_for_all_buffers(layers):
+    with PretendCuda() as cuda:
+        model = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(layers))).cuda()
+        cuda.reset()
+        with evaluation_mode(model):
+            model[0].running_mean += 1
+        assert cuda.waits.total() == 1
+        assert model[0].running_mean.sum().item() == 0
 
 
 def test_plain_attributes_that_the_forward_pass_sets_get_their_values_back():

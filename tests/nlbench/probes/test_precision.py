@@ -1,6 +1,7 @@
 """What float32 is computed in: TF32 and its like are off behind every door, and all is put back."""
 
-import threading
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -118,24 +119,41 @@ def test_tf32_is_off_unless_asked_for_and_all_settings_are_put_back(name, precis
     assert settings() == before
 
 
-def test_tf32_stays_off_until_the_last_of_several_threads_is_done():
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    inside, leave, seen = threading.Event(), threading.Event(), []
+def in_threads(*steps):
+    """Have threads go into `exact_arithmetic` and out of it in an order, and read it."""
+    found, asked = [], {}
+    with contextlib.ExitStack() as stack:
+        pools = {who: stack.enter_context(ThreadPoolExecutor(1)) for who, _ in steps}
+        for who, precision in steps:
+            if precision:
+                asked[who] = exact_arithmetic(precision)
+                pools[who].submit(asked[who].__enter__).result()
+            else:
+                pools[who].submit(asked.pop(who).__exit__, None, None, None).result()
+            found.append("/".join(sorted(set(float32_precision(CUDA).values()))))
+    return found
 
-    def other():
-        with exact_arithmetic():
-            inside.set()
-            leave.wait(60)
-            seen.append(torch.backends.cuda.matmul.fp32_precision)
 
-    thread = threading.Thread(target=other)
-    with exact_arithmetic():
-        thread.start()
-        assert inside.wait(60)
-    leave.set()
-    thread.join()
-    assert seen == ["ieee"]
-    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+OUT = ""
+
+
+@pytest.mark.parametrize("name", ["nothing", "all", "high", "older, convolutions off"])
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # What one thread has asked for is not what another finds, nor what the user had set.
+        ([("a", "tf32"), ("b", "native"), ("a", OUT), ("b", OUT)], ["tf32", "ieee", "ieee"]),
+        ([("a", "native"), ("b", "tf32"), ("a", OUT), ("b", OUT)], ["ieee", "ieee", "tf32"]),
+        ([("a", "tf32"), ("b", "native"), ("b", OUT), ("a", OUT)], ["tf32", "ieee", "tf32"]),
+        ([("a", "native"), ("b", "native"), ("a", OUT), ("b", OUT)], ["ieee", "ieee", "ieee"]),
+        ([("a", "tf32"), ("b", "tf32"), ("a", OUT), ("b", OUT)], ["tf32", "tf32", "tf32"]),
+    ],
+)
+def test_threads_that_ask_for_a_precision_at_the_same_time_leave_the_users(name, steps, expected):
+    SET[name]()
+    before = settings()
+    assert in_threads(*steps)[:-1] == expected
+    assert settings() == before
 
 
 SEEN = []

@@ -1,0 +1,139 @@
+"""What measures share: computed once, the same numbers as alone, and nothing that others write."""
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench.errors import NotFinite
+from nlbench.measure import Measure, Result
+from nlbench.measures import _moments, _prepared
+from nlbench.measures._prepared import prepare
+from nlbench.probes.sites import shared
+from nlbench.probes.sites.shared import Borrowed, Shared
+from nlbench.probes.sites.sites import Site, SiteBatch
+
+SITE_MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=str)
+def network(request):
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh()]
+    return nn.Sequential(*layers).to(request.param)
+
+
+def observed(network, measures):
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+    dtype = next(network.parameters()).dtype
+    run = nlbench.evaluate(network, inputs.to(dtype), measures, settings={"sites.batch": 8})
+    return {record.measure.name: record.result for record in run.records}
+
+
+WAYS = {
+    "torch": lambda tensor: tensor.fill_(7),
+    "numpy": lambda tensor: tensor.numpy().fill(7),
+    "data": lambda tensor: tensor.data.fill_(7),
+    "storage": lambda tensor: tensor.untyped_storage().fill_(7),
+    "resize": lambda tensor: tensor.data.resize_(0),
+}
+
+
+def writer(way):
+    class Writer(Measure):
+        """Writes into all that it gets hold of, in a package of its own."""
+
+        __module__ = f"strangers_{way}.measures"
+        name = f"writer_{way}"
+        probe = "sites"
+        unreduced = {"first": lambda x: x.flatten(1)[:, 0]}  # noqa: RUF012
+
+        def reset(self):
+            self.found = {}
+
+        def update(self, batch):
+            # What it was shown before it wrote.
+            self.found[batch.place] = float(batch.x.sum() + batch.y.sum())
+            got = [batch.x, batch.y, *batch.unreduced["first"]]
+            for side in batch.shared(prepare):
+                got += [side.values, side.varying, side.centered, side.scaled]
+            for tensor in got:
+                WAYS[way](tensor)
+
+        def compute(self):
+            return Result.of(self.found)
+
+    return Writer
+
+
+def test_nothing_that_a_measure_writes_moves_the_number_of_another(network):
+    alone = observed(network, SITE_MEASURES)
+    writers = [writer(way) for way in WAYS]
+    beside = observed(network, [*writers, *SITE_MEASURES, *map(writer_again, WAYS)])
+    assert {name: beside[name] for name in SITE_MEASURES} == alone
+    shown = [beside[one.name] for one in (*writers, *map(writer_again, WAYS))]
+    assert all(one == shown[0] for one in shown)
+    assert shown[0].status == "ok"
+
+
+def writer_again(way):
+    again = writer(way)
+    again.name = f"again_{way}"
+    return again
+
+
+def test_a_measure_gives_beside_others_what_it_gives_alone_to_the_last_bit(network):
+    together = observed(network, SITE_MEASURES)
+    for name in SITE_MEASURES:
+        assert observed(network, [name])[name] == together[name]
+    assert observed(network, SITE_MEASURES[::-1]) == together
+
+
+def test_samples_are_prepared_and_moments_taken_once_for_all_measures(network, monkeypatch):
+    calls = {"as_samples": 0, "of": 0}
+
+    def counted(name, function):
+        def count(*args):
+            calls[name] += 1
+            return function(*args)
+
+        return count
+
+    monkeypatch.setattr(_prepared, "as_samples", counted("as_samples", _prepared.as_samples))
+    monkeypatch.setattr(_moments.Moments, "of", counted("of", _moments.Moments.of))
+    observed(network, SITE_MEASURES)
+    sites, batches = 2, 5
+    assert calls == {"as_samples": 2 * sites * batches, "of": sites * batches}
+
+
+def test_an_error_is_raised_for_each_that_asks():
+    pair = Shared(torch.tensor([[torch.nan]]), torch.ones(1, 1))
+    for _ in range(2):
+        with pytest.raises(NotFinite, match="x: 1 of 1"):
+            Borrowed(pair).get(prepare)
+
+
+def test_outside_of_a_pass_a_function_is_called_each_time():
+    batch = SiteBatch(Site("act", "relu", 0, (1,), 1), 0, torch.ones(3, 1), torch.ones(3, 1))
+    assert batch.shared(prepare) is not batch.shared(prepare)
+
+
+def test_the_seconds_of_a_measure_are_those_that_it_takes_alone(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(shared.time, "perf_counter", lambda: now[0])
+
+    def inner(pair):
+        now[0] += 1
+
+    def outer(pair):
+        pair.shared(inner)
+        now[0] += 10
+
+    pair = Shared(torch.ones(1, 1), torch.ones(1, 1))
+    first, second, third = (Borrowed(pair) for _ in range(3))
+    first.get(inner)
+    # Its own ten seconds are its own, the one before is lent.
+    second.get(outer)
+    third.get(outer)
+    third.get(outer)
+    assert (now[0], first.seconds, second.seconds, third.seconds) == (11, 0, 1, 11)
