@@ -27,10 +27,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from nlbench.probes.budget import load_of
+from nlbench.probes.budget import point_memory_of
 from nlbench.probes.lines.exact import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.program import Program, double_copy, record
+from nlbench.probes.lines.program import Program, checked_program, double_copy
 from nlbench.probes.lines.trace import SegmentTrace
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
@@ -90,7 +90,7 @@ def measure(name: str, repeats: int) -> dict[str, object]:
     path = data.normalize(closed_paths(image)[0]).double()
     share = SHARES[name]
     segments = [(a, torch.lerp(a, b, share)) for a, b in itertools.pairwise(path)]
-    program = record(model, path[:2])
+    program = checked_program(model, path[:2])
     next(trace_exactly(program, segments[:1]))
 
     forward, traced = [seconds_a_sample(model, path[:-1])], []
@@ -110,7 +110,7 @@ def measure(name: str, repeats: int) -> dict[str, object]:
         "path": f"closed, first {share:.0%} of 8 segments, first test image of digits (seed 0)",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "bytes_alive_at_a_point": load_of(program, path[:2]).width,
+        "bytes_alive_at_a_point": point_memory_of(program, path[:2]).width,
         "regions": regions,
         "seconds": seconds,
         "ms_per_region": 1e3 * seconds / regions,

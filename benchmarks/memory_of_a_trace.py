@@ -23,7 +23,7 @@ import torch
 from narrow import network, segment
 
 from nlbench.probes.lines.exact import trace_exactly
-from nlbench.probes.lines.program import record
+from nlbench.probes.lines.program import checked_program
 
 MIB = 2**20
 
@@ -31,7 +31,7 @@ MIB = 2**20
 def measure(budget: int, share: float, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     model, (start, end) = network(), segment()
-    program = record(model, torch.stack([start, end]))
+    program = checked_program(model, torch.stack([start, end]))
     list(trace_exactly(program, [(start, torch.lerp(start, end, 1e-4))], memory=budget))
     end = torch.lerp(start, end, share)
     before = psutil.Process().memory_info().rss

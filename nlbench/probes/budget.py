@@ -25,7 +25,7 @@ from .model_state import attributes_kept
 __all__ = [
     "Found",
     "LiveBytes",
-    "Load",
+    "PointMemory",
     "available_memory",
     "bytes_a_sample",
     "fitting",
@@ -46,7 +46,7 @@ OVERHEAD = 32 * 2**20
 
 
 @dataclass(frozen=True)
-class Load:
+class PointMemory:
     """Bytes that a point takes on its way through a program.
 
     Parameters
@@ -70,9 +70,9 @@ class Load:
     reserve: int
     constants: int = 0
 
-    def times(self, carried: int) -> Load:
+    def times(self, carried: int) -> PointMemory:
         """Give the same with so many tensors in place of each."""
-        return Load(
+        return PointMemory(
             carried * self.width,
             carried * self.step,
             carried * self.waiting,
@@ -82,7 +82,7 @@ class Load:
 
 
 def share_out(
-    load: Load,
+    needs: PointMemory,
     device: torch.device,
     memory: int | None,
     wanted: int,
@@ -96,7 +96,7 @@ def share_out(
 
     Parameters
     ----------
-    load : Load
+    needs : PointMemory
     device : torch.device
     memory : int or None
         Bytes that may be used; None: half of what is free.
@@ -124,25 +124,25 @@ def share_out(
 
     Examples
     --------
-    >>> load = Load(width=100, step=300, waiting=700, reserve=0)
-    >>> share_out(load, torch.device("cpu"), 200_000, 128, threads=2, waiting=True)
+    >>> needs = PointMemory(width=100, step=300, waiting=700, reserve=0)
+    >>> share_out(needs, torch.device("cpu"), 200_000, 128, threads=2, waiting=True)
     (2, 32)
     """
     # Of free memory it has been taken already.
-    constants = 0 if memory is None else load.constants
+    constants = 0 if memory is None else needs.constants
     usable = usable_memory(device, memory) - constants
-    each = load.step + load.waiting if waiting else load.step
-    fitting = int((usable - load.reserve) // each)
+    each = needs.step + needs.waiting if waiting else needs.step
+    fitting = int((usable - needs.reserve) // each)
     if fitting < needed:
         given = "half of the free memory" if memory is None else "memory"
         budget = _budget(device, memory)
         raise RequestError(
             f"{given}: {_readable(budget)} are too few to trace this network on a segment, "
-            f"which takes {_readable(_least(constants + load.reserve + needed * each))} or more"
+            f"which takes {_readable(_least(constants + needs.reserve + needed * each))} or more"
         )
-    while threads > 1 and usable < threads * (load.reserve + least * each):
+    while threads > 1 and usable < threads * (needs.reserve + least * each):
         threads -= 1
-    points = int((usable / threads - load.reserve) // each)
+    points = int((usable / threads - needs.reserve) // each)
     return threads, wanted if points >= wanted else max(needed, 2 ** int(math.log2(points)))
 
 

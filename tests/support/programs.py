@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nlbench.probes.lines.program import double_copy, record, run_program
+from nlbench.probes.lines.program import checked_program, double_copy, run_program
 
 
 class Net(nn.Module):
@@ -21,7 +21,7 @@ class Net(nn.Module):
 
 def recorded(net, *shape):
     network = double_copy(net)
-    return network, record(network, torch.randn(3, *shape, dtype=torch.float64))
+    return network, checked_program(network, torch.randn(3, *shape, dtype=torch.float64))
 
 
 def assert_reproduces(net, *shape):

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite
-from nlbench.probes.budget import Load, share_out
+from nlbench.probes.budget import PointMemory, share_out
 from nlbench.probes.lines.ops.kinks import pushed
 from nlbench.probes.lines.ops.rule import Margin, peak
 
-from .program import Program, load_of, walk_measured
+from .program import Program, point_memory_of, walk_measured
 from .trace import SegmentTrace, distance, points_at
 
 __all__ = ["trace_adaptively", "trace_by_sampling"]
@@ -72,7 +72,7 @@ def trace_adaptively(
     sensitivity: float = 1e-6,
     memory: int | None = None,
     together: int = POINTS,
-    load: Load | None = None,
+    needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
     """Trace a recorded program on one segment after another; see `trace_segment`.
 
@@ -91,7 +91,7 @@ def trace_adaptively(
         Bytes that may be used; by default half of what is free.
     together : int
         Most segments that are walked side by side.
-    load : Load, optional
+    needs : PointMemory, optional
         What a point takes, where it was measured before.
 
     Yields
@@ -109,8 +109,8 @@ def trace_adaptively(
         return
     waiting = itertools.chain([first], waiting)
     start, end = first[1]
-    load = load or load_of(program, torch.stack([start, end]))
-    _, together = share_out(load.times(CARRIED), start.device, memory, together)
+    needs = needs or point_memory_of(program, torch.stack([start, end]))
+    _, together = share_out(needs.times(CARRIED), start.device, memory, together)
     walks: list[_Walk] = []
     finished: dict[int, SegmentTrace] = {}
     following = 0
@@ -273,7 +273,7 @@ def trace_by_sampling(
     *,
     resolution: int = 1000,
     memory: int | None = None,
-    load: Load | None = None,
+    needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
     """Sample a recorded program on one segment after another; see `trace_segment`.
 
@@ -294,7 +294,7 @@ def trace_by_sampling(
         Number of steps.
     memory : int, optional
         Bytes that may be used; by default half of what is free.
-    load : Load, optional
+    needs : PointMemory, optional
         What a point takes, where it was measured before.
 
     Yields
@@ -305,8 +305,8 @@ def trace_by_sampling(
     points = 0
     for start, end in segments:
         if not points:
-            load = load or load_of(program, torch.stack([start, end]))
-            _, points = share_out(load, start.device, memory, POINTS_SAMPLING, needed=3)
+            needs = needs or point_memory_of(program, torch.stack([start, end]))
+            _, points = share_out(needs, start.device, memory, POINTS_SAMPLING, needed=3)
         yield _trace_sampling(program, start, end, resolution, points)
 
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import NotFinite
-from nlbench.probes.budget import Load, halving, share_out
+from nlbench.probes.budget import PointMemory, halving, share_out
 from nlbench.probes.lines.ops.rule import peak
 
-from .program import Program, load_of
+from .program import Program, point_memory_of
 from .trace import SegmentTrace, distance
 
 __all__ = [
@@ -229,7 +229,7 @@ def trace_exactly(
     memory: int | None = None,
     limit: int | None = None,
     together: int | None = None,
-    load: Load | None = None,
+    needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
     """Trace a recorded program on one segment after another; see `trace_segment`.
 
@@ -251,7 +251,7 @@ def trace_exactly(
         the memory.
     together : int, optional
         Segments that begin in one batch; by default 1 on a CPU.
-    load : Load, optional
+    needs : PointMemory, optional
         What a point takes, where it was measured before.
 
     Yields
@@ -269,12 +269,12 @@ def trace_exactly(
     most = 0
     while group := list(itertools.islice(segments, together or 1)):
         device = group[0][0].device
-        if load is None:
-            load = load_of(program, torch.stack(group[0]))
+        if needs is None:
+            needs = point_memory_of(program, torch.stack(group[0]))
         if together is None and device.type == "cuda":
             together = TOGETHER_GPU
             group += itertools.islice(segments, together - 1)
-        threads, points = _room(load, device, memory)
+        threads, points = _room(needs, device, memory)
         most = min(most or limit or points, limit or points)
 
         def attempt(points: int, group: Sequence[Segment] = group, threads: int = threads) -> Any:
@@ -291,14 +291,14 @@ def trace_program(
     return next(trace_exactly(program, [(start, end)], limit=limit))
 
 
-def _room(load: Load, device: torch.device, memory: int | None) -> tuple[int, int]:
+def _room(needs: PointMemory, device: torch.device, memory: int | None) -> tuple[int, int]:
     """How many threads to use, and the most points for each to carry at once."""
     on_gpu = device.type == "cuda"
     (least, most), size = (POINTS_GPU, BYTES_GPU) if on_gpu else (POINTS, BYTES)
-    wanted = max(least, min(most, size // load.width))
+    wanted = max(least, min(most, size // needs.width))
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     return share_out(
-        load, device, memory, wanted, threads=threads, least=LEAST, needed=2, waiting=True
+        needs, device, memory, wanted, threads=threads, least=LEAST, needed=2, waiting=True
     )
 
 

@@ -44,7 +44,7 @@ from .paths import (
     translations,
 )
 from .patterns import UnknownPieces
-from .program import check_program, least_load, load_of, record_unchecked, run_alone
+from .program import check_program, least_point_memory, point_memory_of, program_of, run_alone
 from .quadrature import integrate_along
 from .refined import (
     BUDGET,
@@ -233,15 +233,15 @@ def trace_segments(
     recorded = LiveBytes()
     # Of free memory what is computed once has been taken when it is asked for.
     with nullcontext() if memory is None else recorded:
-        program = record_unchecked(network, first[:1].clone())
+        program = program_of(network, first[:1].clone())
     # Refused before more than one point is carried, if that would take more.
-    least = replace(least_load(program, dtype), constants=recorded.now)
+    least = replace(least_point_memory(program, dtype), constants=recorded.now)
     share_out(least, device, memory, CHECKED_TOGETHER, needed=CARRIED_AT_LEAST)
-    load = load_of(program, first)
-    load = replace(load, constants=load.constants + recorded.now)
-    _, together = share_out(load, device, memory, CHECKED_TOGETHER, needed=CARRIED_AT_LEAST)
+    needs = point_memory_of(program, first)
+    needs = replace(needs, constants=needs.constants + recorded.now)
+    _, together = share_out(needs, device, memory, CHECKED_TOGETHER, needed=CARRIED_AT_LEAST)
     check_program(program, network, torch.cat([first, first.mean(0, keepdim=True)]))
-    how: dict[str, Any] = {"memory": memory, "load": load}
+    how: dict[str, Any] = {"memory": memory, "needs": needs}
     if method == "exact":
         traces = trace_exactly(program, segments, **how)
     elif method == "adaptive":

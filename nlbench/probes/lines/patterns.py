@@ -18,7 +18,7 @@ from torch.nn import functional
 from nlbench.errors import UnsupportedOperation
 
 from .ops.rule import Kinks, Leaders, Pieces, Ranks
-from .program import Program, Step, record_unchecked, walk_measured
+from .program import Program, Step, program_of, walk_measured
 
 __all__ = [
     "BEYOND",
@@ -329,7 +329,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
     >>> record_pieces(network, torch.zeros(1, 2)).program.sites
     ('1',)
     """
-    program = record_unchecked(network, example.clone())
+    program = program_of(network, example.clone())
     pieces = {}
     for step in program.steps:
         if step.rule.bend is not None:

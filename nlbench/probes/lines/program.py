@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.budget import LiveBytes, Load
+from nlbench.probes.budget import LiveBytes, PointMemory
 from nlbench.probes.model_state import (
     double_copy,
     outputs_of,
@@ -45,11 +45,11 @@ __all__ = [
     "Step",
     "agree",
     "check_program",
+    "checked_program",
     "double_copy",
-    "least_load",
-    "load_of",
-    "record",
-    "record_unchecked",
+    "least_point_memory",
+    "point_memory_of",
+    "program_of",
     "run_alone",
     "run_program",
     "traceable",
@@ -164,7 +164,7 @@ def traceable(model: nn.Module, example: Tensor) -> str:
     """
     network = shape_copy(model)
     try:
-        record_unchecked(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
+        program_of(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
     except UnsupportedOperation as error:
         return str(error)
     except (NlbenchError, RuntimeError, TypeError, ValueError):
@@ -172,26 +172,26 @@ def traceable(model: nn.Module, example: Tensor) -> str:
         try:
             network = double_copy(model)
             device = precise_device(network, example)
-            record_unchecked(network, example[:1].to(device, copy=True).double())
+            program_of(network, example[:1].to(device, copy=True).double())
         except UnsupportedOperation as error:
             return str(error)
     return ""
 
 
-def least_load(program: Program, dtype: torch.dtype) -> Load:
+def least_point_memory(program: Program, dtype: torch.dtype) -> PointMemory:
     """Tell from shapes alone what a point of a program takes at least.
 
     Examples
     --------
     >>> network = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.ReLU()).double()
-    >>> program = record_unchecked(network, torch.zeros(1, 4, dtype=torch.float64))
-    >>> least_load(program, torch.float64).width
+    >>> program = program_of(network, torch.zeros(1, 4, dtype=torch.float64))
+    >>> least_point_memory(program, torch.float64).width
     160
     """
     return _load(program, dtype.itemsize, {}, {})
 
 
-def record(network: nn.Module, example: Tensor) -> Program:
+def checked_program(network: nn.Module, example: Tensor) -> Program:
     """Record a network and check that the program computes what the network does.
 
     Parameters
@@ -220,17 +220,17 @@ def record(network: nn.Module, example: Tensor) -> Program:
     Examples
     --------
     >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).double()
-    >>> program = record(network, torch.zeros(1, 2, dtype=torch.float64))
+    >>> program = checked_program(network, torch.zeros(1, 2, dtype=torch.float64))
     >>> [step.operation for step in program.steps], program.sites
     (['linear', 'relu'], ('1',))
     """
-    program = record_unchecked(network, example[:1].clone())
+    program = program_of(network, example[:1].clone())
     check_program(program, network, example)
     return program
 
 
 def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
-    """Refuse a program that does not compute what the network does; see `record`.
+    """Refuse a program that does not compute what the network does; see `checked_program`.
 
     Four points are the most that are carried at once.
     """
@@ -243,8 +243,8 @@ def check_program(program: Program, network: nn.Module, example: Tensor) -> None
         )
 
 
-def record_unchecked(network: nn.Module, one: Tensor) -> Program:
-    """Record a network, as `record` does, on one input, which it may change; (1, ...)."""
+def program_of(network: nn.Module, one: Tensor) -> Program:
+    """Record a network, as `checked_program` does, on one input, which it may change; (1, ...)."""
     recorder = Recorder(network, one)
     output = _one_output(network, one, recorder.recording())
     value = recorder.output_value(output)
@@ -455,7 +455,7 @@ def _program(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Prog
     return Program(tuple(reversed(kept)), output, shape)
 
 
-def load_of(program: Program, inputs: Tensor) -> Load:
+def point_memory_of(program: Program, inputs: Tensor) -> PointMemory:
     """Measure what a point takes on its way through a program.
 
     What is computed once and kept is counted if it was not computed before.
@@ -470,7 +470,7 @@ def load_of(program: Program, inputs: Tensor) -> Load:
     --------
     >>> network = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.ReLU()).double()
     >>> inputs = torch.zeros(2, 4, dtype=torch.float64)
-    >>> load_of(record(network, inputs), inputs).width
+    >>> point_memory_of(checked_program(network, inputs), inputs).width
     320
     """
     bound_bytes, own_bytes = {}, {}
@@ -507,7 +507,7 @@ def _load(
     bounds: Mapping[int, int],
     own: Mapping[int, int],
     constants: int = 0,
-) -> Load:
+) -> PointMemory:
     """Add up what a point takes, given the bytes of each value's bound and of its making."""
     alive = {0: size * torch.Size(program.shape).numel()}
     width = most = alive[0] + bounds.get(0, 0)
@@ -527,7 +527,7 @@ def _load(
         most = max(most, before + after + max(workspace, own.get(step.output, 0)))
         for value in step.ends:
             del alive[value]
-    return Load(width, most, waiting, reserve, constants)
+    return PointMemory(width, most, waiting, reserve, constants)
 
 
 def _bytes(tensor: Tensor) -> int:

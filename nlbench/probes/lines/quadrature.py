@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.probes.budget import Load, bytes_a_sample, halving, is_out_of_memory, share_out
+from nlbench.probes.budget import PointMemory, bytes_a_sample, halving, is_out_of_memory, share_out
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
 
@@ -92,7 +92,7 @@ class Batches:
         alone = run_alone(network, examples)
         with torch.inference_mode():
             each = bytes_a_sample(network, examples[:1])
-        _, size = share_out(Load(each, each, 0, 0), examples.device, memory, MOST)
+        _, size = share_out(PointMemory(each, each, 0, 0), examples.device, memory, MOST)
         # Among several: of two, some that mix samples give each what it has alone.
         most = min(max(size, 2), _SEVERAL)
         several = cls(network, most)

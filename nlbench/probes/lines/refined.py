@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.budget import LiveBytes, Load, halving, share_out, usable_memory
+from nlbench.probes.budget import LiveBytes, PointMemory, halving, share_out, usable_memory
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
 
@@ -831,7 +831,7 @@ class Estimator:
         each = self._bytes_a_point(ends[:1])
         points = min(_POINTS_GPU if on_gpu else _POINTS, (_BYTES_GPU if on_gpu else _BYTES) // each)
         # The other half is for patterns.
-        half = Load(each, each, 0, 0).times(2)
+        half = PointMemory(each, each, 0, 0).times(2)
         _, self.chunk = share_out(half, self.device, memory, max(1, points))
         self.budget = usable_memory(self.device, memory)
         # There are no patterns yet: where one fits, two do.

@@ -25,8 +25,8 @@ from nlbench.probes.function.function import directional_derivative
 from nlbench.probes.lines import estimate_segment, plane, trace_segment
 from nlbench.probes.lines.exact import trace_exactly
 from nlbench.probes.lines.paths import direction_paths, noise_paths
-from nlbench.probes.lines.program import load_of
-from nlbench.probes.lines.program import record as recorded
+from nlbench.probes.lines.program import checked_program as recorded
+from nlbench.probes.lines.program import point_memory_of
 from nlbench.request import ExecutionOptions
 from nlbench.runner import run
 from nlbench.subjects.data import Dataset
@@ -177,7 +177,7 @@ def exactly(limit=None):
     def prepared(model, start, end):
         points = torch.stack([start, end])
         program = recorded(model, points)
-        load = load_of(program, points)
+        load = point_memory_of(program, points)
         return lambda: list(trace_exactly(program, [(start, end)], limit=limit, load=load))
 
     return prepared

@@ -9,7 +9,7 @@ from torch import nn
 from nlbench.errors import RequestError
 from nlbench.probes.budget import (
     LiveBytes,
-    Load,
+    PointMemory,
     _left_to_the_container,
     available_memory,
     bytes_a_sample,
@@ -19,7 +19,7 @@ from nlbench.probes.budget import (
 )
 from nlbench.probes.lines.baselines import CARRIED
 from nlbench.probes.lines.lines import trace_segment
-from nlbench.probes.lines.program import double_copy, load_of, record, record_unchecked
+from nlbench.probes.lines.program import checked_program, double_copy, point_memory_of, program_of
 
 from segments import mlp, networks, small_residual
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def load(net, x):
-    return load_of(record(double_copy(net), x), x)
+    return point_memory_of(checked_program(double_copy(net), x), x)
 
 
 def test_a_point_takes_what_is_alive_at_once():
@@ -84,7 +84,7 @@ def test_recording_holds_no_more_than_running_does():
     with torch.inference_mode(), LiveBytes() as running:
         net(start[None].clone())
     with LiveBytes() as recording:
-        program = record_unchecked(net, start[None].clone())
+        program = program_of(net, start[None].clone())
     assert len(program.steps) == 31
     # What rules keep is of the size of the weights.
     assert recording.peak - recording.now <= running.peak < 5 * 8 * 256
@@ -126,7 +126,7 @@ def test_memory_that_is_not_positive_is_refused():
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 64), st.integers(1, 10**10))
 def test_what_is_shared_out_fits(step, reserve, threads, memory):
-    one = Load(step, step, 2 * step, reserve)
+    one = PointMemory(step, step, 2 * step, reserve)
     usable = memory - min(32 * 2**20, memory / 2)
     if usable < reserve + 2 * 3 * step:
         with pytest.raises(RequestError):

@@ -9,7 +9,7 @@ from torch import nn
 from nlbench.errors import RequestError, UnsupportedOperation
 from nlbench.probes.lines.baselines import trace_adaptively
 from nlbench.probes.lines.lines import trace_segment, trace_segments
-from nlbench.probes.lines.program import double_copy, record
+from nlbench.probes.lines.program import checked_program, double_copy
 
 from segments import Functional, hostile_networks, mlp, networks, on_segment, outputs
 
@@ -146,7 +146,7 @@ def test_a_segment_without_length_is_one_region():
 def test_how_many_segments_are_walked_together_changes_nothing(together, seed):
     net = double_copy(mlp(seed))
     segments = list(zip(*torch.randn(2, 6, 3, dtype=torch.float64), strict=True))
-    program = record(net, torch.stack(segments[0]))
+    program = checked_program(net, torch.stack(segments[0]))
     for walked, (start, end) in zip(
         trace_adaptively(program, segments, together=together), segments, strict=True
     ):
@@ -164,7 +164,7 @@ def test_traces_come_in_order_and_one_at_a_time():
             asked.append(i)
             yield start, end
 
-    program = record(net, ends[0])
+    program = checked_program(net, ends[0])
     traces = trace_adaptively(program, segments(), together=2)
     first = next(traces)
     assert len(asked) <= 6
@@ -175,7 +175,10 @@ def test_traces_come_in_order_and_one_at_a_time():
 
 def test_no_segments_give_no_traces():
     assert list(trace_segments(mlp(0), torch.zeros(0, 3), torch.zeros(0, 3))) == []
-    assert list(trace_adaptively(record(double_copy(mlp(0)), torch.zeros(1, 3).double()), [])) == []
+    assert (
+        list(trace_adaptively(checked_program(double_copy(mlp(0)), torch.zeros(1, 3).double()), []))
+        == []
+    )
 
 
 def test_bad_options_are_refused_with_what_is_valid():

@@ -12,7 +12,7 @@ from nlbench.errors import UnsupportedOperation
 from nlbench.probes.lines import check
 from nlbench.probes.lines.baselines import trace_by_sampling
 from nlbench.probes.lines.exact import trace_program
-from nlbench.probes.lines.program import Program, double_copy, record, walk, walk_measured
+from nlbench.probes.lines.program import Program, checked_program, double_copy, walk, walk_measured
 
 from segments import Functional, mlp
 
@@ -20,7 +20,7 @@ from segments import Functional, mlp
 def traced(seed=0):
     net = double_copy(mlp(seed))
     points = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)).double()
-    program = record(net, points)
+    program = checked_program(net, points)
     return program, net, points, trace_program(program, *points)
 
 
@@ -50,7 +50,7 @@ def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
     ends = replace(trace, t=trace.t[[0, -1]], values=trace.values[[0, -1]])
     ends = replace(ends, origins=trace.origins[[0, -1]])
     flat = Functional(lambda x: 0 * net(x))
-    flat_program = record(flat, points)
+    flat_program = checked_program(flat, points)
     with pytest.raises(UnsupportedOperation, match=r"relu .*crosses a boundary that the trace"):
         check.check_trace(flat_program, flat, points, replace(ends, values=0 * ends.values))
 
@@ -79,11 +79,12 @@ def test_sampling_asks_no_rule_for_its_bound():
 
     steps = tuple(replace(s, rule=replace(s.rule, bound=refuse)) for s in program.steps)
     blind = Program(steps, program.output, program.shape)
-    from nlbench.probes.lines.program import load_of
+    from nlbench.probes.lines.program import point_memory_of
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "nlbench.probes.lines.baselines.load_of", lambda p, x, **how: load_of(program, x, **how)
+            "nlbench.probes.lines.baselines.point_memory_of",
+            lambda p, x, **how: point_memory_of(program, x, **how),
         )
         (found,) = trace_by_sampling(blind, [tuple(points)], resolution=300)
     (expected,) = trace_by_sampling(program, [tuple(points)], resolution=300)
@@ -103,7 +104,7 @@ def test_a_walk_keeps_no_value_that_no_later_step_needs():
     points = torch.randn(2, 2, 8, 8).double()
     alive, most = [], 0
     with torch.inference_mode():
-        for seen in walk(record(net, points), points):
+        for seen in walk(checked_program(net, points), points):
             alive.append(weakref.ref(seen.output))
             del seen
             gc.collect(0)

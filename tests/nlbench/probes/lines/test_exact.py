@@ -12,7 +12,7 @@ from nlbench.probes.lines import exact
 from nlbench.probes.lines.exact import trace_exactly, trace_program
 from nlbench.probes.lines.lines import trace_segment
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.program import double_copy, record
+from nlbench.probes.lines.program import checked_program, double_copy
 
 from segments import (
     assert_complete,
@@ -51,7 +51,7 @@ def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
 def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
     net, start, end = drawn
     start, end = start.double(), end.double()
-    program = record(double_copy(net), torch.stack([start, end]))
+    program = checked_program(double_copy(net), torch.stack([start, end]))
     whole = trace_program(program, start, end, limit=10**6)
     cut = trace_program(program, start, end, limit=limit)
     assert len(cut.t) == len(whole.t)
@@ -63,7 +63,7 @@ def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
 def test_no_more_points_than_the_limit_are_carried_at_once():
     net = double_copy(mlp(0, widths=(3, 32, 32, 2)))
     ends = torch.randn(2, 3, dtype=torch.float64)
-    program = record(net, ends)
+    program = checked_program(net, ends)
     carried = []
 
     def counting(apply):
@@ -146,7 +146,7 @@ def test_segments_that_share_batches_give_what_each_gives(drawn, together, limit
         [end.double(), start.double(), start.double(), *torch.randn(3, *start.shape).double()]
     )
     segments = list(zip(starts, ends, strict=True))
-    program = record(double_copy(net), torch.stack(segments[0]))
+    program = checked_program(double_copy(net), torch.stack(segments[0]))
     traces = list(trace_exactly(program, segments, together=together, limit=limit))
     assert len(traces) == len(segments)
     for trace, ends_of in zip(traces, segments, strict=True):
@@ -166,7 +166,7 @@ def test_segments_are_taken_as_their_traces_are_asked_for():
             asked.append(i)
             yield start, end
 
-    traces = trace_exactly(record(net, ends[0]), segments(), together=4)
+    traces = trace_exactly(checked_program(net, ends[0]), segments(), together=4)
     next(traces)
     assert len(asked) == 4
     assert len(list(traces)) == 49
@@ -174,7 +174,7 @@ def test_segments_are_taken_as_their_traces_are_asked_for():
 
 def test_a_trace_keeps_no_memory_of_its_neighbours():
     net, ends = double_copy(mlp(0)), torch.randn(3, 2, 3, dtype=torch.float64)
-    traces = list(trace_exactly(record(net, ends[0]), map(tuple, ends), together=3))
+    traces = list(trace_exactly(checked_program(net, ends[0]), map(tuple, ends), together=3))
     for trace in traces:
         for tensor in (trace.t, trace.values, trace.origins):
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -197,7 +197,7 @@ def test_a_trace_carries_fewer_points_where_memory_runs_out(together, monkeypatc
     torch.manual_seed(3)
     network = mlp(0, widths=(3, 16, 16, 2)).double()
     segments = [tuple(3 * torch.randn(2, 3, dtype=torch.float64)) for _ in range(3)]
-    program = record(network, torch.stack(segments[0]))
+    program = checked_program(network, torch.stack(segments[0]))
     expected = list(trace_exactly(program, segments, together=together))
     assert sum(trace.regions for trace in expected) > 24
     carried, advance = [], exact._advance

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.probes.lines.exact import by_itself, trace_exactly, trace_program, work_off
-from nlbench.probes.lines.program import double_copy, record
+from nlbench.probes.lines.program import checked_program, double_copy
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_an_interrupt_in_a_task_is_raised(threads, threads_before):
 def test_a_trace_that_is_stopped_after_one_segment_leaves_no_thread(two_threads, threads_before):
     net = double_copy(torch.nn.Sequential(torch.nn.Linear(3, 50), torch.nn.ReLU()))
     ends = torch.randn(20, 2, 3, dtype=torch.float64)
-    traces = trace_exactly(record(net, ends[0]), map(tuple, ends), limit=4)
+    traces = trace_exactly(checked_program(net, ends[0]), map(tuple, ends), limit=4)
     assert next(traces).regions > 4
     traces.close()
     assert set(threading.enumerate()) <= threads_before
@@ -160,7 +160,7 @@ def test_a_trace_is_the_same_to_the_last_bit_whatever_the_number_of_threads():
         torch.nn.Linear(16 * 64, 10),
     )
     start, end = torch.rand(2, 3, 16, 16, dtype=torch.float64)
-    program = record(double_copy(model), torch.stack([start, end]))
+    program = checked_program(double_copy(model), torch.stack([start, end]))
     before = torch.get_num_threads()
     try:
         traces = []

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.models.sparsified.prelu import sparsify
-from nlbench.probes.lines.program import double_copy, record, run_program
+from nlbench.probes.lines.program import checked_program, double_copy, run_program
 from nlbench.probes.sites.sites import list_sites
 
 CONV = {"c": nn.Conv2d(3, 4, 3)}
@@ -249,7 +249,7 @@ def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
 def test_a_weight_that_is_computed_before_each_pass_is_copied():
     net = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.ReLU())
     weight = net[0].weight
-    program = record(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
+    program = checked_program(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
     x = torch.randn(5, 3)
     torch.testing.assert_close(run_program(program, x.double()).float(), net(x).detach())
     assert net[0].weight.requires_grad

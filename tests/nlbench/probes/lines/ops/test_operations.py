@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from nlbench.probes.lines import estimate_segment
 from nlbench.probes.lines.lines import trace_segment
 from nlbench.probes.lines.ops.rule import noise_of
-from nlbench.probes.lines.program import double_copy, record, walk
+from nlbench.probes.lines.program import checked_program, double_copy, walk
 from nlbench.probes.lines.trace import slope_changes
 
 from segments import Functional, assert_exact, on_segment, outputs
@@ -188,7 +188,7 @@ def test_errors_are_estimated_as_large_as_they_are(name):
     function = {**AFFINE, **BENT}[name]
     net = network(function, then=False)
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(5)).double()
-    program = record(double_copy(net), x)
+    program = checked_program(double_copy(net), x)
     with torch.inference_mode():
         *_, last = walk(program, x)
         changed = [
