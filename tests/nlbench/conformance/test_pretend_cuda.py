@@ -177,8 +177,8 @@ def exactly(limit=None):
     def prepared(model, start, end):
         points = torch.stack([start, end])
         program = recorded(model, points)
-        load = point_memory_of(program, points)
-        return lambda: list(trace_exactly(program, [(start, end)], limit=limit, load=load))
+        needs = point_memory_of(program, points)
+        return lambda: list(trace_exactly(program, [(start, end)], limit=limit, needs=needs))
 
     return prepared
 

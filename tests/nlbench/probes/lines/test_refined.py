@@ -162,6 +162,20 @@ def test_a_segment_that_begins_on_a_boundary_does_not_cross_it():
     assert found.at_least == 0
 
 
+@pytest.mark.parametrize("seed", [87, 96, 138, 140, 170, 176])
+def test_a_few_crossings_are_looked_for_in_pairs_for_longer(seed):
+    # Of so few a pair is a large part, and a grid that meets none says little of it.
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU()).double()
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+        net[0].bias.mul_(2)
+    generator = torch.Generator().manual_seed(seed)
+    start, end = torch.randn(2, 6, generator=generator).double()
+    found = estimate_segment(net, start, end, dtype=torch.float64)
+    assert found.crossings == trace_segment(net, start, end).crossings
+
+
 @settings(deadline=None, max_examples=6)
 @given(st.integers(0, 10**6), st.sampled_from([5, 20, 64]))
 def test_neither_memory_nor_company_decides_a_number(seed, megabytes):

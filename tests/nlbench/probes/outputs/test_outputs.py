@@ -68,12 +68,11 @@ def test_samples_without_labels_have_no_accuracy():
 @pytest.mark.parametrize("held", [0, 2**30])
 def test_samples_that_are_not_held_have_their_labels_too(held):
     data, model = digits(), vgg8()
-    drawn = draw(data, None, split="test", seed=0, model=model, held=held)
-    assert (drawn.stream is None) == bool(held)
+    sample, stream = draw(data, None, split="test", seed=0, model=model, held=held)
+    assert (stream is None) == bool(held)
     from nlbench.subjects.subject import Subject
 
-    sample = drawn.sample
-    subject = Subject(model, sample.inputs, sample.labels, {}, stream=drawn.stream)
+    subject = Subject(model, sample.inputs, sample.labels, {}, stream=stream)
     right = sum(
         int((model.eval()(inputs).argmax(1) == labels).sum())
         for inputs, labels in subject.labelled(100)
