@@ -19,7 +19,6 @@ from nlbench.cli.common import (
     split_seeds,
 )
 from nlbench.errors import NotFinite, RequestError
-from nlbench.subjects.weights import training_folder
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
@@ -151,6 +150,8 @@ def _trained(
         note(f"{file.name}: {error}")
         return None
     except KeyboardInterrupt:
+        from nlbench.subjects.weights import training_folder
+
         folder = training_folder(file)
         kept = (
             f"the epochs that were finished are in {folder}"

@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Literal
 
-import psutil
 import typer
 
 from nlbench import registry
@@ -129,6 +128,8 @@ def _devices() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
+    import psutil
+
     memory = psutil.virtual_memory()
     yield Finding(
         "memory", "ok", f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free"

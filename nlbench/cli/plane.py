@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,11 @@ from nlbench import registry
 from nlbench.content.files import make_folder
 from nlbench.errors import RequestError
 from nlbench.request import parse_size
-from nlbench.store.run_folder import load_run
 
 from .common import split_dataset_options
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
 
 __all__ = ["plane"]
 
@@ -51,7 +53,7 @@ def plane(
 ) -> None:
     """Draw a network's boundaries and decisions on the plane through samples."""
     numbers = _numbers(samples)
-    shown = load_run(run) if run else None
+    shown = _run_in(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
     options, others = split_dataset_options(setting or [], data)
@@ -106,6 +108,12 @@ def plane(
         draw(found, file, names, caption)
         print(file)
         print(shown.report(run / "report.html"))
+
+
+def _run_in(folder: Path) -> Run:
+    from nlbench.store.run_folder import load_run
+
+    return load_run(folder)
 
 
 def _plain(text: str) -> str:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -205,7 +204,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     """
     try:
         data = content.encode("utf-8") if isinstance(content, str) else content
-        part = path.parent / f".{path.name[:40]}.{secrets.token_hex(8)}.part"
+        part = path.parent / f".{path.name[:40]}.{os.urandom(8).hex()}.part"
         # As readable as any other file: the system applies the user's mask.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
