@@ -269,7 +269,7 @@ class Ordered(Means):
 
 
 def observed(monkeypatch, network, measures, threads, seed=None, samples=61):
-    """By measure, result and what the probe says, with as many threads; with a seed in any order."""
+    """By measure: result, and what the probe says; with a seed sites are taken in any order."""
     ready = Background._ready
     if seed is not None:
         draws = random.Random(seed)
