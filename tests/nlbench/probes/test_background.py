@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.probes.background import Background, rng_state
+from nlbench.probes import background
+from nlbench.probes.background import Background, rng_state, threads_beside
 
 
 def size(item):
@@ -187,6 +188,16 @@ def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
         assert found == [2]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("asked", "cores", "threads"), [(4, 16, 4), (16, 4, 4), (1, 4, 1)])
+def test_beside_a_gpu_there_are_as_many_threads_as_asked_for_and_no_more_than_cores(
+    monkeypatch, asked, cores, threads
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: asked)
+    monkeypatch.setattr(background, "_cores", lambda: cores)
+    assert threads_beside(torch.device("cuda")) == threads
+    assert threads_beside(torch.device("cpu")) == 1
 
 
 class Shuffled(Background):

@@ -350,6 +350,35 @@ def test_of_several_failures_the_first_in_order_is_told_and_none_is_anothers(mon
     assert shared["means"][0].status == "ok"
 
 
+class Short(Means):
+    """Finds too little memory in its first pass."""
+
+    independent_sites = True
+    passes = 0
+
+    def reset(self):
+        super().reset()
+        type(self).passes += 1
+
+    def update(self, observation):
+        if self.passes == 1 and observation.batch == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        super().update(observation)
+
+
+def test_a_measure_for_which_memory_runs_out_in_threads_is_tried_in_one(monkeypatch):
+    numbers, start = [], Background.__init__
+
+    def watched(self, *args, threads=1, **kwargs):
+        numbers.append(threads)
+        start(self, *args, threads=threads, **kwargs)
+
+    monkeypatch.setattr(Background, "__init__", watched)
+    found = observed(monkeypatch, ramified(), [Short, Means], 3)
+    assert numbers == [3, 1]
+    assert found["short"] == found["means"]
+
+
 class Growing(nn.Module):
     """Calls one more activation from the third batch on."""
 
