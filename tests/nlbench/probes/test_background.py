@@ -245,6 +245,23 @@ def test_a_lane_is_worked_off_in_order_and_lanes_begin_in_theirs(lanes, threads,
         )
 
 
+def test_beside_the_first_item_of_a_lane_nothing_is_worked_on():
+    all_given, ready = threading.Event(), {}
+
+    def work(item):
+        assert all_given.wait(30)
+        with beside._changed:
+            ready[item] = [beside._waiting[place].item for place in beside._ready()]
+
+    beside = Background(work, lambda item: 1, 100, lane=lambda item: item[0], threads=2)
+    with beside:
+        for item in ("a0", "b0", "a1", "b1"):
+            beside.put(item)
+        all_given.set()
+    assert ready["a0"] == ready["b0"] == []
+    assert set(ready) == {"a0", "b0", "a1", "b1"}
+
+
 def test_lanes_are_worked_off_at_once():
     together = threading.Barrier(3, timeout=30)
     how = {"lane": lambda item: item[0], "threads": 3}
