@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.linalg import blas
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
+
+from nlbench.probes.background import one_thread
 
 __all__ = [
     "gram",
     "has_single_products",
     "is_differentiated",
     "on_one_core",
-    "one_thread",
     "outer_products",
     "product",
     "singular_value_decomposition",
@@ -44,43 +39,6 @@ def on_one_core(values: Tensor) -> bool:
         return False
     is_small = values.shape[-1] <= FEW_FEATURES and values.numel() <= FEW_NUMBERS
     return is_small or torch.get_num_threads() == 1
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep NumPy and SciPy from starting threads where PyTorch was told to use one.
-
-    Their setting is the process's: of threads that are inside at once the first makes and
-    undoes it, since each would restore what another had set.
-    """
-    if not _LIMITED.acquire(blocking=False):
-        yield
-        return
-    try:
-        with _libraries().limit(limits=1):
-            yield
-    finally:
-        _LIMITED.release()
-
-
-_LIMITED = Lock()
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    """Those of NumPy and SciPy; looking for them takes milliseconds."""
-    found = ThreadpoolController()
-    paths = [library["filepath"] for library in found.info() if library["user_api"] == "blas"]
-    return found.select(filepath=[path for path in paths if not _is_torchs(path)])
-
-
-def _is_torchs(path: str) -> bool:
-    """Whether a library came with PyTorch: the network may be using it meanwhile."""
-    packages = Path(torch.__file__).parent.parent
-    library = Path(path)
-    return library.is_relative_to(packages) and library.relative_to(packages).parts[0].startswith(
-        "torch"
-    )
 
 
 def is_differentiated(*values: Tensor) -> bool:

@@ -15,12 +15,12 @@ from scipy.linalg import blas, lapack
 from torch import Tensor
 
 from nlbench.errors import Undefined
+from nlbench.probes.background import one_thread
 
 from ._blas import (
     gram,
     is_differentiated,
     on_one_core,
-    one_thread,
     singular_value_decomposition,
 )
 from ._eigen import eigenpairs

@@ -182,6 +182,7 @@ class Affinity(FunctionMeasure):
         ),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("order", "units", "offsets", "rotations")
+    independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("equations (4) and (5)")
     function = staticmethod(affinity_score)
 

@@ -260,6 +260,7 @@ class CKA(PairsMeasure):
         ),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")
+    independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = Source(
         "S. Kornblith, M. Norouzi, H. Lee and G. Hinton, Similarity of Neural Network "
         "Representations Revisited, ICML 2019; debiased: L. Song et al., Feature Selection via "

@@ -89,6 +89,7 @@ class Entropy(PooledMeasure):
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "1"
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units")
+    independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:

@@ -133,6 +133,7 @@ class Norm(PooledMeasure):
         )
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
+    independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
 
     def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:

@@ -188,6 +188,7 @@ class R2(PairsMeasure):
         "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
+    independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = Source(
         "N. R. Draper and H. Smith, Applied Regression Analysis, third edition, Wiley 1998",
         "coefficient of determination, and its adjusted form",

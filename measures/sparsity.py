@@ -121,6 +121,7 @@ class Sparsity(PooledMeasure):
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "1"
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
+    independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {
         "share_near_zero": share_near_zero

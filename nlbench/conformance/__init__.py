@@ -248,6 +248,44 @@ def _beside(measure: type[Measure], found: dict[str, Result]) -> type[Measure]:
     return Beside
 
 
+def _independence(trial: _Trial, first: Result) -> Iterator[Check]:
+    """Whether sites may be shown in any order, as where several threads share them."""
+    if not trial.measure.independent_sites:
+        return
+    size = SAMPLES // 4
+    usual = trial.value(_network(), _samples(), batch=size)
+    other = trial.value(_network(), _samples(), measure=_site_by_site(trial.measure), batch=size)
+    remark = " where all batches of the last site are shown before those of the one before"
+    difference = _differ(usual, other, 0.0)
+    yield _verdict("independent sites", difference and difference + remark)
+
+
+def _site_by_site(measure: type[Measure]) -> type[Measure]:
+    """A measure that is shown the first batch as it comes, and then one site after the other."""
+
+    class SiteBySite(measure):  # type: ignore[misc, valid-type]
+        name = measure.name
+
+        def reset(self) -> None:
+            super().reset()
+            self._later: list[Any] = []
+
+        def update(self, observation: Any) -> None:
+            if observation.batch == 0:
+                super().update(observation)
+            else:
+                self._later.append(observation)
+
+        def compute(self) -> Result:
+            for observation in sorted(self._later, key=lambda one: -one.site.index):
+                super().update(observation)
+            result: Result = super().compute()
+            return result
+
+    SiteBySite.__doc__ = measure.__doc__
+    return SiteBySite
+
+
 def _tensors_of(observation: Any) -> list[tuple[Tensor, Tensor]]:
     """Copies of the tensors that an observation has, each with the tensor itself."""
     held = getattr(observation, "__dict__", {}).values()
@@ -432,6 +470,7 @@ _VARIED: Mapping[str, Callable[[_Trial, nn.Module, Tensor], Pair]] = {
 
 _CHECKS: tuple[Callable[[_Trial, Result], Iterator[Check]], ...] = (
     _determinism,
+    _independence,
     _bounds,
     _direction,
     _failures,

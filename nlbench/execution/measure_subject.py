@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,18 +116,26 @@ class _Feed:
         self._name, self._stream, self._monitor = measure.name, stream, monitor
         self._device = device
         self.failure: Result | None = None
+        self._failed_at: tuple[int, ...] = ()
+        self._lock = threading.Lock()
         self.is_out_of_memory = False
         self.traceback = ""
         self.unreduced = measure.unreduced
+        self.independent_sites = measure.independent_sites
         # Within a package measures may share what they compute alike.
         self.package = measure.__module__.partition(".")[0]
         self._measure: Measure
         self._guard(lambda: self._begin(measure, options))
 
-    def update(self, observation: object) -> None:
-        """Give the measure one observation, unless it has failed."""
-        if self.failure is None:
-            self._guard(lambda: self._measure.update(observation))
+    def update(self, observation: object, order: tuple[int, ...] | None = None) -> None:
+        """Give the measure one observation, unless it has failed at an earlier one.
+
+        Of several that fail in threads the first in order counts, whichever fails sooner.
+        """
+        if self.failure is not None and (order is None or order >= self._failed_at):
+            return
+        self._guard(lambda: self._measure.update(observation), order)
+        with self._lock:
             self.seconds += getattr(observation, "borrowed_seconds", 0.0)
 
     def compute(self) -> Result:
@@ -141,14 +150,19 @@ class _Feed:
         self._measure = measure(**options)
         self._measure.reset()
 
-    def _guard(self, call: Callable[[], Any]) -> Any:
+    def _guard(self, call: Callable[[], Any], order: tuple[int, ...] | None = None) -> Any:
         # What the network has still to do on a GPU is not the measure's.
         wait_for(self._device)
-        begin = time.perf_counter()
+        # A generator is the process's: of threads that share measures none may exchange it. And
+        # by a clock a thread's time holds what it waits for the others.
+        is_alone = order is None
+        clock = time.perf_counter if is_alone else time.thread_time
+        stream = self._stream.drawn() if is_alone else contextlib.nullcontext()
+        begin = clock()
         self._monitor.enter(self._name)
         try:
             try:
-                with self._stream.drawn(), without_autocast():
+                with stream, without_autocast():
                     found = call()
                 wait_for(self._device)
                 return found
@@ -156,11 +170,16 @@ class _Feed:
                 self._monitor.leave()
         except (Exception, SystemExit) as error:
             # A plugin may raise anything. It is recorded, and concerns no other measure.
-            self.failure, self.traceback = failure_of(error)
-            self.is_out_of_memory = is_out_of_memory(error)
+            failure, trace = failure_of(error)
+            with self._lock:
+                if self.failure is None or (order is not None and order < self._failed_at):
+                    self._failed_at = order or ()
+                    self.failure, self.traceback = failure, trace
+                    self.is_out_of_memory = is_out_of_memory(error)
             return None
         finally:
-            self.seconds += time.perf_counter() - begin
+            with self._lock:
+                self.seconds += clock() - begin
 
 
 def _annotated(result: Result, shown: Mapping[str, Any]) -> Result:
@@ -257,7 +276,8 @@ def _observed_on(
         except RequestError as error:
             result, trace = failure_of(error)
             return Outcome(result, 0.0, trace, {})
-    resources = replace(resources, device=device)
+    # In turns: at once several sites need more than one.
+    resources = replace(resources, device=device, threads=1)
     with rng_restored(device):
         (outcome,) = _observe_once(subject, [entry], settings, resources, lambda: None, monitor)
     outcome.result = _annotated(outcome.result, {"remark": remark})

@@ -58,11 +58,15 @@ class Messenger(Monitor):
         self._own = dict.fromkeys(self._cells, 0.0)
         self._since = time.monotonic()
         self._load = self._shared = 0.0
-        self._probe, self._measure = 0, ""
+        self._probe = 0
+        # Measures may be at work in several threads: which one in each.
+        self._at_work: dict[int, str] = {}
+        self._lock = threading.RLock()
 
     def send(self, **message: Any) -> None:
         """Send a message; without a supervisor this process ends."""
-        _send(self._connection, message)
+        with self._lock:
+            _send(self._connection, message)
 
     def step(self, what: str) -> None:
         """Count one step of something."""
@@ -86,23 +90,40 @@ class Messenger(Monitor):
         self._phase("observing", self._probe, self._shared)
 
     def enter(self, measure: str) -> None:
-        """A measure begins to compute."""
-        now = time.monotonic()
-        self._shared += now - self._since
-        self._since, self._measure = now, measure
-        if self._timeout is not None:
-            self._phase("measuring", self._cells[measure], self._shared + self._own[measure])
+        """A measure begins to compute, in this thread."""
+        with self._lock:
+            self._keep_time()
+            self._at_work[threading.get_ident()] = measure
+            self._say_who()
 
     def leave(self) -> None:
         """It has stopped; raises if it took too long."""
+        with self._lock:
+            self._keep_time()
+            measure = self._at_work.pop(threading.get_ident())
+            self._say_who()
+            spent = self._shared + self._own[measure]
+        if self._timeout is not None and spent > self._timeout:
+            raise Overrun(f"took longer than {self._timeout:g} s")
+
+    def _keep_time(self) -> None:
+        """Charge the time since the last time: to who is at work, in however many threads."""
         now = time.monotonic()
-        self._own[self._measure] += now - self._since
-        self._since = now
+        passed, self._since = now - self._since, now
+        if not self._at_work:
+            self._shared += passed
+        for measure in {*self._at_work.values()}:
+            self._own[measure] += passed
+
+    def _say_who(self) -> None:
+        """Say who is at work; of several the one that will take too long first."""
         if self._timeout is None:
             return
-        self._phase("observing", self._probe, self._shared)
-        if self._shared + self._own[self._measure] > self._timeout:
-            raise Overrun(f"took longer than {self._timeout:g} s")
+        if not self._at_work:
+            self._phase("observing", self._probe, self._shared)
+            return
+        measure = max(self._at_work.values(), key=self._own.__getitem__)
+        self._phase("measuring", self._cells[measure], self._shared + self._own[measure])
 
     def _phase(self, name: str, cell: int, spent: float) -> None:
         """Say what begins, and how many seconds its cell has taken before."""

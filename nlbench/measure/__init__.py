@@ -328,6 +328,11 @@ class Measure(ABC):
         functions of an activation's whole tensor (n, ...), batch first, to one number a
         sample (n,). The probe applies them to the input before the call and to the output
         after it, and keeps only the results: ``observation.unreduced[name]`` is the pair of both.
+    independent_sites : bool
+        Whether sites may be taken in by several threads at once: ``update`` reads and changes
+        nothing but what belongs to the site it is given, and draws no random numbers. The batches
+        of one site come in order, one at a time, and its first one alone. Each class says so for
+        itself, whatever the one that it is derived from says.
 
     Examples
     --------
@@ -351,9 +356,12 @@ class Measure(ABC):
     source: ClassVar[Source] = Source("")
     invariant_to: ClassVar[tuple[str, ...]] = ()
     unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
+    independent_sites: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # What a class adds may not be so.
+        cls.independent_sites = cls.__dict__.get("independent_sites", False)
         if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
         if isinstance(cls.source, str):
@@ -463,6 +471,7 @@ def site_measure(
     options: Mapping[str, Option] | None = None,
     source: Source | str = "",
     invariant_to: tuple[str, ...] = (),
+    independent_sites: bool = False,
 ) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
     """Make a site measure of a function.
 
@@ -479,6 +488,9 @@ def site_measure(
         Where the definition comes from.
     invariant_to : tuple of str
         What the value doesn't depend on; see `Measure`.
+    independent_sites : bool
+        Whether several threads may call the function at once: it keeps nothing between calls and
+        draws no random numbers.
 
     Returns
     -------
@@ -510,6 +522,7 @@ def site_measure(
             "options": dict(options or {}),
             "source": source,
             "invariant_to": invariant_to,
+            "independent_sites": independent_sites,
             "function": staticmethod(function),
         }
         return type(function.__name__, (FunctionMeasure,), attributes)

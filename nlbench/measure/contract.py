@@ -247,6 +247,7 @@ _DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "a tuple of some of " + ", ".join(f"'{word}'" for word in INVARIANCES),
     ),
     "unreduced": (_are_functions, "a mapping of names to functions of a tensor"),
+    "independent_sites": (lambda given: isinstance(given, bool), "True or False"),
 }
 
 

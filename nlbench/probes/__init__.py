@@ -39,8 +39,16 @@ Step = Callable[[], None]
 class Listener(Protocol):
     """A measure, as a probe sees it: what it raises is kept from the probe."""
 
-    def update(self, observation: Any) -> None:
-        """Take in one observation."""
+    def update(self, observation: Any, order: tuple[int, ...] | None = None) -> None:
+        """Take in one observation.
+
+        Parameters
+        ----------
+        observation : object
+        order : tuple of int, optional
+            Given where others may be taken in meanwhile, by other threads: its place among them.
+            Only a measure that declares `Measure.independent_sites` is asked to.
+        """
 
 
 class Samples(Protocol):
@@ -94,6 +102,8 @@ class Resources:
     found : mutable mapping
         Sizes that were found to fit, by model and by what they are of; kept for the next passes
         of the run, as long as the model is.
+    threads : int, optional
+        How many the measures may share, those that can; by default what suits the device.
     """
 
     device: torch.device
@@ -101,6 +111,7 @@ class Resources:
     found: MutableMapping[nn.Module, MutableMapping[Hashable, int]] = field(
         default_factory=weakref.WeakKeyDictionary
     )
+    threads: int | None = None
 
 
 class Probe(ABC):

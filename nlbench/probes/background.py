@@ -1,21 +1,33 @@
-"""Have work done in order by one thread beside, with a bound on what waits for it."""
+"""Have work done in order by threads beside, with a bound on what waits for them."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 
-__all__ = ["Background", "overlap_pays", "rng_restored", "rng_state"]
+__all__ = [
+    "Background",
+    "one_thread",
+    "overlap_pays",
+    "rng_restored",
+    "rng_state",
+    "threads_beside",
+]
 
 
 Item = TypeVar("Item")
@@ -33,8 +45,26 @@ def overlap_pays(device: torch.device) -> bool:
     """
     if device.type != "cpu":
         return device.type != "mps"
+    return _cores() > 1
+
+
+def _cores() -> int:
     has_affinity = hasattr(os, "sched_getaffinity")
-    return (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1) > 1
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
+def threads_beside(device: torch.device) -> int:
+    """How many threads measures share beside the network's forward pass, where they can.
+
+    Beside a GPU as many as PyTorch has, which the network does not need there; beside a network
+    that itself computes on the CPU one.
+
+    Examples
+    --------
+    >>> threads_beside(torch.device("cpu"))
+    1
+    """
+    return min(torch.get_num_threads(), _cores()) if device.type == "cuda" else 1
 
 
 def rng_state(device: torch.device) -> bytes:
@@ -104,10 +134,75 @@ class _Threads:
 _THREADS = _Threads()
 
 
-class Background(Generic[Item]):
-    """Works off items in the order given, in a thread of its own.
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep NumPy and SciPy from starting threads where PyTorch was told to use one.
 
-    The thread computes by itself, without PyTorch's own threads: two sets of threads that
+    Their setting is the process's: of threads that are inside at once the first makes and
+    undoes it, since each would restore what another had set. Who has several threads work stays
+    inside for as long as they do.
+    """
+    if not _LIMITED.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _libraries().limit(limits=1):
+            yield
+    finally:
+        _LIMITED.release()
+
+
+_LIMITED = threading.Lock()
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Those of NumPy and SciPy; looking for them takes milliseconds."""
+    # Only what is loaded is found, and is looked for once.
+    importlib.import_module("scipy.linalg")
+    found = ThreadpoolController()
+    paths = [library["filepath"] for library in found.info() if library["user_api"] == "blas"]
+    return found.select(filepath=[path for path in paths if not _is_torchs(path)])
+
+
+def _is_torchs(path: str) -> bool:
+    """Whether a library came with PyTorch: the network may be using it meanwhile."""
+    packages = Path(torch.__file__).parent.parent
+    library = Path(path)
+    return library.is_relative_to(packages) and library.relative_to(packages).parts[0].startswith(
+        "torch"
+    )
+
+
+@dataclass
+class _Waiting(Generic[Item]):
+    """An item that nobody works on yet.
+
+    Parameters
+    ----------
+    item : object
+    number : int
+        Its place in the order in which items were given.
+    lane : object
+    is_first : bool
+        Whether no item of its lane was given before it.
+    """
+
+    item: Item
+    number: int
+    lane: Hashable
+    is_first: bool
+
+
+class Background(Generic[Item]):
+    """Works off items in threads of its own: in one in the order given, or lane by lane in several.
+
+    Of one lane items are worked off one after the other, in the order given. Of several lanes they
+    are worked off at once, but for the first one of a lane: it has to itself what there is, after
+    all that was given before it. So whoever keeps something for each lane finds the lanes in the
+    same order, however many threads there are.
+
+    Each thread computes by itself, without PyTorch's own threads: two sets of threads that
     wait for their own would hold up each other, and what a measure computes is mostly too
     small to be split. So its numbers don't depend on how many threads there are.
 
@@ -122,6 +217,9 @@ class Background(Generic[Item]):
         each item is done. `let_wait` changes it.
     device : torch.device, optional
         Where the items are. On a GPU the work is queued behind what the caller has queued.
+    lane : callable, optional
+        Which lane an item is of; by default there is one.
+    threads : int, optional
 
     Examples
     --------
@@ -139,25 +237,51 @@ class Background(Generic[Item]):
         size: Callable[[Item], int],
         most: int,
         device: torch.device | None = None,
+        *,
+        lane: Callable[[Item], Hashable] = lambda item: None,
+        threads: int = 1,
     ) -> None:
-        self._work, self._size, self._most = work, size, most
-        self._waiting: deque[Item] = deque()
-        self._bytes = 0
-        self._is_working = self._is_closed = self._is_done = False
-        self._error: BaseException | None = None
+        self._work, self._size, self._most, self._lane = work, size, most, lane
+        self._waiting: deque[_Waiting[Item]] = deque()
+        self._bytes = self._given = self._running = 0
+        self._lanes: set[Hashable] = set()
+        # What is worked on, by lane.
+        self._at_work: dict[Hashable, _Waiting[Item]] = {}
+        self._is_closed = False
+        # The error of the first item, in the order given, that raised one.
+        self._error: tuple[int, BaseException] | None = None
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="measures", daemon=True)
+        self._held = ExitStack()
+        self._threads = [
+            threading.Thread(target=self._run, name="measures", daemon=True)
+            for _ in range(max(1, threads))
+        ]
         is_cuda = device is not None and device.type == "cuda"
         self._stream = torch.cuda.current_stream(device) if is_cuda else None
 
     def __enter__(self) -> Background[Item]:
+        if len(self._threads) > 1:
+            self._held.enter_context(one_thread())
         _THREADS.begin()
+        self._held.callback(_THREADS.end)
         try:
-            self._thread.start()
+            for thread in self._threads:
+                self._start(thread)
         except BaseException:
-            _THREADS.end()
+            self._close()
             raise
         return self
+
+    def _start(self, thread: threading.Thread) -> None:
+        with self._changed:
+            self._running += 1
+        try:
+            thread.start()
+        except BaseException:
+            if thread.ident is None:
+                with self._changed:
+                    self._running -= 1
+            raise
 
     def let_wait(self, most: int) -> None:
         """Let that many bytes wait from now on."""
@@ -165,23 +289,25 @@ class Background(Generic[Item]):
             self._most = most
 
     def put(self, item: Item) -> None:
-        """Leave an item to the thread; waits while too much is waiting.
+        """Leave an item to the threads; waits while too much is waiting.
 
         Raises
         ------
         Exception
             What the work raised on an earlier item.
         """
-        size = self._size(item)
+        size, lane = self._size(item), self._lane(item)
         with self._changed:
             while self._waiting and self._bytes + size > self._most and self._error is None:
                 self._changed.wait()
             if self._error is not None:
-                raise self._error
-            self._waiting.append(item)
+                raise self._error[1]
+            self._waiting.append(_Waiting(item, self._given, lane, lane not in self._lanes))
+            self._lanes.add(lane)
+            self._given += 1
             self._bytes += size
             self._changed.notify_all()
-            while self._most == 0 and (self._waiting or self._is_working):
+            while self._most == 0 and (self._waiting or self._at_work):
                 self._changed.wait()
 
     def __exit__(
@@ -190,11 +316,18 @@ class Background(Generic[Item]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._changed:
-            self._is_closed = True
-            if error is not None:
+        if error is not None:
+            with self._changed:
                 # Nobody will read what is still to come.
                 self._waiting.clear()
+        self._close()
+        if error is None and self._error is not None:
+            raise self._error[1]
+
+    def _close(self) -> None:
+        """Have what waits worked off, and the threads ended."""
+        with self._changed:
+            self._is_closed = True
             self._changed.notify_all()
         try:
             self._wait_until_done()
@@ -202,26 +335,27 @@ class Background(Generic[Item]):
             # Interrupted while the rest is worked off.
             with self._changed:
                 self._waiting.clear()
+                self._changed.notify_all()
             self._wait_until_done()
             raise
         finally:
-            _THREADS.end()
-        if error is None and self._error is not None:
-            raise self._error
+            self._held.close()
 
     def _wait_until_done(self) -> None:
         # Not by `join` alone: interrupted once, it takes the thread for ended (Python 3.11).
         with self._changed:
-            while not self._is_done:
+            while self._running > 0:
                 self._changed.wait()
-        self._thread.join()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     def _run(self) -> None:
         try:
             self._work_off()
         finally:
             with self._changed:
-                self._is_done = True
+                self._running -= 1
                 self._changed.notify_all()
 
     def _work_off(self) -> None:
@@ -230,27 +364,47 @@ class Background(Generic[Item]):
         # nothing is on it, and on a Mac there is no answer.
         stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with torch.no_grad(), stream:
-            while (item := self._take()) is not None:
+            while (taken := self._take()) is not None:
+                error: BaseException | None = None
                 try:
-                    self._work(item[0])
-                except BaseException as error:
+                    self._work(taken.item)
+                except BaseException as raised:
                     # Raised again in the caller's thread.
-                    with self._changed:
-                        self._error, self._is_working = error, False
-                        self._waiting.clear()
-                        self._changed.notify_all()
-                    return
+                    error = raised
+                self._done(taken, error)
 
-    def _take(self) -> tuple[Item] | None:
+    def _done(self, taken: _Waiting[Item], error: BaseException | None) -> None:
         with self._changed:
-            self._is_working = False
+            del self._at_work[taken.lane]
+            if error is not None:
+                if self._error is None or taken.number < self._error[0]:
+                    self._error = taken.number, error
+                self._waiting.clear()
             self._changed.notify_all()
-            while not self._waiting and not self._is_closed:
+
+    def _take(self) -> _Waiting[Item] | None:
+        with self._changed:
+            while (place := next(self._ready(), None)) is None:
+                if self._is_closed and not self._waiting:
+                    return None
                 self._changed.wait()
-            if not self._waiting:
-                return None
-            item = self._waiting.popleft()
-            self._is_working = True
-            self._bytes -= self._size(item)
+            taken = self._waiting[place]
+            del self._waiting[place]
+            self._at_work[taken.lane] = taken
+            self._bytes -= self._size(taken.item)
             self._changed.notify_all()
-            return (item,)
+            return taken
+
+    def _ready(self) -> Iterator[int]:
+        """Places, in what waits, of the items that may be worked on now."""
+        if any(other.is_first for other in self._at_work.values()):
+            return
+        held = set(self._at_work)
+        for place, waiting in enumerate(self._waiting):
+            if waiting.is_first:
+                if place == 0 and not held:
+                    yield place
+                return
+            if waiting.lane not in held:
+                yield place
+            held.add(waiting.lane)

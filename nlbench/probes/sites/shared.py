@@ -56,6 +56,8 @@ class Shared:
     ----------
     x, y : tensor of shape (n, d)
         Copied when a function first looks at them.
+    clock : callable, optional
+        By which seconds are counted; by default `time.perf_counter`.
 
     Attributes
     ----------
@@ -63,8 +65,8 @@ class Shared:
         Seconds of all results that were there already when they were asked for.
     """
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self._given = x, y
+    def __init__(self, x: Tensor, y: Tensor, clock: Callable[[], float] | None = None) -> None:
+        self._given, self._clock = (x, y), clock or time.perf_counter
         self._results: dict[Callable[[Pair], Any], _Result] = {}
         self.lent = 0.0
 
@@ -89,13 +91,13 @@ class Shared:
 
     def _computed(self, function: Callable[[Pair], Any]) -> _Result:
         made, error = None, None
-        lent, begin = self.lent, time.perf_counter()
+        lent, begin = self.lent, self._clock()
         try:
             made = function(self)
         except Exception as raised:
             error = raised
         # Alone it would have taken what it was lent of other functions too.
-        return _Result(made, error, time.perf_counter() - begin + self.lent - lent)
+        return _Result(made, error, self._clock() - begin + self.lent - lent)
 
 
 class Borrowed:

@@ -7,6 +7,7 @@ that an in-place call can't overwrite it; `nlbench.probes.sites.intercept` catch
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
-from nlbench.probes.background import Background, overlap_pays, rng_state
+from nlbench.probes.background import Background, overlap_pays, rng_state, threads_beside
 from nlbench.probes.budget import Fitting, Found, fitting, halving, part_sizes, refuse_mixing
 from nlbench.probes.model_state import (
     attributes_kept,
@@ -505,20 +506,33 @@ def observe(
     goes on to the next; each gets copies of the same ones in the same order, whether they do so
     beside or in turn. In the first batch they take turns: if the network, or what yields the
     samples, draws from the global random generators, as measures may, they do so to the end.
+    Where all measures say that sites are independent for them, several threads may share the
+    sites: each gets the same observations of a site in the same order still.
     """
     sites: dict[str, Site] = {}
     unseen: dict[str, None] = {}
     functions, names = _functions(listeners)
+    threads = threads_beside(resources.device) if resources.threads is None else resources.threads
+    if not all(getattr(listener, "independent_sites", False) for listener in listeners):
+        threads = 1
 
     def tell(item: tuple[SiteBatch, Callable[[], None]]) -> None:
         observation, arrived = item
         arrived()
+        clock, order = time.perf_counter, None
+        if threads > 1:
+            # By a clock a thread's time holds what it waits for the others.
+            clock, order = time.thread_time, (observation.batch, observation.site.index)
         packages: dict[object, Shared] = {}
         for listener, wanted in zip(listeners, names, strict=True):
             package = getattr(listener, "package", listener)
             if package not in packages:
-                packages[package] = Shared(observation.x, observation.y)
-            listener.update(_copied(observation, wanted, packages[package]))
+                packages[package] = Shared(observation.x, observation.y, clock)
+            shown = _copied(observation, wanted, packages[package])
+            if order is None:
+                listener.update(shown)
+            else:
+                listener.update(shown, order)
 
     def batches(given: Iterable[Tensor], background: Background[_Item]) -> Iterator[Tensor]:
         before = rng_state(resources.device)
@@ -529,7 +543,10 @@ def observe(
             yield batch.to(resources.device)
             step()
 
-    with Background(tell, _bytes, 0, resources.device) as background:
+    def lane(item: _Item) -> str:
+        return item[0].place if threads > 1 else ""
+
+    with Background(tell, _bytes, 0, resources.device, lane=lane, threads=threads) as background:
 
         def on_observation(observation: SiteBatch) -> None:
             sites.setdefault(observation.place, observation.site)

@@ -76,6 +76,26 @@ class Totals(Measure):
         return Result.of(self.sums)
 
 
+def test_sites_that_are_said_to_be_independent_and_are_not_are_found():
+    class Chained(Totals):
+        """Adds what the site before had."""
+
+        independent_sites = True
+
+        def reset(self):
+            super().reset()
+            self.last = 0.0
+
+        def update(self, observation):
+            super().update(observation)
+            place = observation.place
+            self.last = self.sums[place] = self.sums[place] + self.last / 2
+
+    assert "becomes" in broken(Chained)["independent sites"]
+    Chained.independent_sites = False
+    assert "independent sites" not in broken(Chained)
+
+
 def test_a_measure_that_forgets_too_little_is_found():
     class Forgetful(Totals):
         seen = None

@@ -148,6 +148,7 @@ def test_a_function_that_returns_nothing_is_told_to_return():
         ("bounds", (1.0, float("nan")), "two numbers"),
         ("more_means", "less", "'less nonlinear'"),
         ("unreduced", {"share": 0.5}, "functions of a tensor"),
+        ("independent_sites", 1, "True or False"),
         ("probe", None, "names no probe"),
     ],
 )

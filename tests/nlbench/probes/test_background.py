@@ -6,8 +6,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nlbench.probes.background import Background, rng_state
+from nlbench.probes import background
+from nlbench.probes.background import Background, rng_state, threads_beside
 
 
 def size(item):
@@ -187,14 +190,134 @@ def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
         torch.set_num_threads(before)
 
 
-def test_a_thread_that_does_not_start_leaves_nothing_for_the_next_one(monkeypatch):
+@pytest.mark.parametrize(("asked", "cores", "threads"), [(4, 16, 4), (16, 4, 4), (1, 4, 1)])
+def test_beside_a_gpu_there_are_as_many_threads_as_asked_for_and_no_more_than_cores(
+    monkeypatch, asked, cores, threads
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: asked)
+    monkeypatch.setattr(background, "_cores", lambda: cores)
+    assert threads_beside(torch.device("cuda")) == threads
+    assert threads_beside(torch.device("cpu")) == 1
+
+
+class Shuffled(Background):
+    """Takes any of what may be worked on, as a generator says."""
+
+    draws = random.Random(0)
+
+    def _ready(self):
+        return iter(sorted(super()._ready(), key=lambda place: self.draws.random()))
+
+
+def by_lane(items):
+    lanes = {}
+    for lane, number in items:
+        lanes.setdefault(lane, []).append((lane, number))
+    return lanes
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(1, 4), st.integers(0, 999))
+def test_a_lane_is_worked_off_in_order_and_lanes_begin_in_theirs(lanes, threads, draws):
+    begun, at_work, overlaps = [], set(), []
+
+    def work(item):
+        lane, number = item
+        if lane in at_work or (number in firsts and at_work):
+            overlaps.append(item)
+        at_work.add(lane)
+        begun.append(item)
+        at_work.discard(lane)
+
+    items = [(lane, number) for number, lane in enumerate(lanes)]
+    firsts = {of_lane[0][1] for of_lane in by_lane(items).values()}
+    how = {"lane": lambda item: item[0], "threads": threads}
+    with Shuffled(work, lambda item: 1, 100, **how) as background:
+        background.draws = random.Random(draws)
+        for item in items:
+            background.put(item)
+    assert not overlaps
+    assert by_lane(begun) == by_lane(items)
+    assert list(by_lane(begun)) == list(by_lane(items))
+    # What was given before the first item of a lane is done before it.
+    for number in firsts:
+        assert {other for _, other in begun[: [n for _, n in begun].index(number)]} >= set(
+            range(number)
+        )
+
+
+def test_beside_the_first_item_of_a_lane_nothing_is_worked_on():
+    all_given, ready = threading.Event(), {}
+
+    def work(item):
+        assert all_given.wait(30)
+        with beside._changed:
+            ready[item] = [beside._waiting[place].item for place in beside._ready()]
+
+    beside = Background(work, lambda item: 1, 100, lane=lambda item: item[0], threads=2)
+    with beside:
+        for item in ("a0", "b0", "a1", "b1"):
+            beside.put(item)
+        all_given.set()
+    assert ready["a0"] == ready["b0"] == []
+    assert set(ready) == {"a0", "b0", "a1", "b1"}
+
+
+def test_lanes_are_worked_off_at_once():
+    together = threading.Barrier(3, timeout=30)
+    how = {"lane": lambda item: item[0], "threads": 3}
+    done = []
+
+    def work(item):
+        if item[1]:
+            together.wait()
+        done.append(item)
+
+    with Background(work, size, 1000, **how) as background:
+        for item in [(lane, number) for number in range(3) for lane in range(3)]:
+            background.put(item)
+    assert len(done) == 9
+
+
+def test_of_several_errors_that_of_the_first_item_is_raised():
+    together = threading.Barrier(3, timeout=30)
+    how = {"lane": lambda item: item[0], "threads": 3}
+    ended = [threading.Event() for _ in range(3)]
+
+    def work(item):
+        lane, is_failing = item
+        if is_failing:
+            together.wait()
+            if lane < 2:
+                # The last one fails first.
+                ended[lane + 1].wait(30)
+            ended[lane].set()
+            raise KeyError(lane)
+
+    def put_many():
+        with Background(work, size, 1000, **how) as background:
+            for item in [(lane, is_failing) for is_failing in (0, 1) for lane in range(3)]:
+                background.put(item)
+
+    with pytest.raises(KeyError, match="0"):
+        put_many()
+    assert not any(thread.name == "measures" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("there", [0, 2])
+def test_a_thread_that_does_not_start_leaves_nothing_for_the_next_one(monkeypatch, there):
+    start, started = threading.Thread.start, []
+
     def refused(self):
-        raise RuntimeError("can't start new thread")
+        if len(started) == there:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError, match="start new thread"):
-            Background(lambda item: None, size, 10).__enter__()
+            Background(lambda item: None, size, 10, threads=3).__enter__()
+    assert not any(thread.is_alive() for thread in started)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

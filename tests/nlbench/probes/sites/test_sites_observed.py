@@ -1,3 +1,5 @@
+import random
+import threading
 import time
 
 import pytest
@@ -7,6 +9,7 @@ from torch import nn
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.measure import Measure, Result, site_measure
+from nlbench.probes.background import Background
 from nlbench.probes.sites import SITES, sites
 
 
@@ -223,3 +226,190 @@ def test_a_network_that_draws_nothing_goes_on_beside_the_measures_from_the_secon
     options = {"sites.batch": 8}
     nlbench.evaluate(model(), torch.randn(32, 3, 8, 8), [Drawing, "r2"], settings=options)
     assert room == [sites.WAITING]
+
+
+def ramified():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+class Means(Measure):
+    """Mean outputs, of a package of its own."""
+
+    __module__ = "strangers.measures"
+    probe = "sites"
+    independent_sites = True
+
+    def reset(self):
+        self.found = {}
+
+    def update(self, observation):
+        before = self.found.get(observation.place, 0.0)
+        self.found[observation.place] = before / 3 + float(observation.shared(mean_output))
+
+    def compute(self):
+        return Result.of(self.found)
+
+
+def mean_output(pair):
+    return pair.y.mean()
+
+
+class Ordered(Means):
+    """Chains all sites, so that their order shows; says nothing of independent sites."""
+
+    def reset(self):
+        super().reset()
+        self.last = 0.0
+
+    def update(self, observation):
+        super().update(observation)
+        self.last = self.found[observation.place] = self.found[observation.place] + self.last / 2
+
+
+def observed(monkeypatch, network, measures, threads, seed=None, samples=61):
+    """By measure: result, and what the probe says; with a seed sites are taken in any order."""
+    ready = Background._ready
+    if seed is not None:
+        draws = random.Random(seed)
+
+        def shuffled(self):
+            return iter(sorted(ready(self), key=lambda place: draws.random()))
+
+        monkeypatch.setattr(Background, "_ready", shuffled)
+    monkeypatch.setattr(sites, "threads_beside", lambda device: threads)
+    monkeypatch.setattr(sites, "overlap_pays", lambda device: True)
+    inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1))
+    run = nlbench.evaluate(network, inputs, measures, settings={"sites.batch": 8})
+    monkeypatch.undo()
+    return {record.measure.name: (record.result, record.probe.facts) for record in run.records}
+
+
+ALL = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
+
+
+def test_no_bit_depends_on_how_many_threads_share_the_sites_nor_on_who_is_first(monkeypatch):
+    alone = observed(monkeypatch, ramified(), [*ALL, Means], 1)
+    assert {result.status for result, _ in alone.values()} == {"ok"}
+    for seed in range(3):
+        assert observed(monkeypatch, ramified(), [*ALL, Means], 3, seed) == alone
+
+
+def test_a_measure_that_says_nothing_of_independent_sites_has_all_in_one_thread(monkeypatch):
+    alone = observed(monkeypatch, ramified(), [Ordered, "r2"], 1)
+    beside = observed(monkeypatch, ramified(), [Ordered, "r2"], 3, seed=0)
+    assert alone == beside
+    assert not Ordered.independent_sites
+
+
+class Gathering(Means):
+    """Goes on when it is at three sites at once."""
+
+    independent_sites = True
+    together = threading.Barrier(3, timeout=30)
+
+    def update(self, observation):
+        if observation.batch:
+            self.together.wait()
+        super().update(observation)
+
+
+def test_measures_that_say_so_work_on_several_sites_at_once(monkeypatch):
+    # 24 samples: after the first batch, two a site.
+    found = observed(monkeypatch, ramified(), [Gathering, "r2"], 3, samples=24)
+    result, _ = found["gathering"]
+    assert result.status == "ok", result.reason
+
+
+class FailingTwice(Means):
+    """Fails at two sites of the second batch, in threads at the later one first."""
+
+    independent_sites = True
+    later = threading.Event()
+    is_waiting = False
+
+    def update(self, observation):
+        if observation.batch == 1 and observation.place == "3":
+            self.later.set()
+            raise KeyError(observation.place)
+        if observation.batch == 1 and observation.place == "1":
+            assert not self.is_waiting or self.later.wait(30)
+            raise ValueError(observation.place)
+        super().update(observation)
+
+
+def test_of_several_failures_the_first_in_order_is_told_and_none_is_anothers(monkeypatch):
+    alone = observed(monkeypatch, ramified(), [FailingTwice, Means, "r2"], 1)
+    monkeypatch.setattr(FailingTwice, "is_waiting", True)
+    monkeypatch.setattr(FailingTwice, "later", threading.Event())
+    shared = observed(monkeypatch, ramified(), [FailingTwice, Means, "r2"], 3)
+    assert shared == alone
+    result, _ = shared["failingtwice"]
+    assert (result.status, result.reason) == ("failed", "ValueError: 1")
+    assert shared["means"][0].status == "ok"
+
+
+class Short(Means):
+    """Finds too little memory in its first pass."""
+
+    independent_sites = True
+    passes = 0
+
+    def reset(self):
+        super().reset()
+        type(self).passes += 1
+
+    def update(self, observation):
+        if self.passes == 1 and observation.batch == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        super().update(observation)
+
+
+def test_a_measure_for_which_memory_runs_out_in_threads_is_tried_in_one(monkeypatch):
+    numbers, start = [], Background.__init__
+
+    def watched(self, *args, threads=1, **kwargs):
+        numbers.append(threads)
+        start(self, *args, threads=threads, **kwargs)
+
+    monkeypatch.setattr(Background, "__init__", watched)
+    found = observed(monkeypatch, ramified(), [Short, Means], 3)
+    assert numbers == [3, 1]
+    assert found["short"] == found["means"]
+
+
+class Growing(nn.Module):
+    """Calls one more activation from the third batch on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.late, self.calls = ramified(), nn.ELU(), 0
+
+    def forward(self, x):
+        self.calls += 1
+        x = self.layers(x)
+        return self.late(x) if self.calls > 3 else x
+
+
+def test_a_site_that_appears_late_is_the_same_for_any_number_of_threads(monkeypatch):
+    alone = observed(monkeypatch, Growing(), [Means, "r2"], 1)
+    shared = observed(monkeypatch, Growing(), [Means, "r2"], 3, seed=1)
+    assert shared == alone
+    assert "other activations in batch" in alone["means"][0].reason
+
+
+def test_where_anybody_draws_all_are_worked_on_in_turn(monkeypatch):
+    at_work, most = [], []
+
+    def update(self, observation):
+        at_work.append(1)
+        most.append(len(at_work))
+        torch.rand(1)
+        at_work.pop()
+
+    monkeypatch.setattr(Means, "update", update)
+    room = []
+    monkeypatch.setattr(Background, "let_wait", lambda self, most: room.append(most))
+    observed(monkeypatch, ramified(), [Means], 3)
+    assert (set(most), room) == ({1}, [])

@@ -1,0 +1,89 @@
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from nlbench.execution import worker
+from nlbench.execution.worker import Messenger, Overrun
+
+
+class Wire:
+    """What a supervisor would be sent."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send_bytes(self, message):
+        self.messages.append(worker.json.loads(message))
+
+
+@pytest.fixture
+def now(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
+    return now
+
+
+def messenger(wire, timeout):
+    cells = [SimpleNamespace(wanted=SimpleNamespace(name=n, probe="sites")) for n in ("a", "b")]
+    told = Messenger(wire, SimpleNamespace(cells=cells), timeout)
+    told.observing("sites")
+    wire.messages.clear()
+    return told
+
+
+class Hand(threading.Thread):
+    """A thread that does what it is told, one thing at a time."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self._orders, self._answers = worker.queue.SimpleQueue(), worker.queue.SimpleQueue()
+        self.start()
+
+    def run(self):
+        while True:
+            order, args = self._orders.get()
+            try:
+                self._answers.put(order(*args))
+            except Overrun as error:
+                self._answers.put(error)
+
+    def __call__(self, order, *args):
+        self._orders.put((order, args))
+        return self._answers.get(timeout=30)
+
+
+def test_a_measure_is_charged_once_for_what_several_threads_do_at_once(now):
+    wire = Wire()
+    told, first, second = messenger(wire, 100.0), Hand(), Hand()
+    now[0] += 3  # the network
+    first(told.enter, "a")
+    now[0] += 1
+    second(told.enter, "a")
+    now[0] += 10
+    first(told.leave)
+    first(told.enter, "b")
+    now[0] += 20
+    second(told.leave)
+    now[0] += 5
+    first(told.leave)
+    said = [(one["phase"], one["cell"], one["spent"]) for one in wire.messages]
+    assert said == [
+        ("measuring", 0, 3),
+        ("measuring", 0, 4),
+        ("measuring", 0, 14),
+        # Of both that are at work the one that has taken longer.
+        ("measuring", 0, 14),
+        ("measuring", 1, 23),
+        ("observing", 0, 3),
+    ]
+
+
+def test_a_measure_that_took_too_long_is_told_so_in_its_own_thread(now):
+    told, first, second = messenger(Wire(), 5.0), Hand(), Hand()
+    first(told.enter, "a")
+    now[0] += 4
+    second(told.enter, "b")
+    now[0] += 2
+    assert isinstance(first(told.leave), Overrun)
+    assert second(told.leave) is None
