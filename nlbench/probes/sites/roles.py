@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -265,25 +266,32 @@ class Unseen:
         is_site: bool,
     ) -> None:
         """Note an operation, at a place, on tensors that come from the model's input."""
+        name = operation_name(func)
+        if name == "setitem" and given and output is None:
+            # What it writes into is what it gives. Numbers that are chosen by a mask of the same
+            # tensor are written number by number.
+            output = given[0]
+            given = [output, *(t for t in given[1:] if t.dtype == torch.bool)]
         outputs = list(tensors_in((output,)))
         if not outputs or not given:
             return
         operands = [t for t in given if t not in self._constants] if self._constants else given
-        name = operation_name(func)
         if not operands or name.startswith("new_") or name.endswith("_like"):
             self._constants.update(dict.fromkeys(outputs))
             return
         self._used(name, operands, outputs)
         acts = acts_of(func)
         roots = {id(root): root for root in map(self._root, operands)}
-        is_elementwise = is_site or bool(acts)
+        # Both bend what they are given twice, as it is and in factors or in a mask made of it.
+        is_given_twice = name in ("einsum", "setitem") and len(operands) > 1
+        is_elementwise = is_site or bool(acts) or is_given_twice
         made = outputs[0]
         same = is_elementwise and len(roots) == 1 and isinstance(output, Tensor)
         same = same and all(t.shape == made.shape for t in operands)
         for tensor in outputs:
             self._roots[tensor] = next(iter(roots.values())) if same else object()
         # A product of two tensors bends if both are made of one; a maximum of any two does.
-        is_bent = bends(func, len(operands)) if same else acts == "bends"
+        is_bent = is_given_twice or bends(func, len(operands)) if same else acts == "bends"
         is_whole = isinstance(output, Tensor) and made.shape == operands[0].shape
         if is_bent and is_whole and made.is_floating_point() and not is_site:
             self._open[made] = (place, name)

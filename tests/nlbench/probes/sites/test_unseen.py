@@ -30,6 +30,12 @@ def unseen(model, x=None):
     return list(found)
 
 
+def assigned(h, mask):
+    h = h.clone()
+    h[mask] = 0
+    return h
+
+
 BEND = {
     "SiLU": (lambda h: h * torch.sigmoid(h), "mul of 0"),
     "squared ReLU": (lambda h: F.relu(h) ** 2, "pow of 0"),
@@ -43,6 +49,8 @@ BEND = {
     "GELU": (lambda h: 0.5 * h * (1 + torch.erf(h / 2**0.5)), "erf and mul of 0"),
     "Mish": (lambda h: h * torch.tanh(F.softplus(h)), "mul of 0"),
     "absolute values": (lambda h: h.abs(), "abs of 0"),
+    "a square by einsum": (lambda h: torch.einsum("bi,bi->bi", h, h), "einsum of 0"),
+    "ReLU by assignment": (lambda h: assigned(h, h < 0), "setitem of 0"),
 }
 
 
@@ -72,6 +80,9 @@ AFFINE = {
     "a bias": lambda h: h - torch.arange(6.0).exp(),
     "a question": lambda h: h if bool((h.abs() < 1e9).all()) else -h,
     "what is dropped": lambda h: [h.exp(), h][1],
+    "a product with weights": lambda h: torch.einsum("bi,ij->bj", h, torch.eye(6)),
+    "assigned constants": lambda h: assigned(h, (slice(None), 2)),
+    "assigned by a constant mask": lambda h: assigned(h, torch.arange(30).reshape(5, 6) % 2 > 0),
 }
 
 
