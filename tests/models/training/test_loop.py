@@ -325,8 +325,8 @@ def test_the_shipped_checkpoint_is_small_and_as_accurate_as_its_header_says():
 
 
 @pytest.mark.slow
-def test_half_the_recipe_of_the_shipped_network_fits_nearly_all_digits():
-    recipe = replace(vanilla, epochs=20, until_train_accuracy=0.95)
+def test_less_than_half_the_recipe_of_the_shipped_network_fits_most_digits():
+    recipe = replace(vanilla, epochs=20, until_train_accuracy=0.9)
     result = train(vgg8, digits(), recipe, seed=0)
     assert result.is_reached
-    assert result.test_accuracy > 0.9
+    assert result.test_accuracy > 0.85

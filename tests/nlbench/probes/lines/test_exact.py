@@ -134,7 +134,7 @@ def test_segments_that_begin_end_or_run_on_boundaries_are_exact(drawn):
     torch.testing.assert_close(back.t, 1 - trace.t.flip(0), rtol=0, atol=1e-10)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(networks(), st.integers(1, 6), st.integers(2, 9))
 def test_segments_that_share_batches_give_what_each_gives(drawn, together, limit):
     net, start, end = drawn

@@ -23,21 +23,19 @@ UNSET = {"num_classes": 10, "init_weights": False}
 # the length of the segment.
 FAMILIES = {
     "alexnet": (PLAIN, 64, 1e-3),
-    "vgg11": (UNSET, 32, 1e-4),
     "vgg11_bn": (UNSET, 32, 2e-4),
     "resnet18": (PLAIN, 32, 1e-3),
-    "wide_resnet": ({**SHALLOW, "width_per_group": 128}, 32, 4e-4),
     "resnext": ({**SHALLOW, "groups": 32, "width_per_group": 4}, 32, 5e-4),
     "densenet": ({**PLAIN, "growth_rate": 16, "block_config": (3, 4, 5, 3)}, 32, 5e-4),
     "googlenet": (UNSET, 32, 5e-4),
-    "inception_v3": (UNSET, 75, 1e-4),
+    "inception_v3": (UNSET, 75, 5e-5),
     "squeezenet1_1": (PLAIN, 32, 5e-4),
     "shufflenet_v2_x0_5": (PLAIN, 32, 2e-3),
     "mobilenet_v2": ({"num_classes": 10, "width_mult": 0.35}, 32, 2e-3),
     "mnasnet0_5": (PLAIN, 32, 2e-3),
     "regnet_x_400mf": (PLAIN, 32, 1e-3),
 }
-CLASSES = {"wide_resnet": zoo.ResNet, "resnext": zoo.ResNet, "densenet": zoo.DenseNet}
+CLASSES = {"resnext": zoo.ResNet, "densenet": zoo.DenseNet}
 
 
 def build(name, options):
