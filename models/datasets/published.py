@@ -19,7 +19,7 @@ from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
 
-from .files import DOWNLOAD, FOLDER, download_if_missing, find_folder, read_bytes, stamp
+from .images import FOLDER, wanted_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,11 +72,29 @@ class Published:
         return (*self.files["train"], *self.files["test"])
 
     def place(self, folder: str) -> Path:
-        """Find the folder that holds all files, packed as ``.gz`` or not."""
+        """Find the folder that holds all files, packed as ``.gz`` or not.
+
+        Parameters
+        ----------
+        folder : str
+            See `wanted_folder`.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If they aren't there; the message says what to put where.
+        """
+        wanted = wanted_folder(self.name, folder)
         # The names train and test alone would fit many a folder.
         telling = self.files["test"] if self.labels else self.every
-        needed = [name + end for name in telling for end in ("", ".gz")]
-        place = find_folder(self.name, folder, (self.below,), needed, self.expected)
+        roots = [wanted] if folder else [wanted, wanted.parent]
+        for place in (wanted, *(root / self.below for root in roots)):
+            if any(file_of(place, name).is_file() for name in telling):
+                break
+        else:
+            raise RequestError(
+                f"{self.name}: its files are not in {wanted}; put {self.expected} there"
+            )
         for name in self.every:
             if not file_of(place, name).is_file():
                 raise RequestError(
@@ -85,28 +103,51 @@ class Published:
         return place
 
     def fingerprint(self, folder: str = "", download: bool = False, **_: str) -> str:
-        """Sizes and times of the files."""
+        """Sizes and times of the files: changes when they do, without reading them."""
         if download:
             return "downloaded"
         place = self.place(folder)
-        return stamp(file_of(place, name) for name in self.every)
+        states = [(file, file.stat()) for file in (file_of(place, name) for name in self.every)]
+        return " ".join(f"{file.name}:{s.st_size}:{s.st_mtime_ns}" for file, s in states)
 
     def splits(
         self, folder: str, download: bool, padding: int = 0, channels: int = 1
     ) -> tuple[Path, Any, Any]:
-        """Give the folder, and the items of both splits, which are read when asked for."""
+        """Give the folder, and the items of both splits, which are read when asked for.
+
+        What is missing torchvision fetches first, if it may.
+        """
         from .items import ByteImages
 
-        place = (
-            download_if_missing(self.name, folder, self.kind, lambda: self.place(folder))
-            if download
-            else self.place(folder)
-        )
+        try:
+            place = self.place(folder)
+        except RequestError:
+            if not download:
+                raise
+            _download(self, wanted_folder(self.name, folder))
+            place = self.place(folder)
         train, test = (
             ByteImages(lambda split=split: self.read(self, place, split), padding, channels)  # type: ignore[misc]
             for split in ("train", "test")
         )
         return place, train, test
+
+
+def _download(form: Published, folder: Path) -> None:
+    from torchvision import datasets
+
+    try:
+        getattr(datasets, form.kind)(str(folder), download=True)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{form.name}: can't download to {folder}: {reason}") from error
+
+
+def _read_bytes(form: Published, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{form.name}: can't read {file}: {error.strerror or error}") from error
 
 
 def file_of(place: Path, name: str) -> Path:
@@ -126,7 +167,7 @@ def _read_photographs(form: Published, place: Path, split: str) -> tuple[np.ndar
 def _read_file(form: Published, file: Path) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
 
-    content = read_bytes(form.name, file)
+    content = _read_bytes(form, file)
     problem = f"{form.name}: {file} is no batch of the published form"
     try:
         batch = _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
@@ -173,7 +214,7 @@ _HARMLESS = {
 
 def _read_digits(form: Published, place: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images as bytes of shape (n, 1, 28, 28), and labels."""
-    pixels, names = (_read_idx(form.name, file_of(place, name)) for name in form.files[split])
+    pixels, names = (_read_idx(form, file_of(place, name)) for name in form.files[split])
     if pixels.ndim != 3 or pixels.shape[1:] != (28, 28):
         raise RequestError(
             f"{form.name}: the images of {split} have shape {pixels.shape}, expected (n, 28, 28)"
@@ -187,26 +228,26 @@ def _read_digits(form: Published, place: Path, split: str) -> tuple[np.ndarray, 
     return pixels[:, None], names
 
 
-def _read_idx(name: str, file: Path) -> np.ndarray:
+def _read_idx(form: Published, file: Path) -> np.ndarray:
     """Array of bytes from an IDX file: two zeros, type, rank, big-endian lengths, elements."""
     import numpy as np
 
-    content = read_bytes(name, file)
+    content = _read_bytes(form, file)
     if file.suffix == ".gz":
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise RequestError(f"{name}: {file} is cut short or damaged ({error})") from error
+            raise RequestError(f"{form.name}: {file} is cut short or damaged ({error})") from error
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise RequestError(f"{name}: {file} is no IDX file of bytes")
+        raise RequestError(f"{form.name}: {file} is no IDX file of bytes")
     rank = content[3]
     start = 4 + 4 * rank
     if len(content) < start:
-        raise RequestError(f"{name}: {file} is cut short")
+        raise RequestError(f"{form.name}: {file} is cut short")
     lengths = struct.unpack(f">{rank}I", content[4:start])
     if len(content) - start != math.prod(lengths):
         raise RequestError(
-            f"{name}: {file} has {len(content) - start} bytes of data, its header says "
+            f"{form.name}: {file} has {len(content) - start} bytes of data, its header says "
             f"{'x'.join(map(str, lengths))}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(lengths)
@@ -281,7 +322,10 @@ FASHION_MNIST = Published(
     expected=FOUR,
 )
 
-PLACE = {"folder": FOLDER, "download": DOWNLOAD}
+PLACE = {
+    "folder": FOLDER,
+    "download": Option(False, "fetch the files into the folder if they are missing"),
+}
 SIZE = Option("32", "pixels a side: 28 as published, 32 with a margin of zeros", ("28", "32"))
 CHANNELS = Option("1", "1, or 3 equal ones for networks that take colour", ("1", "3"))
 OPTIONS = {**PLACE, "size": SIZE, "channels": CHANNELS}
@@ -354,7 +398,7 @@ def _authenticity(form: Published, place: Path) -> str:
     published = getattr(datasets, form.kind)
     sums = dict([*published.train_list, *published.test_list])
     for name in form.every:
-        content = read_bytes(form.name, place / name)
+        content = _read_bytes(form, place / name)
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != sums.get(name):
             return "the files' MD5 sums are not the published ones"
     return "the files' MD5 sums are the published ones"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from nlbench.content.files import write_atomically
 from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
-from nlbench.models.datasets.curves import Curve
 from nlbench.models.datasets.parallel_text import ParallelText
+from nlbench.models.datasets.synthetic import Curve
 from nlbench.probes.background import rng_restored
 from nlbench.probes.precision import exact_by_default
 

@@ -15,7 +15,7 @@ from nlbench.probes.model_state import evaluation_mode
 from .tasks import Task
 
 if TYPE_CHECKING:
-    from nlbench.models.datasets.curves import Curve
+    from nlbench.models.datasets.synthetic import Curve
 
     from .recipes import Recipe
 
