@@ -15,15 +15,11 @@ from torch import Tensor, nn
 from nlbench.content.files import write_atomically
 from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
-from nlbench.models.datasets.parallel_text import ParallelText
-from nlbench.models.datasets.synthetic import Curve
 from nlbench.probes.background import rng_restored
 from nlbench.probes.precision import exact_by_default
 
 from .recipes import Prior, Recipe, vanilla
-from .regression import regression_of
-from .tasks import LARGEST_SEED, Classification, Task
-from .translation import translation_of
+from .tasks import LARGEST_SEED, Task, task_of
 
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
@@ -165,19 +161,6 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"{path} is of another training: {said}; remove it to train anew")
     content: dict[str, Any] = found
     return content
-
-
-def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
-    """What a dataset is for: a task of its own, translation, regression, else classification."""
-    own = getattr(dataset, "task", None)
-    if own is not None:
-        task: Task = own(recipe, label_noise, seed)
-        return task
-    if isinstance(dataset, ParallelText):
-        return translation_of(dataset, recipe, label_noise)
-    if isinstance(dataset, Curve):
-        return regression_of(dataset, recipe, label_noise)
-    return Classification(dataset, recipe, label_noise, seed)
 
 
 @exact_by_default()

@@ -1,4 +1,4 @@
-"""A training by a registered recipe: what it is asked for, and how it is carried out."""
+"""Trainings by registered recipes: what is asked for, and how one or several are carried out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import io
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,23 @@ import torch
 from nlbench import registry
 from nlbench.content.files import locked, make_folder, remove_parts, write_atomically
 from nlbench.content.hashing import file_hash
-from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, nearest
-from nlbench.execution.numerics import Machine, resolve_device
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    PluginError,
+    RequestError,
+    error_text,
+    nearest,
+)
+from nlbench.execution.executors import called
+from nlbench.execution.numerics import Machine, resolve_device, some_threads
 from nlbench.options import OptionValue
 from nlbench.probes.precision import exact_arithmetic
+from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.load import SubjectSpec, choose_weights, model_source
 from nlbench.subjects.model import model_info
-from nlbench.subjects.weights import save_weights, training_folder
+from nlbench.subjects.weights import save_weights, training_failure, training_folder
 
 from .loop import Epoch, TrainingResult, example_of, train
 from .recipes import Recipe
@@ -46,6 +56,7 @@ __all__ = [
     "give_up",
     "recipe_of",
     "run_training",
+    "run_trainings",
     "suited_recipe",
 ]
 
@@ -121,14 +132,8 @@ class TrainingLog:
         if file_hash(self.out) != result["file_hash"]:
             raise RequestError(f"{self.out} is not what its training wrote; choose another --out")
         self.state.unlink(missing_ok=True)
-        return Trained(
-            self.out,
-            result["train_accuracy"],
-            result["test_accuracy"],
-            result["scores"],
-            result["is_reached"],
-            result["epochs"],
-        )
+        told = {entry.name: result[entry.name] for entry in fields(Trained)[1:]}
+        return Trained(self.out, **told)
 
     def check(self, *, resume: bool) -> None:
         """Refuse to overwrite what isn't taken up.
@@ -525,3 +530,117 @@ def _subject(request: TrainingRequest) -> SubjectSpec:
         split="train",
         options=request.options,
     )
+
+
+THREADS = 1
+"""PyTorch's of a training: small networks gain little by more, and their weights' last bits depend
+on them."""
+
+
+def run_trainings(
+    requests: Mapping[Path, TrainingRequest],
+    *,
+    workers: int = 1,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+    command: str = "",
+) -> None:
+    """Train networks, each after the one whose checkpoint it starts from.
+
+    What is finished is not repeated, and what was interrupted goes on. Where one fails, the others
+    are trained all the same.
+
+    Parameters
+    ----------
+    requests : mapping of Path to TrainingRequest
+        By checkpoint, in an order in which they can be trained.
+    workers : int
+        How many train at a time, each in a process of its own; 1: in this one. Checkpoints are the
+        same, byte by byte.
+    threads : int
+        PyTorch's of each.
+    progress : Progress, optional
+        Told of each epoch.
+    command : str
+        The command line, for the manifests.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If one fails: what the first of them says, with its name. Those after it are warned of.
+    """
+    todo = {
+        file: request
+        for file, request in requests.items()
+        if finished_training(request, file) is None
+    }
+    if not todo:
+        return
+    for file in todo:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    monitor = Monitor(progress)
+    monitor.begin(sum(recipe_of(request).epochs for request in todo.values()))
+    errors: list[NlbenchError] = []
+
+    def heard(file: Path, message: Mapping[str, Any]) -> None:
+        if "step" in message:
+            monitor.step(message["step"])
+        elif text := message.get("failed") or message.get("done"):
+            kind = _KINDS.get(message.get("kind", ""), NlbenchError)
+            errors.append(kind(f"training {file.stem}: {text}"))
+            if len(errors) > 1:
+                monitor.warn(str(errors[-1]))
+
+    if min(workers, len(todo)) > 1:
+        with closing(
+            called(
+                f"{__name__}:train_as_told",
+                {str(file): _told(request, file, command) for file, request in todo.items()},
+                after={str(file): request.weights for file, request in todo.items()},
+                workers=workers,
+                threads=threads,
+            )
+        ) as messages:
+            for name, message in messages:
+                heard(Path(name), message)
+    else:
+        with some_threads(threads):
+            for file, request in todo.items():
+                train_as_told(_told(request, file, command), partial(heard, file))
+    if errors:
+        raise errors[0]
+
+
+_KINDS = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
+
+
+def _told(request: TrainingRequest, file: Path, command: str) -> dict[str, Any]:
+    return {"request": asdict(request), "file": str(file), "command": command}
+
+
+def train_as_told(given: Mapping[str, Any], send: Callable[[dict[str, Any]], object]) -> None:
+    """Train a network, here or in another process, and send what comes of it, epoch by epoch.
+
+    Parameters
+    ----------
+    given : mapping
+        ``request``, ``file`` and ``command``, as JSON has them.
+    send : callable
+        Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error}``.
+    """
+    options = tuple((name, value) for name, value in given["request"]["options"])
+    request = TrainingRequest(**{**given["request"], "options": options})
+    file, start = Path(given["file"]), Path(request.weights)
+
+    def step(epoch: Any) -> None:
+        send({"step": f"training {file.stem}: loss {epoch.loss:.3f}"})
+
+    try:
+        if failure := training_failure(start):
+            reason = f"it needs {start.stem}, whose training failed: {failure}"
+            give_up(file, request, reason)
+            raise RequestError(reason)
+        run_training(request, file, resume=True, progress=step, command=given["command"])
+    except Exception as error:
+        # Whatever a model's plugin raises concerns this network only.
+        send({"failed": error_text(error), "kind": type(error).__name__})

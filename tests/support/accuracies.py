@@ -2,8 +2,8 @@
 
 import torch
 
-from nlbench.models.training.loop import task_of
 from nlbench.models.training.recipes import vanilla
+from nlbench.models.training.tasks import task_of
 
 
 def accuracy(model, split, dataset):

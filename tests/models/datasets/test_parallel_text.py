@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nlbench.errors import RequestError
 from nlbench.models.datasets.parallel_text import END, PAD, START, Vocabulary, parallel
 from nlbench.models.networks.transformer import TransformerTiny
-from nlbench.models.training.loop import task_of
 from nlbench.models.training.recipes import augmented, noisy_labels, vanilla
+from nlbench.models.training.tasks import task_of
 from nlbench.subjects.weights import save_weights
 
 ENGLISH = [f"the {size} {animal} sleeps" for size in ("big", "small") for animal in "abcde"]
