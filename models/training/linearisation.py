@@ -6,7 +6,6 @@ was made, and is a subject of any measure.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +26,7 @@ from nlbench.models.sparsified.prelu import (
     randomize,
     snap,
     sparsify,
+    transform_metadata,
 )
 from nlbench.models.sparsified.surgery import in_words, other_activations
 from nlbench.options import OptionValue
@@ -103,9 +103,8 @@ class SparsityPrior(Prior):
 
     def metadata(self) -> dict[str, str]:
         """How the network that the weights fit is made."""
-        options = {"layerwise": self.layerwise}
-        about = {"transform": "sparsify", "transform_options": json.dumps(options)}
-        return {**about, "omega": str(self.omega), **({"random": "true"} if self.frozen else {})}
+        about = {**transform_metadata(self.layerwise), "omega": str(self.omega)}
+        return about | {"random": "true"} if self.frozen else about
 
 
 @dataclass(frozen=True)

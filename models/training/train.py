@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from nlbench.subjects.data import Data
-
 __all__ = [
     "Trained",
     "TrainingLog",
@@ -294,9 +292,12 @@ class TrainingLog:
         calls = self.manifest["calls"]
         calls[-1]["seconds"] = round(time.perf_counter() - self.began, 3)
         self.manifest["seconds"] = round(sum(call.get("seconds", 0.0) for call in calls), 3)
-        content = {"format": FORMAT, **self.manifest, "checkpoints": self.kept}
-        text = json.dumps(_plain(content), indent=1)
-        write_atomically(self.folder / "manifest.json", text + "\n")
+        _write_manifest(self.folder, {**self.manifest, "checkpoints": self.kept})
+
+
+def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(_plain({"format": FORMAT, **content}), indent=1)
+    write_atomically(folder / "manifest.json", text + "\n")
 
 
 def _plain(content: Any) -> Any:
@@ -356,6 +357,13 @@ class TrainingRequest:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST_SEED:
             raise RequestError(f"the seed is {self.seed}, expected 0 to {LARGEST_SEED}")
+
+    @property
+    def subject(self) -> SubjectSpec:
+        """The network that training starts from, with the samples that it is trained on."""
+        return SubjectSpec(
+            self.model, self.weights, self.data, self.seed, split="train", options=self.options
+        )
 
 
 def suited_recipe(model: str, recipe: str = "auto") -> str:
@@ -443,7 +451,7 @@ def run_training(
     if resume and (done := log.finished()) is not None:
         return done
     log.check(resume=resume)
-    dataset, build = _starting_point(request)
+    source = model_source(request.subject)
     if request.weights == "calibrated":
         raise RequestError(
             "--weights calibrated: training sets the statistics; give --weights init"
@@ -465,8 +473,8 @@ def run_training(
 
     with exact_arithmetic(), log.opened(device):
         result = train(
-            build,
-            dataset,
+            lambda: source.build()[0],
+            source.dataset,
             recipe,
             seed=request.seed,
             device=device,
@@ -492,8 +500,7 @@ def give_up(out: Path, request: TrainingRequest, reason: str) -> None:
     """Note why a training isn't begun, where it would have noted why it failed."""
     folder = training_folder(out)
     make_folder(folder)
-    content = {"format": FORMAT, "request": asdict(request), "failed": reason}
-    write_atomically(folder / "manifest.json", json.dumps(_plain(content), indent=1) + "\n")
+    _write_manifest(folder, {"request": asdict(request), "failed": reason})
 
 
 def check_training(request: TrainingRequest) -> str:
@@ -503,33 +510,16 @@ def check_training(request: TrainingRequest) -> str:
     ------
     nlbench.RequestError
     """
-    dataset, build = _starting_point(replace(request, weights="init"))
-    return recipe_of(request).check(build(), example_of(dataset))
+    source = model_source(replace(request, weights="init").subject)
+    return recipe_of(request).check(source.fresh(), example_of(source.dataset))
 
 
 def _start(request: TrainingRequest) -> str | None:
     """What decides the weights that training starts from; None where they can't be had."""
     try:
-        return choose_weights(_subject(request)).identity
+        return choose_weights(request.subject).identity
     except RequestError:
         return None
-
-
-def _starting_point(request: TrainingRequest) -> tuple[Data, Callable[[], nn.Module]]:
-    """Give the dataset, and what builds the network that training starts from."""
-    source = model_source(_subject(request))
-    return source.dataset, lambda: source.build()[0]
-
-
-def _subject(request: TrainingRequest) -> SubjectSpec:
-    return SubjectSpec(
-        request.model,
-        request.weights,
-        request.data,
-        request.seed,
-        split="train",
-        options=request.options,
-    )
 
 
 THREADS = 1
