@@ -178,8 +178,8 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     found = _class_folders(test)
     return _of_files(
         "images",
-        train=lambda: _any_files("images", train),
-        test=lambda: _any_files("images", test),
+        train=lambda: _any_files(train),
+        test=lambda: _any_files(test),
         classes=classes or len(found) or 1000,
         size=size,
         note=(
@@ -287,22 +287,21 @@ def _by_class(name: str, place: Path) -> tuple[Files, list[str]]:
     return files, classes
 
 
-def _any_files(name: str, place: Path) -> Files:
+def _any_files(place: Path) -> Files:
     from torchvision.datasets import folder
 
     flat = sorted(p for p in place.glob("*") if p.suffix.lower() in folder.IMG_EXTENSIONS)
     classes = _class_folders(place)
     if flat and classes:
         raise RequestError(
-            f"{name}: {place} holds images, such as {flat[0].name}, beside folders, such as "
+            f"images: {place} holds images, such as {flat[0].name}, beside folders, such as "
             f"{classes[0]}; put all images into class folders, or none"
         )
     if classes:
-        return _by_class(name, place)[0]
-    files = [(str(p), 0) for p in flat]
-    if not files:
+        return _by_class("images", place)[0]
+    if not flat:
         raise RequestError(
-            f"{name}: {place} holds no images; put files of "
+            f"images: {place} holds no images; put files of "
             f"{', '.join(folder.IMG_EXTENSIONS)} there"
         )
-    return files
+    return [(str(p), 0) for p in flat]

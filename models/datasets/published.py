@@ -110,12 +110,16 @@ class Published:
         states = [(file, file.stat()) for file in (file_of(place, name) for name in self.every)]
         return " ".join(f"{file.name}:{s.st_size}:{s.st_mtime_ns}" for file, s in states)
 
-    def splits(
-        self, folder: str, download: bool, padding: int = 0, channels: int = 1
-    ) -> tuple[Path, Any, Any]:
-        """Give the folder, and the items of both splits, which are read when asked for.
+    def dataset(self, folder: str, download: bool, size: int = 32, channels: int = 3) -> Dataset:
+        """Open the dataset; what is missing torchvision fetches first, if it may.
 
-        What is missing torchvision fetches first, if it may.
+        Parameters
+        ----------
+        folder : str
+            See `wanted_folder`.
+        download : bool
+        size, channels : int
+            Of the images that are given; those of MNIST get a margin, and equal channels.
         """
         from .items import ByteImages
 
@@ -126,11 +130,32 @@ class Published:
                 raise
             _download(self, wanted_folder(self.name, folder))
             place = self.place(folder)
+        if len(self.mean) > 1:
+            padding, times = 0, 1
+            done = f"; normalised per channel by {_STATISTICS}; {_authenticity(self, place)}"
+        else:
+            padding, times = (size - 28) // 2, channels
+            margin = f" a margin of {padding} zeros," if padding else ""
+            copies = " copied to 3 equal channels," if channels == 3 else ""
+            done = f",{margin}{copies} normalised by {_STATISTICS} without margin"
         train, test = (
             ByteImages(lambda split=split: self.read(self, place, split), padding, channels)  # type: ignore[misc]
             for split in ("train", "test")
         )
-        return place, train, test
+        return Dataset(
+            name=self.name,
+            train=train,
+            test=test,
+            shape=(channels, size, size),
+            classes=self.classes,
+            mean=self.mean * times,
+            std=self.std * times,
+            preprocessing=f"bytes divided by 255{done}",
+            source=self.source,
+        )
+
+
+_STATISTICS = "mean and standard deviation of the published training images"
 
 
 def _download(form: Published, folder: Path) -> None:
@@ -359,7 +384,7 @@ def cifar10(folder: str = "", download: bool = False) -> Dataset:
     nlbench.RequestError
         If a file is missing or damaged.
     """
-    return _photographs(CIFAR10, folder, download)
+    return CIFAR10.dataset(folder, download)
 
 
 @dataset(options=PLACE, fingerprint=CIFAR100.fingerprint)
@@ -370,25 +395,7 @@ def cifar100(folder: str = "", download: bool = False) -> Dataset:
     or in its subfolder ``cifar-100-python``; the labels are the fine ones. For the rest
     see `cifar10`.
     """
-    return _photographs(CIFAR100, folder, download)
-
-
-def _photographs(form: Published, folder: str, download: bool) -> Dataset:
-    place, train, test = form.splits(folder, download)
-    return Dataset(
-        name=form.name,
-        train=train,
-        test=test,
-        shape=(3, 32, 32),
-        classes=form.classes,
-        mean=form.mean,
-        std=form.std,
-        preprocessing=(
-            "bytes divided by 255; normalised per channel by mean and standard deviation of the "
-            f"published training images; {_authenticity(form, place)}"
-        ),
-        source=form.source,
-    )
+    return CIFAR100.dataset(folder, download)
 
 
 def _authenticity(form: Published, place: Path) -> str:
@@ -436,7 +443,7 @@ def mnist(
     nlbench.RequestError
         If a file is missing or damaged.
     """
-    return _digits(MNIST, folder, download, int(size), int(channels))
+    return MNIST.dataset(folder, download, int(size), int(channels))
 
 
 @dataset(options=OPTIONS, fingerprint=FASHION_MNIST.fingerprint)
@@ -448,25 +455,4 @@ def fashion_mnist(
     Its four IDX files bear the same names as MNIST's and lie in `folder` or its subfolder
     ``FashionMNIST/raw``. For the rest see `mnist`.
     """
-    return _digits(FASHION_MNIST, folder, download, int(size), int(channels))
-
-
-def _digits(form: Published, folder: str, download: bool, size: int, channels: int) -> Dataset:
-    padding = (size - 28) // 2
-    _, train, test = form.splits(folder, download, padding, channels)
-    margin = f"a margin of {padding} zeros, " if padding else ""
-    copies = "copied to 3 equal channels, " if channels == 3 else ""
-    return Dataset(
-        name=form.name,
-        train=train,
-        test=test,
-        shape=(channels, size, size),
-        classes=form.classes,
-        mean=form.mean * channels,
-        std=form.std * channels,
-        preprocessing=(
-            f"bytes divided by 255, {margin}{copies}normalised by mean and standard deviation of "
-            "the published training images without margin"
-        ),
-        source=form.source,
-    )
+    return FASHION_MNIST.dataset(folder, download, int(size), int(channels))

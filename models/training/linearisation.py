@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.measure import Source
+from nlbench.measures.pathlength import NONLINEAR_ADVANTAGE
 from nlbench.models.sparsified.prelu import (
     linear_share,
     parameter_groups,
@@ -37,7 +38,7 @@ from nlbench.store.run_folder import Run
 from nlbench.subjects.load import SubjectSpec, choose_weights
 from nlbench.subjects.weights import training_failure
 
-from .recipes import Prior, Recipe
+from .recipes import Recipe
 from .train import (
     TrainingRequest,
     check_training,
@@ -50,61 +51,10 @@ __all__ = [
     "MEASURES",
     "Linearisation",
     "LinearisingRequest",
-    "SparsityPrior",
     "from_start",
     "linearise",
     "post_training",
 ]
-
-
-@dataclass(frozen=True)
-class SparsityPrior(Prior):
-    """ω Σ |1 − α|^½ over the slopes of a sparsified network.
-
-    Parameters
-    ----------
-    omega : float
-    slope_rate : float
-        Factor of the recipe's learning rate for the slopes.
-    layerwise : bool
-        Whether the network's slopes are one a layer.
-    frozen : bool
-        Slopes don't move: units are linear or ReLU for good.
-    """
-
-    omega: float
-    slope_rate: float = 1.0
-    layerwise: bool = False
-    frozen: bool = False
-
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Weights, and slopes without decay, with a rate of their own."""
-        weights, slopes = parameter_groups(model, weight_decay)
-        if self.frozen:
-            return [weights]
-        return [weights, {**slopes, "rate_factor": self.slope_rate}]
-
-    def penalty(self, model: nn.Module) -> Tensor | None:
-        """ω times the distance from linear."""
-        return None if self.frozen or not self.omega else self.omega * penalty(model)
-
-    def settle(self, model: nn.Module) -> None:
-        """Set to 1 and freeze what has come near 1 or crossed it."""
-        if not self.frozen:
-            snap(model)
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        """Share of linear units."""
-        return {"linear_share": linear_share(model)}
-
-    def facts(self) -> dict[str, Any]:
-        """All of it decides the training."""
-        return asdict(self)
-
-    def metadata(self) -> dict[str, str]:
-        """How the network that the weights fit is made."""
-        about = {**transform_metadata(self.layerwise), "omega": str(self.omega)}
-        return about | {"random": "true"} if self.frozen else about
 
 
 @dataclass(frozen=True)
@@ -180,15 +130,31 @@ class Linearisation(Recipe):
             randomize(model, self.random_share, seed)
         return model
 
-    def prior(self) -> SparsityPrior:
-        """The penalty on the slopes."""
-        return SparsityPrior(self.omega, self.slope_rate, self.layerwise, self.is_control)
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Weights, and slopes without decay, with a rate of their own; a control's don't move."""
+        weights, slopes = parameter_groups(model, self.weight_decay)
+        return (
+            [weights] if self.is_control else [weights, slopes | {"rate_factor": self.slope_rate}]
+        )
 
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        """ω times the distance from linear."""
+        return None if self.is_control or not self.omega else self.omega * penalty(model)
 
-NONLINEAR_ADVANTAGE = (
-    "C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks Might Not "
-    "Be As Complex as You Think. ICML, 2023."
-)
+    def settle(self, model: nn.Module) -> None:
+        """Set to 1 and freeze what has come near 1 or crossed it."""
+        if not self.is_control:
+            snap(model)
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """Share of linear units."""
+        return {"linear_share": linear_share(model)}
+
+    def metadata(self) -> dict[str, str]:
+        """How the network that the weights fit is made."""
+        about = {**transform_metadata(self.layerwise), "omega": str(self.omega)}
+        return about | {"random": "true"} if self.is_control else about
+
 
 post_training = Linearisation(
     name="post-training",
@@ -199,7 +165,7 @@ post_training = Linearisation(
     schedule="cosine",
     starts_trained=True,
     source=Source(
-        citation=NONLINEAR_ADVANTAGE,
+        citation=NONLINEAR_ADVANTAGE.citation,
         equation=(
             "sparsified PReLU, post-training; optimiser, rates and epochs are ours, chosen on "
             "the digits"
@@ -214,7 +180,7 @@ from_start = replace(
     epochs=60,
     starts_trained=False,
     source=Source(
-        citation=NONLINEAR_ADVANTAGE,
+        citation=NONLINEAR_ADVANTAGE.citation,
         equation=(
             "sparsified PReLU, from the start of training; optimiser, rates and epochs are ours"
         ),

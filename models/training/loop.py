@@ -18,7 +18,7 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.probes.background import rng_restored
 from nlbench.probes.precision import exact_by_default
 
-from .recipes import Prior, Recipe, vanilla
+from .recipes import Recipe, vanilla
 from .tasks import LARGEST_SEED, Task, task_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Epoch:
         At the epoch's last step.
     loss : float
         Mean loss over the epoch, of each sample before the step that used it; without the
-        penalty of a prior.
+        recipe's penalty.
     train_accuracy : float or None
     test_accuracy : float
         Share of what the network predicts right at the epoch's end, in [0, 1]: images, or
@@ -47,7 +47,7 @@ class Epoch:
         included. In training it takes a pass of its own, which is made where training may
         end (`Recipe.wants_train_accuracy`); None after other epochs.
     scores : mapping of str to float
-        What a prior counts, such as ``linear_share``.
+        What the recipe counts, such as ``linear_share``.
     running_accuracy : float or None
         The same share of the training samples as they came in the epoch: each augmented, in
         training mode, before the step that used it, as the loss is.
@@ -235,7 +235,7 @@ def train(
     with rng_restored(device):
         torch.manual_seed(seed)
         model = recipe.prepared(build(), lambda: example_of(dataset), seed).to(device)
-        training = _Training(model, task, recipe, recipe.prior(), seed, device)
+        training = _Training(model, task, recipe, seed, device)
         identity = {
             "seed": seed,
             "label_noise": noise,
@@ -243,7 +243,6 @@ def train(
             "samples": task.size,
             "start": state_hash(model),
             **{f"recipe.{k}": v for k, v in asdict(recipe).items() if k != "source"},
-            **{f"prior.{k}": v for k, v in training.prior.facts().items()},
         }
         if state is not None and state.exists():
             training.restore(read_state(state, identity))
@@ -259,7 +258,7 @@ def train(
                 write_state(state, identity, training.content())
             if progress is not None:
                 progress(epoch)
-        scores = task.final_scores(model.eval(), device) | training.prior.scores(model)
+        scores = task.final_scores(model.eval(), device) | recipe.scores(model)
     return TrainingResult(
         model,
         tuple(training.history),
@@ -282,16 +281,14 @@ class _Training:
         model: nn.Module,
         task: Task,
         recipe: Recipe,
-        prior: Prior,
         seed: int,
         device: torch.device,
     ) -> None:
         self.model = model
         self.task = task
         self.recipe = recipe
-        self.prior = prior
         self.device = device
-        self.optimizer = recipe.make_optimizer(prior.groups(model, recipe.weight_decay))
+        self.optimizer = recipe.make_optimizer(model)
         self.shuffle = torch.Generator().manual_seed(seed)
         # A stream of its own: augmented or not, the images come in the same order.
         self.augment = torch.Generator().manual_seed(seed + LARGEST_SEED + 1)
@@ -300,7 +297,7 @@ class _Training:
     @property
     def metadata(self) -> dict[str, str]:
         """What a checkpoint has to carry."""
-        return {**self.task.metadata(), **self.prior.metadata()}
+        return {**self.task.metadata(), **self.recipe.metadata()}
 
     @property
     def is_over(self) -> bool:
@@ -336,7 +333,7 @@ class _Training:
             loss=loss,
             train_accuracy=train_accuracy,
             test_accuracy=test_accuracy,
-            scores=self.prior.scores(self.model),
+            scores=self.recipe.scores(self.model),
             running_accuracy=running_accuracy,
         )
         self.history.append(epoch)
@@ -365,11 +362,11 @@ class _Training:
                     f"the training loss became {value} in epoch {number + 1}; "
                     f"a learning rate below {recipe.learning_rate:g} may help"
                 )
-            penalty = self.prior.penalty(self.model)
+            penalty = recipe.penalty(self.model)
             self.optimizer.zero_grad()
             (loss if penalty is None else loss + penalty).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-            self.prior.settle(self.model)
+            recipe.settle(self.model)
             total += value * len(targets)
             seen += len(targets)
             counts = self.task.right(output, targets)
