@@ -70,13 +70,20 @@ def random_tensors(
     >>> random_tensors("1x8x8").sample(4).inputs.shape
     torch.Size([4, 1, 8, 8])
     """
-    from .items import Noise
+    import torch
+
+    from .items import Drawn
 
     lengths = lengths_of("random", shape)
+
+    def draw(index: int, generator: Generator) -> tuple[Tensor, int]:
+        tensor = torch.rand(lengths, generator=generator)
+        return tensor, int(torch.randint(classes, (), generator=generator))
+
     return Dataset(
         name="random",
-        train=Noise(lengths, classes, size, seed, 0),
-        test=Noise(lengths, classes, size, seed, 1),
+        train=Drawn(draw, size, seed, 0),
+        test=Drawn(draw, size, seed, 1),
         shape=lengths,
         classes=classes,
         mean=(0.5,) * lengths[0],
@@ -169,7 +176,9 @@ def synthetic(
     >>> data.sample(8).inputs.shape, data.classes
     (torch.Size([8, 3, 16, 16]), 4)
     """
-    from .items import Patterns, prototypes_of
+    import torch
+
+    from .items import Drawn, stream
 
     shape = (channels, image_size, image_size)
     if classes * math.prod(shape) > MOST_NUMBERS:
@@ -177,11 +186,25 @@ def synthetic(
             f"synthetic: {classes:,} classes of {channels}x{image_size}x{image_size} have "
             f"{classes * math.prod(shape):,} numbers, expected at most {MOST_NUMBERS:,}"
         )
-    prototypes = prototypes_of(classes, shape, seed)
+    patterns = _fields(classes, shape, stream(seed, 2))
+    reach = image_size // 8
+    d = difficulty
+
+    def draw(index: int, generator: Generator) -> tuple[Tensor, int]:
+        label = index % classes
+        down, right = torch.randint(-reach, reach + 1, (2,), generator=generator).tolist()
+        figure = patterns[label].roll((down, right), dims=(1, 2))
+        clutter = _fields(1, shape, generator)[0]
+        grain = torch.randn(shape, generator=generator)
+        mixed = (
+            math.sqrt(1 - d) * figure + math.sqrt(0.8 * d) * clutter + math.sqrt(0.2 * d) * grain
+        )
+        return (0.5 + mixed / 6).clamp(0, 1), label
+
     return Dataset(
         name="synthetic",
-        train=Patterns(prototypes, size, difficulty, seed, 0),
-        test=Patterns(prototypes, test_size, difficulty, seed, 1),
+        train=Drawn(draw, size, seed, 0),
+        test=Drawn(draw, test_size, seed, 1),
         shape=shape,
         classes=classes,
         mean=(0.5,) * channels,
@@ -193,6 +216,18 @@ def synthetic(
         ),
         source=Source(""),
     )
+
+
+def _fields(count: int, shape: Sequence[int], generator: Generator) -> Tensor:
+    """Smooth random pictures of mean 0 and variance 1: coarse noise, enlarged."""
+    import torch
+    from torch.nn import functional
+
+    channels, side, _ = shape
+    coarse = torch.randn(count, channels, 5, 5, generator=generator)
+    fine = functional.interpolate(coarse, size=(side, side), mode="bicubic", align_corners=True)
+    axes = (1, 2, 3)
+    return (fine - fine.mean(axes, keepdim=True)) / fine.std(axes, keepdim=True)
 
 
 POINTS = 512

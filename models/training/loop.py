@@ -171,7 +171,6 @@ def train(
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    label_noise: float | None = None,
     progress: Callable[[Epoch], object] | None = None,
     state: Path | None = None,
     keep: Keep | None = None,
@@ -194,8 +193,6 @@ def train(
     seed : int
         From 0 to 2³² - 1.
     device : torch.device or str
-    label_noise : float, optional
-        Share of training labels to corrupt, in place of the recipe's; see `corrupt_labels`.
     progress : callable, optional
         Called with each `Epoch` as it ends; on resuming, with the earlier ones first.
     state : Path, optional
@@ -213,7 +210,7 @@ def train(
     Raises
     ------
     nlbench.RequestError
-        If the seed or the noise is out of bounds, the network doesn't give one logit a
+        If the seed is out of bounds, the network doesn't give one logit a
         class, or the state belongs to another training.
     nlbench.NotFinite
         If the loss or a logit ceases to be a finite number.
@@ -230,15 +227,14 @@ def train(
     if not 0 <= seed <= LARGEST_SEED:
         raise RequestError(f"the seed is {seed}, expected 0 to {LARGEST_SEED}")
     device = torch.device(device)
-    noise = recipe.label_noise if label_noise is None else label_noise
-    task = task_of(dataset, recipe, noise, seed)
+    task = task_of(dataset, recipe, seed)
     with rng_restored(device):
         torch.manual_seed(seed)
         model = recipe.prepared(build(), lambda: example_of(dataset), seed).to(device)
         training = _Training(model, task, recipe, seed, device)
         identity = {
             "seed": seed,
-            "label_noise": noise,
+            "label_noise": recipe.label_noise,
             "data": getattr(dataset, "name", ""),
             "samples": task.size,
             "start": state_hash(model),

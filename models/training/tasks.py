@@ -56,7 +56,7 @@ _SENTENCES = 256
 class Task(ABC):
     """What a network is trained for: one of `classes` for each target, by the cross entropy.
 
-    A dataset that isn't labelled images has a method ``task(recipe, label_noise, seed)`` that
+    A dataset that isn't labelled images has a method ``task(recipe, seed)`` that
     returns one.
 
     Attributes
@@ -150,9 +150,7 @@ class Classification(Task):
     ----------
     dataset : Dataset
     recipe : Recipe
-        Its augmentation.
-    label_noise : float
-        Share of training labels to corrupt.
+        Its augmentation, and what share of training labels is to be corrupted.
     seed : int
         Decides which.
 
@@ -162,7 +160,7 @@ class Classification(Task):
         If the images have no labels, or can't be read.
     """
 
-    def __init__(self, dataset: Dataset, recipe: Recipe, label_noise: float, seed: int) -> None:
+    def __init__(self, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         if not getattr(dataset, "labelled", True):
             raise RequestError(f"{dataset.name} has no labels, so there is nothing to learn")
         self.dataset, self.recipe, self.classes = dataset, recipe, dataset.classes
@@ -172,8 +170,8 @@ class Classification(Task):
             items[0]
             if check := getattr(items, "check", None):
                 check()
-        if label_noise:
-            self.items = relabelled(self.items, label_noise, dataset.classes, seed)
+        if recipe.label_noise:
+            self.items = relabelled(self.items, recipe.label_noise, dataset.classes, seed)
 
     @property
     def size(self) -> int:
@@ -441,7 +439,6 @@ class Regression(_Held):
     ----------
     curve : Curve
     recipe : Recipe
-    label_noise : float
 
     Raises
     ------
@@ -451,8 +448,8 @@ class Regression(_Held):
 
     classes = 1
 
-    def __init__(self, curve: Curve, recipe: Recipe, label_noise: float) -> None:
-        if recipe.shift or recipe.flip or label_noise:
+    def __init__(self, curve: Curve, recipe: Recipe) -> None:
+        if recipe.shift or recipe.flip or recipe.label_noise:
             raise RequestError(f"{curve.name} has neither images to move nor labels to corrupt")
         train, test = curve.points("train"), curve.points("test")
         super().__init__(train, test, at_once=len(test[0]))
@@ -481,7 +478,6 @@ class Translation(_Held):
     ----------
     text : ParallelText
     recipe : Recipe
-    label_noise : float
 
     Raises
     ------
@@ -489,11 +485,11 @@ class Translation(_Held):
         If the recipe augments images or corrupts labels, or what BLEU needs isn't there.
     """
 
-    def __init__(self, text: ParallelText, recipe: Recipe, label_noise: float) -> None:
+    def __init__(self, text: ParallelText, recipe: Recipe) -> None:
         bleu([""], [""], text.bleu_tokens)  # What is missing is told before training.
         if recipe.shift or recipe.flip:
             raise RequestError(f"{text.name} is text; recipe '{recipe.name}' moves images")
-        if label_noise:
+        if recipe.label_noise:
             raise RequestError(f"{text.name} is text; it has no labels to corrupt")
         self.text, self.classes = text, text.classes
         train, test = ((split.inputs, split.wanted) for split in (text.train, text.test))
@@ -587,14 +583,14 @@ def bleu(found: Sequence[str], wanted: Sequence[str], tokens: str = "13a") -> fl
     return round(float(score.score), 6)
 
 
-def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
+def task_of(dataset: Any, recipe: Recipe, seed: int) -> Task:
     """What a dataset is for: a task of its own, translation, regression, else classification."""
     own = getattr(dataset, "task", None)
     if own is not None:
-        task: Task = own(recipe, label_noise, seed)
+        task: Task = own(recipe, seed)
         return task
     if isinstance(dataset, ParallelText):
-        return Translation(dataset, recipe, label_noise)
+        return Translation(dataset, recipe)
     if isinstance(dataset, Curve):
-        return Regression(dataset, recipe, label_noise)
-    return Classification(dataset, recipe, label_noise, seed)
+        return Regression(dataset, recipe)
+    return Classification(dataset, recipe, seed)

@@ -7,4 +7,4 @@ from nlbench.models.training.tasks import task_of
 
 
 def accuracy(model, split, dataset):
-    return task_of(dataset, vanilla, 0.0, 0).accuracy(model, split, torch.device("cpu"))
+    return task_of(dataset, vanilla, 0).accuracy(model, split, torch.device("cpu"))

@@ -160,7 +160,7 @@ def test_a_curve_is_learnt():
     assert found.scores["explained"] > 0.97
     assert found.test_accuracy > 0.5
     with pytest.raises(RequestError, match="nor labels to corrupt"):
-        train(lambda: build(input_shape=(1,)), curves(), recipe, label_noise=0.5)
+        train(lambda: build(input_shape=(1,)), curves(), replace(recipe, label_noise=0.5))
 
 
 def test_a_sine_without_a_period_is_refused():

@@ -380,11 +380,11 @@ def test_token_accuracy_counts_tokens_and_end_marks_but_no_padding(data):
         for a, b in zip(source, wanted, strict=True):
             total += b != -100
             right += b != -100 and a == b
-    assert task_of(data, translation, 0.0, 0).accuracy(copies, "test", CPU) == right / total
+    assert task_of(data, translation, 0).accuracy(copies, "test", CPU) == right / total
 
 
 def test_the_loss_leaves_padding_out(data):
-    task = task_of(data, translation, 0.0, 0)
+    task = task_of(data, translation, 0)
     wanted = data.train.wanted[:4]
     logits = torch.randn(*wanted.shape, data.classes, generator=torch.Generator().manual_seed(0))
     by_hand = [
@@ -397,7 +397,7 @@ def test_the_loss_leaves_padding_out(data):
 
 
 def test_a_network_that_is_no_translator_is_refused(data):
-    task = task_of(data, translation, 0.0, 0)
+    task = task_of(data, translation, 0)
     with pytest.raises(RequestError, match="one logit a class"):
         task.loss(torch.zeros(4, 10), data.train.wanted[:4])
 
@@ -406,7 +406,7 @@ def test_accuracy_of_a_translator_that_gives_nan_is_an_error(data):
     network = TransformerTiny(data.classes)
     nn.init.constant_(network.logits.bias, float("nan"))
     with pytest.raises(NotFinite, match="not finite"):
-        task_of(data, translation, 0.0, 0).accuracy(network, "test", CPU)
+        task_of(data, translation, 0).accuracy(network, "test", CPU)
 
 
 def test_bleu_is_that_of_the_formula():
