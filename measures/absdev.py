@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError, nearest
-from nlbench.measure import Measure, Parts, Result, Value
+from nlbench.measure import Parts, Value
 from nlbench.options import Option, OptionValue
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment, chord_parts
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, chord_parts
 
-from ._path_results import Method, with_means
+from ._path_results import PathMeasure
 from ._sources import traced_regions
 
 __all__ = [
@@ -231,7 +230,7 @@ def _norm(logits: Tensor) -> float:
     return float(torch.linalg.vector_norm(logits))
 
 
-class AbsoluteDeviation(Measure):
+class AbsoluteDeviation(PathMeasure):
     """Absolute deviation from linearity along paths.
 
     Of each path: ``value``, the Euclidean norm over logits of the deviations summed over
@@ -249,9 +248,6 @@ class AbsoluteDeviation(Measure):
     """
 
     name = "absdev"
-    probe = "lines"
-    bounds = (0.0, math.inf)
-    more_means = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
         "normalize": Option(
             "none",
@@ -260,6 +256,7 @@ class AbsoluteDeviation(Measure):
             choices=NORMALIZE,
         )
     }
+    means = ("above", "below", "variation", "error", "over_range", "over_chord")
     source = traced_regions("eq. 4 and appendix D")
 
     @classmethod
@@ -267,21 +264,10 @@ class AbsoluteDeviation(Measure):
         """From 0; up to 1 where it is divided by the range."""
         return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
-    def reset(self) -> None:
-        """Forget all paths."""
-        self._sums: dict[str, _Sum] = {}
-        self._method = Method()
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _Sum:
+        """Integrate one segment."""
+        return _Sum.of(trace)
 
-    def update(self, observation: TracedSegment) -> None:
-        """Add one segment to its path."""
-        new, old = _Sum.of(observation.trace), self._sums.get(observation.place)
-        self._sums[observation.place] = new if old is None else old + new
-        self._method = self._method.and_of(observation)
-
-    def compute(self) -> Result:
-        """Give the deviation of each path."""
-        normalize = str(self.settings["normalize"])
-        values = [path.value(place, normalize) for place, path in self._sums.items()]
-        result = Result.of(values, n=sum(value.n for value in values))
-        more = ("above", "below", "variation", "error", "over_range", "over_chord")
-        return self._method.on(with_means(result, more))
+    def value_of(self, place: str, path: _Sum) -> Value:
+        """Give a path's deviation."""
+        return path.value(place, str(self.settings["normalize"]))

@@ -257,12 +257,14 @@ class Timm(_Library):
         timm = _timm()
         if not timm.is_model(name):
             raise self._unknown(name, timm.list_models())
-        architecture, dot, tag = name.partition(".")
-        if dot and not _has_tag(name):
+        try:
+            timm.models.get_pretrained_cfg(name)
+        except RuntimeError as error:
+            architecture, _, tag = name.partition(".")
             known = [each.partition(".")[2] for each in timm.list_pretrained(f"{architecture}.*")]
             raise RequestError(
                 f"timm/{architecture} has no weights with the tag '{tag}'{nearest(tag, known)}"
-            )
+            ) from error
         return self._registered(
             name, _build_timm, "", preprocessing=lambda path: _timms_preprocessing(name)
         )
@@ -277,14 +279,6 @@ def _timm() -> Any:
             "install it with: pip install 'nlbench[timm]'"
         ) from error
     return timm
-
-
-def _has_tag(name: str) -> bool:
-    try:
-        _timm().models.get_pretrained_cfg(name)
-    except RuntimeError:
-        return False
-    return True
 
 
 def _config(name: str) -> Any:
