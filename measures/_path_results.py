@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 
-from nlbench.measure import Result
-from nlbench.probes.lines import SegmentTrace, TracedSegment
+from nlbench.measure import Measure, Result, Value
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
-__all__ = ["Method", "with_means"]
+__all__ = ["Method", "PathMeasure", "with_means"]
 
 _WORDS = {
     "adaptive": "by adaptive steps",
@@ -98,3 +101,44 @@ def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[s
         for name in names
         if paths and all(name in path for path in paths)
     }
+
+
+class PathMeasure(Measure):
+    """A measure that sums up the segments of each path.
+
+    Attributes
+    ----------
+    means, parts : tuple of str
+        Statistics and parts whose means over paths are added to the summary.
+    """
+
+    probe = "lines"
+    bounds = (0.0, math.inf)
+    more_means = "more nonlinear"
+    means: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> Any:
+        """Say of one segment what can be added to that of others."""
+
+    @abstractmethod
+    def value_of(self, place: str, path: Any) -> Value:
+        """Say of a path what its segments come to."""
+
+    def reset(self) -> None:
+        """Forget all paths."""
+        self._paths: dict[str, Any] = {}
+        self._method = Method()
+
+    def update(self, observation: TracedSegment) -> None:
+        """Add one segment to its path."""
+        new, old = self.of(observation.trace), self._paths.get(observation.place)
+        self._paths[observation.place] = new if old is None else old + new
+        self._method = self._method.and_of(observation)
+
+    def compute(self) -> Result:
+        """Give the value of each path."""
+        values = [self.value_of(place, path) for place, path in self._paths.items()]
+        result = Result.of(values, n=sum(value.n for value in values))
+        return self._method.on(with_means(result, self.means, self.parts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,17 +10,79 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError, nearest
-from nlbench.measure import Measure, Parts, Result, Value
+from nlbench.measure import Parts, Value
 from nlbench.options import Option, OptionValue
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, chord_parts
 
-from ._deviation import Deviation, deviation_of
-from ._path_results import Method, with_means
+from ._path_results import PathMeasure
 from ._sources import traced_regions
 
-__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_scale"]
+__all__ = [
+    "AbsoluteDeviation",
+    "Deviation",
+    "absolute_deviation",
+    "deviation_of",
+    "deviation_scale",
+]
 
 NORMALIZE = ("none", "range", "chord")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    r"""What lies between a network f and the chord g of a segment, a number a logit.
+
+    Parameters
+    ----------
+    above, below : float64 tensor of shape (k,)
+        The segment's length times :math:`\int_0^1 \max(f_j - g_j, 0)\,dt`, and times
+        :math:`\int_0^1 \max(g_j - f_j, 0)\,dt`: neither is negative. In units of the logit
+        times units of the input.
+    variation : float64 tensor of shape (k,)
+        Total variation of :math:`f_j - g_j`, which is :math:`\sum |\Delta (f_j - g_j)|` over
+        the regions of a piecewise-affine network. In units of the logit.
+    """
+
+    above: Tensor
+    below: Tensor
+    variation: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Absolute deviation: above and below together."""
+        return self.above + self.below
+
+    def __add__(self, other: Deviation) -> Deviation:
+        """Of two segments together."""
+        return Deviation(
+            self.above + other.above,
+            self.below + other.below,
+            self.variation + other.variation,
+        )
+
+
+def deviation_of(trace: SegmentTrace | SegmentEstimate) -> Deviation:
+    """Integrate the distance between a network and the chord of a segment, by its sign.
+
+    Exact on a traced segment: the distance is affine between breakpoints, so a region's
+    share is a trapezium, or two triangles where the distance changes sign. An estimate brings
+    its own integrals.
+
+    Parameters
+    ----------
+    trace : SegmentTrace or SegmentEstimate
+        With k logits.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines import trace_segment
+    >>> trace = trace_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([1.0]))
+    >>> found = deviation_of(trace)
+    >>> float(found.above), float(found.below), float(found.variation)
+    (0.0, 0.5, 1.0)
+    """
+    found = trace if isinstance(trace, SegmentEstimate) else chord_parts(trace.t, trace.values)
+    return Deviation(trace.length * found.above, trace.length * found.below, found.variation)
 
 
 def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
@@ -169,7 +230,7 @@ def _norm(logits: Tensor) -> float:
     return float(torch.linalg.vector_norm(logits))
 
 
-class AbsoluteDeviation(Measure):
+class AbsoluteDeviation(PathMeasure):
     """Absolute deviation from linearity along paths.
 
     Of each path: ``value``, the Euclidean norm over logits of the deviations summed over
@@ -187,9 +248,6 @@ class AbsoluteDeviation(Measure):
     """
 
     name = "absdev"
-    probe = "lines"
-    bounds = (0.0, math.inf)
-    more_means = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
         "normalize": Option(
             "none",
@@ -198,6 +256,7 @@ class AbsoluteDeviation(Measure):
             choices=NORMALIZE,
         )
     }
+    means = ("above", "below", "variation", "error", "over_range", "over_chord")
     source = traced_regions("eq. 4 and appendix D")
 
     @classmethod
@@ -205,21 +264,10 @@ class AbsoluteDeviation(Measure):
         """From 0; up to 1 where it is divided by the range."""
         return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
-    def reset(self) -> None:
-        """Forget all paths."""
-        self._sums: dict[str, _Sum] = {}
-        self._method = Method()
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _Sum:
+        """Integrate one segment."""
+        return _Sum.of(trace)
 
-    def update(self, observation: TracedSegment) -> None:
-        """Add one segment to its path."""
-        new, old = _Sum.of(observation.trace), self._sums.get(observation.place)
-        self._sums[observation.place] = new if old is None else old + new
-        self._method = self._method.and_of(observation)
-
-    def compute(self) -> Result:
-        """Give the deviation of each path."""
-        normalize = str(self.settings["normalize"])
-        values = [path.value(place, normalize) for place, path in self._sums.items()]
-        result = Result.of(values, n=sum(value.n for value in values))
-        more = ("above", "below", "variation", "error", "over_range", "over_chord")
-        return self._method.on(with_means(result, more))
+    def value_of(self, place: str, path: _Sum) -> Value:
+        """Give a path's deviation."""
+        return path.value(place, str(self.settings["normalize"]))

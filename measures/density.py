@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from nlbench.errors import Undefined
-from nlbench.measure import Measure, Parts, Result, Value
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
+from nlbench.measure import Parts, Value
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace
 from nlbench.probes.lines.lines import slope_changes
 
-from ._path_results import Method, with_means
+from ._path_results import PathMeasure
 from ._sources import traced_regions
 
 __all__ = ["Density"]
@@ -32,8 +31,11 @@ class _Tally:
     def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Tally:
         sites: dict[str, float] = dict(trace.contributions)
         if isinstance(trace, SegmentEstimate):
-            count = trace.crossings or 0.0
-            return cls((count,), trace.length, None, sites, trace.at_least, trace.error, True)
+            if trace.crossings is None:
+                raise Undefined(trace.refused or "the network is not piecewise affine")
+            return cls(
+                (trace.crossings,), trace.length, None, sites, trace.at_least, trace.error, True
+            )
         count, changes = trace.crossings, _slope_changes(trace)
         return cls((float(count),), trace.length, changes, sites, count, 0.0, False)
 
@@ -73,7 +75,7 @@ def _slope_changes(trace: SegmentTrace) -> int | None:
         return None
 
 
-class Density(Measure):
+class Density(PathMeasure):
     """Number of region boundaries that a path crosses.
 
     Of each path: ``value``, crossings summed over its segments, which counts each
@@ -98,37 +100,20 @@ class Density(Measure):
     """
 
     name = "density"
-    probe = "lines"
-    bounds = (0.0, math.inf)
-    more_means = "more nonlinear"
+    means = ("per_length", "per_segment", "slope_changes", "at_least", "error")
+    parts = ("site",)
     source = traced_regions("section 2.2")
 
-    def reset(self) -> None:
-        """Forget all paths."""
-        self._tallies: dict[str, _Tally] = {}
-        self._method = Method()
-
-    def update(self, observation: TracedSegment) -> None:
-        """Add one segment to its path.
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _Tally:
+        """Count the crossings of one segment.
 
         Raises
         ------
         nlbench.Undefined
             If the network has no breakpoints; the operation is the reason.
         """
-        trace = observation.trace
-        if isinstance(trace, SegmentEstimate) and trace.crossings is None:
-            raise Undefined(trace.refused or "the network is not piecewise affine")
-        new, old = _Tally.of(observation.trace), self._tallies.get(observation.place)
-        self._tallies[observation.place] = new if old is None else old + new
-        self._method = self._method.and_of(observation)
+        return _Tally.of(trace)
 
-    def compute(self) -> Result:
-        """Give the number of crossings of each path."""
-        values = [
-            Value(place, tally.statistics(), len(tally.crossings), parts=tally.parts())
-            for place, tally in self._tallies.items()
-        ]
-        result = Result.of(values, n=sum(value.n for value in values))
-        names = ("per_length", "per_segment", "slope_changes", "at_least", "error")
-        return self._method.on(with_means(result, names, parts=("site",)))
+    def value_of(self, place: str, path: _Tally) -> Value:
+        """Give the number of crossings of a path."""
+        return Value(place, path.statistics(), len(path.crossings), parts=path.parts())

@@ -184,9 +184,7 @@ class NonlinearityCoefficient(Measure):
 
     def reset(self) -> None:
         """Forget all batches."""
-        self._bends: list[Tensor] = []
-        self._spreads: list[Tensor] = []
-        self._floors: list[Tensor] = []
+        self._batches: list[tuple[Tensor, ...]] = []
         self._left_out = 0
 
     def update(self, observation: FunctionBatch) -> None:
@@ -195,20 +193,18 @@ class NonlinearityCoefficient(Measure):
             self._left_out += len(observation.inputs)
             return
         directions = int(self.settings["directions"])
-        bends, spreads, floors, self._dtype = _terms(
+        *terms, self._dtype = _terms(
             observation.function, observation.inputs, directions, observation.most
         )
-        self._bends.append(bends.cpu())
-        self._spreads.append(spreads.cpu())
-        self._floors.append(floors.cpu())
+        self._batches.append(tuple(term.cpu() for term in terms))
 
     def compute(self) -> Result:
         """One number for the network, with its standard error."""
-        if not self._bends:
+        if not self._batches:
             raise Undefined(f"no batch of at least {FEWEST} samples")
-        bends, spreads = torch.cat(self._bends), torch.cat(self._spreads)
+        bends, spreads, floors = map(torch.cat, zip(*self._batches, strict=True))
         summary = {
-            "value": _coefficient(bends, spreads, torch.cat(self._floors), self._dtype).item(),
+            "value": _coefficient(bends, spreads, floors, self._dtype).item(),
             "error": _standard_error(bends, spreads),
         }
         notes = {"samples left out": self._left_out} if self._left_out else {}

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined, nearest
-from nlbench.measure import Accumulator, MoreMeans, PooledMeasure
+from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option
 
-from ._prepared import Prepared, Samples, prepare, prepared
+from ._moments import PairsMeasure
+from ._prepared import Samples, prepared
 from ._samples import check_count, power_of_two
 from ._sources import affinity_paper
-
-if TYPE_CHECKING:
-    from nlbench.probes.sites.sites import SiteBatch
 
 __all__ = ["Norm", "change_norm"]
 
@@ -113,7 +111,7 @@ class _NormAccumulator(Accumulator):
         return {"value": absolute, "relative": relative}
 
 
-class Norm(PooledMeasure):
+class Norm(PairsMeasure):
     """Frobenius norm of the difference between a site's output and input.
 
     Relative to the input's norm by default, which makes sites and models comparable; the
@@ -135,10 +133,6 @@ class Norm(PooledMeasure):
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
     independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
-
-    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
-        """Take what is prepared of a batch for all measures."""
-        return observation.shared(prepare)
 
     def accumulator(self) -> _NormAccumulator:
         """Make what takes in the batches of one site."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import reduce
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from nlbench.citation import Source
-from nlbench.errors import RequestError, Undefined, nearest
+from nlbench.errors import NotFinite, RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
 
 from ._blas import singular_value_decomposition
-from ._crossvalidation import FoldAccumulator, crossvalidated_r2
 from ._moments import Moments, PairsAccumulator, PairsMeasure
-from ._prepared import Samples, prepared
-from ._samples import EPSILON, centered, check_count, rounding_norms
+from ._prepared import Prepared, Samples, prepared
+from ._samples import EPSILON, centered, check_count, rounding_norms, varying_columns
 
 __all__ = ["R2", "r2_score"]
 
@@ -88,42 +88,59 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOL
     if kind == "crossvalidated":
         if folds < 2:
             raise RequestError(f"folds = {folds}, expected at least 2")
-        return crossvalidated_r2(x, y, folds)
+        return _crossvalidated(x, y, folds)
     _check_enough(n, x.shape[1])
     _check_varies(y.varying)
-    varying = x.values[:, x.varying]
-    inputs, targets = centered(varying), _unit_columns(centered(y.values[:, y.varying]))
-    scale = inputs.abs().amax(0)
-    directions, strengths, columns = singular_value_decomposition(inputs / scale)
-    errors = rounding_norms(varying.abs().amax(0), n, x.rounding) / scale
-    kept = strengths > max(inputs.shape) * EPSILON * strengths[:1]
-    kept &= strengths.square() > columns.square() @ errors.square()
-    directions = directions[:, kept]
+    varying, targets = x.values[:, x.varying], _unit_columns(centered(y.values[:, y.varying]))
+    inputs = centered(varying)
+    directions, _, _ = _decomposed(varying, inputs, inputs.abs().amax(0), x.rounding)
     residuals = targets - directions @ (directions.T @ targets)
     unexplained = residuals.square().sum(0) / targets.square().sum(0)
     return _average(unexplained, n, directions.shape[1], kind)
 
 
-def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
-    """Same as `r2_score`, from pooled moments.
+def _decomposed(
+    values: Tensor, away: Tensor, scale: Tensor, rounding: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular value decomposition of centred columns over their scale.
 
-    Their condition number is the square of the data's: input directions whose spread is
+    Without directions that rounding explains, of the work or of the values (n, d) as they were
+    given.
+    """
+    left, strengths, right = singular_value_decomposition(away / scale)
+    errors = rounding_norms(values.abs().amax(0), len(values), rounding) / scale
+    kept = strengths > max(away.shape) * EPSILON * strengths[:1]
+    kept &= strengths.square() > right.square() @ errors.square()
+    return left[:, kept], strengths[kept], right[kept]
+
+
+def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """Scale (d,) of the inputs that vary, strengths (r,) of directions (d, r) in that scale.
+
+    The condition number of moments is the square of the data's: input directions whose spread is
     below sqrt(d ε) of the strongest, 3e-7 for d = 512, are rounding of the moments and count as
     absent, as those do that are rounding of the data.
     """
-    inputs, outputs = moments.varying_x, moments.varying_y
-    _check_enough(moments.n, moments.inputs)
-    _check_varies(outputs)
+    inputs = moments.varying_x
     scale = moments.xx.diagonal()[inputs].sqrt()
     correlation = moments.xx[inputs][:, inputs] / torch.outer(scale, scale)
-    loads = moments.xy[inputs][:, outputs] / scale[:, None]
     strengths, directions = torch.linalg.eigh(correlation)
     kept = strengths > len(strengths) * EPSILON * strengths[-1:]
     kept &= strengths > (moments.rounding_x[inputs] / scale).square() @ directions.square()
-    loads = directions[:, kept].T @ loads / strengths[kept].sqrt()[:, None]
+    return scale, strengths[kept], directions[:, kept]
+
+
+def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
+    """Same as `r2_score`, from pooled moments."""
+    inputs, outputs = moments.varying_x, moments.varying_y
+    _check_enough(moments.n, moments.inputs)
+    _check_varies(outputs)
+    scale, strengths, directions = _directions_of(moments)
+    loads = moments.xy[inputs][:, outputs] / scale[:, None]
+    loads = directions.T @ loads / strengths.sqrt()[:, None]
     explained = loads.square().sum(0) / moments.yy.diagonal()[outputs]
     # A sum of squares is left over, which rounding may take below zero.
-    return _average((1 - explained).clamp(min=0), moments.n, int(kept.sum()), kind)
+    return _average((1 - explained).clamp(min=0), moments.n, len(strengths), kind)
 
 
 def _average(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
@@ -164,6 +181,149 @@ class _R2Accumulator(PairsAccumulator):
         if pairs.moments is None:
             return {"value": r2_score(*pairs.rows(), kind=self._kind).item()}
         return {"value": _r2_of_moments(pairs.moments, self._kind).item()}
+
+
+def _crossvalidated(x: Prepared, y: Prepared, folds: int) -> Tensor:
+    """R² of each sample's prediction from the other folds, averaged over columns that vary.
+
+    Sample i belongs to fold i mod `folds`. Inputs are standardised within the training
+    samples, and of all fits the one with the smallest coefficients is taken.
+
+    Parameters
+    ----------
+    x : Prepared, of shape (n, d)
+    y : Prepared, of shape (n, k)
+    folds : int
+
+    Returns
+    -------
+    tensor, scalar
+        1 - Σ (y - prediction)² / Σ (y - mean)²: at most 1.
+    """
+    _check_varies(y.varying)
+    targets = _unit_columns(centered(y.values[:, y.varying]))
+    fold = torch.arange(len(x), device=targets.device) % folds
+    missed = torch.zeros_like(targets[0])
+    for held_out in range(min(folds, len(x))):
+        test = fold == held_out
+        train = x.values[~test], targets[~test]
+        errors = _errors(*train, x.values[test], targets[test], x.rounding)
+        missed += errors.square().sum(0)
+    score: Tensor = 1 - (missed / targets.square().sum(0)).mean()
+    return score
+
+
+def _errors(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float) -> Tensor:
+    """Errors (m, k) of the predictions for samples that the fit has not seen."""
+    inputs = varying_columns(x)
+    x, origin = x[:, inputs], x[0, inputs]
+    level, shift = y.mean(0), (x - origin).mean(0)
+    away = centered(x)
+    scale = torch.linalg.vector_norm(away, dim=0)
+    left, strengths, right = _decomposed(x, away, scale, rounding)
+    loads = left.T @ (y - level) / strengths[:, None]
+    new = (test_x[:, inputs] - origin - shift) / scale
+    errors: Tensor = test_y - level - (new @ right.T) @ loads
+    return errors
+
+
+class _FoldAccumulator(Accumulator):
+    """All batches of a site, in folds: rows while few, moments when many.
+
+    Rows are kept up to twice the larger number of columns, so that the fit of moments,
+    with fewer digits, is never one of about as many samples as inputs.
+    """
+
+    def __init__(self, folds: int) -> None:
+        self.n = 0
+        self._folds = folds
+        self._rows: list[tuple[Tensor, Tensor]] = []
+        self._rounding = EPSILON
+        self._origin: Tensor | None = None
+        self._moments: dict[int, Moments] = {}
+
+    @torch.no_grad()
+    def add(self, x: Samples, y: Samples) -> None:
+        """Take in one batch; the tensors are copied.
+
+        Raises
+        ------
+        nlbench.NotFinite, nlbench.RequestError
+            For what can't be taken in, such as another number of columns than before.
+        """
+        x, y = prepared(x, "x"), prepared(y, "y")
+        if check_count(x, y, at_least=0) == 0:
+            return
+        if self._origin is None:
+            self._origin = torch.cat([x.values[0], y.values[0]])
+            self._widths = (x.shape[1], y.shape[1])
+        if self._widths != (x.shape[1], y.shape[1]):
+            raise RequestError(
+                f"a batch has {(x.shape[1], y.shape[1])} columns, those before {self._widths}"
+            )
+        self._rows.append((x.values.clone(), y.values.clone()))
+        self._rounding = max(self._rounding, x.rounding)
+        self.n += len(x)
+        if self._moments or self.n > 2 * max(self._widths) + self._folds:
+            self._condense()
+
+    def _condense(self) -> None:
+        assert self._origin is not None
+        x, y = self._gathered()
+        fold = torch.arange(self.n - len(x), self.n, device=x.device) % self._folds
+        for index in torch.unique(fold).tolist():
+            rows = fold == index
+            part = Moments.of(x[rows], y[rows], self._origin, self._rounding)
+            before = self._moments.get(index)
+            self._moments[index] = before.merged(part) if before else part
+        self._rows.clear()
+
+    def _gathered(self) -> tuple[Tensor, Tensor]:
+        return torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows])
+
+    def statistics(self) -> dict[str, float]:
+        """Cross-validated R² of all samples together."""
+        if self.n == 0:
+            raise Undefined("no samples")
+        if self._moments:
+            return {"value": self._of_moments().item()}
+        x, y = (Prepared(values, self._rounding) for values in self._gathered())
+        check_count(x, y)
+        return {"value": _crossvalidated(x, y, self._folds).item()}
+
+    def remark(self) -> str:
+        """Say how many folds."""
+        return f"cross-validated over {min(self._folds, self.n)} folds"
+
+    def _of_moments(self) -> Tensor:
+        whole = reduce(Moments.merged, self._moments.values())
+        outputs = whole.varying_y
+        _check_varies(outputs)
+        parts = {index: part.in_units(whole.unit) for index, part in self._moments.items()}
+        missed = torch.zeros_like(whole.mean[whole.inputs :][outputs])
+        for index, test in parts.items():
+            train = reduce(Moments.merged, (p for i, p in parts.items() if i != index))
+            missed += _squared_errors(train.in_units(whole.unit), test)[outputs]
+        share = missed / whole.yy.diagonal()[outputs]
+        if not torch.isfinite(share).all():
+            raise NotFinite("the share of the output that is not predicted is not finite")
+        return 1 - share.mean()
+
+
+def _squared_errors(train: Moments, test: Moments) -> Tensor:
+    """Sums (k,) of squared errors of the test samples, by the fit of the training samples."""
+    inputs = train.varying_x
+    scale, strengths, directions = _directions_of(train)
+    frame = directions / scale[:, None]
+    loads = (frame / strengths) @ (frame.T @ train.xy[inputs])
+    step = test.mean - train.mean
+    offset = step[train.inputs :] - step[: train.inputs][inputs] @ loads
+    crossed = (loads * test.xy[inputs]).sum(0)
+    explained = (loads * (test.xx[inputs][:, inputs] @ loads)).sum(0)
+    spread = test.yy.diagonal() - 2 * crossed + explained
+    # A sum of squares, which rounding may take below zero.
+    errors: Tensor = spread.clamp(min=0) + test.n * offset.square()
+    return errors
 
 
 class R2(PairsMeasure):
@@ -210,5 +370,5 @@ class R2(PairsMeasure):
         """Make what takes in the batches of one site."""
         kind = str(self.settings["kind"])
         if kind == "crossvalidated":
-            return FoldAccumulator(int(self.settings["folds"]))
+            return _FoldAccumulator(int(self.settings["folds"]))
         return _R2Accumulator(kind)

@@ -27,7 +27,7 @@ LONG = (
     "stress/test_kills.py",
     "nlbench/execution/test_supervisor.py",
     "test_plugin.py",
-    "models/training/test_linearise.py",
+    "models/training/test_linearisation.py",
     "nlbench/conformance/test_pretend_cuda.py",
     "stress/test_malformed.py",
     "nlbench/probes/graph/test_graph_families.py",

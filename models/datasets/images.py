@@ -1,7 +1,8 @@
-"""Folders of image files: ImageNet's, and anybody's."""
+"""Folders of image files: ImageNet's, and anybody's; and where datasets' files lie."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
-from .files import FOLDER, wanted_folder
+__all__ = ["FOLDER", "imagenet", "images", "wanted_folder"]
 
-__all__ = ["imagenet", "images"]
 
+FOLDER = Option("", "where the files are; by default below the folder that NLBENCH_DATA names")
 
 USUAL = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """What most networks for ImageNet were trained with."""
@@ -29,6 +30,37 @@ SIZE = Option(
 VALIDATION = ("val", "validation", "test")
 
 Files = list[tuple[str, int]]
+
+
+def wanted_folder(name: str, folder: str) -> Path:
+    """Folder that a dataset is looked for in.
+
+    Parameters
+    ----------
+    name : str
+        The dataset's.
+    folder : str
+        The option; empty: ``$NLBENCH_DATA/NAME``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If neither says where.
+
+    Examples
+    --------
+    >>> wanted_folder("mnist", "somewhere").name
+    'somewhere'
+    """
+    if folder:
+        return Path(os.path.expanduser(folder))  # noqa: PTH111 - Path's fails for unknown users
+    root = os.environ.get("NLBENCH_DATA", "")
+    if not root:
+        raise RequestError(
+            f"{name}: no folder is given; say where its files are with --set {name}.folder=PATH, "
+            f"or set NLBENCH_DATA to a folder and put them into its subfolder {name}"
+        )
+    return Path(os.path.expanduser(root), name)  # noqa: PTH111
 
 
 def _fingerprint_of(name: str) -> Callable[..., str]:
@@ -146,8 +178,8 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     found = _class_folders(test)
     return _of_files(
         "images",
-        train=lambda: _any_files("images", train),
-        test=lambda: _any_files("images", test),
+        train=lambda: _any_files(train),
+        test=lambda: _any_files(test),
         classes=classes or len(found) or 1000,
         size=size,
         note=(
@@ -255,22 +287,21 @@ def _by_class(name: str, place: Path) -> tuple[Files, list[str]]:
     return files, classes
 
 
-def _any_files(name: str, place: Path) -> Files:
+def _any_files(place: Path) -> Files:
     from torchvision.datasets import folder
 
     flat = sorted(p for p in place.glob("*") if p.suffix.lower() in folder.IMG_EXTENSIONS)
     classes = _class_folders(place)
     if flat and classes:
         raise RequestError(
-            f"{name}: {place} holds images, such as {flat[0].name}, beside folders, such as "
+            f"images: {place} holds images, such as {flat[0].name}, beside folders, such as "
             f"{classes[0]}; put all images into class folders, or none"
         )
     if classes:
-        return _by_class(name, place)[0]
-    files = [(str(p), 0) for p in flat]
-    if not files:
+        return _by_class("images", place)[0]
+    if not flat:
         raise RequestError(
-            f"{name}: {place} holds no images; put files of "
+            f"images: {place} holds no images; put files of "
             f"{', '.join(folder.IMG_EXTENSIONS)} there"
         )
-    return files
+    return [(str(p), 0) for p in flat]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +22,10 @@ from nlbench.subjects.data import Preprocessing
 
 __all__ = [
     "ByteImages",
+    "Drawn",
     "Held",
     "ImageFiles",
-    "Noise",
-    "Patterns",
     "check_image",
-    "prototypes_of",
     "read_image",
     "stream",
 ]
@@ -241,22 +238,35 @@ def _coloured(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-class Noise(TorchDataset[tuple[Tensor, int]]):
-    """Uniform noise in [0, 1] with labels at random, each item from a seed of its own."""
+class Drawn(TorchDataset[tuple[Tensor, int]]):
+    """Items that are drawn when they are asked for, each from a seed of its own.
 
-    def __init__(self, shape: tuple[int, ...], classes: int, size: int, seed: int, part: int):
-        self._shape = shape
-        self._classes = classes
-        self._size = size
-        self._streams = (seed, part)
+    Parameters
+    ----------
+    draw : callable
+        From an index and a generator to the item.
+    size : int
+        How many there are.
+    *seeds : int
+        Decide the generators.
+
+    Examples
+    --------
+    >>> items = Drawn(lambda index, generator: (torch.rand(2, generator=generator), index), 9, 0, 0)
+    >>> len(items), items[3][1], torch.equal(items[3][0], items[3][0])
+    (9, 3, True)
+    """
+
+    def __init__(
+        self, draw: Callable[[int, torch.Generator], tuple[Tensor, int]], size: int, *seeds: int
+    ) -> None:
+        self._draw, self._size, self._seeds = draw, size, seeds
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        generator = stream(*self._streams, index)
-        tensor = torch.rand(self._shape, generator=generator)
-        return tensor, int(torch.randint(self._classes, (), generator=generator))
+        return self._draw(index, stream(*self._seeds, index))
 
 
 def stream(*parts: int) -> torch.Generator:
@@ -270,47 +280,3 @@ def stream(*parts: int) -> torch.Generator:
         # A linear congruential step with the constants of Steele and Vigna (2021).
         state = (state * 0xD1342543DE82EF95 + part + 1) % 2**63
     return torch.Generator().manual_seed(state)
-
-
-class Patterns(TorchDataset[tuple[Tensor, int]]):
-    """Pictures of `synthetic`, each drawn from a seed of its own when it is asked for."""
-
-    def __init__(
-        self, prototypes: Tensor, size: int, difficulty: float, seed: int, part: int
-    ) -> None:
-        self._prototypes = prototypes
-        self._size = size
-        self._difficulty = difficulty
-        self._streams = (seed, part)
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        generator = stream(*self._streams, index)
-        classes, _, side, _ = self._prototypes.shape
-        label = index % classes
-        reach = side // 8
-        down, right = torch.randint(-reach, reach + 1, (2,), generator=generator).tolist()
-        figure = self._prototypes[label].roll((down, right), dims=(1, 2))
-        clutter = _fields(1, self._prototypes.shape[1:], generator)[0]
-        grain = torch.randn(figure.shape, generator=generator)
-        d = self._difficulty
-        mixed = (
-            math.sqrt(1 - d) * figure + math.sqrt(0.8 * d) * clutter + math.sqrt(0.2 * d) * grain
-        )
-        return (0.5 + mixed / 6).clamp(0, 1), label
-
-
-def _fields(count: int, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Smooth random pictures of mean 0 and variance 1: coarse noise, enlarged."""
-    channels, side, _ = shape
-    coarse = torch.randn(count, channels, 5, 5, generator=generator)
-    fine = functional.interpolate(coarse, size=(side, side), mode="bicubic", align_corners=True)
-    axes = (1, 2, 3)
-    return (fine - fine.mean(axes, keepdim=True)) / fine.std(axes, keepdim=True)
-
-
-def prototypes_of(classes: int, shape: Sequence[int], seed: int) -> Tensor:
-    """One smooth pattern a class, (classes, *shape), for `Patterns`."""
-    return _fields(classes, shape, stream(seed, 2))

@@ -9,7 +9,7 @@ from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import dataset
 
-from .parallel_text import ParallelText, Splits, make_parallel
+from .parallel_text import ParallelText, make_parallel
 
 __all__ = ["LANGUAGES", "in_words", "number_words"]
 
@@ -206,7 +206,8 @@ def number_words(
     pairs = [(in_words(number, source), in_words(number, target)) for number in numbers]
     return make_parallel(
         "number-words",
-        Splits(pairs[:train], pairs[train:]),
+        pairs[:train],
+        pairs[train:],
         vocabulary=vocabulary,
         length=length,
         # German number words are one word each, in which BLEU would find no n-gram of words.

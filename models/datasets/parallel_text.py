@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from nlbench.content.files import read_text
 from nlbench.errors import RequestError
 from nlbench.measure import Source
 from nlbench.options import Option
@@ -24,7 +26,6 @@ __all__ = [
     "UNKNOWN",
     "Pairs",
     "ParallelText",
-    "Splits",
     "Vocabulary",
     "make_parallel",
     "parallel",
@@ -106,10 +107,7 @@ class Vocabulary:
             return cls(header["vocabulary"])
         if path.suffix == ".safetensors":
             raise RequestError(f"{path} is no checkpoint with a vocabulary")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"can't read {path}: {error}") from error
+        text = read_text(path)
         try:
             return cls(text)
         except RequestError as error:
@@ -149,14 +147,6 @@ def _library() -> Any:
             "parallel text needs the tokenizers library: pip install 'nlbench[translation]'"
         ) from error
     return tokenizers
-
-
-@dataclass(frozen=True)
-class Splits:
-    """Sentence pairs, in two splits."""
-
-    train: Sequence[tuple[str, str]]
-    test: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -251,7 +241,8 @@ class ParallelText:
 
 def make_parallel(
     name: str,
-    splits: Splits,
+    train: Sequence[tuple[str, str]],
+    test: Sequence[tuple[str, str]],
     *,
     vocabulary: int | Vocabulary,
     length: int,
@@ -264,7 +255,7 @@ def make_parallel(
     Parameters
     ----------
     name : str
-    splits : Splits
+    train, test : sequence of (str, str)
     vocabulary : int or Vocabulary
         A size: the vocabulary is learnt from the training pairs.
     length : int
@@ -280,10 +271,10 @@ def make_parallel(
     words = (
         vocabulary
         if isinstance(vocabulary, Vocabulary)
-        else Vocabulary.learnt((text for pair in splits.train for text in pair), vocabulary)
+        else Vocabulary.learnt((text for pair in train for text in pair), vocabulary)
     )
     made, left_out = {}, 0
-    for split, pairs in (("train", splits.train), ("test", splits.test)):
+    for split, pairs in (("train", train), ("test", test)):
         sources, targets = (words.encode([pair[side] for pair in pairs]) for side in (0, 1))
         fits = [
             i
@@ -370,8 +361,6 @@ def parallel(
     >>> parallel(str(folder / "en"), str(folder / "de"), vocabulary=64).shape
     (2, 65)
     """
-    import numpy as np
-
     pairs = list(zip(*_lines_of_both(source, target), strict=True))
     pairs = [(a, b) for a, b in pairs if a or b]
     count = round(test * len(pairs))
@@ -380,11 +369,11 @@ def parallel(
             f"parallel: {len(pairs)} pairs, {count} of them for test; both splits need some"
         )
     order = np.random.RandomState(seed).permutation(len(pairs)).tolist()
-    known = Vocabulary.of_file(Path(vocabulary_of)) if vocabulary_of else vocabulary
     return make_parallel(
         "parallel",
-        Splits([pairs[i] for i in order[count:]], [pairs[i] for i in order[:count]]),
-        vocabulary=known,
+        [pairs[i] for i in order[count:]],
+        [pairs[i] for i in order[:count]],
+        vocabulary=Vocabulary.of_file(Path(vocabulary_of)) if vocabulary_of else vocabulary,
         length=length,
         bleu_tokens=bleu,
         origin=(

@@ -19,7 +19,7 @@ from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, dataset
 
-from .files import DOWNLOAD, FOLDER, download_if_missing, find_folder, read_bytes, stamp
+from .images import FOLDER, wanted_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,11 +72,29 @@ class Published:
         return (*self.files["train"], *self.files["test"])
 
     def place(self, folder: str) -> Path:
-        """Find the folder that holds all files, packed as ``.gz`` or not."""
+        """Find the folder that holds all files, packed as ``.gz`` or not.
+
+        Parameters
+        ----------
+        folder : str
+            See `wanted_folder`.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If they aren't there; the message says what to put where.
+        """
+        wanted = wanted_folder(self.name, folder)
         # The names train and test alone would fit many a folder.
         telling = self.files["test"] if self.labels else self.every
-        needed = [name + end for name in telling for end in ("", ".gz")]
-        place = find_folder(self.name, folder, (self.below,), needed, self.expected)
+        roots = [wanted] if folder else [wanted, wanted.parent]
+        for place in (wanted, *(root / self.below for root in roots)):
+            if any(file_of(place, name).is_file() for name in telling):
+                break
+        else:
+            raise RequestError(
+                f"{self.name}: its files are not in {wanted}; put {self.expected} there"
+            )
         for name in self.every:
             if not file_of(place, name).is_file():
                 raise RequestError(
@@ -85,28 +103,76 @@ class Published:
         return place
 
     def fingerprint(self, folder: str = "", download: bool = False, **_: str) -> str:
-        """Sizes and times of the files."""
+        """Sizes and times of the files: changes when they do, without reading them."""
         if download:
             return "downloaded"
         place = self.place(folder)
-        return stamp(file_of(place, name) for name in self.every)
+        states = [(file, file.stat()) for file in (file_of(place, name) for name in self.every)]
+        return " ".join(f"{file.name}:{s.st_size}:{s.st_mtime_ns}" for file, s in states)
 
-    def splits(
-        self, folder: str, download: bool, padding: int = 0, channels: int = 1
-    ) -> tuple[Path, Any, Any]:
-        """Give the folder, and the items of both splits, which are read when asked for."""
+    def dataset(self, folder: str, download: bool, size: int = 32, channels: int = 3) -> Dataset:
+        """Open the dataset; what is missing torchvision fetches first, if it may.
+
+        Parameters
+        ----------
+        folder : str
+            See `wanted_folder`.
+        download : bool
+        size, channels : int
+            Of the images that are given; those of MNIST get a margin, and equal channels.
+        """
         from .items import ByteImages
 
-        place = (
-            download_if_missing(self.name, folder, self.kind, lambda: self.place(folder))
-            if download
-            else self.place(folder)
-        )
+        try:
+            place = self.place(folder)
+        except RequestError:
+            if not download:
+                raise
+            _download(self, wanted_folder(self.name, folder))
+            place = self.place(folder)
+        if len(self.mean) > 1:
+            padding, times = 0, 1
+            done = f"; normalised per channel by {_STATISTICS}; {_authenticity(self, place)}"
+        else:
+            padding, times = (size - 28) // 2, channels
+            margin = f" a margin of {padding} zeros," if padding else ""
+            copies = " copied to 3 equal channels," if channels == 3 else ""
+            done = f",{margin}{copies} normalised by {_STATISTICS} without margin"
         train, test = (
             ByteImages(lambda split=split: self.read(self, place, split), padding, channels)  # type: ignore[misc]
             for split in ("train", "test")
         )
-        return place, train, test
+        return Dataset(
+            name=self.name,
+            train=train,
+            test=test,
+            shape=(channels, size, size),
+            classes=self.classes,
+            mean=self.mean * times,
+            std=self.std * times,
+            preprocessing=f"bytes divided by 255{done}",
+            source=self.source,
+        )
+
+
+_STATISTICS = "mean and standard deviation of the published training images"
+
+
+def _download(form: Published, folder: Path) -> None:
+    from torchvision import datasets
+
+    try:
+        getattr(datasets, form.kind)(str(folder), download=True)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{form.name}: can't download to {folder}: {reason}") from error
+
+
+def _read_bytes(form: Published, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{form.name}: can't read {file}: {error.strerror or error}") from error
 
 
 def file_of(place: Path, name: str) -> Path:
@@ -126,7 +192,7 @@ def _read_photographs(form: Published, place: Path, split: str) -> tuple[np.ndar
 def _read_file(form: Published, file: Path) -> tuple[np.ndarray, np.ndarray]:
     import numpy as np
 
-    content = read_bytes(form.name, file)
+    content = _read_bytes(form, file)
     problem = f"{form.name}: {file} is no batch of the published form"
     try:
         batch = _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
@@ -173,7 +239,7 @@ _HARMLESS = {
 
 def _read_digits(form: Published, place: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images as bytes of shape (n, 1, 28, 28), and labels."""
-    pixels, names = (_read_idx(form.name, file_of(place, name)) for name in form.files[split])
+    pixels, names = (_read_idx(form, file_of(place, name)) for name in form.files[split])
     if pixels.ndim != 3 or pixels.shape[1:] != (28, 28):
         raise RequestError(
             f"{form.name}: the images of {split} have shape {pixels.shape}, expected (n, 28, 28)"
@@ -187,26 +253,26 @@ def _read_digits(form: Published, place: Path, split: str) -> tuple[np.ndarray, 
     return pixels[:, None], names
 
 
-def _read_idx(name: str, file: Path) -> np.ndarray:
+def _read_idx(form: Published, file: Path) -> np.ndarray:
     """Array of bytes from an IDX file: two zeros, type, rank, big-endian lengths, elements."""
     import numpy as np
 
-    content = read_bytes(name, file)
+    content = _read_bytes(form, file)
     if file.suffix == ".gz":
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise RequestError(f"{name}: {file} is cut short or damaged ({error})") from error
+            raise RequestError(f"{form.name}: {file} is cut short or damaged ({error})") from error
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise RequestError(f"{name}: {file} is no IDX file of bytes")
+        raise RequestError(f"{form.name}: {file} is no IDX file of bytes")
     rank = content[3]
     start = 4 + 4 * rank
     if len(content) < start:
-        raise RequestError(f"{name}: {file} is cut short")
+        raise RequestError(f"{form.name}: {file} is cut short")
     lengths = struct.unpack(f">{rank}I", content[4:start])
     if len(content) - start != math.prod(lengths):
         raise RequestError(
-            f"{name}: {file} has {len(content) - start} bytes of data, its header says "
+            f"{form.name}: {file} has {len(content) - start} bytes of data, its header says "
             f"{'x'.join(map(str, lengths))}"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(lengths)
@@ -281,7 +347,10 @@ FASHION_MNIST = Published(
     expected=FOUR,
 )
 
-PLACE = {"folder": FOLDER, "download": DOWNLOAD}
+PLACE = {
+    "folder": FOLDER,
+    "download": Option(False, "fetch the files into the folder if they are missing"),
+}
 SIZE = Option("32", "pixels a side: 28 as published, 32 with a margin of zeros", ("28", "32"))
 CHANNELS = Option("1", "1, or 3 equal ones for networks that take colour", ("1", "3"))
 OPTIONS = {**PLACE, "size": SIZE, "channels": CHANNELS}
@@ -315,7 +384,7 @@ def cifar10(folder: str = "", download: bool = False) -> Dataset:
     nlbench.RequestError
         If a file is missing or damaged.
     """
-    return _photographs(CIFAR10, folder, download)
+    return CIFAR10.dataset(folder, download)
 
 
 @dataset(options=PLACE, fingerprint=CIFAR100.fingerprint)
@@ -326,25 +395,7 @@ def cifar100(folder: str = "", download: bool = False) -> Dataset:
     or in its subfolder ``cifar-100-python``; the labels are the fine ones. For the rest
     see `cifar10`.
     """
-    return _photographs(CIFAR100, folder, download)
-
-
-def _photographs(form: Published, folder: str, download: bool) -> Dataset:
-    place, train, test = form.splits(folder, download)
-    return Dataset(
-        name=form.name,
-        train=train,
-        test=test,
-        shape=(3, 32, 32),
-        classes=form.classes,
-        mean=form.mean,
-        std=form.std,
-        preprocessing=(
-            "bytes divided by 255; normalised per channel by mean and standard deviation of the "
-            f"published training images; {_authenticity(form, place)}"
-        ),
-        source=form.source,
-    )
+    return CIFAR100.dataset(folder, download)
 
 
 def _authenticity(form: Published, place: Path) -> str:
@@ -354,7 +405,7 @@ def _authenticity(form: Published, place: Path) -> str:
     published = getattr(datasets, form.kind)
     sums = dict([*published.train_list, *published.test_list])
     for name in form.every:
-        content = read_bytes(form.name, place / name)
+        content = _read_bytes(form, place / name)
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != sums.get(name):
             return "the files' MD5 sums are not the published ones"
     return "the files' MD5 sums are the published ones"
@@ -392,7 +443,7 @@ def mnist(
     nlbench.RequestError
         If a file is missing or damaged.
     """
-    return _digits(MNIST, folder, download, int(size), int(channels))
+    return MNIST.dataset(folder, download, int(size), int(channels))
 
 
 @dataset(options=OPTIONS, fingerprint=FASHION_MNIST.fingerprint)
@@ -404,25 +455,4 @@ def fashion_mnist(
     Its four IDX files bear the same names as MNIST's and lie in `folder` or its subfolder
     ``FashionMNIST/raw``. For the rest see `mnist`.
     """
-    return _digits(FASHION_MNIST, folder, download, int(size), int(channels))
-
-
-def _digits(form: Published, folder: str, download: bool, size: int, channels: int) -> Dataset:
-    padding = (size - 28) // 2
-    _, train, test = form.splits(folder, download, padding, channels)
-    margin = f"a margin of {padding} zeros, " if padding else ""
-    copies = "copied to 3 equal channels, " if channels == 3 else ""
-    return Dataset(
-        name=form.name,
-        train=train,
-        test=test,
-        shape=(channels, size, size),
-        classes=form.classes,
-        mean=form.mean * channels,
-        std=form.std * channels,
-        preprocessing=(
-            f"bytes divided by 255, {margin}{copies}normalised by mean and standard deviation of "
-            "the published training images without margin"
-        ),
-        source=form.source,
-    )
+    return FASHION_MNIST.dataset(folder, download, int(size), int(channels))

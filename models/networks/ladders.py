@@ -92,6 +92,8 @@ def _cnn(slope: float) -> Callable[..., nn.Module]:
     def build(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> nn.Module:
         from torch import nn
 
+        from .vgg import initialize
+
         if image_size % 8:
             raise RequestError(
                 f"it takes images whose side is a multiple of 8 pixels, these are "
@@ -103,10 +105,7 @@ def _cnn(slope: float) -> Callable[..., nn.Module]:
             layers += [nn.AvgPool2d(2)] if before == after else []
         layers += [nn.Flatten(), nn.Linear(128, 64), _leaky(slope), nn.Linear(64, num_classes)]
         network = nn.Sequential(*layers)
-        for layer in network:
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.get_parameter("bias"))
+        initialize(network)
         return network
 
     build.__doc__ = "Small network of convolutions, average pooling and (leaky) ReLUs."

@@ -1,4 +1,4 @@
-"""The neural-redshift networks, and the grid of points that they are looked at with."""
+"""The neural-redshift networks, whose input is the dataset ``grid``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError
 from nlbench.measure import Source
-from nlbench.options import Option
-from nlbench.subjects.data import Dataset, dataset
 from nlbench.subjects.model import model
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
-    "grid",
     "redshift_mlp",
     "redshift_mlp_shifted",
     "redshift_mlp_shifted_tanh",
@@ -137,40 +134,3 @@ redshift_mlp_shifted_x6 = _registered(scale=MAGNIFIED, lowered=LOWERED)
 
 redshift_mlp_shifted_tanh_x6 = _registered("tanh", scale=MAGNIFIED, lowered=LOWERED)
 """Random perceptron of the neural-redshift experiment: tanh, weights lowered, times 6."""
-
-
-@dataset(options={"side": Option(32, "points along each axis", minimum=2, maximum=4096)})
-def grid(side: int = 32) -> Dataset:
-    """Evenly spaced points of the square [-1, 1]², the input of the neural-redshift networks.
-
-    Both splits are the whole grid, row by row; the points have no labels and aren't
-    normalised. ``--samples 0`` takes all of them.
-
-    Parameters
-    ----------
-    side : int
-        Points along each axis.
-
-    Examples
-    --------
-    >>> grid(3).sample(None).inputs.sum(0).tolist()
-    [0.0, 0.0]
-    """
-    import torch
-
-    from nlbench.models.datasets.items import Held
-
-    line = torch.linspace(-1, 1, side)
-    items = Held(torch.cartesian_prod(line, line))
-    return Dataset(
-        name="grid",
-        train=items,
-        test=items,
-        shape=(2,),
-        classes=1,
-        mean=(),
-        std=(),
-        preprocessing=f"{side}x{side} evenly spaced points of the square [-1, 1]^2, as they are",
-        source=REDSHIFT,
-        labelled=False,
-    )

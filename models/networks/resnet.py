@@ -12,7 +12,7 @@ from torch.nn import functional
 from nlbench.measure import Source
 from nlbench.subjects.model import model
 
-from .vgg import LINEAR_REGIONS, check_numbers
+from .vgg import LINEAR_REGIONS, check_numbers, initialize
 
 __all__ = [
     "ResNet18",
@@ -234,7 +234,7 @@ class ResNet18(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(in_channels, width, 3, padding=1)
         self.relu = nn.ReLU()
-        blocks: list[nn.Module] = []
+        blocks: list[FixupBlock] = []
         inputs = width
         for stage in range(4):
             outputs = width * 2**stage
@@ -246,26 +246,18 @@ class ResNet18(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(inputs, num_classes)
-        self._initialize()
+        initialize(self)
+        with torch.no_grad():
+            for block in blocks:
+                block.conv1.weight.mul_(1 / math.sqrt(len(blocks)))
+                block.conv2.weight.normal_(std=ALMOST_ZERO)
+            self.classifier.weight.normal_(std=ALMOST_ZERO)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of shape (batch, classes) of images of shape (batch, channels, h, w)."""
         features = self.pool(self.blocks(self.relu(self.stem(images))))
         logits: Tensor = self.classifier(torch.flatten(features, 1))
         return logits
-
-    def _initialize(self) -> None:
-        branches = [module for module in self.modules() if isinstance(module, FixupBlock)]
-        for module in self.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-        with torch.no_grad():
-            for branch in branches:
-                branch.conv1.weight.mul_(1 / math.sqrt(len(branches)))
-                branch.conv2.weight.normal_(std=ALMOST_ZERO)
-            self.classifier.weight.normal_(std=ALMOST_ZERO)
 
 
 def _narrow(width: int) -> Callable[..., ResNet18]:

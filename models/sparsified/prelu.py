@@ -15,12 +15,11 @@ from nlbench.probes.model_state import refuse_unobservable
 
 from .surgery import (
     SparsePReLU,
+    find_calls,
     first_line,
     in_words,
-    inputs_of,
     replace_calls,
     returns_same,
-    run_watched,
 )
 
 __all__ = [
@@ -32,6 +31,7 @@ __all__ = [
     "randomize",
     "snap",
     "sparsify",
+    "transform_metadata",
 ]
 
 
@@ -99,13 +99,12 @@ def sparsify(
         twin = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
         raise RequestError(f"the model can't be copied: {first_line(error)}") from error
-    inputs = inputs_of(twin, example)
-    before = run_watched(twin, inputs)
+    before = find_calls(twin, example)
     if not before.relus:
         others = f"; {in_words(before.others)} can't be" if before.others else ""
         raise RequestError(f"the model calls no ReLU, so there is nothing to make linear{others}")
     replace_calls(twin, before.relus, layerwise)
-    after = run_watched(twin, inputs)
+    after = find_calls(twin, example)
     if after.relus:
         names = {module: name for name, module in twin.named_modules()}
         where = names.get(after.relus[0].owner) or "the network"
@@ -294,7 +293,11 @@ def checkpoint_metadata(model: nn.Module) -> dict[str, str]:
     >>> checkpoint_metadata(sparsify(nn.Sequential(nn.Linear(2, 3), nn.ReLU())))
     {'transform': 'sparsify', 'transform_options': '{"layerwise": false}'}
     """
-    layerwise = next(layer.layerwise for _, layer in _layers(model))
+    return transform_metadata(next(layer.layerwise for _, layer in _layers(model)))
+
+
+def transform_metadata(layerwise: bool) -> dict[str, str]:
+    """Say in a checkpoint's header that its network was sparsified."""
     options = {"layerwise": layerwise}
     return {"transform": "sparsify", "transform_options": json.dumps(options)}
 

@@ -30,11 +30,9 @@ __all__ = [
     "find_calls",
     "first_line",
     "in_words",
-    "inputs_of",
     "other_activations",
     "replace_calls",
     "returns_same",
-    "run_watched",
 ]
 
 
@@ -269,38 +267,54 @@ class _Finder(SiteNames):
         return axis
 
 
-def find_calls(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
-    """List the ReLU calls of one forward pass, and count those of other activations.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In the mode in which it is to be run.
-    inputs : tuple of tensor
-        What it is called with, each with the batch first.
-
-    Examples
-    --------
-    >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.SiLU())
-    >>> calls = find_calls(network, (torch.zeros(1, 2),))
-    >>> [(call.axis, call.units) for call in calls.relus], dict(calls.others)
-    ([(1, 3)], {'silu': 1})
-    """
-    with attributes_kept(model):
-        axes = channel_axes(lambda given: model(*given), tuple(given.clone() for given in inputs))
-    copies = tuple(given.clone() for given in inputs)
-    finder = _Finder(model, copies, axes)
-    with torch.no_grad(), finder.hooked(), finder:
-        output = model(*copies)
-    return Calls(finder.relus, finder.others, output)
-
-
 AGREEMENT = 1e-6
 """Relative difference up to which the network counts as unchanged."""
 
 
-def inputs_of(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
-    """Give the example as a tuple; by default noise that fits the first layer."""
+def find_calls(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None = None) -> Calls:
+    """List the ReLU calls of an evaluation pass, and count those of other activations.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    example : tensor or tuple of tensor
+        What it is called with, each with the batch first; by default noise that fits the first
+        layer.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be run on the example, or has no layer to tell one.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.SiLU())
+    >>> calls = find_calls(network)
+    >>> [(call.axis, call.units) for call in calls.relus], dict(calls.others)
+    ([(1, 3)], {'silu': 1})
+    """
+    inputs = _inputs_of(model, example)
+
+    def copies() -> tuple[Tensor, ...]:
+        return tuple(given.clone() for given in inputs)
+
+    try:
+        with evaluation_mode(model):
+            with attributes_kept(model):
+                axes = channel_axes(lambda given: model(*given), copies())
+            given = copies()
+            finder = _Finder(model, given, axes)
+            with finder.hooked(), finder:
+                output = model(*given)
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+        shapes = ", ".join(str(tuple(one.shape)) for one in inputs)
+        raise RequestError(
+            f"the model can't be run on an example of shape {shapes}: {first_line(error)}"
+        ) from error
+    return Calls(finder.relus, finder.others, output)
+
+
+def _inputs_of(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
     if isinstance(example, Tensor):
         return (example,)
     if example is not None:
@@ -314,18 +328,6 @@ def inputs_of(model: nn.Module, example: Tensor | tuple[Tensor, ...] | None) -> 
     shape = (2, int(channels), *(32,) * axes[type(first)])  # type: ignore[arg-type]
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return (noise.to(weight.device, weight.dtype),)
-
-
-def run_watched(model: nn.Module, inputs: tuple[Tensor, ...]) -> Calls:
-    """See what an evaluation pass calls, and what the model returned."""
-    try:
-        with evaluation_mode(model):
-            return find_calls(model, inputs)
-    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
-        shapes = ", ".join(str(tuple(given.shape)) for given in inputs)
-        raise RequestError(
-            f"the model can't be run on an example of shape {shapes}: {first_line(error)}"
-        ) from error
 
 
 def replace_calls(model: nn.Module, calls: list[ReLUCall], layerwise: bool) -> None:
@@ -397,7 +399,7 @@ def other_activations(
     >>> other_activations(nn.Sequential(nn.Linear(2, 3), nn.ReLU6(), nn.Linear(3, 1)))
     {'relu6': 1}
     """
-    return dict(run_watched(model, inputs_of(model, example)).others)
+    return dict(find_calls(model, example).others)
 
 
 def in_words(calls: Mapping[str, int]) -> str:

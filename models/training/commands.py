@@ -28,13 +28,19 @@ if TYPE_CHECKING:
 __all__ = ["linearize", "train"]
 
 
+Data = Annotated[str, typer.Option(help="A registered dataset.")]
+Epochs = Annotated[int | None, typer.Option(help="Instead of the recipe's number.", min=1)]
+Rate = Annotated[float | None, typer.Option(help="Instead of the recipe's.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+
+
 def train(
     model: Annotated[str, typer.Option(help="A registered model.")],
     out: Annotated[
         Path,
         typer.Option(help="The checkpoint to write (safetensors); for several seeds a folder."),
     ],
-    data: Annotated[str, typer.Option(help="A registered dataset.")] = "digits",
+    data: Data = "digits",
     recipe: Annotated[
         str, typer.Option(help="A registered recipe; auto: the one that suits the model.")
     ] = "auto",
@@ -51,13 +57,11 @@ def train(
         float | None,
         typer.Option(help="Share of training labels changed to another class.", min=0, max=1),
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Instead of the recipe's number.", min=1)
-    ] = None,
+    epochs: Epochs = None,
     optimizer: Annotated[
         str | None, typer.Option(help="sgd, adam or adamw, instead of the recipe's.")
     ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
+    learning_rate: Rate = None,
     batch_size: Annotated[int | None, typer.Option(help="Instead of the recipe's.", min=1)] = None,
     until_train_accuracy: Annotated[
         float | None,
@@ -80,7 +84,7 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="DATASET.OPTION=VALUE", help="Option of the dataset."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train a model and write its weights as a checkpoint that --weights takes."""
     if seeds and seed is not None:
@@ -91,15 +95,14 @@ def train(
     options, others = split_dataset_options(setting or [], data)
     if others:
         raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
-    changes: dict[str, Any] = {
-        "epochs": epochs,
-        "optimizer": optimizer,
-        "learning_rate": learning_rate,
-        "batch_size": batch_size,
-        "until_train_accuracy": until_train_accuracy,
-        "omega": omega,
-    }
-    changes = {name: value for name, value in changes.items() if value is not None}
+    changes = _given(
+        epochs=epochs,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        until_train_accuracy=until_train_accuracy,
+        omega=omega,
+    )
     command = shlex.join(["nlbench", *sys.argv[1:]])
     from nlbench.progress import Bar
 
@@ -129,6 +132,11 @@ def train(
             _print_result(result)
     if not all(result is not None and result.is_reached for result in results):
         raise typer.Exit(1)
+
+
+def _given(**changes: Any) -> dict[str, Any]:
+    """What a recipe is to have otherwise."""
+    return {name: value for name, value in changes.items() if value is not None}
 
 
 def _trained(
@@ -197,7 +205,7 @@ def _epochs(text: str) -> frozenset[int]:
 def linearize(
     model: Annotated[str, typer.Option(help="A registered model that calls ReLU.")],
     out: Annotated[Path, typer.Option(help="The run's folder; its checkpoints lie there too.")],
-    data: Annotated[str, typer.Option(help="A registered dataset.")] = "digits",
+    data: Data = "digits",
     weights: Annotated[
         str,
         typer.Option(
@@ -231,10 +239,8 @@ def linearize(
             help="The recipe of networks that are trained first; auto: the one that suits them."
         ),
     ] = "auto",
-    epochs: Annotated[
-        int | None, typer.Option(help="Instead of the recipe's number.", min=1)
-    ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Instead of the recipe's.")] = None,
+    epochs: Epochs = None,
+    learning_rate: Rate = None,
     slope_rate: Annotated[
         float | None, typer.Option(help="Factor of the learning rate for the slopes.")
     ] = None,
@@ -246,7 +252,7 @@ def linearize(
             help="Option of the dataset or a measure, repeatable.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    device: Device = "auto",
     report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
 ) -> None:
     """Make a network's units linear under a sparsity prior; record what depth is left.
@@ -258,25 +264,8 @@ def linearize(
     if out == Path():
         raise RequestError("--out: expected a folder's name, got ''")
     options, settings = split_dataset_options(setting or [], data)
-    changes: dict[str, Any] = {
-        "epochs": epochs,
-        "learning_rate": learning_rate,
-        "slope_rate": slope_rate,
-    }
-    names: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "weights": weights,
-        "base_recipe": base_recipe,
-        "omegas": _numbers(omega),
-        "seeds": tuple(dict.fromkeys(split_seeds(seeds or ["0"]))),
-        "mode": "from-start" if from_start else "post-training",
-        "control": bool(control),
-        "layerwise": layerwise,
-        "changes": {name: value for name, value in changes.items() if value is not None},
-        "options": options,
-        "device": device,
-    }
+    changes = _given(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
+    omegas, wanted = _numbers(omega), tuple(dict.fromkeys(split_seeds(seeds or ["0"])))
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):
         if (group, name) != ("recipes", "auto"):
             registry.expand(group, [name])
@@ -285,19 +274,25 @@ def linearize(
 
     with Bar() as bar:
         bar.say("loading")
-        from .linearise import LinearisingRequest, linearise
+        from .linearisation import LinearisingRequest, linearise
         from .train import suited_recipe
 
-        names["base_recipe"] = suited_recipe(model, base_recipe)
-
+        request = LinearisingRequest(
+            model,
+            data,
+            "from-start" if from_start else "post-training",
+            suited_recipe(model, base_recipe),
+            omegas,
+            wanted,
+            weights,
+            bool(control),
+            layerwise,
+            changes,
+            options,
+            device,
+        )
         try:
-            run = linearise(
-                LinearisingRequest(**names),
-                out,
-                settings=settings,
-                progress=bar,
-                command=command,
-            )
+            run = linearise(request, out, settings=settings, progress=bar, command=command)
         except NotFinite as error:
             note(str(error))
             raise typer.Exit(1) from None

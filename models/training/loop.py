@@ -15,15 +15,11 @@ from torch import Tensor, nn
 from nlbench.content.files import write_atomically
 from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
-from nlbench.models.datasets.curves import Curve
-from nlbench.models.datasets.parallel_text import ParallelText
 from nlbench.probes.background import rng_restored
 from nlbench.probes.precision import exact_by_default
 
-from .recipes import Prior, Recipe, vanilla
-from .regression import regression_of
-from .tasks import LARGEST_SEED, Classification, Task
-from .translation import translation_of
+from .recipes import Recipe, vanilla
+from .tasks import LARGEST_SEED, Task, task_of
 
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
@@ -43,7 +39,7 @@ class Epoch:
         At the epoch's last step.
     loss : float
         Mean loss over the epoch, of each sample before the step that used it; without the
-        penalty of a prior.
+        recipe's penalty.
     train_accuracy : float or None
     test_accuracy : float
         Share of what the network predicts right at the epoch's end, in [0, 1]: images, or
@@ -51,7 +47,7 @@ class Epoch:
         included. In training it takes a pass of its own, which is made where training may
         end (`Recipe.wants_train_accuracy`); None after other epochs.
     scores : mapping of str to float
-        What a prior counts, such as ``linear_share``.
+        What the recipe counts, such as ``linear_share``.
     running_accuracy : float or None
         The same share of the training samples as they came in the epoch: each augmented, in
         training mode, before the step that used it, as the loss is.
@@ -167,19 +163,6 @@ def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def task_of(dataset: Any, recipe: Recipe, label_noise: float, seed: int) -> Task:
-    """What a dataset is for: a task of its own, translation, regression, else classification."""
-    own = getattr(dataset, "task", None)
-    if own is not None:
-        task: Task = own(recipe, label_noise, seed)
-        return task
-    if isinstance(dataset, ParallelText):
-        return translation_of(dataset, recipe, label_noise)
-    if isinstance(dataset, Curve):
-        return regression_of(dataset, recipe, label_noise)
-    return Classification(dataset, recipe, label_noise, seed)
-
-
 @exact_by_default()
 def train(
     build: Callable[[], nn.Module],
@@ -188,7 +171,6 @@ def train(
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
-    label_noise: float | None = None,
     progress: Callable[[Epoch], object] | None = None,
     state: Path | None = None,
     keep: Keep | None = None,
@@ -211,8 +193,6 @@ def train(
     seed : int
         From 0 to 2³² - 1.
     device : torch.device or str
-    label_noise : float, optional
-        Share of training labels to corrupt, in place of the recipe's; see `corrupt_labels`.
     progress : callable, optional
         Called with each `Epoch` as it ends; on resuming, with the earlier ones first.
     state : Path, optional
@@ -230,7 +210,7 @@ def train(
     Raises
     ------
     nlbench.RequestError
-        If the seed or the noise is out of bounds, the network doesn't give one logit a
+        If the seed is out of bounds, the network doesn't give one logit a
         class, or the state belongs to another training.
     nlbench.NotFinite
         If the loss or a logit ceases to be a finite number.
@@ -247,20 +227,18 @@ def train(
     if not 0 <= seed <= LARGEST_SEED:
         raise RequestError(f"the seed is {seed}, expected 0 to {LARGEST_SEED}")
     device = torch.device(device)
-    noise = recipe.label_noise if label_noise is None else label_noise
-    task = task_of(dataset, recipe, noise, seed)
+    task = task_of(dataset, recipe, seed)
     with rng_restored(device):
         torch.manual_seed(seed)
         model = recipe.prepared(build(), lambda: example_of(dataset), seed).to(device)
-        training = _Training(model, task, recipe, recipe.prior(), seed, device)
+        training = _Training(model, task, recipe, seed, device)
         identity = {
             "seed": seed,
-            "label_noise": noise,
+            "label_noise": recipe.label_noise,
             "data": getattr(dataset, "name", ""),
             "samples": task.size,
             "start": state_hash(model),
             **{f"recipe.{k}": v for k, v in asdict(recipe).items() if k != "source"},
-            **{f"prior.{k}": v for k, v in training.prior.facts().items()},
         }
         if state is not None and state.exists():
             training.restore(read_state(state, identity))
@@ -276,7 +254,7 @@ def train(
                 write_state(state, identity, training.content())
             if progress is not None:
                 progress(epoch)
-        scores = task.final_scores(model.eval(), device) | training.prior.scores(model)
+        scores = task.final_scores(model.eval(), device) | recipe.scores(model)
     return TrainingResult(
         model,
         tuple(training.history),
@@ -299,16 +277,14 @@ class _Training:
         model: nn.Module,
         task: Task,
         recipe: Recipe,
-        prior: Prior,
         seed: int,
         device: torch.device,
     ) -> None:
         self.model = model
         self.task = task
         self.recipe = recipe
-        self.prior = prior
         self.device = device
-        self.optimizer = recipe.make_optimizer(prior.groups(model, recipe.weight_decay))
+        self.optimizer = recipe.make_optimizer(model)
         self.shuffle = torch.Generator().manual_seed(seed)
         # A stream of its own: augmented or not, the images come in the same order.
         self.augment = torch.Generator().manual_seed(seed + LARGEST_SEED + 1)
@@ -317,7 +293,7 @@ class _Training:
     @property
     def metadata(self) -> dict[str, str]:
         """What a checkpoint has to carry."""
-        return {**self.task.metadata(), **self.prior.metadata()}
+        return {**self.task.metadata(), **self.recipe.metadata()}
 
     @property
     def is_over(self) -> bool:
@@ -353,7 +329,7 @@ class _Training:
             loss=loss,
             train_accuracy=train_accuracy,
             test_accuracy=test_accuracy,
-            scores=self.prior.scores(self.model),
+            scores=self.recipe.scores(self.model),
             running_accuracy=running_accuracy,
         )
         self.history.append(epoch)
@@ -382,11 +358,11 @@ class _Training:
                     f"the training loss became {value} in epoch {number + 1}; "
                     f"a learning rate below {recipe.learning_rate:g} may help"
                 )
-            penalty = self.prior.penalty(self.model)
+            penalty = recipe.penalty(self.model)
             self.optimizer.zero_grad()
             (loss if penalty is None else loss + penalty).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-            self.prior.settle(self.model)
+            recipe.settle(self.model)
             total += value * len(targets)
             seen += len(targets)
             counts = self.task.right(output, targets)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, nearest
 from nlbench.measure import Source
 from nlbench.models.networks import vgg
+from nlbench.models.networks.transformer import ATTENTION
 
 __all__ = [
     "OPTIMIZERS",
     "SCHEDULES",
-    "Prior",
     "Recipe",
     "adam",
     "augmented",
@@ -31,40 +31,6 @@ __all__ = [
 ]
 
 
-class Prior:
-    """A penalty on a network's parameters and the care that they need; this one is none.
-
-    What it remembers of a network has to be in the network's state, since a training that is
-    taken up again starts with a prior of its own.
-    """
-
-    def groups(self, model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-        """Parameter groups for an optimiser, each with its ``weight_decay``.
-
-        ``rate_factor`` of a group multiplies the recipe's learning rate.
-        """
-        return [{"params": list(model.parameters()), "weight_decay": weight_decay}]
-
-    def penalty(self, model: nn.Module) -> Tensor | None:
-        """What is added to the loss of a step, a scalar; None: nothing."""
-        return None
-
-    def settle(self, model: nn.Module) -> None:
-        """Put parameters in order after a step."""
-
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        """What the log of an epoch says."""
-        return {}
-
-    def facts(self) -> dict[str, Any]:
-        """What decides its effect, as plain values."""
-        return {}
-
-    def metadata(self) -> dict[str, str]:
-        """What a checkpoint has to carry."""
-        return {}
-
-
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("step", "cosine")
 
@@ -75,7 +41,9 @@ class Recipe:
 
     It is data, which `nlbench.models.training.loop.train` reads; another setting is
     ``dataclasses.replace(recipe, learning_rate=0.1)``. A subclass may change the network before
-    it is trained (`prepared`) and add a penalty (`prior`).
+    it is trained (`prepared`), add a `penalty`, and put parameters in order after a step
+    (`settle`); what it remembers of a network has to be in the network's state, so that a training
+    can be taken up again.
 
     Parameters
     ----------
@@ -174,8 +142,9 @@ class Recipe:
             return self.learning_rate * warm * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return self.learning_rate * warm * self.decay ** (epoch // self.decay_every)
 
-    def make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Make the optimiser of parameter groups that state their own ``weight_decay``."""
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Make the optimiser of a network's parameters."""
+        groups = self.groups(model)
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
@@ -215,9 +184,27 @@ class Recipe:
         """
         return model
 
-    def prior(self) -> Prior:
-        """What is added to the loss."""
-        return Prior()
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Parameter groups for the optimiser, each with its ``weight_decay``.
+
+        ``rate_factor`` of a group multiplies the learning rate.
+        """
+        return [{"params": list(model.parameters()), "weight_decay": self.weight_decay}]
+
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        """What is added to the loss of a step, a scalar; None: nothing."""
+        return None
+
+    def settle(self, model: nn.Module) -> None:
+        """Put parameters in order after a step."""
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """What the log of an epoch says beside loss and accuracy."""
+        return {}
+
+    def metadata(self) -> dict[str, str]:
+        """What a checkpoint has to carry."""
+        return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
         """Refuse a network that the recipe is not for; say what is to be known of one that it is.
@@ -392,10 +379,7 @@ translation = Recipe(
     schedule="cosine",
     warmup_steps=100,
     source=Source(
-        citation=(
-            "A. Vaswani, N. Shazeer, N. Parmar, J. Uszkoreit, L. Jones, A. N. Gomez, Ł. Kaiser, "
-            "I. Polosukhin. Attention Is All You Need. NeurIPS, 2017."
-        ),
+        citation=ATTENTION.citation,
         equation=(
             "section 5.3: Adam with a warm-up; a cosine to 0 in place of the inverse square root, "
             "no label smoothing, no dropout"

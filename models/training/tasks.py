@@ -1,11 +1,11 @@
-"""What a network is trained for: batches, the loss, and how good it is; images and their labels."""
+"""What a network is trained for: batches, the loss, and how good it is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import NotFinite, RequestError
+from nlbench.models.datasets.parallel_text import END, PAD, START, ParallelText
+from nlbench.models.datasets.synthetic import Curve
 from nlbench.probes.background import overlap_pays, rng_state
 from nlbench.probes.model_state import evaluation_mode
 from nlbench.subjects.data import Dataset, Items, read_items
@@ -24,28 +26,37 @@ if TYPE_CHECKING:
 __all__ = [
     "LARGEST_SEED",
     "Classification",
+    "Regression",
     "Task",
+    "Translation",
     "ahead",
     "augment",
     "batches",
+    "bleu",
     "corrupt_labels",
-    "on_device",
     "relabelled",
+    "task_of",
+    "translate",
 ]
 
 
 LARGEST_SEED = 2**32 - 1
 T = TypeVar("T")
-
-
+Pair = tuple[Tensor, Tensor]
 NOTHING = -100
 """Target where nothing is to be predicted, as PyTorch's losses have it."""
+
+TOLERANCE = 0.1
+"""How far from its target a value may be that counts as right in a regression."""
+
+_SENTENCES = 256
+"""How many are translated at a time."""
 
 
 class Task(ABC):
     """What a network is trained for: one of `classes` for each target, by the cross entropy.
 
-    A dataset that isn't labelled images has a method ``task(recipe, label_noise, seed)`` that
+    A dataset that isn't labelled images has a method ``task(recipe, seed)`` that
     returns one.
 
     Attributes
@@ -63,14 +74,14 @@ class Task(ABC):
     @abstractmethod
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[Pair]:
         """Inputs and targets of the training samples in that order, on the device.
 
         What is random in them, such as augmentation, is drawn from the generator.
         """
 
     @abstractmethod
-    def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def evaluated(self, split: str, device: torch.device) -> Iterator[Pair]:
         """Inputs and targets of the split ``train`` or ``test``, as they are, in batches."""
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -139,9 +150,7 @@ class Classification(Task):
     ----------
     dataset : Dataset
     recipe : Recipe
-        Its augmentation.
-    label_noise : float
-        Share of training labels to corrupt.
+        Its augmentation, and what share of training labels is to be corrupted.
     seed : int
         Decides which.
 
@@ -151,7 +160,7 @@ class Classification(Task):
         If the images have no labels, or can't be read.
     """
 
-    def __init__(self, dataset: Dataset, recipe: Recipe, label_noise: float, seed: int) -> None:
+    def __init__(self, dataset: Dataset, recipe: Recipe, seed: int) -> None:
         if not getattr(dataset, "labelled", True):
             raise RequestError(f"{dataset.name} has no labels, so there is nothing to learn")
         self.dataset, self.recipe, self.classes = dataset, recipe, dataset.classes
@@ -161,8 +170,8 @@ class Classification(Task):
             items[0]
             if check := getattr(items, "check", None):
                 check()
-        if label_noise:
-            self.items = relabelled(self.items, label_noise, dataset.classes, seed)
+        if recipe.label_noise:
+            self.items = relabelled(self.items, recipe.label_noise, dataset.classes, seed)
 
     @property
     def size(self) -> int:
@@ -171,21 +180,21 @@ class Classification(Task):
 
     def batches(
         self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    ) -> Iterator[Pair]:
         """Normalised images of shape (b, ...) and labels of shape (b,), in that order."""
         for images, labels in batches(self.items, order, batch_size, device):
             if self.recipe.shift or self.recipe.flip:
                 images = augment(images, self.recipe.shift, self.recipe.flip, generator)
-            yield self.dataset.normalize(on_device(images, device)), on_device(labels, device)
+            yield self.dataset.normalize(_on(images, device)), _on(labels, device)
 
-    def evaluated(self, split: str, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def evaluated(self, split: str, device: torch.device) -> Iterator[Pair]:
         """Normalised images and labels; in training those trained on."""
         items = self.items if split == "train" else self.dataset.split(split)
         for images, labels in batches(items, torch.arange(_len(items)), 512, device):
-            yield self.dataset.normalize(on_device(images, device)), on_device(labels, device)
+            yield self.dataset.normalize(_on(images, device)), _on(labels, device)
 
 
-def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+def _on(tensor: Tensor, device: torch.device) -> Tensor:
     """Give a tensor of the CPU on a device; to a GPU without waiting for what it is at."""
     if device.type != "cuda":
         return tensor.to(device)
@@ -327,9 +336,7 @@ def augment(images: Tensor, shift: int, flip: bool, generator: torch.Generator) 
     return images.contiguous()
 
 
-def batches(
-    items: Items, order: Tensor, batch_size: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(items: Items, order: Tensor, batch_size: int, device: torch.device) -> Iterator[Pair]:
     """Images of shape (b, *shape) and labels of shape (b,), in that order, on the CPU.
 
     Each batch is read while `device` is busy with the one before.
@@ -385,3 +392,205 @@ def ahead(made: Iterator[T], device: torch.device) -> Iterator[T]:
     finally:
         # What the reader set is also the default of threads to come.
         torch.set_num_threads(threads)
+
+
+class _Held(Task):
+    """Samples of which inputs and targets are two tensors in memory.
+
+    Parameters
+    ----------
+    train, test : pair of tensors
+        Inputs of shape (n, ...) and targets of shape (n,) or (n, length).
+    at_once : int
+        How many samples are evaluated at a time.
+    """
+
+    def __init__(self, train: Pair, test: Pair, at_once: int) -> None:
+        self._splits, self._at_once = {"train": train, "test": test}, at_once
+
+    @property
+    def size(self) -> int:
+        """How many training samples there are."""
+        return len(self._splits["train"][0])
+
+    def batches(
+        self, order: Tensor, batch_size: int, device: torch.device, generator: torch.Generator
+    ) -> Iterator[Pair]:
+        """Inputs and targets in that order."""
+        return self._read("train", order, batch_size, device)
+
+    def evaluated(self, split: str, device: torch.device) -> Iterator[Pair]:
+        """Inputs and targets of a split."""
+        order = torch.arange(len(self._splits[split][0]))
+        return self._read(split, order, self._at_once, device)
+
+    def _read(self, split: str, order: Tensor, size: int, device: torch.device) -> Iterator[Pair]:
+        inputs, targets = self._splits[split]
+        for chosen in torch.split(order, size):
+            yield _on(inputs[chosen], device), _on(targets[chosen], device)
+
+
+class Regression(_Held):
+    """Learn the value of each point of a function, by the mean squared error.
+
+    Accuracy is the share of points within `TOLERANCE` of their target.
+
+    Parameters
+    ----------
+    curve : Curve
+    recipe : Recipe
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the recipe augments images or corrupts labels.
+    """
+
+    classes = 1
+
+    def __init__(self, curve: Curve, recipe: Recipe) -> None:
+        if recipe.shift or recipe.flip or recipe.label_noise:
+            raise RequestError(f"{curve.name} has neither images to move nor labels to corrupt")
+        train, test = curve.points("train"), curve.points("test")
+        super().__init__(train, test, at_once=len(test[0]))
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Mean squared error, a scalar."""
+        self._check(output, targets)
+        return functional.mse_loss(output[..., 0], targets)
+
+    def right(self, output: Tensor, targets: Tensor) -> tuple[int, int]:
+        """How many values are within the tolerance, and how many there are."""
+        return int(((output[..., 0] - targets).abs() <= TOLERANCE).sum()), targets.numel()
+
+    def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """Share of the test targets' variance that the network explains."""
+        with evaluation_mode(model):
+            ((inputs, targets),) = self.evaluated("test", device)
+            error = (model(inputs)[..., 0] - targets).double().square().mean()
+        return {"explained": float(1 - error / targets.double().var(correction=0))}
+
+
+class Translation(_Held):
+    """Learn the next token of the target from the source and the tokens before.
+
+    Parameters
+    ----------
+    text : ParallelText
+    recipe : Recipe
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the recipe augments images or corrupts labels, or what BLEU needs isn't there.
+    """
+
+    def __init__(self, text: ParallelText, recipe: Recipe) -> None:
+        bleu([""], [""], text.bleu_tokens)  # What is missing is told before training.
+        if recipe.shift or recipe.flip:
+            raise RequestError(f"{text.name} is text; recipe '{recipe.name}' moves images")
+        if recipe.label_noise:
+            raise RequestError(f"{text.name} is text; it has no labels to corrupt")
+        self.text, self.classes = text, text.classes
+        train, test = ((split.inputs, split.wanted) for split in (text.train, text.test))
+        super().__init__(train, test, at_once=_SENTENCES)
+
+    def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """BLEU of the greedy translations of the test split, and the share that is exact."""
+        pairs = self.text.test
+        found = self.text.vocabulary.decode(translate(model, pairs.inputs[:, 0], device).tolist())
+        exact = sum(a == b for a, b in zip(found, pairs.targets, strict=True))
+        return {
+            "bleu": bleu(found, pairs.targets, self.text.bleu_tokens),
+            "exact": exact / len(pairs.targets),
+        }
+
+    def metadata(self) -> dict[str, str]:
+        """The vocabulary, without which the tokens can't be read."""
+        return {"vocabulary": self.text.vocabulary.text}
+
+
+def translate(model: nn.Module, sources: Tensor, device: torch.device) -> Tensor:
+    """Translate greedily: at each place the token with the largest logit.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On `device`; from (n, 2, length) to (n, length, classes).
+    sources : integer tensor of shape (n, length)
+    device : torch.device
+
+    Returns
+    -------
+    integer tensor of shape (n, length)
+        Filled with padding after the end mark; without one where the sentence has no end
+        within the length.
+    """
+    made = []
+    with evaluation_mode(model):
+        for source in torch.split(sources, _SENTENCES):
+            given = torch.stack([source, torch.full_like(source, PAD)], dim=1).to(device)
+            given[:, 1, 0] = START
+            found = torch.full_like(source, PAD).to(device)
+            open_ones = torch.ones(len(source), dtype=torch.bool, device=device)
+            for place in range(source.shape[1]):
+                token = model(given)[:, place].argmax(dim=1)
+                found[:, place] = torch.where(open_ones, token, PAD)
+                open_ones &= token != END
+                if not bool(open_ones.any()):
+                    break
+                if place + 1 < source.shape[1]:
+                    given[:, 1, place + 1] = found[:, place]
+            made.append(found.cpu())
+    return torch.cat(made)
+
+
+def bleu(found: Sequence[str], wanted: Sequence[str], tokens: str = "13a") -> float:
+    """Corpus BLEU of translations, 0 to 100, as sacrebleu counts it.
+
+    Parameters
+    ----------
+    found, wanted : sequence of str
+        Translations and references, one each.
+    tokens : str
+        How sacrebleu cuts a sentence.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If sacrebleu is missing, or doesn't know `tokens`.
+
+    References
+    ----------
+    M. Post. A Call for Clarity in Reporting BLEU Scores. WMT, 2018.
+
+    Examples
+    --------
+    >>> bleu(["the cat sat on the mat"], ["the cat sat on the mat"])
+    100.0
+    """
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise RequestError(
+            "BLEU needs the sacrebleu library: pip install 'nlbench[translation]'"
+        ) from error
+    if tokens not in BLEU.TOKENIZERS:
+        known = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise RequestError(f"BLEU: unknown tokens '{tokens}'; there are: {known}")
+    # `force` only keeps a warning away, about references that end in a spaced full stop.
+    score = BLEU(tokenize=tokens, force=True).corpus_score(list(found), [list(wanted)])
+    return round(float(score.score), 6)
+
+
+def task_of(dataset: Any, recipe: Recipe, seed: int) -> Task:
+    """What a dataset is for: a task of its own, translation, regression, else classification."""
+    own = getattr(dataset, "task", None)
+    if own is not None:
+        task: Task = own(recipe, seed)
+        return task
+    if isinstance(dataset, ParallelText):
+        return Translation(dataset, recipe)
+    if isinstance(dataset, Curve):
+        return Regression(dataset, recipe)
+    return Classification(dataset, recipe, seed)

@@ -1,4 +1,4 @@
-"""A training by a registered recipe: what it is asked for, and how it is carried out."""
+"""Trainings by registered recipes: what is asked for, and how one or several are carried out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import io
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,23 @@ import torch
 from nlbench import registry
 from nlbench.content.files import locked, make_folder, remove_parts, write_atomically
 from nlbench.content.hashing import file_hash
-from nlbench.errors import NlbenchError, NotFinite, PluginError, RequestError, nearest
-from nlbench.execution.numerics import Machine, resolve_device
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    PluginError,
+    RequestError,
+    error_text,
+    nearest,
+)
+from nlbench.execution.executors import called
+from nlbench.execution.numerics import Machine, resolve_device, some_threads
 from nlbench.options import OptionValue
 from nlbench.probes.precision import exact_arithmetic
+from nlbench.progress import Monitor, Progress
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.load import SubjectSpec, choose_weights, model_source
 from nlbench.subjects.model import model_info
-from nlbench.subjects.weights import save_weights, training_folder
+from nlbench.subjects.weights import save_weights, training_failure, training_folder
 
 from .loop import Epoch, TrainingResult, example_of, train
 from .recipes import Recipe
@@ -35,8 +45,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from nlbench.subjects.data import Data
-
 __all__ = [
     "Trained",
     "TrainingLog",
@@ -46,6 +54,7 @@ __all__ = [
     "give_up",
     "recipe_of",
     "run_training",
+    "run_trainings",
     "suited_recipe",
 ]
 
@@ -121,14 +130,8 @@ class TrainingLog:
         if file_hash(self.out) != result["file_hash"]:
             raise RequestError(f"{self.out} is not what its training wrote; choose another --out")
         self.state.unlink(missing_ok=True)
-        return Trained(
-            self.out,
-            result["train_accuracy"],
-            result["test_accuracy"],
-            result["scores"],
-            result["is_reached"],
-            result["epochs"],
-        )
+        told = {entry.name: result[entry.name] for entry in fields(Trained)[1:]}
+        return Trained(self.out, **told)
 
     def check(self, *, resume: bool) -> None:
         """Refuse to overwrite what isn't taken up.
@@ -289,9 +292,12 @@ class TrainingLog:
         calls = self.manifest["calls"]
         calls[-1]["seconds"] = round(time.perf_counter() - self.began, 3)
         self.manifest["seconds"] = round(sum(call.get("seconds", 0.0) for call in calls), 3)
-        content = {"format": FORMAT, **self.manifest, "checkpoints": self.kept}
-        text = json.dumps(_plain(content), indent=1)
-        write_atomically(self.folder / "manifest.json", text + "\n")
+        _write_manifest(self.folder, {**self.manifest, "checkpoints": self.kept})
+
+
+def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(_plain({"format": FORMAT, **content}), indent=1)
+    write_atomically(folder / "manifest.json", text + "\n")
 
 
 def _plain(content: Any) -> Any:
@@ -351,6 +357,13 @@ class TrainingRequest:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST_SEED:
             raise RequestError(f"the seed is {self.seed}, expected 0 to {LARGEST_SEED}")
+
+    @property
+    def subject(self) -> SubjectSpec:
+        """The network that training starts from, with the samples that it is trained on."""
+        return SubjectSpec(
+            self.model, self.weights, self.data, self.seed, split="train", options=self.options
+        )
 
 
 def suited_recipe(model: str, recipe: str = "auto") -> str:
@@ -438,7 +451,7 @@ def run_training(
     if resume and (done := log.finished()) is not None:
         return done
     log.check(resume=resume)
-    dataset, build = _starting_point(request)
+    source = model_source(request.subject)
     if request.weights == "calibrated":
         raise RequestError(
             "--weights calibrated: training sets the statistics; give --weights init"
@@ -460,8 +473,8 @@ def run_training(
 
     with exact_arithmetic(), log.opened(device):
         result = train(
-            build,
-            dataset,
+            lambda: source.build()[0],
+            source.dataset,
             recipe,
             seed=request.seed,
             device=device,
@@ -487,8 +500,7 @@ def give_up(out: Path, request: TrainingRequest, reason: str) -> None:
     """Note why a training isn't begun, where it would have noted why it failed."""
     folder = training_folder(out)
     make_folder(folder)
-    content = {"format": FORMAT, "request": asdict(request), "failed": reason}
-    write_atomically(folder / "manifest.json", json.dumps(_plain(content), indent=1) + "\n")
+    _write_manifest(folder, {"request": asdict(request), "failed": reason})
 
 
 def check_training(request: TrainingRequest) -> str:
@@ -498,30 +510,127 @@ def check_training(request: TrainingRequest) -> str:
     ------
     nlbench.RequestError
     """
-    dataset, build = _starting_point(replace(request, weights="init"))
-    return recipe_of(request).check(build(), example_of(dataset))
+    source = model_source(replace(request, weights="init").subject)
+    return recipe_of(request).check(source.fresh(), example_of(source.dataset))
 
 
 def _start(request: TrainingRequest) -> str | None:
     """What decides the weights that training starts from; None where they can't be had."""
     try:
-        return choose_weights(_subject(request)).identity
+        return choose_weights(request.subject).identity
     except RequestError:
         return None
 
 
-def _starting_point(request: TrainingRequest) -> tuple[Data, Callable[[], nn.Module]]:
-    """Give the dataset, and what builds the network that training starts from."""
-    source = model_source(_subject(request))
-    return source.dataset, lambda: source.build()[0]
+THREADS = 1
+"""PyTorch's of a training: small networks gain little by more, and their weights' last bits depend
+on them."""
 
 
-def _subject(request: TrainingRequest) -> SubjectSpec:
-    return SubjectSpec(
-        request.model,
-        request.weights,
-        request.data,
-        request.seed,
-        split="train",
-        options=request.options,
-    )
+def run_trainings(
+    requests: Mapping[Path, TrainingRequest],
+    *,
+    workers: int = 1,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+    command: str = "",
+) -> None:
+    """Train networks, each after the one whose checkpoint it starts from.
+
+    What is finished is not repeated, and what was interrupted goes on. Where one fails, the others
+    are trained all the same.
+
+    Parameters
+    ----------
+    requests : mapping of Path to TrainingRequest
+        By checkpoint, in an order in which they can be trained.
+    workers : int
+        How many train at a time, each in a process of its own; 1: in this one. Checkpoints are the
+        same, byte by byte.
+    threads : int
+        PyTorch's of each.
+    progress : Progress, optional
+        Told of each epoch.
+    command : str
+        The command line, for the manifests.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If one fails: what the first of them says, with its name. Those after it are warned of.
+    """
+    todo = {
+        file: request
+        for file, request in requests.items()
+        if finished_training(request, file) is None
+    }
+    if not todo:
+        return
+    for file in todo:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    monitor = Monitor(progress)
+    monitor.begin(sum(recipe_of(request).epochs for request in todo.values()))
+    errors: list[NlbenchError] = []
+
+    def heard(file: Path, message: Mapping[str, Any]) -> None:
+        if "step" in message:
+            monitor.step(message["step"])
+        elif text := message.get("failed") or message.get("done"):
+            kind = _KINDS.get(message.get("kind", ""), NlbenchError)
+            errors.append(kind(f"training {file.stem}: {text}"))
+            if len(errors) > 1:
+                monitor.warn(str(errors[-1]))
+
+    if min(workers, len(todo)) > 1:
+        with closing(
+            called(
+                f"{__name__}:train_as_told",
+                {str(file): _told(request, file, command) for file, request in todo.items()},
+                after={str(file): request.weights for file, request in todo.items()},
+                workers=workers,
+                threads=threads,
+            )
+        ) as messages:
+            for name, message in messages:
+                heard(Path(name), message)
+    else:
+        with some_threads(threads):
+            for file, request in todo.items():
+                train_as_told(_told(request, file, command), partial(heard, file))
+    if errors:
+        raise errors[0]
+
+
+_KINDS = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
+
+
+def _told(request: TrainingRequest, file: Path, command: str) -> dict[str, Any]:
+    return {"request": asdict(request), "file": str(file), "command": command}
+
+
+def train_as_told(given: Mapping[str, Any], send: Callable[[dict[str, Any]], object]) -> None:
+    """Train a network, here or in another process, and send what comes of it, epoch by epoch.
+
+    Parameters
+    ----------
+    given : mapping
+        ``request``, ``file`` and ``command``, as JSON has them.
+    send : callable
+        Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error}``.
+    """
+    options = tuple((name, value) for name, value in given["request"]["options"])
+    request = TrainingRequest(**{**given["request"], "options": options})
+    file, start = Path(given["file"]), Path(request.weights)
+
+    def step(epoch: Any) -> None:
+        send({"step": f"training {file.stem}: loss {epoch.loss:.3f}"})
+
+    try:
+        if failure := training_failure(start):
+            reason = f"it needs {start.stem}, whose training failed: {failure}"
+            give_up(file, request, reason)
+            raise RequestError(reason)
+        run_training(request, file, resume=True, progress=step, command=given["command"])
+    except Exception as error:
+        # Whatever a model's plugin raises concerns this network only.
+        send({"failed": error_text(error), "kind": type(error).__name__})

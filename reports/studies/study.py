@@ -378,7 +378,7 @@ class Context:
         """
         if not self.asked_for:
             return
-        from nlbench.models.training.trainings import run_trainings
+        from nlbench.models.training.train import run_trainings
 
         in_processes = self.execution.executor == "processes"
         run_trainings(

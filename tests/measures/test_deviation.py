@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
 
-from nlbench.measures._deviation import Deviation, deviation_of
+from nlbench.measures.absdev import Deviation, deviation_of
 from nlbench.probes.lines.lines import SegmentTrace, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 

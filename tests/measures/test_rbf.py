@@ -103,7 +103,7 @@ def test_equal_samples_do_not_make_the_width_zero():
 
 
 def test_gradients_are_those_of_finite_differences_at_a_fixed_width(monkeypatch):
-    monkeypatch.setattr("nlbench.measures._rbf.RBFAccumulator._scale", lambda *_: (1.0, 1.3))
+    monkeypatch.setattr("nlbench.measures.cka._RBFAccumulator._scale", lambda *_: (1.0, 1.3))
     x = normal(4, 6, 2).requires_grad_()
     assert gradcheck(lambda x: rbf_cka(x, torch.tanh(x)), (x,))
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from nlbench.models.training.loop import task_of
 from nlbench.models.training.recipes import vanilla
+from nlbench.models.training.tasks import task_of
 
 
 def accuracy(model, split, dataset):
-    return task_of(dataset, vanilla, 0.0, 0).accuracy(model, split, torch.device("cpu"))
+    return task_of(dataset, vanilla, 0).accuracy(model, split, torch.device("cpu"))

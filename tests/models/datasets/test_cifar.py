@@ -204,7 +204,7 @@ def test_files_that_are_there_are_not_downloaded_again(tmp_path, monkeypatch):
     folder = write_cifar10(tmp_path / "data")
     tried = []
     monkeypatch.setattr(
-        "nlbench.models.datasets.files._download", lambda *given: tried.append(given)
+        "nlbench.models.datasets.published._download", lambda *given: tried.append(given)
     )
     assert len(cifar10(str(folder), download=True).test) == 4
     assert tried == []

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nlbench.errors import RequestError
 from nlbench.models.datasets.parallel_text import END, PAD, START, Vocabulary, parallel
 from nlbench.models.networks.transformer import TransformerTiny
-from nlbench.models.training.loop import task_of
 from nlbench.models.training.recipes import augmented, noisy_labels, vanilla
+from nlbench.models.training.tasks import task_of
 from nlbench.subjects.weights import save_weights
 
 ENGLISH = [f"the {size} {animal} sleeps" for size in ("big", "small") for animal in "abcde"]
@@ -122,17 +122,17 @@ def test_text_that_is_no_utf8_is_refused(files, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "noise", "message"),
-    [(augmented, 0.0, "moves images"), (noisy_labels, 0.4, "no labels to corrupt")],
+    ("recipe", "message"),
+    [(augmented, "moves images"), (noisy_labels, "no labels to corrupt")],
 )
-def test_what_only_images_allow_is_refused(files, recipe, noise, message):
+def test_what_only_images_allow_is_refused(files, recipe, message):
     with pytest.raises(RequestError, match=message):
-        task_of(parallel(*files, vocabulary=60), recipe, noise, 0)
+        task_of(parallel(*files, vocabulary=60), recipe, 0)
 
 
 def test_plain_recipes_are_fine(files):
     data = parallel(*files, vocabulary=60)
-    assert task_of(data, vanilla, 0.0, 0).size == len(data.train.sources)
+    assert task_of(data, vanilla, 0).size == len(data.train.sources)
 
 
 def test_without_the_library_one_line_says_what_to_install(monkeypatch):
@@ -165,4 +165,4 @@ def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(f
 
 def test_an_unknown_way_of_cutting_sentences_is_told_before_training(files):
     with pytest.raises(RequestError, match="BLEU: unknown tokens 'words'"):
-        task_of(parallel(*files, vocabulary=60, bleu="words"), vanilla, 0.0, 0)
+        task_of(parallel(*files, vocabulary=60, bleu="words"), vanilla, 0)

@@ -7,7 +7,8 @@ import torch
 from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.measures.affinity import affinity_score
-from nlbench.models.networks.redshift import grid, redshift_mlp, redshift_network
+from nlbench.models.datasets.synthetic import grid
+from nlbench.models.networks.redshift import redshift_mlp, redshift_network
 from nlbench.subjects.load import build_model
 
 # Mean affinity and its spread over layers, from the slides of Bouniot et al.; names as registered.
@@ -75,14 +76,6 @@ def test_it_takes_vectors_of_any_length_and_refuses_images():
     assert redshift_mlp(num_classes=3, input_shape=(5,))(torch.zeros(2, 5)).shape == (2, 3)
     with pytest.raises(RequestError, match="it takes vectors"):
         redshift_mlp(input_shape=(3, 32, 32))
-
-
-def test_the_grid_covers_the_square_evenly_and_has_no_labels():
-    sample = grid(5).sample(None, seed=1)
-    points = {tuple(round(c, 6) for c in point) for point in sample.inputs.tolist()}
-    assert points == {(x / 2, y / 2) for x in range(-2, 3) for y in range(-2, 3)}
-    assert sample.labels is None
-    assert torch.equal(sample.images, sample.inputs)
 
 
 def test_every_variant_is_described_as_what_it_is():

@@ -1,10 +1,19 @@
+import math
+
 import pytest
 import torch
 from torch.nn import functional
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.models.networks.resnet import ResidualNetwork, plain20, resnet20
+from nlbench.models.networks.resnet import (
+    ResidualNetwork,
+    ResNet18,
+    plain20,
+    resnet18_w8,
+    resnet18_w16,
+    resnet20,
+)
 
 
 def expected_count(depth, channels=3, classes=10):
@@ -74,3 +83,85 @@ def test_plain_and_residual_start_from_the_same_weights_for_the_same_seed():
 def test_a_number_below_one_is_refused_by_name():
     with pytest.raises(RequestError, match="resnet20: in_channels is 0, expected at least 1"):
         resnet20(in_channels=0)
+
+
+def expected_count_of_resnet18(width, channels=3, classes=10):
+    """Weights and biases, layer by layer, from the description in the paper's table 3."""
+    total = 9 * channels * width + width
+    inputs = width
+    for outputs in (width, 2 * width, 4 * width, 8 * width):
+        total += 9 * inputs * outputs + outputs + 3 * (9 * outputs * outputs + outputs)
+        total += inputs * outputs if inputs != outputs else 0
+        inputs = outputs
+    return total + inputs * classes + classes
+
+
+def test_width_16_has_the_published_number_of_parameters():
+    # Gamba et al., AISTATS 2022, table 3: 700,042 on CIFAR-10.
+    assert (
+        sum(p.numel() for p in resnet18_w16().parameters())
+        == 700_042
+        == expected_count_of_resnet18(16)
+    )
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 24, 32, 64])
+def test_every_registered_width_has_the_parameters_of_its_layers(width):
+    build = registry.load("models", f"resnet18-w{width}")
+    network = build(in_channels=1, num_classes=7)
+    assert sum(p.numel() for p in network.parameters()) == expected_count_of_resnet18(width, 1, 7)
+
+
+def test_there_is_no_normalisation_and_each_relu_is_called_once():
+    kinds = [type(module).__name__ for module in ResNet18(4).modules()]
+    assert "BatchNorm2d" not in kinds
+    assert kinds.count("ReLU") == 17
+
+
+def test_biases_are_in_all_convolutions_but_the_shortcuts():
+    convolutions = [m for m in ResNet18(4).modules() if isinstance(m, torch.nn.Conv2d)]
+    assert all((c.bias is None) == (c.kernel_size == (1, 1)) for c in convolutions)
+    assert sum(c.bias is None for c in convolutions) == 3
+
+
+def test_the_output_of_resnet18_is_that_of_the_formula_written_out():
+    torch.manual_seed(0)
+    network = ResNet18(4).double()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(std=0.2)
+    named = dict(network.named_parameters())
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+
+    def convolved(y, name, stride=1):
+        weight = named[f"{name}.weight"]
+        pad = weight.shape[-1] // 2
+        return functional.conv2d(y, weight, named.get(f"{name}.bias"), stride, pad)
+
+    y = convolved(x, "stem").clamp(min=0)
+    for block in range(8):
+        stride = 2 if block in (2, 4, 6) else 1
+        inner = convolved(y, f"blocks.{block}.conv1", stride).clamp(min=0)
+        inner = convolved(inner, f"blocks.{block}.conv2")
+        skip = convolved(y, f"blocks.{block}.shortcut", stride) if stride == 2 else y
+        y = (inner + skip).clamp(min=0)
+    expected = y.mean((2, 3)) @ named["classifier.weight"].T + named["classifier.bias"]
+    torch.testing.assert_close(network(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_branches_start_almost_silent_and_biases_zero():
+    torch.manual_seed(0)
+    network = ResNet18(16)
+    for block in network.blocks:
+        assert block.conv2.weight.std().item() == pytest.approx(1e-6, rel=0.1)
+        fan_in = block.conv1.weight[0].numel()
+        spread = math.sqrt(2 / fan_in) / math.sqrt(8)
+        assert block.conv1.weight.std().item() == pytest.approx(spread, rel=0.1)
+        assert block.conv1.bias.count_nonzero() == block.conv2.bias.count_nonzero() == 0
+    assert network.classifier.weight.std().item() == pytest.approx(1e-6, rel=0.1)
+    assert network.classifier.weight.count_nonzero() > 0
+
+
+def test_a_number_of_resnet18_below_one_is_refused_by_name():
+    with pytest.raises(RequestError, match="resnet18-w8: num_classes is 0, expected at least 1"):
+        resnet18_w8(num_classes=0)

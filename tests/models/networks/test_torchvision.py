@@ -9,7 +9,7 @@ from torchvision import models
 from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.models.datasets.items import read_image
-from nlbench.models.networks.torchvision import NAMES
+from nlbench.models.networks.libraries import NAMES
 from nlbench.plan import make_plan
 from nlbench.request import Request
 from nlbench.subjects.data import Dataset

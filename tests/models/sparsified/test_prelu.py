@@ -16,7 +16,7 @@ from torch.overrides import _len_torch_function_stack
 import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import average_path_length
-from nlbench.models.networks.vgg import VGG8
+from nlbench.models.networks.vgg import VGG
 from nlbench.models.sparsified.prelu import (
     linear_share,
     nonlinear_units,
@@ -26,6 +26,7 @@ from nlbench.models.sparsified.prelu import (
     snap,
     sparsify,
 )
+from nlbench.models.sparsified.surgery import other_activations
 from nlbench.probes.sites.sites import list_sites
 
 
@@ -57,7 +58,7 @@ def set_slopes(model, *numbers):
 def test_every_relu_call_gets_slopes_and_the_function_stays(name, calls, units):
     torch.manual_seed(0)
     if name == "vgg8":
-        model, size = VGG8(), 32
+        model, size = VGG(8), 32
     else:
         model, size = torchvision.models.get_model(name, weights=None, num_classes=7), 32
     x = torch.randn(2, 3, size, size)
@@ -430,7 +431,7 @@ def test_slopes_have_no_weight_decay_and_every_parameter_is_in_one_group():
 @given(st.floats(0, 1), st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
 def test_the_random_control_makes_the_share_linear_and_the_seed_decides_which(share, seed):
-    model, again = sparsify(VGG8()), sparsify(VGG8())
+    model, again = sparsify(VGG(8)), sparsify(VGG(8))
     assert randomize(model, share, seed) == round(share * 292)
     assert linear_share(model) == pytest.approx(round(share * 292) / 292)
     randomize(again, share, seed)
@@ -438,7 +439,7 @@ def test_the_random_control_makes_the_share_linear_and_the_seed_decides_which(sh
 
 
 def test_the_random_control_differs_from_seed_to_seed():
-    first, second = sparsify(VGG8()), sparsify(VGG8())
+    first, second = sparsify(VGG(8)), sparsify(VGG(8))
     randomize(first, 0.5, 0)
     randomize(second, 0.5, 1)
     assert nonlinear_units(first) != nonlinear_units(second)
@@ -466,3 +467,20 @@ def test_a_sparsified_network_trains():
     # A linear target: the prior can make every unit that matters linear.
     assert linear_share(model) > 0.5
     assert (model(x) - target).square().mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("mobilenet_v2", {"relu6": 35}),
+        ("mobilenet_v3_small", {"hardswish": 19, "hardsigmoid": 9}),
+        ("resnet18", {}),
+    ],
+)
+def test_other_activations_than_relu_are_counted_by_kind(name, counts):
+    assert other_activations(torchvision.models.get_model(name, weights=None)) == counts
+
+
+def test_slopes_are_no_other_activations():
+    network = sparsify(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sigmoid()))
+    assert other_activations(network) == {"sigmoid": 1}

@@ -10,7 +10,7 @@ from torch import nn
 import nlbench
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
-from nlbench.models.networks.vgg import VGG8
+from nlbench.models.networks.vgg import VGG
 from nlbench.models.sparsified.prelu import (
     checkpoint_metadata,
     linear_share,
@@ -38,7 +38,7 @@ class Functional(nn.Module):
 
 def linearised(layerwise=False):
     torch.manual_seed(0)
-    model = sparsify(VGG8(), layerwise=layerwise)
+    model = sparsify(VGG(8), layerwise=layerwise)
     if layerwise:
         with torch.no_grad():
             for slopes in parameter_groups(model, 0.0)[1]["params"]:
@@ -125,7 +125,7 @@ def test_layers_bear_one_name_among_sites_in_the_graph_and_in_the_core_network()
 
 def test_a_transform_that_is_none_is_one_line(tmp_path):
     path = tmp_path / "odd.safetensors"
-    save_weights(path, VGG8(), {"transform": "sparsifi"})
+    save_weights(path, VGG(8), {"transform": "sparsifi"})
     with pytest.raises(RequestError, match="no transform 'sparsifi'; did you mean 'sparsify'"):
         load_subject(SubjectSpec("vgg8", str(path), "digits", samples=2), torch.device("cpu"))
 

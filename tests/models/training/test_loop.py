@@ -250,7 +250,7 @@ def test_running_accuracy_is_of_each_sample_before_the_step_that_used_it():
 def test_with_label_noise_accuracy_in_training_is_by_the_noisy_labels():
     # An easy problem is learnt right whatever a quarter of its labels say.
     recipe = replace(QUICK, epochs=30)
-    result = train(tiny_network, tiny_data(), recipe, label_noise=0.25, seed=2)
+    result = train(tiny_network, tiny_data(), replace(recipe, label_noise=0.25), seed=2)
     assert result.test_accuracy == 1.0
     assert result.train_accuracy == 0.75
 

@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from nlbench.content.hashing import state_hash
 from nlbench.errors import RequestError
-from nlbench.models.sparsified.linearisation import from_start
+from nlbench.models.training.linearisation import from_start
 from nlbench.models.training.loop import read_state, train, write_state
 from nlbench.models.training.recipes import Recipe
 from nlbench.subjects.data import Dataset
@@ -133,7 +133,7 @@ def test_resuming_tells_progress_of_the_earlier_epochs_first(tmp_path):
     [
         ({"recipe": replace(BASE, learning_rate=0.1)}, "recipe.learning_rate was 0.05 and is 0.1"),
         ({"seed": 6}, "seed was 5 and is 6"),
-        ({"label_noise": 0.5}, "label_noise was 0.1 and is 0.5"),
+        ({"recipe": replace(BASE, label_noise=0.5)}, "label_noise was 0.1 and is 0.5"),
     ],
 )
 def test_the_state_of_another_training_is_refused(changes, message, tmp_path):

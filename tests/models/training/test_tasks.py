@@ -1,8 +1,10 @@
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from accuracies import accuracy
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -11,14 +13,35 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset
 
 from nlbench.content.hashing import state_hash
-from nlbench.errors import RequestError
+from nlbench.errors import NotFinite, RequestError
+from nlbench.measures.absdev import absolute_deviation
+from nlbench.models.datasets.digits import digits
 from nlbench.models.datasets.images import images
 from nlbench.models.datasets.items import ByteImages
+from nlbench.models.datasets.number_words import number_words
+from nlbench.models.datasets.parallel_text import END, PAD, START
+from nlbench.models.networks.transformer import TransformerTiny
+from nlbench.models.networks.vgg import vgg8
+from nlbench.models.sparsified import nonlinear_units
 from nlbench.models.training import tasks as loading
+from nlbench.models.training.linearisation import post_training
 from nlbench.models.training.loop import train
-from nlbench.models.training.recipes import Recipe
-from nlbench.models.training.tasks import ahead, augment, batches, relabelled
+from nlbench.models.training.recipes import Recipe, translation
+from nlbench.models.training.tasks import (
+    ahead,
+    augment,
+    batches,
+    bleu,
+    corrupt_labels,
+    relabelled,
+    task_of,
+    translate,
+)
+from nlbench.probes.lines.lines import trace_segments
+from nlbench.probes.lines.paths import closed_paths
 from nlbench.subjects.data import Dataset
+from nlbench.subjects.model import model_info
+from nlbench.subjects.weights import load_weights
 
 CPU = torch.device("cpu")
 QUICK = Recipe("quick", epochs=3, batch_size=4, learning_rate=0.1, shift=1, label_noise=0.25)
@@ -259,3 +282,159 @@ def test_without_shift_and_flip_nothing_changes():
 def test_what_is_no_image_is_refused():
     with pytest.raises(RequestError, match=r"got \(3, 4\)"):
         augment(torch.zeros(3, 4), 1, False, generator())
+
+
+SHIPPED = Path(model_info(vgg8).trained["digits"])
+NOISY = SHIPPED.with_name("vgg8-digits-noise40.safetensors")
+
+
+def network(file):
+    model = vgg8()
+    load_weights(model, file)
+    return model.eval()
+
+
+def test_the_shipped_noisy_network_fits_every_corrupted_label():
+    data, model = digits(), network(NOISY)
+    images = torch.stack([image for image, _ in data.train])
+    labels = torch.tensor([label for _, label in data.train])
+    with torch.no_grad():
+        found = model(data.normalize(images)).argmax(dim=1)
+    assert torch.equal(found, corrupt_labels(labels, 0.4, 10, seed=0))
+    assert accuracy(model, "test", data) < 0.75
+
+
+@pytest.mark.slow
+def test_noisy_labels_raise_the_absolute_deviation_of_every_path():
+    # M. Gamba et al., AISTATS 2022, table 2: on 99 to 100 % of the paths.
+    data = digits()
+    images = data.sample(2, split="train", seed=0).images
+    paths = data.normalize(closed_paths(images, 4, 1.0)).double()
+    clean, noisy = (
+        [
+            float(absolute_deviation(trace).norm())
+            for trace in trace_segments(network(file), paths[:, 0], paths[:, 1])
+        ]
+        for file in (SHIPPED, NOISY)
+    )
+    assert all(higher > lower for lower, higher in zip(clean, noisy, strict=True))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return number_words(train=60, test=20, largest=99)
+
+
+class Copies(nn.Module):
+    """Translates by repeating the source; its logits at a place depend on the place alone."""
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, tokens):
+        return nn.functional.one_hot(tokens[:, 0], self.tokens).float()
+
+
+class Counts(nn.Module):
+    """Says the token after the one before it: only right decoding, token by token, shows it."""
+
+    def forward(self, tokens):
+        before = tokens[:, 1]
+        following = torch.where(before == START, 5, before + 1)
+        return nn.functional.one_hot(torch.where(following > 8, END, following), 12).float()
+
+
+def test_each_token_is_decoded_from_those_decoded_before():
+    found = translate(Counts(), torch.ones(3, 7, dtype=torch.long), CPU)
+    assert found.tolist() == [[5, 6, 7, 8, END, PAD, PAD]] * 3
+
+
+def test_a_sentence_without_an_end_fills_the_length():
+    found = translate(Counts(), torch.ones(1, 3, dtype=torch.long), CPU)
+    assert found.tolist() == [[5, 6, 7]]
+
+
+def test_decoding_is_that_of_the_published_loop_sentence_by_sentence(data):
+    torch.manual_seed(0)
+    network = TransformerTiny(data.classes).eval()
+    sources = data.test.inputs[:5, 0]
+    with torch.no_grad():
+        for source, found in zip(sources, translate(network, sources, CPU), strict=True):
+            said = [START]
+            while len(said) <= len(source):
+                target = torch.full_like(source, PAD)
+                target[: len(said)] = torch.tensor(said)
+                token = int(network(torch.stack([source, target])[None])[0, len(said) - 1].argmax())
+                said.append(token)
+                if token == END or len(said) > len(source):
+                    break
+            assert found.tolist()[: len(said) - 1] == said[1:]
+
+
+def test_token_accuracy_counts_tokens_and_end_marks_but_no_padding(data):
+    copies = Copies(data.classes)
+    pairs = data.test
+    right = total = 0
+    for source, wanted in zip(pairs.inputs[:, 0].tolist(), pairs.wanted.tolist(), strict=True):
+        for a, b in zip(source, wanted, strict=True):
+            total += b != -100
+            right += b != -100 and a == b
+    assert task_of(data, translation, 0).accuracy(copies, "test", CPU) == right / total
+
+
+def test_the_loss_leaves_padding_out(data):
+    task = task_of(data, translation, 0)
+    wanted = data.train.wanted[:4]
+    logits = torch.randn(*wanted.shape, data.classes, generator=torch.Generator().manual_seed(0))
+    by_hand = [
+        -float(logits[i, j].log_softmax(0)[token])
+        for i, row in enumerate(wanted.tolist())
+        for j, token in enumerate(row)
+        if token != -100
+    ]
+    assert float(task.loss(logits, wanted)) == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
+
+
+def test_a_network_that_is_no_translator_is_refused(data):
+    task = task_of(data, translation, 0)
+    with pytest.raises(RequestError, match="one logit a class"):
+        task.loss(torch.zeros(4, 10), data.train.wanted[:4])
+
+
+def test_accuracy_of_a_translator_that_gives_nan_is_an_error(data):
+    network = TransformerTiny(data.classes)
+    nn.init.constant_(network.logits.bias, float("nan"))
+    with pytest.raises(NotFinite, match="not finite"):
+        task_of(data, translation, 0).accuracy(network, "test", CPU)
+
+
+def test_bleu_is_that_of_the_formula():
+    # One sentence: precisions 5/6, 3/5, 2/4, 1/3, no brevity penalty.
+    found, wanted = "the cat sat on a mat", "the cat sat on the mat"
+    expected = 100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25
+    assert bleu([found], [wanted]) == pytest.approx(expected)
+
+
+def test_bleu_of_unknown_tokens_is_refused():
+    with pytest.raises(RequestError, match="unknown tokens 'words'; there are: 13a"):
+        bleu(["a"], ["a"], "words")
+
+
+@pytest.mark.slow
+def test_the_recipe_leads_to_a_network_that_translates_numbers_it_never_saw():
+    data = number_words(train=400, test=50, largest=499, length=14)
+    recipe = replace(translation, epochs=8, batch_size=16)
+    result = train(lambda: TransformerTiny(data.classes), data, recipe, seed=0)
+    assert result.test_accuracy > 0.9
+    assert result.scores["bleu"] > 70
+    assert result.metadata["vocabulary"] == data.vocabulary.text
+
+
+def test_a_transformer_is_linearised(data):
+    torch.manual_seed(0)
+    recipe = replace(post_training, epochs=2, omega=0.5, learning_rate=0.01)
+    result = train(lambda: TransformerTiny(data.classes), data, recipe)
+    assert [units for _, units in nonlinear_units(result.model).values()] == [128] * 4
+    assert result.metadata["transform"] == "sparsify"
+    assert "bleu" in result.scores

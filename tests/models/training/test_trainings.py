@@ -6,8 +6,7 @@ import torch
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError
 from nlbench.execution.executors import workers_kept
-from nlbench.models.training.train import TrainingRequest
-from nlbench.models.training.trainings import run_trainings
+from nlbench.models.training.train import TrainingRequest, run_trainings
 from nlbench.progress import Monitor
 
 TINY = {

@@ -12,7 +12,7 @@ from torchvision import models
 import nlbench
 from nlbench import registry
 from nlbench.content.hashing import state_hash
-from nlbench.models.networks.torchvision import NAMES
+from nlbench.models.networks.libraries import NAMES
 from nlbench.reports.studies import classifiers
 from nlbench.reports.studies.study import Context, Verdict
 from nlbench.store.manifest import Manifest

@@ -7,7 +7,7 @@ import torchvision
 from torch import nn
 
 from nlbench.errors import NotFinite, Undefined
-from nlbench.models.networks.vgg import VGG8
+from nlbench.models.networks.vgg import VGG
 from nlbench.probes import Resources
 from nlbench.probes.graph import GRAPH
 from nlbench.probes.graph.graph import channel_graph, unit_activity
@@ -16,7 +16,7 @@ from nlbench.subjects.subject import Subject
 
 def test_activity_is_the_share_of_samples_and_positions_that_change():
     torch.manual_seed(0)
-    model = VGG8().eval()
+    model = VGG(8).eval()
     x = torch.randn(5, 3, 32, 32)
     seen = {}
     for name, module in model.named_modules():

@@ -12,8 +12,8 @@ from nlbench.cli.app import main
 from nlbench.content.files import locked
 from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
-from nlbench.models.training import linearise as linearise_module
-from nlbench.models.training.linearise import LinearisingRequest, linearise
+from nlbench.models.training import train as training_module
+from nlbench.models.training.linearisation import LinearisingRequest, linearise
 from nlbench.progress import Monitor
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
@@ -281,14 +281,14 @@ def test_what_depends_on_a_failed_training_says_so_and_leaves_the_others_alone(
 
     quick = nlbench.registry.load("recipes", "vanilla")
     monkeypatch.setattr(recipes, "vanilla", type(quick)("vanilla", 1, batch_size=16))
-    made = linearise_module.run_training
+    made = training_module.run_training
 
     def failing(training, file, **options):
         if training.recipe == "vanilla" and training.seed == 0:
             training = replace(training, changes={"learning_rate": 1e30})
         return made(training, file, **options)
 
-    monkeypatch.setattr(linearise_module, "run_training", failing)
+    monkeypatch.setattr(training_module, "run_training", failing)
     wanted = request(omegas=(0.0,), seeds=(0, 1), control=True, changes={**CHANGES, "epochs": 1})
     run = linearise(wanted, tmp_path / "lin")
     table = run.scores[(run.scores["measure"] == "accuracy") & (run.scores["statistic"] == "value")]
