@@ -40,8 +40,8 @@ __all__ = [
     "families",
     "find",
     "find_source",
+    "installed",
     "load",
-    "unreadable",
     "version_of",
 ]
 
@@ -297,9 +297,6 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """List the installed entry points of a group.
 
-    Reading the metadata of all that is installed takes tens of milliseconds; it is done
-    again only when the search path has changed, or a folder on it, as an installation does.
-
     Parameters
     ----------
     group : str
@@ -310,8 +307,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
     >>> "affinity" in [point.name for point in entry_points("nlbench.measures")]
     True
     """
-    points, _ = _installed(tuple((path, _changed(path)) for path in sys.path))
-    return tuple(point for point in points if point.group == group)
+    return tuple(point for point in installed()[0] if point.group == group)
 
 
 def version_of(distribution: str) -> str | None:
@@ -322,40 +318,39 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
-def unreadable() -> tuple[str, ...]:
-    """Say which installed distributions have entry points that can't be read, a line each."""
-    return _installed(tuple((path, _changed(path)) for path in sys.path))[1]
+def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
+    """List the entry points of all groups of nlbench, and say a line each of what can't be read.
+
+    Reading what is installed takes milliseconds; it is done again only when the search path has
+    changed, or a folder on it, as an installation does.
+    """
+    return _installed(tuple((path, _changed(path)) for path in sys.path))
 
 
 @lru_cache(maxsize=4)
 def _installed(
     _path: tuple[tuple[str, int], ...],
 ) -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    try:
-        points = metadata.entry_points()
-        return tuple(p for name in points.groups for p in points.select(group=name)), ()
-    except Exception:
-        # One file that can't be read hides all of them; the others are read without it.
-        return _read_one_by_one()
-
-
-def _read_one_by_one() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    found: dict[str, Sequence[EntryPoint]] = {}
     problems = []
     for distribution in metadata.distributions():
-        name = _name_of(distribution)
+        name = _folder_of(distribution).partition("-")[0].lower()
         if name in found:
             continue  # The first one on the path counts.
+        found[name] = ()
         try:
-            found[name] = tuple(distribution.entry_points)
+            # Most have nothing for nlbench; to look for that is quicker than to parse it.
+            if "[nlbench." in (distribution.read_text("entry_points.txt") or ""):
+                found[name] = tuple(distribution.entry_points)
         except Exception as error:
-            found[name] = ()
+            # Whatever is wrong with one file, the others are read without it.
             what = one_line(error) or type(error).__name__
             problems.append(
-                f"the entry points of {name} can't be read ({what}); mend its entry_points.txt "
-                "or uninstall it"
+                f"the entry points of {_name_of(distribution)} can't be read ({what}); mend its "
+                "entry_points.txt or uninstall it"
             )
-    return tuple(itertools.chain.from_iterable(found.values())), tuple(problems)
+    points = itertools.chain.from_iterable(found.values())
+    return tuple(p for p in points if p.group.startswith("nlbench.")), tuple(problems)
 
 
 @lru_cache(maxsize=1024)
@@ -365,8 +360,12 @@ def _name_of(distribution: metadata.Distribution) -> str:
         name = distribution.name
     except Exception:
         name = ""
-    # Without readable metadata the folder's name has to do.
-    return name or Path(str(getattr(distribution, "_path", "a package"))).stem
+    return name or _folder_of(distribution)
+
+
+def _folder_of(distribution: metadata.Distribution) -> str:
+    """Name of the folder with its metadata: what is known without parsing or even having them."""
+    return Path(str(getattr(distribution, "_path", distribution))).stem
 
 
 def _provider(point: EntryPoint) -> str:

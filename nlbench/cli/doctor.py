@@ -142,7 +142,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    for problem in registry.unreadable():
+    for problem in registry.installed()[1]:
         yield Finding("entry points", "broken", problem)
     for group, kind in registry.GROUPS.items():
         entries = registry.entries(group)

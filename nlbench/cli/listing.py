@@ -97,7 +97,7 @@ def list_(
         rows += [_family_row(prefix, entry) for prefix, entry in families.items()]
     print_table(rows, as_json)
     conflicts = [e.conflict for e in (*known.values(), *families.values()) if e.conflict]
-    conflicts += registry.unreadable()
+    conflicts += registry.installed()[1]
     for conflict in conflicts:
         note(conflict)
     if conflicts:
