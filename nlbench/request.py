@@ -10,13 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import tomli_w
 
 from nlbench.content.files import read_text, write_if_changed
 from nlbench.errors import RequestError, nearest, shown
@@ -465,6 +462,8 @@ def read_config(path: Path) -> dict[str, Any]:
     nlbench.RequestError
         If it can't be read, or a key or a value in it isn't known.
     """
+    import tomllib
+
     try:
         content = tomllib.loads(read_text(path, LARGEST_CONFIG))
     except (ValueError, RecursionError) as error:
@@ -528,6 +527,8 @@ def to_toml(request: Request) -> str:
     "sites.batch" = 8
     <BLANKLINE>
     """
+    import tomli_w
+
     content = {name: getattr(request, name) for name in flags_of(Request)}
     settings = dict(content.pop("settings"))
     content = {name: list(v) if isinstance(v, tuple) else v for name, v in content.items()}

@@ -1,7 +1,5 @@
 """``nlbench train`` and ``nlbench linearize``."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys
@@ -132,8 +130,8 @@ def train(
 
 
 def _trained(
-    request: TrainingRequest, file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
-) -> Trained | None:
+    request: "TrainingRequest", file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
+) -> "Trained | None":
     """Train one network; None, with a remark, if its numbers ceased to be numbers."""
     from .train import run_training
 
@@ -162,7 +160,7 @@ def _trained(
         raise Interrupted(f"interrupted; {kept}", f"go on with: {again}") from None
 
 
-def _print_result(result: Trained) -> None:
+def _print_result(result: "Trained") -> None:
     print(f"train accuracy  {result.train_accuracy:.2%}")
     print(f"test accuracy   {result.test_accuracy:.2%}")
     for name, value in result.scores.items():
@@ -323,7 +321,7 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-def _show(run: Run, report: bool) -> None:
+def _show(run: "Run", report: bool) -> None:
     from rich.console import Console
 
     assert run.path is not None

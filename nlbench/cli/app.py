@@ -4,8 +4,6 @@ PyTorch takes seconds to import, so nothing here imports it at the top: a comman
 imports what it needs when it runs.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -95,16 +93,15 @@ def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
     commands = app.registered_commands
     known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
     for point in points:
-        who = point.dist.name if point.dist else point.value
-        if point.name in known:
-            note(f"command '{point.name}' of {who} is left out: there is one of that name")
-            continue
+        problem = "there is one of that name" if point.name in known else ""
         try:
-            function = point.load()
+            function = None if problem else point.load()
         except (Exception, SystemExit) as error:
             # A plugin's import can fail in any way; the other commands work without it.
-            what = f"{type(error).__name__}: {error}".splitlines()[0]
-            note(f"command '{point.name}' of {who} is left out: {what}")
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        if problem:
+            who = point.dist.name if point.dist else point.value
+            note(f"command '{point.name}' of {who} is left out: {problem}")
             continue
         known.add(point.name)
         app.command(point.name)(function)

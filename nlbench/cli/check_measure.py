@@ -1,7 +1,5 @@
 """``nlbench check-measure``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """``nlbench show``."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -16,8 +14,6 @@ from nlbench import registry
 from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest, shown
 from nlbench.options import Option
-from nlbench.subjects.data import dataset_info
-from nlbench.subjects.model import model_info
 
 __all__ = ["details", "group_of", "show", "source_of"]
 
@@ -95,6 +91,8 @@ def source_of(group: str, name: str) -> Source:
     """Where something registered comes from; of a dataset that has to be there."""
     found = _loaded(group, name)
     if group == "models":
+        from nlbench.subjects.model import model_info
+
         return model_info(found).source
     if group == "datasets":
         from nlbench.subjects.load import load_dataset
@@ -151,6 +149,8 @@ def _measure(name: str, measure: Any) -> Iterator[str]:
 
 
 def _model(name: str, build: Any) -> Iterator[str]:
+    from nlbench.subjects.model import model_info
+
     info = model_info(build)
     yield f"trained   {', '.join(info.trained) or 'no weights ship'}"
     yield f"recipe    {info.recipe}, where train and linearize are given none"
@@ -158,6 +158,8 @@ def _model(name: str, build: Any) -> Iterator[str]:
 
 
 def _dataset(name: str, build: Any) -> Iterator[str]:
+    from nlbench.subjects.data import dataset_info
+
     yield from _options("option", dataset_info(build).options, name)
 
 

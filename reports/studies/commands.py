@@ -1,11 +1,10 @@
 """``nlbench study``."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +16,6 @@ from nlbench.errors import PluginError, RequestError
 from nlbench.request import ExecutionOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from .study import Context, Findings, Study
 
 __all__ = ["study"]
@@ -125,7 +122,7 @@ SHORT = 0.3
 """Minutes up to which it isn't worth while to start processes, which takes seconds."""
 
 
-def _execution(one: Study, workers: int | None, device: str, *, quick: bool) -> ExecutionOptions:
+def _execution(one: "Study", workers: int | None, device: str, *, quick: bool) -> ExecutionOptions:
     """How a study is carried out, with one thread each so that workers change no number."""
     from nlbench.execution.numerics import resolve_device
 
@@ -138,7 +135,7 @@ def _execution(one: Study, workers: int | None, device: str, *, quick: bool) -> 
     return ExecutionOptions(executor="processes", workers=workers, threads=1)
 
 
-def _loaded(name: str) -> Study:
+def _loaded(name: str) -> "Study":
     from .study import Study
 
     found = registry.load("studies", name)
@@ -149,7 +146,7 @@ def _loaded(name: str) -> Study:
 
 
 def _show(
-    name: str, one: Study, findings: Findings, runs: Mapping[str, Any], context: Context
+    name: str, one: "Study", findings: "Findings", runs: Mapping[str, Any], context: "Context"
 ) -> None:
     """Print the verdicts, and write them with the tables and the page."""
     from .page import add_verdicts, verdict_table, write_findings
