@@ -19,9 +19,10 @@ from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
 from nlbench.execution.numerics import Machine, default_threads, some_threads
 from nlbench.measure import Measure
-from nlbench.plan import Settings, checked_measure, load_measures, load_probe, resolve_settings
+from nlbench.plan import checked_measure, load_measures, load_probe, resolve_settings
 from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor, Progress
+from nlbench.request import Settings
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import RecordedMeasure
 from nlbench.store.run_folder import Run

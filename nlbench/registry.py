@@ -26,11 +26,19 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, one_line, shown
+from nlbench.errors import (
+    NlbenchError,
+    PluginError,
+    RequestError,
+    error_text,
+    nearest,
+    one_line,
+    shown,
+    system_text,
+)
 
 __all__ = [
     "GROUPS",
-    "Entries",
     "Entry",
     "Family",
     "describe",
@@ -145,25 +153,10 @@ class Entry:
         return f"{GROUPS[self.group]} '{self.name}' is claimed by {claims}; uninstall one of them"
 
 
-class Entries(dict[str, Entry]):
-    """Entries by name. A member of a family that isn't listed can be asked for all the same."""
-
-    def __init__(self, listed: Mapping[str, Entry], families: Mapping[str, Entry]) -> None:
-        super().__init__(listed)
-        self._families = families
-
-    def __missing__(self, name: str) -> Entry:
-        prefix, slash, member = name.partition("/")
-        if not (slash and member and prefix in self._families):
-            raise KeyError(name)
-        family = self._families[prefix]
-        return Entry(family.group, name, family.claims, family.family)
-
-
-def entries(group: str) -> Entries:
+def entries(group: str) -> dict[str, Entry]:
     """List what is registered in a group, by name. No plugin but a family is imported.
 
-    The members of a costly family aren't listed, though they are found when asked for.
+    The members of a costly family aren't listed, though `find` finds them.
 
     Parameters
     ----------
@@ -178,14 +171,13 @@ def entries(group: str) -> Entries:
     points = _points(group)
     listed = {name: claims for name, claims in points.items() if not name.endswith("/*")}
     found = {name: Entry(group, name, claims) for name, claims in listed.items()}
-    known = _families(group, points)
-    for prefix, entry in known.items():
+    for prefix, entry in _families(group, points).items():
         if entry.family is not None and not entry.family.costly:
             for member in entry.family.names():
                 name = f"{prefix}/{member}"
                 claims = listed.get(name, ()) + entry.claims
                 found[name] = Entry(group, name, claims, entry.family)
-    return Entries({name: found[name] for name in sorted(found)}, known)
+    return dict(sorted(found.items()))
 
 
 def families(group: str) -> dict[str, Entry]:
@@ -256,9 +248,8 @@ def load(group: str, name: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         # A plugin's import can fail in any way; whichever way, it is named and stays alone.
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        where = f"{entry.providers[0]}, {entry.claims[0].value}"
-        raise PluginError(f"{GROUPS[group]} '{name}' ({where}) can't be loaded: {what}") from error
+        where = f"{GROUPS[group]} '{name}' ({entry.providers[0]}, {entry.claims[0].value})"
+        raise PluginError(f"{where} can't be loaded: {error_text(error)}") from error
 
 
 def expand(group: str, patterns: Iterable[str]) -> list[str]:
@@ -277,7 +268,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     >>> expand("measures", ["r2", "a[bf]*"])
     ['r2', 'absdev', 'affinity']
     """
-    known: Entries | None = None
+    known: dict[str, Entry] | None = None
     found: dict[str, None] = {}
     for pattern in patterns:
         if not any(c in pattern for c in "*?["):
@@ -344,9 +335,9 @@ def _installed(
                 found[name] = tuple(distribution.entry_points)
         except Exception as error:
             # Whatever is wrong with one file, the others are read without it.
-            what = one_line(error) or type(error).__name__
             problems.append(
-                f"the entry points of {_name_of(distribution)} can't be read ({what}); mend its "
+                f"the entry points of {_name_of(distribution)} can't be read "
+                f"({one_line(system_text(error))}); mend its "
                 "entry_points.txt or uninstall it"
             )
     points = itertools.chain.from_iterable(found.values())

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError, RequestError, shown, system_text
+from nlbench.errors import NlbenchError, RequestError, error_text, shown, system_text
 from nlbench.registry import entry_points
 from nlbench.signals import interruptible, uninterrupted
 
@@ -98,7 +98,7 @@ def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
             function = None if problem else point.load()
         except (Exception, SystemExit) as error:
             # A plugin's import can fail in any way; the other commands work without it.
-            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            problem = error_text(error)
         if problem:
             who = point.dist.name if point.dist else point.value
             note(f"command '{point.name}' of {who} is left out: {problem}")
@@ -169,7 +169,7 @@ def _status() -> int:
         # whoever mends it.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
-        note(f"{type(error).__name__}: {error} (set NLBENCH_TRACEBACK=1 to see where)")
+        note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 to see where)")
         status = 1
     return status if isinstance(status, int) else 0
 

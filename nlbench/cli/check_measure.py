@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-from nlbench import registry
-
 from .common import completed, note, print_table, split_settings
 
 __all__ = ["check_measure"]
@@ -21,13 +19,13 @@ def check_measure(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check what a measure declares and how it behaves; status 1 if something is broken."""
-    given = registry.load("measures", name)
-    options = split_settings(settings or [])
+    from nlbench.plan import load_measure
+
+    measure, options = load_measure(name), split_settings(settings or [])
 
     from nlbench import conformance
-    from nlbench.plan import checked_measure
 
-    checks = conformance.check_measure(checked_measure(given, name), options)
+    checks = conformance.check_measure(measure, options)
     rows = [
         {"check": check.name, "verdict": check.verdict, "detail": check.detail} for check in checks
     ]

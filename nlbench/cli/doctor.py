@@ -156,12 +156,12 @@ def _plugins() -> Iterator[Finding]:
                     yield Finding(f"{kind} {entry.name}", "broken", str(error))
         detail = f"{len(entries)} registered"
         if group == "measures":
-            from nlbench.plan import checked_measure
+            from nlbench.plan import load_measure
 
             works = 0
             for name in entries:
                 try:
-                    checked_measure(registry.load(group, name), name)
+                    load_measure(name)
                     works += 1
                 except NlbenchError as error:
                     if not entries[name].conflict:

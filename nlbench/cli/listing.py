@@ -85,11 +85,11 @@ def list_(
         print_table(_traceable(_natural(chosen), data), as_json)
         return
     if model is not None:
-        rows = [_row(known[name]) for name in _natural(chosen)]
+        rows = [_row(registry.find(what.value, name)) for name in _natural(chosen)]
     elif everything:
         costly = [n for n, f in families.items() if f.family is not None and f.family.costly]
         members = [name for prefix in costly for name in _members(prefix)]
-        rows = [_row(known[name]) for name in _natural([*known, *members])]
+        rows = [_row(registry.find(what.value, name)) for name in _natural([*known, *members])]
     else:
         rows = [_row(known[name]) for name in _natural(known) if known[name].family is None]
         rows += [_family_row(prefix, entry) for prefix, entry in families.items()]

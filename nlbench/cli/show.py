@@ -103,12 +103,11 @@ def source_of(group: str, name: str) -> Source:
 
 
 def _loaded(group: str, name: str) -> Any:
-    found = registry.load(group, name)
     if group != "measures":
-        return found
-    from nlbench.plan import checked_measure
+        return registry.load(group, name)
+    from nlbench.plan import load_measure
 
-    return checked_measure(found, name)
+    return load_measure(name)
 
 
 def details(group: str, name: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
-from nlbench.errors import RequestError, one_line, system_text
+from nlbench.errors import RequestError, error_text, one_line, system_text
 from nlbench.plan import Cell
 from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions
@@ -331,7 +331,7 @@ def _problem(future: Any) -> str:
     error = future.exception()
     if type(error).__name__ == "KilledWorker":
         return "the workers that were to measure this were lost"
-    return f"a worker could not measure this: {type(error).__name__}: {error}"
+    return f"a worker could not measure this: {error_text(error)}"
 
 
 _idle: list[Supervisor] = []

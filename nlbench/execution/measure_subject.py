@@ -33,7 +33,7 @@ from nlbench.plan import (
     ResolvedSettings,
     Target,
     Wanted,
-    checked_measure,
+    load_measure,
     load_probe,
     what_changed,
 )
@@ -505,8 +505,7 @@ class UnitRunner:
         try:
             measure = self._measures.get(wanted.name)
             if measure is None:
-                measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
-                self._measures[wanted.name] = measure
+                measure = self._measures[wanted.name] = load_measure(wanted.name)
         except NlbenchError as error:
             return str(error)
         if measure.version != wanted.version:
@@ -669,8 +668,7 @@ def missing_record(
     """Record of a cell that was not measured."""
     spec, wanted = cell.target.spec, cell.wanted
     try:
-        measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
-        about = RecordedMeasure.of(measure, wanted.options)
+        about = RecordedMeasure.of(load_measure(wanted.name), wanted.options)
     except NlbenchError:
         about = RecordedMeasure(
             name=wanted.name, probe=wanted.probe, version=wanted.version, options=wanted.options

@@ -175,7 +175,7 @@ def test_a_familys_members_are_listed_found_and_described(plugins, loaded):
 def test_a_member_that_is_not_listed_can_be_asked_for(plugins, loaded):
     plugins.append(family(Zoo))
     assert registry.load("models", "zoo/cow")() == "cow"
-    assert registry.entries("models")["zoo/cow"].providers == ("zoo-plugin 1.0", "zoo 2.0")
+    assert registry.find("models", "zoo/cow").providers == ("zoo-plugin 1.0", "zoo 2.0")
     with pytest.raises(RequestError, match="there is no model 'zoo/dog'"):
         registry.load("models", "zoo/dog")
 
