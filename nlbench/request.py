@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,9 @@ __all__ = [
     "RunOptions",
     "Settings",
     "flags_of",
+    "parse_names",
     "parse_seeds",
+    "parse_settings",
     "parse_size",
     "read_config",
     "to_toml",
@@ -118,9 +120,9 @@ class Flag:
             if self.kind == "seeds":
                 return parse_seeds(given, label)
             if self.kind == "settings":
-                return _settings_of(given, label)
+                return parse_settings(given, label)
             is_path = self.kind == "paths"
-            split = (_paths_of(text, label) if is_path else _parts(text) for text in given)
+            split = (_paths_of(text, label) if is_path else parse_names(text) for text in given)
             return self.checked(list(itertools.chain.from_iterable(split)) or [""], label)
         if self.kind in ("whole", "number"):
             return self.checked(parse_number(given, self.kind == "whole", label), label)
@@ -176,7 +178,7 @@ class Flag:
 
     def _names(self, value: object, label: str) -> tuple[str, ...]:
         if isinstance(value, str):
-            value = _parts(value) if self.kind == "names" else [value]
+            value = parse_names(value) if self.kind == "names" else [value]
         if not isinstance(value, list | tuple):
             raise RequestError(f"{label}: expected {_WORDS[self.kind]}, got {_got(value)}")
         for entry in value:
@@ -549,7 +551,7 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
     (0, 1, 2, 3, 7)
     """
     seeds: dict[int, None] = {}
-    for part in (part for text in texts for part in _parts(text)):
+    for part in (part for text in texts for part in parse_names(text)):
         first, dash, last = part.partition("-")
         if not dash:
             first, dash, last = part.partition("..")
@@ -577,7 +579,8 @@ def _few(seeds: Mapping[int, None], label: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _parts(text: str) -> list[str]:
+def parse_names(text: str) -> list[str]:
+    """Take names with commas apart."""
     return [part for part in map(str.strip, text.split(",")) if part]
 
 
@@ -586,7 +589,7 @@ def _paths_of(text: str, label: str) -> list[str]:
     if _exists(text):
         return [text]
     found: list[str] = []
-    for part in _parts(text) or [""]:
+    for part in parse_names(text) or [""]:
         if not any(letter in part for letter in "*?[") or _exists(part):
             found.append(part)
             continue
@@ -613,8 +616,14 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _settings_of(texts: Sequence[str], label: str) -> dict[str, str]:
-    """Read ``OWNER.OPTION=VALUE``."""
+def parse_settings(texts: Iterable[str], label: str) -> dict[str, str]:
+    """Read ``OWNER.OPTION=VALUE``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If one is none.
+    """
     settings: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -14,9 +14,9 @@ from nlbench.cli.common import (
     note,
     split_dataset_options,
     split_names,
-    split_seeds,
 )
 from nlbench.errors import NotFinite, RequestError
+from nlbench.request import parse_seeds
 
 if TYPE_CHECKING:
     from nlbench.store.run_folder import Run
@@ -83,7 +83,7 @@ def train(
     """Train a model and write its weights as a checkpoint that --weights takes."""
     if seeds and seed is not None:
         raise RequestError("--seed and --seeds: expected one of them")
-    wanted = tuple(dict.fromkeys(split_seeds(seeds))) if seeds else (seed or 0,)
+    wanted = parse_seeds(seeds) if seeds else (seed or 0,)
     files = _files(out, model, wanted)
     chosen = _epochs(checkpoint_epochs)
     options, others = split_dataset_options(setting or [], data)
@@ -267,7 +267,7 @@ def linearize(
         "weights": weights,
         "base_recipe": base_recipe,
         "omegas": _numbers(omega),
-        "seeds": tuple(dict.fromkeys(split_seeds(seeds or ["0"]))),
+        "seeds": parse_seeds(seeds or ["0"]),
         "mode": "from-start" if from_start else "post-training",
         "control": bool(control),
         "layerwise": layerwise,

@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-from .common import completed, note, print_table, split_settings
+from nlbench.request import parse_settings
+
+from .common import completed, note, print_table
 
 __all__ = ["check_measure"]
 
@@ -21,7 +23,7 @@ def check_measure(
     """Check what a measure declares and how it behaves; status 1 if something is broken."""
     from nlbench.plan import load_measure
 
-    measure, options = load_measure(name), split_settings(settings or [])
+    measure, options = load_measure(name), parse_settings(settings or [], "--set")
 
     from nlbench import conformance
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nlbench import registry
 from nlbench.errors import RequestError, one_line, shown
-from nlbench.request import Request, flags_of, parse_seeds
+from nlbench.request import parse_names, parse_settings
 
 __all__ = [
     "Interrupted",
@@ -18,29 +18,15 @@ __all__ = [
     "print_table",
     "split_dataset_options",
     "split_names",
-    "split_seeds",
-    "split_settings",
 ]
 
 
 def split_names(texts: list[str], option: str) -> tuple[str, ...]:
     """Read names with commas."""
-    parts = (part.strip() for text in texts for part in text.split(","))
-    names = tuple(dict.fromkeys(part for part in parts if part))
+    names = tuple(dict.fromkeys(name for text in texts for name in parse_names(text)))
     if not names:
         raise RequestError(f"{option}: expected at least one name, got '{shown(','.join(texts))}'")
     return names
-
-
-def split_seeds(texts: list[str]) -> tuple[int, ...]:
-    """Read seeds, with commas and ranges."""
-    return parse_seeds(texts, "--seeds")
-
-
-def split_settings(given: Iterable[str]) -> dict[str, str]:
-    """Read ``OWNER.OPTION=VALUE``."""
-    settings: dict[str, str] = flags_of(Request)["settings"].of_text(list(given), "--set")
-    return settings
 
 
 def split_dataset_options(
@@ -53,7 +39,7 @@ def split_dataset_options(
     >>> split_dataset_options(["synthetic.size=9", "absdev.normalize=range"], "synthetic")
     ((('size', '9'),), {'absdev.normalize': 'range'})
     """
-    settings = split_settings(given)
+    settings = parse_settings(given, "--set")
     own = {key: value for key, value in settings.items() if key.startswith(f"{data}.")}
     options = tuple(sorted((key.removeprefix(f"{data}."), value) for key, value in own.items()))
     return options, {key: value for key, value in settings.items() if key not in own}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import Interrupted, completed, split_names, split_seeds
+from nlbench.cli.common import Interrupted, completed, split_names
 from nlbench.errors import PluginError, RequestError
-from nlbench.request import ExecutionOptions
+from nlbench.request import ExecutionOptions, parse_seeds
 
 if TYPE_CHECKING:
     from .study import Context, Findings, Study
@@ -71,7 +71,7 @@ def study(
     given: dict[str, Any] = {
         "data": data,
         "weights": weights,
-        "seeds": tuple(split_seeds(seeds)) if seeds else (),
+        "seeds": parse_seeds(seeds) if seeds else (),
         "measures": split_names(measures, "--measures") if measures else (),
     }
     if data:
