@@ -74,12 +74,8 @@ class Died(Exception):
         self.phase = phase
 
 
-class Overran(Exception):
+class Overran(Died):
     """A cell took longer than it may; the worker was killed."""
-
-    def __init__(self, phase: Phase) -> None:
-        super().__init__(f"overran while {phase.name}")
-        self.phase = phase
 
 
 class Unwanted(Exception):
@@ -153,7 +149,7 @@ class Worker:
                 message = self._receive()
             except (OSError, EOFError):
                 if is_late:
-                    raise Overran(phase) from None
+                    raise Overran("it took too long", phase) from None
                 raise Died(_how(self._end_group()), phase) from None
             if message is None:
                 if self._process.poll() is not None:
