@@ -1,8 +1,6 @@
 """``nlbench train`` and ``nlbench linearize``."""
 
 import math
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +9,9 @@ import typer
 from nlbench import registry
 from nlbench.cli.common import (
     Interrupted,
+    command_line,
     note,
+    show_run,
     split_dataset_options,
     split_names,
 )
@@ -19,8 +19,6 @@ from nlbench.errors import NotFinite, RequestError
 from nlbench.request import parse_seeds
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
-
     from .train import Trained, TrainingRequest
 
 __all__ = ["linearize", "train"]
@@ -98,7 +96,7 @@ def train(
         "omega": omega,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
-    command = shlex.join(["nlbench", *sys.argv[1:]])
+    command = command_line()
     from nlbench.progress import Bar
 
     results: list[Trained | None] = []
@@ -157,7 +155,7 @@ def _trained(
             else f"no epoch of {file.name} was finished"
         )
         again = command if resume else f"{command} --resume"
-        raise Interrupted(f"interrupted; {kept}", f"go on with: {again}") from None
+        raise Interrupted(kept, again) from None
 
 
 def _print_result(result: "Trained") -> None:
@@ -278,7 +276,7 @@ def linearize(
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):
         if (group, name) != ("recipes", "auto"):
             registry.expand(group, [name])
-    command = shlex.join(["nlbench", *sys.argv[1:]])
+    command = command_line()
     from nlbench.progress import Bar
 
     with Bar() as bar:
@@ -302,8 +300,11 @@ def linearize(
         except KeyboardInterrupt:
             is_begun = (out / "checkpoints").is_dir()
             kept = f"what was finished is in {out}" if is_begun else "nothing was made yet"
-            raise Interrupted(f"interrupted; {kept}", f"go on with: {command}") from None
-    _show(run, report)
+            raise Interrupted(kept, command) from None
+    show_run(run, report, checkpoints=out / "checkpoints")
+    # What couldn't be trained can't be measured.
+    if run.failed or any(record.result.status == "skipped" for record in run.records):
+        raise typer.Exit(1)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -319,19 +320,3 @@ def _numbers(text: str) -> tuple[float, ...]:
             )
         numbers.append(number)
     return tuple(dict.fromkeys(numbers))
-
-
-def _show(run: "Run", report: bool) -> None:
-    from rich.console import Console
-
-    assert run.path is not None
-    page = run.report(run.path / "report.html") if report else None
-    registry.load("reports", "terminal")(run, Console())
-    print(f"\nrun          {run.path}")
-    print(f"checkpoints  {run.path / 'checkpoints'}")
-    print(f"table        {run.path / 'scores.csv'}")
-    if page:
-        print(f"report       {page}")
-    # What couldn't be trained can't be measured.
-    if run.failed or any(record.result.status == "skipped" for record in run.records):
-        raise typer.Exit(1)

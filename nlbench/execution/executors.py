@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
@@ -59,7 +59,9 @@ class WorkerPool:
 
     def placed(self, unit: Unit, worker: int) -> Unit:
         """Give a unit the device of a worker."""
-        return unit.on(self.devices[worker % len(self.devices)]) if self.devices else unit
+        if not self.devices:
+            return unit
+        return replace(unit, device=self.devices[worker % len(self.devices)])
 
 
 def executed(

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -247,7 +247,7 @@ class Supervisor:
         alone = False
         while left:
             cells = list(left.values())
-            part = unit.only(cells[:1] if alone else cells)
+            part = replace(unit, cells=tuple(cells[:1] if alone else cells))
             try:
                 order = {"unit": part.to_dict(), "timeout": self.timeout}
                 for message in self._ready().ask(order, self.timeout, wanted):

@@ -177,11 +177,12 @@ def make_manifest(
     machine: Machine,
     *,
     command: str = "",
+    created: str | None = None,
 ) -> Manifest:
     """What is known before a cell is measured; `Manifest.of_records` adds what the records tell."""
     return Manifest(
         nlbench=machine.environment["packages"]["nlbench"] or "",
-        created=now(),
+        created=created or now(),
         command=command,
         request=dict(request),
         environment=dict(machine.environment),

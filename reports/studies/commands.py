@@ -1,8 +1,6 @@
 """``nlbench study``."""
 
 import os
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import Interrupted, completed, split_names
+from nlbench.cli.common import Interrupted, command_line, completed, split_names
 from nlbench.errors import PluginError, RequestError
 from nlbench.request import ExecutionOptions, parse_seeds
 
@@ -84,7 +82,7 @@ def study(
             if value and flag not in one.takes:
                 taken = ", ".join(f"--{other}" for other in one.takes) or "none of its settings"
                 raise RequestError(f"--{flag}: study {name} fixes it (it takes {taken})")
-    command = shlex.join(["nlbench", *sys.argv[1:]])
+    command = command_line()
     from nlbench.execution.executors import workers_kept
     from nlbench.progress import shown_progress
 
@@ -110,9 +108,7 @@ def study(
                     bar.say("analysing")
                     findings = analysed(one, runs)
                 except KeyboardInterrupt:
-                    raise Interrupted(
-                        f"interrupted; what was finished is in {out}", f"go on with: {command}"
-                    ) from None
+                    raise Interrupted(f"what was finished is in {out}", command) from None
             print("\n" * bool(number), end="")
             _show(name, one, findings, runs, context)
             print(f"took    {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
