@@ -336,7 +336,7 @@ def _installed(
         except Exception as error:
             # Whatever is wrong with one file, the others are read without it.
             problems.append(
-                f"the entry points of {_name_of(distribution)} can't be read "
+                f"the entry points of {_about(distribution)[0]} can't be read "
                 f"({one_line(system_text(error))}); mend its "
                 "entry_points.txt or uninstall it"
             )
@@ -345,13 +345,14 @@ def _installed(
 
 
 @lru_cache(maxsize=1024)
-def _name_of(distribution: metadata.Distribution) -> str:
-    """Name a distribution; its metadata are a mail's headers, slow to parse."""
+def _about(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Name and version of a distribution; its metadata are a mail's headers, slow to parse."""
     try:
-        name = distribution.name
+        name, version = distribution.name, distribution.version
     except Exception:
-        name = ""
-    return name or _folder_of(distribution)
+        # Without readable metadata the folder's name has to do.
+        name = version = ""
+    return name or _folder_of(distribution), version or ""
 
 
 def _folder_of(distribution: metadata.Distribution) -> str:
@@ -360,13 +361,7 @@ def _folder_of(distribution: metadata.Distribution) -> str:
 
 
 def _provider(point: EntryPoint) -> str:
-    if point.dist is None:
-        return point.value
-    try:
-        version = point.dist.version
-    except Exception:
-        version = ""
-    return f"{_name_of(point.dist)} {version}".rstrip()
+    return " ".join(_about(point.dist)).rstrip() if point.dist else point.value
 
 
 def _is_readable(point: EntryPoint) -> bool:
@@ -387,7 +382,7 @@ def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=f"nlbench.{group}"):
         # The same distribution is found twice where it lies on the path twice.
-        owner = _name_of(point.dist) if point.dist else ""
+        owner = _about(point.dist)[0] if point.dist else ""
         claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
     return {name: tuple(claims[name].values()) for name in sorted(claims)}
 

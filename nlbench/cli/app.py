@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError, RequestError, error_text, shown, system_text
+from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shown, system_text
 from nlbench.registry import entry_points
 from nlbench.signals import interruptible, uninterrupted
 
@@ -93,15 +93,14 @@ def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
     commands = app.registered_commands
     known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
     for point in points:
-        problem = "there is one of that name" if point.name in known else ""
         try:
-            function = None if problem else point.load()
+            if point.name in known:
+                raise PluginError("there is one of that name")
+            function = point.load()
         except (Exception, SystemExit) as error:
             # A plugin's import can fail in any way; the other commands work without it.
-            problem = error_text(error)
-        if problem:
             who = point.dist.name if point.dist else point.value
-            note(f"command '{point.name}' of {who} is left out: {problem}")
+            note(f"command '{point.name}' of {who} is left out: {error_text(error)}")
             continue
         known.add(point.name)
         app.command(point.name)(function)
