@@ -11,50 +11,29 @@ from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nlbench.citation import Source
-    from nlbench.errors import (
-        NlbenchError,
-        NotFinite,
-        PluginError,
-        RequestError,
-        Undefined,
-        UnsupportedOperation,
-    )
-    from nlbench.evaluation import evaluate
-    from nlbench.measure import Accumulator, Measure, PooledMeasure, Result, Value, site_measure
-    from nlbench.options import Option
-    from nlbench.plan import Request
-    from nlbench.probes.ops import register_op
-    from nlbench.runner import run
-    from nlbench.store.run_folder import Run, load_run
-    from nlbench.store.signature import Signature, module_of
-    from nlbench.subjects.data import Dataset
-
-__all__ = [
-    "Accumulator",
-    "Dataset",
-    "Measure",
-    "NlbenchError",
-    "NotFinite",
-    "Option",
-    "PluginError",
-    "PooledMeasure",
-    "Request",
-    "RequestError",
-    "Result",
-    "Run",
-    "Signature",
-    "Source",
-    "Undefined",
-    "UnsupportedOperation",
-    "Value",
-    "evaluate",
-    "load_run",
-    "module_of",
-    "register_op",
-    "run",
-    "site_measure",
-]
+    from nlbench.citation import Source as Source
+    from nlbench.errors import NlbenchError as NlbenchError
+    from nlbench.errors import NotFinite as NotFinite
+    from nlbench.errors import PluginError as PluginError
+    from nlbench.errors import RequestError as RequestError
+    from nlbench.errors import Undefined as Undefined
+    from nlbench.errors import UnsupportedOperation as UnsupportedOperation
+    from nlbench.evaluation import evaluate as evaluate
+    from nlbench.measure import Accumulator as Accumulator
+    from nlbench.measure import Measure as Measure
+    from nlbench.measure import PooledMeasure as PooledMeasure
+    from nlbench.measure import Result as Result
+    from nlbench.measure import Value as Value
+    from nlbench.measure import site_measure as site_measure
+    from nlbench.options import Option as Option
+    from nlbench.probes.ops import register_op as register_op
+    from nlbench.request import Request as Request
+    from nlbench.runner import run as run
+    from nlbench.store.run_folder import Run as Run
+    from nlbench.store.run_folder import load_run as load_run
+    from nlbench.store.signature import Signature as Signature
+    from nlbench.store.signature import module_of as module_of
+    from nlbench.subjects.data import Dataset as Dataset
 
 # measures/, models/ and reports/ lie beside this folder in a checkout, not in it. Python
 # started there finds this folder first; the installed package's path has the rest.
@@ -85,6 +64,8 @@ _HOMES = {
     "run": "runner",
     "site_measure": "measure",
 }
+
+__all__ = sorted(_HOMES)
 
 
 def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -115,8 +115,11 @@ def error_text(error: BaseException) -> str:
 
 
 def system_text(error: Exception) -> str:
-    """Say what the system says against a file, without the number of the error and the name."""
-    return str(getattr(error, "strerror", None) or error)
+    """Say what the system says against a file, without the number of the error and the name.
+
+    The error's kind where it says nothing.
+    """
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 def shown(value: object, most: int = 80) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,10 @@ from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
 from nlbench.execution.numerics import Machine, default_threads, some_threads
 from nlbench.measure import Measure
-from nlbench.plan import Settings, checked_measure, load_measures, load_probe, resolve_settings
+from nlbench.plan import checked_measure, load_measures, load_probe, resolve_settings
 from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor, Progress
+from nlbench.request import Settings, parse_names
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import RecordedMeasure
 from nlbench.store.run_folder import Run
@@ -102,8 +103,7 @@ def evaluate(
     settings = dict(settings or {})
     asked = resolve_settings(chosen, settings).probes.items()
     held = max(load_probe(name).held(options) for name, options in asked)
-    samples = _samples(model, inputs, labels, held)
-    given, stream = samples.given, samples.stream
+    given, known, stream, arguments = _samples(model, inputs, labels, held)
     resolved = resolve_settings(chosen, settings, inputs=given)
     for probe, options in resolved.probes.items():
         load_probe(probe).check(None, options)
@@ -118,7 +118,7 @@ def evaluate(
         preprocessing="as given",
         **sample_facts(given, stream),
     )
-    subject = Subject(model, given, samples.labels, facts, stream=stream)
+    subject = Subject(model, given, known, facts, stream=stream)
 
     def key_of(facts: SubjectFacts, measure: type[Measure]) -> str:
         return content_key(
@@ -134,7 +134,7 @@ def evaluate(
     length = len(given) if stream is None else stream.known_length or len(given)
     steps = (load_probe(p).steps(length, options) for p, options in resolved.probes.items())
     monitor.begin(sum(steps))
-    called = model_called(model, samples.arguments)
+    called = model_called(model, arguments)
     # In a caller's inference mode copies of the model would have no derivative.
     plain = torch.inference_mode(False)
     with plain, exact_arithmetic(), some_threads(default_threads()), called:
@@ -166,7 +166,7 @@ def _chosen(
 ) -> list[type[Measure]]:
     """Load measures that are named, and check those that are given."""
     if isinstance(measures, str):
-        measures = [part.strip() for part in measures.split(",")]
+        measures = parse_names(measures)
     names = [measure for measure in measures if isinstance(measure, str)]
     loaded = {m.name: m for m in load_measures(names, progress.warn)} if names else {}
     for measure in (m for m in measures if not isinstance(m, str)):
@@ -181,19 +181,10 @@ def _chosen(
     return list(loaded.values())
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What `evaluate` was given: all samples, or the first of a stream."""
-
-    given: Tensor
-    labels: Tensor | None
-    stream: Batches | None
-    arguments: Arguments
-
-
 def _samples(
     model: nn.Module, inputs: object, labels: Tensor | bool | str | None, held: int
-) -> _Given:
+) -> tuple[Tensor, Tensor | None, Batches | None, Arguments]:
+    """All samples, or the first of a stream; their labels, the stream, how the model is called."""
     where = None if isinstance(labels, Tensor) else labels
     if is_batch(inputs):
         # What is all there is one batch of arguments; a pair of them isn't one with labels.
@@ -209,10 +200,9 @@ def _samples(
                 )
             found = labels
         assert reader.arguments is not None
-        return _Given(given, found, None, reader.arguments)
-    if not isinstance(inputs, Iterable) or hasattr(inputs, "__array__"):
-        raise refused(inputs)
-    if isinstance(inputs, TorchDataset | str | bytes):
+        return given, found, None, reader.arguments
+    is_other = isinstance(inputs, TorchDataset | str | bytes) or hasattr(inputs, "__array__")
+    if is_other or not isinstance(inputs, Iterable):
         raise refused(inputs)
     if isinstance(labels, Tensor):
         raise RequestError(
@@ -221,4 +211,4 @@ def _samples(
         )
     stream = Batches(inputs, BatchReader(model, where))
     given = stream.head(held)
-    return _Given(given, stream.head_labels(len(given)), stream, stream.arguments)
+    return given, stream.head_labels(len(given)), stream, stream.arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,17 +73,12 @@ class Option:
             raise problem
         if kind is str:
             return text
-        try:
-            number = float(text)
-        except ValueError:
-            raise problem from None
-        if kind is int:
-            if not number.is_integer():
-                raise problem
-            return int(number)
-        if math.isnan(number):
-            raise problem
-        return number
+        if kind is float:
+            return parse_number(text, False, label)
+        with contextlib.suppress(ValueError):
+            if (number := float(text)).is_integer():
+                return int(number)
+        raise problem
 
 
 def parse_number(text: str, whole: bool, label: str) -> int | float:

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,15 @@ from nlbench import registry
 from nlbench.content.fields import read, written
 from nlbench.content.files import parse_json, read_text, write_if_changed
 from nlbench.content.hashing import content_key
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, one_line, system_text
+from nlbench.errors import (
+    NlbenchError,
+    PluginError,
+    RequestError,
+    error_text,
+    nearest,
+    one_line,
+    system_text,
+)
 from nlbench.measure import Measure
 from nlbench.measure.contract import as_measure
 from nlbench.options import Option, OptionValue, resolve_options
@@ -39,14 +47,13 @@ __all__ = [
     "Cell",
     "Options",
     "Plan",
-    "Request",
     "ResolvedSettings",
-    "Settings",
     "Target",
     "Wanted",
     "checked_measure",
     "keep_plan",
     "kept_plan",
+    "load_measure",
     "load_measures",
     "load_probe",
     "make_plan",
@@ -142,7 +149,7 @@ def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[typ
     loaded: list[type[Measure]] = []
     for name in registry.expand("measures", given):
         try:
-            loaded.append(checked_measure(registry.load("measures", name), name))
+            loaded.append(load_measure(name))
         except PluginError as error:
             if name in given:
                 raise
@@ -150,6 +157,17 @@ def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[typ
     if not loaded:
         raise RequestError(f"no measure to run{nearest('', registry.entries('measures'))}")
     return loaded
+
+
+def load_measure(name: str) -> type[Measure]:
+    """Load a registered measure.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.PluginError
+        If there is none of that name, or what is registered can't be used here.
+    """
+    return checked_measure(registry.load("measures", name), name)
 
 
 def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
@@ -338,13 +356,12 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     prints = {
         name: _fingerprint(name, infos[name].fingerprint, resolved.data[name]) for name in names
     }
-    # Listing a group reads the metadata of all that is installed; once a plan is enough.
-    entries, chosen = cache(registry.entries), cache(_chosen)
+    chosen = cache(_chosen)
 
     @cache
     def providers(group: str, name: str) -> list[str]:
         """Who provides a registered name: distribution and version."""
-        return list(entries(group)[name].providers)
+        return list(registry.find(group, name).providers)
 
     targets: dict[str, Target] = {}
     remarks: dict[str, None] = {}
@@ -407,7 +424,7 @@ def _fingerprint(name: str, of: Callable[..., str] | None, options: Options) -> 
     except NlbenchError as error:
         return "", one_line(error)
     except (Exception, SystemExit) as error:
-        return "", f"dataset '{name}': {type(error).__name__}: {error}"
+        return "", f"dataset '{name}': {error_text(error)}"
 
 
 @dataclass(frozen=True)
@@ -517,7 +534,7 @@ def keep_plan(folder: Path, request: Request, plan: Plan) -> None:
     """Write a plan with its stamps into a run's folder."""
     content = {
         "format": FORMAT,
-        "request": _request(request),
+        "request": written(request),
         "here": _here(),
         "plugins": _plugins(request),
         "files": {path: _stamp(path) for path in _files(plan)},
@@ -531,7 +548,7 @@ def kept_plan(folder: Path, request: Request) -> Plan | None:
     """Give the plan kept for a request; None if there is none or something has changed."""
     try:
         content = parse_json(read_text(folder / PLAN), PLAN, finite=False)
-        if content["format"] != FORMAT or content["request"] != _request(request):
+        if content["format"] != FORMAT or content["request"] != written(request):
             return None
         if content["here"] != _here() or content["plugins"] != _plugins(request):
             return None
@@ -542,11 +559,6 @@ def kept_plan(folder: Path, request: Request) -> Plan | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, NlbenchError):
         # Damaged, of another version, or about plugins that are gone: a new plan is made.
         return None
-
-
-def _request(request: Request) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(request), sort_keys=True))
-    return plain
 
 
 def _here() -> dict[str, Any]:
@@ -577,10 +589,9 @@ def _plugins(request: Request) -> dict[str, dict[str, Any]]:
     sources: dict[str, list[list[Any]]] = {}
     found: dict[str, dict[str, Any]] = {}
     for group, patterns in names.items():
-        known = registry.entries(group)
         found[group] = {}
         for name in registry.expand(group, patterns):
-            entry = known[name]
+            entry = registry.find(group, name)
             found[group][name] = [list(entry.providers), [p.value for p in entry.claims]]
             for point in entry.claims:
                 for module in (point.module, point.module.partition(".")[0]):

@@ -109,25 +109,8 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
-class _Shown:
-    """What is shown inside of a ``with`` and stopped behind it."""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Begin to show it."""
-
-    def stop(self) -> None:
-        """End it."""
-
-
-class Bar(_Shown):
-    """A progress bar on standard error, shown only if that is a terminal.
+class Bar:
+    """A progress bar on standard error inside of a ``with``, shown only if that is a terminal.
 
     Parameters
     ----------
@@ -151,9 +134,12 @@ class Bar(_Shown):
         )
         self._task = self._progress.add_task("", total=None)
 
-    def start(self) -> None:
-        """Show the bar."""
+    def __enter__(self) -> Self:
         self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Take the bar away."""
@@ -178,13 +164,19 @@ class Bar(_Shown):
         )
 
 
-class Plain(_Shown):
+class Plain:
     """Lines on standard error for a log: at most one every five seconds."""
 
     def __init__(self) -> None:
         self._said = 0.0
         self._total = self._count = 0
         self._begin = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Say how far it came."""

@@ -26,11 +26,19 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import NlbenchError, PluginError, RequestError, nearest, one_line, shown
+from nlbench.errors import (
+    NlbenchError,
+    PluginError,
+    RequestError,
+    error_text,
+    nearest,
+    one_line,
+    shown,
+    system_text,
+)
 
 __all__ = [
     "GROUPS",
-    "Entries",
     "Entry",
     "Family",
     "describe",
@@ -40,8 +48,8 @@ __all__ = [
     "families",
     "find",
     "find_source",
+    "installed",
     "load",
-    "unreadable",
     "version_of",
 ]
 
@@ -145,25 +153,10 @@ class Entry:
         return f"{GROUPS[self.group]} '{self.name}' is claimed by {claims}; uninstall one of them"
 
 
-class Entries(dict[str, Entry]):
-    """Entries by name. A member of a family that isn't listed can be asked for all the same."""
-
-    def __init__(self, listed: Mapping[str, Entry], families: Mapping[str, Entry]) -> None:
-        super().__init__(listed)
-        self._families = families
-
-    def __missing__(self, name: str) -> Entry:
-        prefix, slash, member = name.partition("/")
-        if not (slash and member and prefix in self._families):
-            raise KeyError(name)
-        family = self._families[prefix]
-        return Entry(family.group, name, family.claims, family.family)
-
-
-def entries(group: str) -> Entries:
+def entries(group: str) -> dict[str, Entry]:
     """List what is registered in a group, by name. No plugin but a family is imported.
 
-    The members of a costly family aren't listed, though they are found when asked for.
+    The members of a costly family aren't listed, though `find` finds them.
 
     Parameters
     ----------
@@ -178,14 +171,13 @@ def entries(group: str) -> Entries:
     points = _points(group)
     listed = {name: claims for name, claims in points.items() if not name.endswith("/*")}
     found = {name: Entry(group, name, claims) for name, claims in listed.items()}
-    known = _families(group, points)
-    for prefix, entry in known.items():
+    for prefix, entry in _families(group, points).items():
         if entry.family is not None and not entry.family.costly:
             for member in entry.family.names():
                 name = f"{prefix}/{member}"
                 claims = listed.get(name, ()) + entry.claims
                 found[name] = Entry(group, name, claims, entry.family)
-    return Entries({name: found[name] for name in sorted(found)}, known)
+    return dict(sorted(found.items()))
 
 
 def families(group: str) -> dict[str, Entry]:
@@ -256,9 +248,8 @@ def load(group: str, name: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         # A plugin's import can fail in any way; whichever way, it is named and stays alone.
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        where = f"{entry.providers[0]}, {entry.claims[0].value}"
-        raise PluginError(f"{GROUPS[group]} '{name}' ({where}) can't be loaded: {what}") from error
+        where = f"{GROUPS[group]} '{name}' ({entry.providers[0]}, {entry.claims[0].value})"
+        raise PluginError(f"{where} can't be loaded: {error_text(error)}") from error
 
 
 def expand(group: str, patterns: Iterable[str]) -> list[str]:
@@ -277,7 +268,7 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     >>> expand("measures", ["r2", "a[bf]*"])
     ['r2', 'absdev', 'affinity']
     """
-    known: Entries | None = None
+    known: dict[str, Entry] | None = None
     found: dict[str, None] = {}
     for pattern in patterns:
         if not any(c in pattern for c in "*?["):
@@ -297,9 +288,6 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """List the installed entry points of a group.
 
-    Reading the metadata of all that is installed takes tens of milliseconds; it is done
-    again only when the search path has changed, or a folder on it, as an installation does.
-
     Parameters
     ----------
     group : str
@@ -310,8 +298,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
     >>> "affinity" in [point.name for point in entry_points("nlbench.measures")]
     True
     """
-    points, _ = _installed(tuple((path, _changed(path)) for path in sys.path))
-    return tuple(point for point in points if point.group == group)
+    return tuple(point for point in installed()[0] if point.group == group)
 
 
 def version_of(distribution: str) -> str | None:
@@ -322,61 +309,59 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
-def unreadable() -> tuple[str, ...]:
-    """Say which installed distributions have entry points that can't be read, a line each."""
-    return _installed(tuple((path, _changed(path)) for path in sys.path))[1]
+def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
+    """List the entry points of all groups of nlbench, and say a line each of what can't be read.
+
+    Reading what is installed takes milliseconds; it is done again only when the search path has
+    changed, or a folder on it, as an installation does.
+    """
+    return _installed(tuple((path, _changed(path)) for path in sys.path))
 
 
 @lru_cache(maxsize=4)
 def _installed(
     _path: tuple[tuple[str, int], ...],
 ) -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    try:
-        points = metadata.entry_points()
-        return tuple(p for name in points.groups for p in points.select(group=name)), ()
-    except Exception:
-        # One file that can't be read hides all of them; the others are read without it.
-        return _read_one_by_one()
-
-
-def _read_one_by_one() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    found: dict[str, Sequence[EntryPoint]] = {}
     problems = []
     for distribution in metadata.distributions():
-        name = _name_of(distribution)
+        name = _folder_of(distribution).partition("-")[0].lower()
         if name in found:
             continue  # The first one on the path counts.
+        found[name] = ()
         try:
-            found[name] = tuple(distribution.entry_points)
+            # Most have nothing for nlbench; to look for that is quicker than to parse it.
+            if "[nlbench." in (distribution.read_text("entry_points.txt") or ""):
+                found[name] = tuple(distribution.entry_points)
         except Exception as error:
-            found[name] = ()
-            what = one_line(error) or type(error).__name__
+            # Whatever is wrong with one file, the others are read without it.
             problems.append(
-                f"the entry points of {name} can't be read ({what}); mend its entry_points.txt "
-                "or uninstall it"
+                f"the entry points of {_about(distribution)[0]} can't be read "
+                f"({one_line(system_text(error))}); mend its "
+                "entry_points.txt or uninstall it"
             )
-    return tuple(itertools.chain.from_iterable(found.values())), tuple(problems)
+    points = itertools.chain.from_iterable(found.values())
+    return tuple(p for p in points if p.group.startswith("nlbench.")), tuple(problems)
 
 
 @lru_cache(maxsize=1024)
-def _name_of(distribution: metadata.Distribution) -> str:
-    """Name a distribution; its metadata are a mail's headers, slow to parse."""
+def _about(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Name and version of a distribution; its metadata are a mail's headers, slow to parse."""
     try:
-        name = distribution.name
+        name, version = distribution.name, distribution.version
     except Exception:
-        name = ""
-    # Without readable metadata the folder's name has to do.
-    return name or Path(str(getattr(distribution, "_path", "a package"))).stem
+        # Without readable metadata the folder's name has to do.
+        name = version = ""
+    return name or _folder_of(distribution), version or ""
+
+
+def _folder_of(distribution: metadata.Distribution) -> str:
+    """Name of the folder with its metadata: what is known without parsing or even having them."""
+    return Path(str(getattr(distribution, "_path", distribution))).stem
 
 
 def _provider(point: EntryPoint) -> str:
-    if point.dist is None:
-        return point.value
-    try:
-        version = point.dist.version
-    except Exception:
-        version = ""
-    return f"{_name_of(point.dist)} {version}".rstrip()
+    return " ".join(_about(point.dist)).rstrip() if point.dist else point.value
 
 
 def _is_readable(point: EntryPoint) -> bool:
@@ -397,7 +382,7 @@ def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=f"nlbench.{group}"):
         # The same distribution is found twice where it lies on the path twice.
-        owner = _name_of(point.dist) if point.dist else ""
+        owner = _about(point.dist)[0] if point.dist else ""
         claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
     return {name: tuple(claims[name].values()) for name in sorted(claims)}
 

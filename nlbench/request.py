@@ -10,13 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import tomli_w
 
 from nlbench.content.files import read_text, write_if_changed
 from nlbench.errors import RequestError, nearest, shown
@@ -32,7 +29,9 @@ __all__ = [
     "RunOptions",
     "Settings",
     "flags_of",
+    "parse_names",
     "parse_seeds",
+    "parse_settings",
     "parse_size",
     "read_config",
     "to_toml",
@@ -121,9 +120,9 @@ class Flag:
             if self.kind == "seeds":
                 return parse_seeds(given, label)
             if self.kind == "settings":
-                return _settings_of(given, label)
+                return parse_settings(given, label)
             is_path = self.kind == "paths"
-            split = (_paths_of(text, label) if is_path else _parts(text) for text in given)
+            split = (_paths_of(text, label) if is_path else parse_names(text) for text in given)
             return self.checked(list(itertools.chain.from_iterable(split)) or [""], label)
         if self.kind in ("whole", "number"):
             return self.checked(parse_number(given, self.kind == "whole", label), label)
@@ -179,7 +178,7 @@ class Flag:
 
     def _names(self, value: object, label: str) -> tuple[str, ...]:
         if isinstance(value, str):
-            value = _parts(value) if self.kind == "names" else [value]
+            value = parse_names(value) if self.kind == "names" else [value]
         if not isinstance(value, list | tuple):
             raise RequestError(f"{label}: expected {_WORDS[self.kind]}, got {_got(value)}")
         for entry in value:
@@ -465,6 +464,8 @@ def read_config(path: Path) -> dict[str, Any]:
     nlbench.RequestError
         If it can't be read, or a key or a value in it isn't known.
     """
+    import tomllib
+
     try:
         content = tomllib.loads(read_text(path, LARGEST_CONFIG))
     except (ValueError, RecursionError) as error:
@@ -528,6 +529,8 @@ def to_toml(request: Request) -> str:
     "sites.batch" = 8
     <BLANKLINE>
     """
+    import tomli_w
+
     content = {name: getattr(request, name) for name in flags_of(Request)}
     settings = dict(content.pop("settings"))
     content = {name: list(v) if isinstance(v, tuple) else v for name, v in content.items()}
@@ -548,7 +551,7 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
     (0, 1, 2, 3, 7)
     """
     seeds: dict[int, None] = {}
-    for part in (part for text in texts for part in _parts(text)):
+    for part in (part for text in texts for part in parse_names(text)):
         first, dash, last = part.partition("-")
         if not dash:
             first, dash, last = part.partition("..")
@@ -576,7 +579,8 @@ def _few(seeds: Mapping[int, None], label: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _parts(text: str) -> list[str]:
+def parse_names(text: str) -> list[str]:
+    """Take names with commas apart."""
     return [part for part in map(str.strip, text.split(",")) if part]
 
 
@@ -585,7 +589,7 @@ def _paths_of(text: str, label: str) -> list[str]:
     if _exists(text):
         return [text]
     found: list[str] = []
-    for part in _parts(text) or [""]:
+    for part in parse_names(text) or [""]:
         if not any(letter in part for letter in "*?[") or _exists(part):
             found.append(part)
             continue
@@ -612,8 +616,14 @@ def _exists(text: str) -> bool:
         return False
 
 
-def _settings_of(texts: Sequence[str], label: str) -> dict[str, str]:
-    """Read ``OWNER.OPTION=VALUE``."""
+def parse_settings(texts: Iterable[str], label: str) -> dict[str, str]:
+    """Read ``OWNER.OPTION=VALUE``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If one is none.
+    """
     settings: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")

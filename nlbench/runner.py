@@ -237,13 +237,11 @@ def _worker_pool(execution: ExecutionOptions, plan: Plan) -> WorkerPool:
     kind, _, number = plan.device.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" and not number else 1
     devices = tuple(f"cuda:{index}" for index in range(count)) if count > 1 else ()
+    default = max(2, (os.cpu_count() or 1) // threads) if kind == "cpu" else count
     if execution.executor == "dask":
         # Somebody's cluster has given each of its workers a GPU of its own, or none.
         devices = () if execution.address else devices
         default = 2 if kind == "cpu" else count
-        return WorkerPool(execution, execution.workers or default, threads, devices)
-    by_cores = max(2, (os.cpu_count() or 1) // threads)
-    default = by_cores if kind == "cpu" else count
     return WorkerPool(execution, execution.workers or default, threads, devices)
 
 

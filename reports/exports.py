@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from nlbench.content.files import write_atomically
+from nlbench.content.files import spreadsheet_safe, spreadsheet_text, write_atomically
 from nlbench.errors import RequestError, one_line
 
 from .leaderboard import Row, leaderboard, sense_of
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "latex_text",
     "markdown_table",
-    "neutral",
-    "original",
     "read_csv",
     "to_csv",
     "to_latex",
@@ -34,35 +32,12 @@ __all__ = [
     "to_parquet",
 ]
 
-_BEGINS = "=+-@\t\r"
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "–": "--", "±": r"$\pm$", "∞": r"$\infty$", "·": r"$\cdot$",
 }  # fmt: skip
-
-
-def neutral(text: str) -> str:
-    """Keep a spreadsheet from taking a text for a formula; `original` undoes it.
-
-    Examples
-    --------
-    >>> neutral("=cmd|' /C calc'!A0"), neutral("vgg8")
-    ("'=cmd|' /C calc'!A0", 'vgg8')
-    """
-    return f"'{text}" if text[:1] and text[0] in f"'{_BEGINS}" else text
-
-
-def original(text: str) -> str:
-    """Give the text that `neutral` was given.
-
-    Examples
-    --------
-    >>> original(neutral("=1+1")), original("vgg8")
-    ('=1+1', 'vgg8')
-    """
-    return text[1:] if text[:1] == "'" and text[1:2] and text[1] in f"'{_BEGINS}" else text
 
 
 def to_csv(table: pd.DataFrame) -> str:
@@ -73,7 +48,7 @@ def to_csv(table: pd.DataFrame) -> str:
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([neutral(str(name)) for name in table.columns])
+    writer.writerow([spreadsheet_safe(str(name)) for name in table.columns])
     for row in table.itertuples(index=False, name=None):
         writer.writerow([_csv_cell(value) for value in row])
     return stream.getvalue()
@@ -81,7 +56,7 @@ def to_csv(table: pd.DataFrame) -> str:
 
 def _csv_cell(value: object) -> object:
     if isinstance(value, str):
-        return neutral(value)
+        return spreadsheet_safe(value)
     return "" if value is None or value != value else value
 
 
@@ -95,10 +70,10 @@ def read_csv(file: str | os.PathLike[str] | io.StringIO) -> pd.DataFrame:
     True
     """
     table = pd.read_csv(file, keep_default_na=True)
-    table.columns = [original(str(name)) for name in table.columns]
+    table.columns = [spreadsheet_text(str(name)) for name in table.columns]
     for name in table.columns:
         if not pd.api.types.is_numeric_dtype(table[name]):
-            table[name] = [original(v) if isinstance(v, str) else v for v in table[name]]
+            table[name] = [spreadsheet_text(v) if isinstance(v, str) else v for v in table[name]]
     return table
 
 

@@ -1,10 +1,6 @@
 """``nlbench train`` and ``nlbench linearize``."""
 
-from __future__ import annotations
-
 import math
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,16 +9,16 @@ import typer
 from nlbench import registry
 from nlbench.cli.common import (
     Interrupted,
+    command_line,
     note,
+    show_run,
     split_dataset_options,
     split_names,
-    split_seeds,
 )
 from nlbench.errors import NotFinite, RequestError
+from nlbench.request import parse_seeds
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
-
     from .train import Trained, TrainingRequest
 
 __all__ = ["linearize", "train"]
@@ -89,7 +85,7 @@ def train(
     """Train a model and write its weights as a checkpoint that --weights takes."""
     if seeds and seed is not None:
         raise RequestError("--seed and --seeds: expected one of them")
-    wanted = tuple(dict.fromkeys(split_seeds(seeds))) if seeds else (seed or 0,)
+    wanted = parse_seeds(seeds) if seeds else (seed or 0,)
     files = _files(out, model, wanted)
     chosen = _epochs(checkpoint_epochs)
     options, others = split_dataset_options(setting or [], data)
@@ -103,7 +99,7 @@ def train(
         until_train_accuracy=until_train_accuracy,
         omega=omega,
     )
-    command = shlex.join(["nlbench", *sys.argv[1:]])
+    command = command_line()
     from nlbench.progress import Bar
 
     results: list[Trained | None] = []
@@ -140,8 +136,8 @@ def _given(**changes: Any) -> dict[str, Any]:
 
 
 def _trained(
-    request: TrainingRequest, file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
-) -> Trained | None:
+    request: "TrainingRequest", file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
+) -> "Trained | None":
     """Train one network; None, with a remark, if its numbers ceased to be numbers."""
     from .train import run_training
 
@@ -167,10 +163,10 @@ def _trained(
             else f"no epoch of {file.name} was finished"
         )
         again = command if resume else f"{command} --resume"
-        raise Interrupted(f"interrupted; {kept}", f"go on with: {again}") from None
+        raise Interrupted(kept, again) from None
 
 
-def _print_result(result: Trained) -> None:
+def _print_result(result: "Trained") -> None:
     print(f"train accuracy  {result.train_accuracy:.2%}")
     print(f"test accuracy   {result.test_accuracy:.2%}")
     for name, value in result.scores.items():
@@ -265,11 +261,11 @@ def linearize(
         raise RequestError("--out: expected a folder's name, got ''")
     options, settings = split_dataset_options(setting or [], data)
     changes = _given(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
-    omegas, wanted = _numbers(omega), tuple(dict.fromkeys(split_seeds(seeds or ["0"])))
+    omegas, wanted = _numbers(omega), parse_seeds(seeds or ["0"])
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):
         if (group, name) != ("recipes", "auto"):
             registry.expand(group, [name])
-    command = shlex.join(["nlbench", *sys.argv[1:]])
+    command = command_line()
     from nlbench.progress import Bar
 
     with Bar() as bar:
@@ -280,16 +276,16 @@ def linearize(
         request = LinearisingRequest(
             model,
             data,
-            "from-start" if from_start else "post-training",
-            suited_recipe(model, base_recipe),
-            omegas,
-            wanted,
-            weights,
-            bool(control),
-            layerwise,
-            changes,
-            options,
-            device,
+            mode="from-start" if from_start else "post-training",
+            base_recipe=suited_recipe(model, base_recipe),
+            omegas=omegas,
+            seeds=wanted,
+            weights=weights,
+            control=bool(control),
+            layerwise=layerwise,
+            changes=changes,
+            options=options,
+            device=device,
         )
         try:
             run = linearise(request, out, settings=settings, progress=bar, command=command)
@@ -299,8 +295,11 @@ def linearize(
         except KeyboardInterrupt:
             is_begun = (out / "checkpoints").is_dir()
             kept = f"what was finished is in {out}" if is_begun else "nothing was made yet"
-            raise Interrupted(f"interrupted; {kept}", f"go on with: {command}") from None
-    _show(run, report)
+            raise Interrupted(kept, command) from None
+    show_run(run, report, checkpoints=out / "checkpoints")
+    # What couldn't be trained can't be measured.
+    if run.failed or any(record.result.status == "skipped" for record in run.records):
+        raise typer.Exit(1)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -316,19 +315,3 @@ def _numbers(text: str) -> tuple[float, ...]:
             )
         numbers.append(number)
     return tuple(dict.fromkeys(numbers))
-
-
-def _show(run: Run, report: bool) -> None:
-    from rich.console import Console
-
-    assert run.path is not None
-    page = run.report(run.path / "report.html") if report else None
-    registry.load("reports", "terminal")(run, Console())
-    print(f"\nrun          {run.path}")
-    print(f"checkpoints  {run.path / 'checkpoints'}")
-    print(f"table        {run.path / 'scores.csv'}")
-    if page:
-        print(f"report       {page}")
-    # What couldn't be trained can't be measured.
-    if run.failed or any(record.result.status == "skipped" for record in run.records):
-        raise typer.Exit(1)

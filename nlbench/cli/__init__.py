@@ -1,6 +1,9 @@
 """The command line: one module a command.
 
 Further commands come from plugins, through the entry-point group ``nlbench.commands``.
+
+Modules of commands don't postpone their annotations: Typer takes each six times, and would compile
+its text each time, which ``nlbench --help`` does for every command.
 """
 
 from __future__ import annotations

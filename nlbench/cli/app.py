@@ -4,8 +4,6 @@ PyTorch takes seconds to import, so nothing here imports it at the top: a comman
 imports what it needs when it runs.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -18,7 +16,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError, RequestError, shown, system_text
+from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shown, system_text
 from nlbench.registry import entry_points
 from nlbench.signals import interruptible, uninterrupted
 
@@ -95,16 +93,14 @@ def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
     commands = app.registered_commands
     known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
     for point in points:
-        who = point.dist.name if point.dist else point.value
-        if point.name in known:
-            note(f"command '{point.name}' of {who} is left out: there is one of that name")
-            continue
         try:
+            if point.name in known:
+                raise PluginError("there is one of that name")
             function = point.load()
         except (Exception, SystemExit) as error:
             # A plugin's import can fail in any way; the other commands work without it.
-            what = f"{type(error).__name__}: {error}".splitlines()[0]
-            note(f"command '{point.name}' of {who} is left out: {what}")
+            who = point.dist.name if point.dist else point.value
+            note(f"command '{point.name}' of {who} is left out: {error_text(error)}")
             continue
         known.add(point.name)
         app.command(point.name)(function)
@@ -172,7 +168,7 @@ def _status() -> int:
         # whoever mends it.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
-        note(f"{type(error).__name__}: {error} (set NLBENCH_TRACEBACK=1 to see where)")
+        note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 to see where)")
         status = 1
     return status if isinstance(status, int) else 0
 

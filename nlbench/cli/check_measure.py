@@ -1,14 +1,12 @@
 """``nlbench check-measure``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from nlbench import registry
+from nlbench.request import parse_settings
 
-from .common import completed, note, print_table, split_settings
+from .common import completed, note, print_table
 
 __all__ = ["check_measure"]
 
@@ -23,13 +21,13 @@ def check_measure(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check what a measure declares and how it behaves; status 1 if something is broken."""
-    given = registry.load("measures", name)
-    options = split_settings(settings or [])
+    from nlbench.plan import load_measure
+
+    measure, options = load_measure(name), parse_settings(settings or [], "--set")
 
     from nlbench import conformance
-    from nlbench.plan import checked_measure
 
-    checks = conformance.check_measure(checked_measure(given, name), options)
+    checks = conformance.check_measure(measure, options)
     rows = [
         {"check": check.name, "verdict": check.verdict, "detail": check.detail} for check in checks
     ]

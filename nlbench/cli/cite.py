@@ -1,7 +1,5 @@
 """``nlbench cite``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

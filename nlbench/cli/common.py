@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
 from nlbench.errors import RequestError, one_line, shown
-from nlbench.request import Request, flags_of, parse_seeds
+from nlbench.request import parse_names, parse_settings
+
+if TYPE_CHECKING:
+    from nlbench.store.run_folder import Run
 
 __all__ = [
     "Interrupted",
+    "command_line",
     "completed",
     "note",
     "print_table",
+    "show_run",
     "split_dataset_options",
     "split_names",
-    "split_seeds",
-    "split_settings",
 ]
 
 
 def split_names(texts: list[str], option: str) -> tuple[str, ...]:
     """Read names with commas."""
-    parts = (part.strip() for text in texts for part in text.split(","))
-    names = tuple(dict.fromkeys(part for part in parts if part))
+    names = tuple(dict.fromkeys(name for text in texts for name in parse_names(text)))
     if not names:
         raise RequestError(f"{option}: expected at least one name, got '{shown(','.join(texts))}'")
     return names
-
-
-def split_seeds(texts: list[str]) -> tuple[int, ...]:
-    """Read seeds, with commas and ranges."""
-    return parse_seeds(texts, "--seeds")
-
-
-def split_settings(given: Iterable[str]) -> dict[str, str]:
-    """Read ``OWNER.OPTION=VALUE``."""
-    settings: dict[str, str] = flags_of(Request)["settings"].of_text(list(given), "--set")
-    return settings
 
 
 def split_dataset_options(
@@ -53,7 +46,7 @@ def split_dataset_options(
     >>> split_dataset_options(["synthetic.size=9", "absdev.normalize=range"], "synthetic")
     ((('size', '9'),), {'absdev.normalize': 'range'})
     """
-    settings = split_settings(given)
+    settings = parse_settings(given, "--set")
     own = {key: value for key, value in settings.items() if key.startswith(f"{data}.")}
     options = tuple(sorted((key.removeprefix(f"{data}."), value) for key, value in own.items()))
     return options, {key: value for key, value in settings.items() if key not in own}
@@ -91,8 +84,57 @@ def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = F
         print("  ".join(value.ljust(widths[key]) for key, value in row.items()).rstrip())
 
 
+def command_line() -> str:
+    """Give the command as it was typed, to be recorded, or typed again."""
+    return shlex.join(["nlbench", *sys.argv[1:]])
+
+
+def show_run(run: Run, report: bool, **beside: Path) -> None:
+    """Print a run's leaderboard and where its files are, after the page was written.
+
+    Parameters
+    ----------
+    run : Run
+        In a folder.
+    report : bool
+        Whether there is to be a page; one that is newer than the run stays.
+    **beside : Path
+        What else is there, by what it is called.
+    """
+    from rich.console import Console
+
+    assert run.path is not None
+    page = run.path / "report.html"
+    # The page first: what is printed may have no reader.
+    if report and not _is_newer(page, run.path / "manifest.json"):
+        page = run.report(page)
+    registry.load("reports", "terminal")(run, Console())
+    files = {"run": run.path, **beside, "table": run.path / "scores.csv"}
+    files |= {"report": page} if report else {}
+    width = max(map(len, ("report", *files))) + 2
+    print("", *(f"{name:<{width}}{file}" for name, file in files.items()), sep="\n")
+
+
+def _is_newer(file: Path, other: Path) -> bool:
+    try:
+        return file.stat().st_mtime_ns > other.stat().st_mtime_ns
+    except OSError:
+        return False
+
+
 class Interrupted(Exception):
-    """The user stopped a run that can be taken up again; its arguments are lines to print."""
+    """The user stopped what can be taken up again; its arguments are lines to print.
+
+    Parameters
+    ----------
+    kept : str
+        What there is.
+    command : str
+        That goes on with it.
+    """
+
+    def __init__(self, kept: str, command: str) -> None:
+        super().__init__(f"interrupted; {kept}", f"go on with: {command}")
 
 
 def note(message: str) -> None:

@@ -1,10 +1,7 @@
 """``nlbench doctor``."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -18,8 +15,9 @@ from typing import Annotated, Literal
 import typer
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, PluginError, one_line
-from nlbench.subjects.data import dataset_info
+from nlbench.errors import NlbenchError, PluginError, error_text
+
+from .common import print_table
 
 __all__ = ["Finding", "diagnose", "doctor"]
 
@@ -34,7 +32,7 @@ def doctor(
         if not as_json:
             print(f"{finding.state:<8} {finding.what:<20} {finding.detail}", flush=True)
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+        print_table([asdict(finding) for finding in findings], as_json)
     if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
@@ -142,7 +140,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    for problem in registry.unreadable():
+    for problem in registry.installed()[1]:
         yield Finding("entry points", "broken", problem)
     for group, kind in registry.GROUPS.items():
         entries = registry.entries(group)
@@ -158,12 +156,12 @@ def _plugins() -> Iterator[Finding]:
                     yield Finding(f"{kind} {entry.name}", "broken", str(error))
         detail = f"{len(entries)} registered"
         if group == "measures":
-            from nlbench.plan import checked_measure
+            from nlbench.plan import load_measure
 
             works = 0
             for name in entries:
                 try:
-                    checked_measure(registry.load(group, name), name)
+                    load_measure(name)
                     works += 1
                 except NlbenchError as error:
                     if not entries[name].conflict:
@@ -173,6 +171,8 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _data() -> Iterator[Finding]:
+    from nlbench.subjects.data import dataset_info
+
     root = os.environ.get("NLBENCH_DATA", "")
     if not root:
         yield Finding("NLBENCH_DATA", "optional", "not set: the folder of downloaded data sets")
@@ -186,10 +186,9 @@ def _data() -> Iterator[Finding]:
             if info.fingerprint is not None:
                 info.fingerprint(**{key: option.default for key, option in info.options.items()})
             yield Finding(f"dataset {name}", "ok", "there")
-        except PluginError as error:
-            yield Finding(f"dataset {name}", "broken", str(error))
-        except NlbenchError as error:
-            yield Finding(f"dataset {name}", "optional", one_line(error))
         except Exception as error:
             # Whatever a plugin raises is its own affair.
-            yield Finding(f"dataset {name}", "broken", f"{type(error).__name__}: {error}")
+            is_absent = isinstance(error, NlbenchError) and not isinstance(error, PluginError)
+            yield Finding(
+                f"dataset {name}", "optional" if is_absent else "broken", error_text(error)
+            )

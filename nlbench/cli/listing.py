@@ -1,11 +1,8 @@
 """``nlbench list``."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,12 +12,11 @@ from typer.core import TyperGroup
 
 from nlbench import registry
 from nlbench.errors import NlbenchError, RequestError, error_text
-from nlbench.subjects.data import Data, Sample
 
 from .common import completed, note, print_table, split_names
 
 if TYPE_CHECKING:
-    import torch
+    from nlbench.subjects.data import Data
 
 __all__ = ["list_", "traceability"]
 
@@ -72,43 +68,38 @@ def list_(
     if what is not Listing.models and (everything or traceable):
         flag = "--all" if everything else "--traceable"
         raise RequestError(f"list {what.value}: takes no {flag}; list models {flag} does")
-    if what is Listing.sites:
-        print_table(_sites(model, data), as_json)
-        return
-    if what is Listing.ops:
-        print_table(_operations(), as_json, has_head=True)
-        return
-    if what is Listing.commands:
-        print_table(_commands(context), as_json)
+    others: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
+        Listing.sites: lambda: _sites(model, data),
+        Listing.ops: _operations,
+        Listing.commands: lambda: _commands(context),
+    }
+    if what in others:
+        print_table(others[what](), as_json, has_head=what is Listing.ops)
         return
     known = registry.entries(what.value)
     families = registry.families(what.value)
+    chosen = list(known)
+    if model is not None:
+        chosen = registry.expand("models", split_names([model], "--model"))
     if traceable:
-        print_table(_traceable(_natural(_chosen(model, known)), data), as_json)
+        print_table(_traceable(_natural(chosen), data), as_json)
         return
     if model is not None:
-        rows = [_row(known[name]) for name in _natural(_chosen(model, known))]
+        rows = [_row(registry.find(what.value, name)) for name in _natural(chosen)]
     elif everything:
         costly = [n for n, f in families.items() if f.family is not None and f.family.costly]
         members = [name for prefix in costly for name in _members(prefix)]
-        rows = [_row(known[name]) for name in _natural([*known, *members])]
+        rows = [_row(registry.find(what.value, name)) for name in _natural([*known, *members])]
     else:
         rows = [_row(known[name]) for name in _natural(known) if known[name].family is None]
         rows += [_family_row(prefix, entry) for prefix, entry in families.items()]
     print_table(rows, as_json)
     conflicts = [e.conflict for e in (*known.values(), *families.values()) if e.conflict]
-    conflicts += registry.unreadable()
+    conflicts += registry.installed()[1]
     for conflict in conflicts:
         note(conflict)
     if conflicts:
         raise typer.Exit(2)
-
-
-def _chosen(model: str | None, known: registry.Entries) -> list[str]:
-    """Registered models that names and globs with commas mean; all that are listed without."""
-    if model is None:
-        return list(known)
-    return registry.expand("models", split_names([model], "--model"))
 
 
 def _row(entry: registry.Entry) -> dict[str, Any]:
@@ -201,24 +192,8 @@ def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True)
-class _Shapes:
-    """As much of a dataset as building a model for it needs."""
-
-    name: str
-    shape: tuple[int, ...]
-    classes: int
-
-    def sample(self, count: int) -> Sample:
-        """Give inputs without content."""
-        import torch
-
-        zeros = torch.zeros(count, *self.shape)
-        return Sample(zeros, zeros, None)
-
-
 def traceability(
-    names: Iterable[str], dataset: Data, step: Callable[[str], None] = lambda name: None
+    names: Iterable[str], dataset: "Data", step: Callable[[str], None] = lambda name: None
 ) -> list[dict[str, Any]]:
     """Say of each model whether it can be traced, and what prevents it.
 
@@ -254,14 +229,20 @@ def traceability(
     return rows
 
 
-def _look(name: str, dataset: Data) -> tuple[tuple[int, ...], str]:
+def _look(name: str, dataset: "Data") -> tuple[tuple[int, ...], str]:
     import torch
 
     from nlbench.probes.lines.program import traceable
 
     refused: NlbenchError | None = None
     for shape in _shapes(name, dataset):
-        target = _Shapes(dataset.name, shape, dataset.classes)
+        # As much of a dataset as building a model for it needs.
+        target = SimpleNamespace(
+            name=dataset.name,
+            shape=shape,
+            classes=dataset.classes,
+            sample=lambda count, shape=shape: SimpleNamespace(inputs=torch.zeros(count, *shape)),
+        )
         try:
             model = _built(name, target)
         except NlbenchError as error:
@@ -272,22 +253,22 @@ def _look(name: str, dataset: Data) -> tuple[tuple[int, ...], str]:
     raise refused
 
 
-def _built(name: str, target: _Shapes) -> torch.nn.Module:
+def _built(name: str, target: Any) -> Any:
     import torch
 
     from nlbench.subjects.load import build_model
 
     try:
         with torch.device("meta"):
-            return build_model(name, target, seed=0)  # type: ignore[arg-type]
+            return build_model(name, target, seed=0)
     except NlbenchError:
         raise
     except Exception:
         # Some builders compute with their weights, which the meta device doesn't have.
-        return build_model(name, target, seed=0)  # type: ignore[arg-type]
+        return build_model(name, target, seed=0)
 
 
-def _shapes(name: str, dataset: Data) -> Iterator[tuple[int, ...]]:
+def _shapes(name: str, dataset: "Data") -> Iterator[tuple[int, ...]]:
     """The dataset's shape, then the one that the builder's defaults state."""
     yield tuple(dataset.shape)
     try:

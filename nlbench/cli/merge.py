@@ -1,7 +1,5 @@
 """``nlbench merge``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``nlbench new-measure``."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from pathlib import Path

@@ -1,9 +1,7 @@
 """``nlbench plane``."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +11,6 @@ from nlbench.errors import RequestError
 from nlbench.request import parse_size
 
 from .common import split_dataset_options
-
-if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
 
 __all__ = ["plane"]
 
@@ -52,8 +47,10 @@ def plane(
     ] = None,
 ) -> None:
     """Draw a network's boundaries and decisions on the plane through samples."""
+    from nlbench.store.run_folder import load_run
+
     numbers = _numbers(samples)
-    shown = _run_in(run) if run else None
+    shown = load_run(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
     options, others = split_dataset_options(setting or [], data)
@@ -108,12 +105,6 @@ def plane(
         draw(found, file, names, caption)
         print(file)
         print(shown.report(run / "report.html"))
-
-
-def _run_in(folder: Path) -> Run:
-    from nlbench.store.run_folder import load_run
-
-    return load_run(folder)
 
 
 def _plain(text: str) -> str:

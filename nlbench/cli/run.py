@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -16,11 +15,10 @@ import typer
 from nlbench import registry
 from nlbench.request import ExecutionOptions, Flag, Request, RunOptions, flags_of, read_config
 
-from .common import Interrupted, completed
+from .common import Interrupted, command_line, completed, show_run
 
 if TYPE_CHECKING:
     from nlbench.runner import Preview
-    from nlbench.store.run_folder import Run
 
 __all__ = ["run"]
 
@@ -45,7 +43,7 @@ def run(*, config: Path | None, dry_run: bool, **given: Any) -> None:
     # The folder that one is in has a name, too.
     folder = Path(options.out) if options.out else _default_folder(request.models)
     folder = folder if folder.name not in ("", "..") else folder.resolve()
-    command = shlex.join(["nlbench", *sys.argv[1:]])
+    command = command_line()
     with shown_progress(options.progress) as bar:
         bar.say("planning")
         from nlbench import runner
@@ -63,8 +61,10 @@ def run(*, config: Path | None, dry_run: bool, **given: Any) -> None:
             is_begun = (folder / "manifest.json").is_file()
             kept = f"what was finished is in {folder}" if is_begun else "nothing was measured yet"
             named = "" if options.out else f" --out {shlex.quote(str(folder))}"
-            raise Interrupted(f"interrupted; {kept}", f"go on with: {command}{named}") from None
-    _show(result, options.report)
+            raise Interrupted(kept, f"{command}{named}") from None
+    show_run(result, options.report)
+    if result.failed:
+        raise typer.Exit(1)
 
 
 def _signature() -> inspect.Signature:
@@ -171,31 +171,6 @@ def _print_preview(
         )
         for probe, said in predicted.get(target.key, {}).items():
             print(f"  {probe}: {said}")
-
-
-def _show(result: Run, report: bool) -> None:
-    from rich.console import Console
-
-    assert result.path is not None
-    # The page first: what is printed may have no reader.
-    page = result.path / "report.html"
-    if report and not _is_current(page, result.path):
-        page = result.report(page)
-    registry.load("reports", "terminal")(result, Console())
-    print(f"\nrun     {result.path}")
-    print(f"table   {result.path / 'scores.csv'}")
-    if report:
-        print(f"report  {page}")
-    if result.failed:
-        raise typer.Exit(1)
-
-
-def _is_current(page: Path, folder: Path) -> bool:
-    """Whether a page was written after the table that it shows."""
-    try:
-        return page.stat().st_mtime_ns > (folder / "manifest.json").stat().st_mtime_ns
-    except OSError:
-        return False
 
 
 def _default_folder(models: tuple[str, ...]) -> Path:

@@ -1,7 +1,5 @@
 """``nlbench show``."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -16,8 +14,6 @@ from nlbench import registry
 from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest, shown
 from nlbench.options import Option
-from nlbench.subjects.data import dataset_info
-from nlbench.subjects.model import model_info
 
 __all__ = ["details", "group_of", "show", "source_of"]
 
@@ -95,6 +91,8 @@ def source_of(group: str, name: str) -> Source:
     """Where something registered comes from; of a dataset that has to be there."""
     found = _loaded(group, name)
     if group == "models":
+        from nlbench.subjects.model import model_info
+
         return model_info(found).source
     if group == "datasets":
         from nlbench.subjects.load import load_dataset
@@ -105,12 +103,11 @@ def source_of(group: str, name: str) -> Source:
 
 
 def _loaded(group: str, name: str) -> Any:
-    found = registry.load(group, name)
     if group != "measures":
-        return found
-    from nlbench.plan import checked_measure
+        return registry.load(group, name)
+    from nlbench.plan import load_measure
 
-    return checked_measure(found, name)
+    return load_measure(name)
 
 
 def details(group: str, name: str) -> str:
@@ -151,6 +148,8 @@ def _measure(name: str, measure: Any) -> Iterator[str]:
 
 
 def _model(name: str, build: Any) -> Iterator[str]:
+    from nlbench.subjects.model import model_info
+
     info = model_info(build)
     yield f"trained   {', '.join(info.trained) or 'no weights ship'}"
     yield f"recipe    {info.recipe}, where train and linearize are given none"
@@ -158,6 +157,8 @@ def _model(name: str, build: Any) -> Iterator[str]:
 
 
 def _dataset(name: str, build: Any) -> Iterator[str]:
+    from nlbench.subjects.data import dataset_info
+
     yield from _options("option", dataset_info(build).options, name)
 
 

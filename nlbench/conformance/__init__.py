@@ -20,9 +20,10 @@ from nlbench.errors import NlbenchError
 from nlbench.execution.measure_subject import observe
 from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
-from nlbench.plan import Settings, checked_measure, load_probe, resolve_settings
+from nlbench.plan import checked_measure, load_probe, resolve_settings
 from nlbench.probes import Resources
 from nlbench.probes.precision import exact_arithmetic
+from nlbench.request import Settings
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject
 

@@ -16,11 +16,11 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
-from nlbench.errors import RequestError, one_line, system_text
+from nlbench.errors import RequestError, error_text, one_line, system_text
 from nlbench.plan import Cell
 from nlbench.progress import Monitor, Progress
 from nlbench.request import ExecutionOptions
@@ -59,7 +59,9 @@ class WorkerPool:
 
     def placed(self, unit: Unit, worker: int) -> Unit:
         """Give a unit the device of a worker."""
-        return unit.on(self.devices[worker % len(self.devices)]) if self.devices else unit
+        if not self.devices:
+            return unit
+        return replace(unit, device=self.devices[worker % len(self.devices)])
 
 
 def executed(
@@ -331,7 +333,7 @@ def _problem(future: Any) -> str:
     error = future.exception()
     if type(error).__name__ == "KilledWorker":
         return "the workers that were to measure this were lost"
-    return f"a worker could not measure this: {type(error).__name__}: {error}"
+    return f"a worker could not measure this: {error_text(error)}"
 
 
 _idle: list[Supervisor] = []

@@ -33,7 +33,7 @@ from nlbench.plan import (
     ResolvedSettings,
     Target,
     Wanted,
-    checked_measure,
+    load_measure,
     load_probe,
     what_changed,
 )
@@ -272,7 +272,8 @@ def _observed_on(
     remark = ""
     if device != resources.device:
         try:
-            subject, remark = _on_cpu(subject), f"computed on the CPU: {resources.device} is full"
+            subject = _converted(subject, cpu_copy(subject.model), Tensor.cpu)
+            remark = f"computed on the CPU: {resources.device} is full"
         except RequestError as error:
             result, trace = failure_of(error)
             return Outcome(result, 0.0, trace, {})
@@ -284,15 +285,12 @@ def _observed_on(
     return outcome
 
 
-def _on_cpu(subject: Subject) -> Subject:
-    labels, images = (x if x is None else x.cpu() for x in (subject.labels, subject.images))
-    return replace(
-        subject,
-        model=cpu_copy(subject.model),
-        inputs=subject.inputs.cpu(),
-        labels=labels,
-        images=images,
-    )
+def _converted(subject: Subject, model: nn.Module, convert: Callable[[Tensor], Tensor]) -> Subject:
+    """Give a subject with another model and its tensors converted."""
+    names = ("inputs", "labels", "images")
+    tensors = {name: getattr(subject, name) for name in names}
+    found: dict[str, Any] = {n: t if t is None else convert(t) for n, t in tensors.items()}
+    return replace(subject, model=model, **found)
 
 
 def _observe_once(
@@ -427,19 +425,16 @@ class UnitRunner:
                 cells.append(cell)
         if not cells:
             return
-        self._import_plugins(target)
-        with self._as_asked(unit):
-            machine = self._machine(unit)
-            try:
-                monitor.loading()
-                loaded = self._load(target, unit, machine)
-                _say_how_many(target.spec, loaded.subject.facts.samples, monitor)
-            except (Exception, SystemExit) as error:
-                # Whatever a model's or dataset's plugin raises concerns this subject only.
-                why, trace = _why(error, target), traceback.format_exc()
-                loaded = None
-        if loaded is None:
-            yield Missed(tuple(cells), why, trace, loading=True)
+        missed: Missed | None = None
+        try:
+            loaded, machine = self._load(unit, monitor)
+            _say_how_many(target.spec, loaded.subject.facts.samples, monitor)
+        except (Exception, SystemExit) as error:
+            # Whatever a model's or dataset's plugin raises concerns this subject only.
+            trace = traceback.format_exc()
+            missed = Missed(tuple(cells), _why(error, target), trace, loading=True)
+        if missed is not None:
+            yield missed
             return
         keys = {cell.wanted.name: cell.key for cell in cells}
         records = records_of(
@@ -463,14 +458,10 @@ class UnitRunner:
             return {}
         target, found = unit.cells[0].target, {}
         try:
-            self._import_plugins(target)
-            with self._as_asked(unit):
-                machine = self._machine(unit)
-                monitor.loading()
-                subject = self._load(target, unit, machine).subject
+            loaded, machine = self._load(unit, monitor)
         except (Exception, SystemExit) as error:
             return {probe.name: f"can't be loaded: {_why(error, target)}" for probe in able}
-        resources = Resources(machine.device, unit.memory, self._found)
+        subject, resources = loaded.subject, Resources(machine.device, unit.memory, self._found)
         for probe in able:
             monitor.observing(probe.name)
             stream = Stream(f"pass {target.key} {probe.name}", machine.device)
@@ -505,8 +496,7 @@ class UnitRunner:
         try:
             measure = self._measures.get(wanted.name)
             if measure is None:
-                measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
-                self._measures[wanted.name] = measure
+                measure = self._measures[wanted.name] = load_measure(wanted.name)
         except NlbenchError as error:
             return str(error)
         if measure.version != wanted.version:
@@ -530,7 +520,16 @@ class UnitRunner:
             {cell.wanted.probe: cell.wanted.settings for cell in cells},
         )
 
-    def _load(self, target: Target, unit: Unit, machine: Machine) -> _Loaded:
+    def _load(self, unit: Unit, monitor: Monitor) -> tuple[_Loaded, Machine]:
+        """Load a unit's subject as it is asked for, unless it is there."""
+        target = unit.cells[0].target
+        self._import_plugins(target)
+        with self._as_asked(unit):
+            machine = self._machine(unit)
+            monitor.loading()
+            return self._loaded_for(target, unit, machine), machine
+
+    def _loaded_for(self, target: Target, unit: Unit, machine: Machine) -> _Loaded:
         key = target.key, unit.device, unit.precision
         loaded, planned_at = self._loaded, None
         if loaded is None or loaded.key != key:
@@ -544,7 +543,11 @@ class UnitRunner:
             with untouched(), stream.drawn():
                 subject = load_subject(target.spec, machine.device)
             if unit.precision == "float64":
-                subject = _double(subject)
+                subject = _converted(
+                    subject,
+                    subject.model.double(),
+                    lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
+                )
             subject = replace(subject, facts=replace(subject.facts, key=target.key))
             _check(target, subject.facts)
             seconds = round(time.perf_counter() - begin, 6)
@@ -554,17 +557,6 @@ class UnitRunner:
             raise RequestError(problem)
         self._loaded = loaded
         return loaded
-
-
-def _double(subject: Subject) -> Subject:
-    def convert(tensor: Tensor | None) -> Tensor | None:
-        return tensor.double() if tensor is not None and tensor.is_floating_point() else tensor
-
-    inputs = convert(subject.inputs)
-    assert inputs is not None
-    return replace(
-        subject, model=subject.model.double(), inputs=inputs, images=convert(subject.images)
-    )
 
 
 def _say_how_many(spec: SubjectSpec, there: int | None, monitor: Monitor) -> None:
@@ -669,8 +661,7 @@ def missing_record(
     """Record of a cell that was not measured."""
     spec, wanted = cell.target.spec, cell.wanted
     try:
-        measure = checked_measure(registry.load("measures", wanted.name), wanted.name)
-        about = RecordedMeasure.of(measure, wanted.options)
+        about = RecordedMeasure.of(load_measure(wanted.name), wanted.options)
     except NlbenchError:
         about = RecordedMeasure(
             name=wanted.name, probe=wanted.probe, version=wanted.version, options=wanted.options

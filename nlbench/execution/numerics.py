@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from numpy.random import MT19937
 
 from nlbench.errors import RequestError
 from nlbench.probes.precision import float32_precision
-from nlbench.registry import version_of
+from nlbench.registry import installed, version_of
 
 __all__ = [
     "Machine",
@@ -218,15 +217,9 @@ _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn"
 
 def _plugins() -> dict[str, str]:
     """Distributions that register anything with nlbench, with their versions."""
-    points = entry_points()
-    owners = {
-        point.dist.name: point.dist.version
-        for group in points.groups
-        if group.startswith("nlbench.")
-        for point in points.select(group=group)
-        if point.dist is not None
-    }
-    return {name: owners[name] for name in sorted(owners) if name != "nlbench"}
+    dists = {point.dist for point in installed()[0] if point.dist is not None}
+    owners = {dist.name: dist.version for dist in dists if dist.name != "nlbench"}
+    return dict(sorted(owners.items()))
 
 
 def _processor() -> str:

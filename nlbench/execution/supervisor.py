@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -74,12 +74,8 @@ class Died(Exception):
         self.phase = phase
 
 
-class Overran(Exception):
+class Overran(Died):
     """A cell took longer than it may; the worker was killed."""
-
-    def __init__(self, phase: Phase) -> None:
-        super().__init__(f"overran while {phase.name}")
-        self.phase = phase
 
 
 class Unwanted(Exception):
@@ -121,42 +117,29 @@ class Worker:
         idle = time.monotonic() - self.used
         return self._process.poll() is None and idle < IDLE_SECONDS / 2
 
-    def measure(
-        self, unit: Unit, timeout: float | None, wanted: Callable[[], bool] = lambda: True
+    def ask(
+        self,
+        order: Mapping[str, Any],
+        timeout: float | None = None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[dict[str, Any]]:
-        """Yield what the worker says of a unit, message by message.
+        """Yield what the worker says of an order, message by message.
+
+        Parameters
+        ----------
+        order : mapping
+            A ``unit`` to measure, with the ``timeout`` of its cells; or a function to ``call``,
+            ``module:name``, with what it is ``given`` beside something to send messages with.
+        timeout : float, optional
+            Seconds for a cell.
+        wanted : callable
+            Asked now and then whether to go on.
 
         Raises
         ------
         Died, Overran, Unwanted
             The worker is gone then.
         """
-        return self._asked({"unit": unit.to_dict(), "timeout": timeout}, timeout, wanted)
-
-    def call(
-        self, function: str, given: Mapping[str, Any], wanted: Callable[[], bool] = lambda: True
-    ) -> Iterator[dict[str, Any]]:
-        """Yield what a function says in the worker, message by message.
-
-        Parameters
-        ----------
-        function : str
-            ``module:name``; it takes what is given, and something to send messages with.
-        given : mapping
-            As JSON has it.
-        wanted : callable
-            Asked now and then whether to go on.
-
-        Raises
-        ------
-        Died, Unwanted
-            The worker is gone then.
-        """
-        return self._asked({"call": function, "given": dict(given)}, None, wanted)
-
-    def _asked(
-        self, order: Mapping[str, Any], timeout: float | None, wanted: Callable[[], bool]
-    ) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(order).encode())
         phase = Phase("starting", 0, -START_SECONDS, time.monotonic())
@@ -166,7 +149,7 @@ class Worker:
                 message = self._receive()
             except (OSError, EOFError):
                 if is_late:
-                    raise Overran(phase) from None
+                    raise Overran("it took too long", phase) from None
                 raise Died(_how(self._end_group()), phase) from None
             if message is None:
                 if self._process.poll() is not None:
@@ -264,9 +247,10 @@ class Supervisor:
         alone = False
         while left:
             cells = list(left.values())
-            part = unit.only(cells[:1] if alone else cells)
+            part = replace(unit, cells=tuple(cells[:1] if alone else cells))
             try:
-                for message in self._ready().measure(part, self.timeout, wanted):
+                order = {"unit": part.to_dict(), "timeout": self.timeout}
+                for message in self._ready().ask(order, self.timeout, wanted):
                     result = result_of(message, left)
                     for key in keys_of(result):
                         left.pop(key, None)
@@ -288,8 +272,8 @@ class Supervisor:
     def call(
         self, function: str, given: Mapping[str, Any], wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[dict[str, Any]]:
-        """Have a function called by the worker; see `Worker.call`."""
-        return self._ready().call(function, given, wanted)
+        """Have a function called by the worker; see `Worker.ask`."""
+        return self._ready().ask({"call": function, "given": dict(given)}, wanted=wanted)
 
     def end(self) -> None:
         """End the worker, if there is one."""

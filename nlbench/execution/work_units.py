@@ -7,8 +7,8 @@ message, which `message_of` makes and `result_of` reads.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from nlbench.plan import Cell, Plan
@@ -40,14 +40,6 @@ class Unit:
     memory: int | None = None
     expected: Mapping[str, Any] = field(default_factory=dict)
     planned_at: str = field(default_factory=platform.node)
-
-    def only(self, cells: Sequence[Cell]) -> Unit:
-        """The same with some of its cells."""
-        return replace(self, cells=tuple(cells))
-
-    def on(self, device: str) -> Unit:
-        """The same on another device."""
-        return replace(self, device=device)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain content; `from_dict` reads it."""

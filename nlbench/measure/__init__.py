@@ -395,141 +395,6 @@ class Measure(ABC):
         """Say what was found."""
 
 
-class FunctionMeasure(Measure):
-    """A site measure made of a function of ``(x, y)``; see `site_measure`.
-
-    The function is called for each batch of each site; the value of a site is the
-    mean over batches, with the standard deviation beside it.
-    """
-
-    function: ClassVar[Callable[..., float | Tensor]]
-
-    def samples(self, observation: SiteBatch) -> tuple[Any, Any]:
-        """Choose what the function is given of a batch: by default the reduced samples."""
-        return observation.x, observation.y
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        self._scores: dict[str, list[float]] = {}
-        self._missing: dict[str, tuple[Status, str]] = {}
-        self._n: dict[str, int] = {}
-
-    def update(self, observation: SiteBatch) -> None:
-        """Score one batch of one site."""
-        place = observation.place
-        self._scores.setdefault(place, [])
-        self._n[place] = self._n.get(place, 0) + len(observation.x)
-        try:
-            x, y = self.samples(observation)
-            score = self._number(type(self).function(x, y, **self.settings))
-            if not math.isfinite(score):
-                raise NotFinite(f"the score is {score}")
-        except Undefined as error:
-            self._missing.setdefault(place, ("undefined", str(error)))
-        except NotFinite as error:
-            self._missing[place] = ("failed", str(error))
-        else:
-            self._scores[place].append(score)
-
-    def _number(self, given: object) -> float:
-        """One number of what the function returned; else say what to return."""
-        size = getattr(given, "numel", getattr(given, "size", 1))
-        size = size() if callable(size) else size
-        if given is None or size != 1:
-            what = "None" if given is None else f"a {type(given).__name__} of {size} numbers"
-            mend = "end it with `return`" if given is None else "return its mean()"
-            raise PluginError(
-                f"measure '{self.name}': the function returned {what}, expected one number; {mend}"
-            )
-        try:
-            return float(given)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise PluginError(
-                f"measure '{self.name}': the function returned a {type(given).__name__}, "
-                "expected one number"
-            ) from None
-
-    def compute(self) -> Result:
-        """Mean and standard deviation over batches, per site."""
-        return Result.of(self._value(place) for place in self._scores)
-
-    def _value(self, place: str) -> Value:
-        scores, n = self._scores[place], self._n[place]
-        status, reason = self._missing.get(place, ("ok", ""))
-        if status == "failed" or not scores:
-            return Value.missing(place, status, reason, n)
-        spread = statistics.pstdev(scores)
-        summary = {"value": statistics.fmean(scores), "std": spread, "batches": float(len(scores))}
-        return Value(place, summary, n, reason=f"in some batches: {reason}" if reason else "")
-
-
-def site_measure(
-    *,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
-    more_means: MoreMeans = "neither",
-    version: str = "1",
-    options: Mapping[str, Option] | None = None,
-    source: Source | str = "",
-    invariant_to: tuple[str, ...] = (),
-    independent_sites: bool = False,
-) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
-    """Make a site measure of a function.
-
-    Parameters
-    ----------
-    bounds : tuple of float
-        Smallest and largest possible value.
-    more_means : {"more nonlinear", "less nonlinear", "neither"}
-    version : str
-        Change it whenever the numbers change.
-    options : mapping of str to Option, optional
-        Keyword arguments of the function that a user may set.
-    source : Source or str
-        Where the definition comes from.
-    invariant_to : tuple of str
-        What the value doesn't depend on; see `Measure`.
-    independent_sites : bool
-        Whether several threads may call the function at once: it keeps nothing between calls and
-        draws no random numbers.
-
-    Returns
-    -------
-    callable
-        A decorator: from ``f(x, y, **options)`` with x, y of shape (n, d) to a measure
-        named like the function. The function may raise `nlbench.Undefined` with the
-        reason where there is nothing to measure.
-
-    Examples
-    --------
-    >>> @site_measure(bounds=(-1, 1), more_means="less nonlinear")
-    ... def cosine(x, y):
-    ...     '''Mean cosine between a sample's input and its output.'''
-    ...     import torch
-    ...     return torch.cosine_similarity(x, y).mean()
-    >>> cosine.name, cosine.probe
-    ('cosine', 'sites')
-    """
-
-    def decorate(function: Callable[..., float | Tensor]) -> type[FunctionMeasure]:
-        attributes = {
-            "__doc__": function.__doc__,
-            "__module__": function.__module__,
-            "name": function.__name__,
-            "probe": "sites",
-            "bounds": bounds,
-            "more_means": more_means,
-            "version": version,
-            "options": dict(options or {}),
-            "source": source,
-            "invariant_to": invariant_to,
-            "independent_sites": independent_sites,
-            "function": staticmethod(function),
-        }
-        return type(function.__name__, (FunctionMeasure,), attributes)
-
-    return decorate
-
-
 class Accumulator(ABC):
     """All batches of one site, taken in one after another; see `PooledMeasure`."""
 
@@ -633,6 +498,140 @@ class PooledMeasure(Measure):
             return Value.missing(place, "undefined", str(error), n)
         except (NotFinite, RequestError) as error:
             return Value.missing(place, "failed", str(error), n)
+
+
+class FunctionMeasure(PooledMeasure):
+    """A site measure made of a function of ``(x, y)``; see `site_measure`.
+
+    The function is called for each batch of each site; the value of a site is the
+    mean over batches, with the standard deviation beside it.
+    """
+
+    function: ClassVar[Callable[..., float | Tensor]]
+
+    def accumulator(self) -> Accumulator:
+        """Make what keeps the scores of one site's batches."""
+        return _Scores(lambda x, y: self._number(type(self).function(x, y, **self.settings)))
+
+    def take(self, accumulator: _Scores, observation: SiteBatch) -> None:
+        """Score one batch of one site; one without a score is left out."""
+        try:
+            super().take(accumulator, observation)
+        except Undefined as error:
+            accumulator.undefined = accumulator.undefined or str(error)
+
+    def _number(self, given: object) -> float:
+        """One number of what the function returned; else say what to return."""
+        size = getattr(given, "numel", getattr(given, "size", 1))
+        size = size() if callable(size) else size
+        if given is None or size != 1:
+            what = "None" if given is None else f"a {type(given).__name__} of {size} numbers"
+            mend = "end it with `return`" if given is None else "return its mean()"
+            raise PluginError(
+                f"measure '{self.name}': the function returned {what}, expected one number; {mend}"
+            )
+        try:
+            return float(given)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise PluginError(
+                f"measure '{self.name}': the function returned a {type(given).__name__}, "
+                "expected one number"
+            ) from None
+
+
+class _Scores(Accumulator):
+    """The scores of a site's batches, and why there is none of some."""
+
+    def __init__(self, score: Callable[[Any, Any], float]) -> None:
+        self._score = score
+        self._scores: list[float] = []
+        self.undefined = ""
+
+    def add(self, x: Any, y: Any) -> None:
+        """Score one batch."""
+        score = self._score(x, y)
+        if not math.isfinite(score):
+            raise NotFinite(f"the score is {score}")
+        self._scores.append(score)
+
+    def statistics(self) -> Mapping[str, float]:
+        """Mean and standard deviation over batches."""
+        scores = self._scores
+        if not scores:
+            raise Undefined(self.undefined)
+        value, spread = statistics.fmean(scores), statistics.pstdev(scores)
+        return {"value": value, "std": spread, "batches": float(len(scores))}
+
+    def remark(self) -> str:
+        """Say why some batches have no score."""
+        return f"in some batches: {self.undefined}" if self.undefined else ""
+
+
+def site_measure(
+    *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    more_means: MoreMeans = "neither",
+    version: str = "1",
+    options: Mapping[str, Option] | None = None,
+    source: Source | str = "",
+    invariant_to: tuple[str, ...] = (),
+    independent_sites: bool = False,
+) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
+    """Make a site measure of a function.
+
+    Parameters
+    ----------
+    bounds : tuple of float
+        Smallest and largest possible value.
+    more_means : {"more nonlinear", "less nonlinear", "neither"}
+    version : str
+        Change it whenever the numbers change.
+    options : mapping of str to Option, optional
+        Keyword arguments of the function that a user may set.
+    source : Source or str
+        Where the definition comes from.
+    invariant_to : tuple of str
+        What the value doesn't depend on; see `Measure`.
+    independent_sites : bool
+        Whether several threads may call the function at once: it keeps nothing between calls and
+        draws no random numbers.
+
+    Returns
+    -------
+    callable
+        A decorator: from ``f(x, y, **options)`` with x, y of shape (n, d) to a measure
+        named like the function. The function may raise `nlbench.Undefined` with the
+        reason where there is nothing to measure.
+
+    Examples
+    --------
+    >>> @site_measure(bounds=(-1, 1), more_means="less nonlinear")
+    ... def cosine(x, y):
+    ...     '''Mean cosine between a sample's input and its output.'''
+    ...     import torch
+    ...     return torch.cosine_similarity(x, y).mean()
+    >>> cosine.name, cosine.probe
+    ('cosine', 'sites')
+    """
+
+    def decorate(function: Callable[..., float | Tensor]) -> type[FunctionMeasure]:
+        attributes = {
+            "__doc__": function.__doc__,
+            "__module__": function.__module__,
+            "name": function.__name__,
+            "probe": "sites",
+            "bounds": bounds,
+            "more_means": more_means,
+            "version": version,
+            "options": dict(options or {}),
+            "source": source,
+            "invariant_to": invariant_to,
+            "independent_sites": independent_sites,
+            "function": staticmethod(function),
+        }
+        return type(function.__name__, (FunctionMeasure,), attributes)
+
+    return decorate
 
 
 class MetricMeasure(PooledMeasure):

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any, get_args
 
 from nlbench.citation import Source
-from nlbench.errors import NotFinite, PluginError, nearest, one_line
+from nlbench.errors import NotFinite, PluginError, error_text, nearest, one_line
 from nlbench.measure import (
     INVARIANCES,
     FunctionMeasure,
@@ -121,9 +121,9 @@ def _called(make: Callable[[], Any], label: str) -> Any:
     try:
         return make()
     except Exception as error:
-        what = f"{type(error).__name__}: {one_line(error)}"
         raise PluginError(
-            f"{label} can't be made without arguments ({what}); register a function that makes it"
+            f"{label} can't be made without arguments ({error_text(error)}); register a function "
+            "that makes it"
         ) from error
 
 

@@ -108,16 +108,9 @@ class Batches:
             self._hash.update(batch)
             yield batch
 
-    def facts(self) -> dict[str, Any]:
-        """Give the number and the hash of the samples that were read.
-
-        The hash is that of the samples as one tensor where the loader says how many they are
-        before it is gone through.
-        """
-        return {
-            "samples": self.samples,
-            "sample_hash": self._hash.hexdigest() if self._hash else "",
-        }
+    def hexdigest(self) -> str:
+        """Give the hash of the samples that were read."""
+        return self._hash.hexdigest() if self._hash else ""
 
     def _next(self) -> Tensor | None:
         try:
@@ -136,13 +129,16 @@ class Batches:
 def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, Any]:
     """Give the number and the hash of samples; of a stream that isn't read yet, of the first.
 
+    The hash is that of the samples as one tensor where a stream's loader says how many they are
+    before it is gone through.
+
     Examples
     --------
     >>> sorted(sample_facts(torch.zeros(3, 2)))
     ['sample_hash', 'samples']
     """
     if stream is not None and stream.samples:
-        return stream.facts()
+        return {"samples": stream.samples, "sample_hash": stream.hexdigest()}
     return {"samples": len(samples), "sample_hash": tensor_hash(samples)}
 
 
@@ -260,7 +256,7 @@ class DrawnBatches(Batches):
         for part in self._dataset.stream(count, split=split, seed=seed, batch=BATCH):
             digest.update(part.inputs)
             yield part
-        if self._hash is not None and self._hash.hexdigest() != digest.hexdigest():
+        if self._hash is not None and self.hexdigest() != digest.hexdigest():
             raise RequestError(
                 f"{self._dataset.name}: reading the samples again gave others; its files may have "
                 "changed, or it draws at random"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.content.files import check_is_file, parse_json, read_text, write_atomically
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, one_line, system_text
 
 if TYPE_CHECKING:
     import torch
@@ -348,9 +348,7 @@ def _with_sorted_header(content: bytes) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """The error's words on one line."""
-    words = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-    return " ".join(words.split())[:200]
+    return one_line(system_text(error), 200)
 
 
 def statistics_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -398,8 +396,8 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
             for batch in batches:
                 model(batch.clone())
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RequestError(f"batch norm can't be calibrated on the samples: {reason}") from error
+        what = "batch norm can't be calibrated on the samples"
+        raise RequestError(f"{what}: {_reason(error)}") from error
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum

@@ -1,24 +1,19 @@
 """``nlbench study``."""
 
-from __future__ import annotations
-
 import os
-import shlex
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nlbench import registry
-from nlbench.cli.common import Interrupted, completed, split_names, split_seeds
+from nlbench.cli.common import Interrupted, command_line, completed, split_names
 from nlbench.errors import PluginError, RequestError
-from nlbench.request import ExecutionOptions
+from nlbench.request import ExecutionOptions, parse_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from .study import Context, Findings, Study
 
 __all__ = ["study"]
@@ -74,7 +69,7 @@ def study(
     given: dict[str, Any] = {
         "data": data,
         "weights": weights,
-        "seeds": tuple(split_seeds(seeds)) if seeds else (),
+        "seeds": parse_seeds(seeds) if seeds else (),
         "measures": split_names(measures, "--measures") if measures else (),
     }
     if data:
@@ -87,7 +82,7 @@ def study(
             if value and flag not in one.takes:
                 taken = ", ".join(f"--{other}" for other in one.takes) or "none of its settings"
                 raise RequestError(f"--{flag}: study {name} fixes it (it takes {taken})")
-    command = shlex.join(["nlbench", *sys.argv[1:]])
+    command = command_line()
     from nlbench.execution.executors import workers_kept
     from nlbench.progress import shown_progress
 
@@ -113,9 +108,7 @@ def study(
                     bar.say("analysing")
                     findings = analysed(one, runs)
                 except KeyboardInterrupt:
-                    raise Interrupted(
-                        f"interrupted; what was finished is in {out}", f"go on with: {command}"
-                    ) from None
+                    raise Interrupted(f"what was finished is in {out}", command) from None
             print("\n" * bool(number), end="")
             _show(name, one, findings, runs, context)
             print(f"took    {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
@@ -125,7 +118,7 @@ SHORT = 0.3
 """Minutes up to which it isn't worth while to start processes, which takes seconds."""
 
 
-def _execution(one: Study, workers: int | None, device: str, *, quick: bool) -> ExecutionOptions:
+def _execution(one: "Study", workers: int | None, device: str, *, quick: bool) -> ExecutionOptions:
     """How a study is carried out, with one thread each so that workers change no number."""
     from nlbench.execution.numerics import resolve_device
 
@@ -138,7 +131,7 @@ def _execution(one: Study, workers: int | None, device: str, *, quick: bool) -> 
     return ExecutionOptions(executor="processes", workers=workers, threads=1)
 
 
-def _loaded(name: str) -> Study:
+def _loaded(name: str) -> "Study":
     from .study import Study
 
     found = registry.load("studies", name)
@@ -149,7 +142,7 @@ def _loaded(name: str) -> Study:
 
 
 def _show(
-    name: str, one: Study, findings: Findings, runs: Mapping[str, Any], context: Context
+    name: str, one: "Study", findings: "Findings", runs: Mapping[str, Any], context: "Context"
 ) -> None:
     """Print the verdicts, and write them with the tables and the page."""
     from .page import add_verdicts, verdict_table, write_findings

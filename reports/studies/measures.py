@@ -15,7 +15,7 @@ from nlbench import registry
 from nlbench.citation import Source
 from nlbench.content.fields import written
 from nlbench.errors import NlbenchError
-from nlbench.plan import checked_measure
+from nlbench.plan import load_measure
 from nlbench.reports.agreement import within_groups
 from nlbench.reports.leaderboard import CONFIDENCE, sense_of
 from nlbench.request import ExecutionOptions, Request
@@ -143,7 +143,7 @@ def _subjects(context: Context, ladder: Ladder) -> Iterable[dict[str, Any]]:
 
 def _fitting(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
     """Those of the settings that a run of these measures on this dataset has."""
-    loaded = (checked_measure(registry.load("measures", name)) for name in measures)
+    loaded = (load_measure(name) for name in measures)
     owners = {data, *(measure.probe for measure in loaded)}
     return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
 

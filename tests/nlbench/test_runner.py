@@ -17,10 +17,9 @@ from nlbench.execution import numerics
 from nlbench.execution.work_units import Unit
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.options import Option
-from nlbench.plan import Request
 from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor
-from nlbench.request import ExecutionOptions
+from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
 QUICK = {"lines.number": 1, "lines.anchors": 2, "lines.radius": 1}

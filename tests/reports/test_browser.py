@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nlbench.content.files import spreadsheet_text
 from nlbench.reports.embedded import read_page
-from nlbench.reports.exports import original
 from nlbench.reports.page import write_page
 from nlbench.reports.text import number
 from nlbench.store.manifest import Manifest
@@ -386,7 +386,7 @@ def test_hostile_names_are_shown_and_not_run(browser, files):
     text = page.evaluate("copied")
     assert f"'{FORMULA}" in text
     read = pd.read_csv(io.StringIO(text))
-    assert FORMULA in {original(name) for name in read.columns}
+    assert FORMULA in {spreadsheet_text(name) for name in read.columns}
     assert seen.said == []
     seen.context.close()
 

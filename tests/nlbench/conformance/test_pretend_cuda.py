@@ -19,7 +19,6 @@ from nlbench.measures.r2 import r2_score
 from nlbench.measures.sparsity import share_near_zero
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
-from nlbench.plan import Request
 from nlbench.probes.background import rng_restored, rng_state
 from nlbench.probes.function.function import directional_derivative
 from nlbench.probes.lines import estimate_segment, plane, trace_segment
@@ -28,7 +27,7 @@ from nlbench.probes.lines.paths import direction_paths, noise_paths
 from nlbench.probes.lines.program import checked_program as recorded
 from nlbench.probes.lines.program import point_memory_of
 from nlbench.probes.sites import sites
-from nlbench.request import ExecutionOptions
+from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 from nlbench.subjects.data import Dataset
 from tests.support.pretend_mps import PretendMps

@@ -7,7 +7,6 @@ from workers import fork_workers
 
 import nlbench
 from nlbench.execution.supervisor import Died, Worker
-from nlbench.execution.work_units import Unit
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
@@ -113,7 +112,7 @@ def test_a_worker_killed_just_as_it_ended_is_given_no_other_unit(monkeypatch):
     worker = Worker(1)
     messages = [{"phase": "measuring", "cell": 0, "spent": 100.0}, None, {"done": True}]
     monkeypatch.setattr(worker, "_receive", lambda: messages.pop(0))
-    assert list(worker.measure(Unit((), "cpu"), 1.0)) == []
+    assert list(worker.ask({}, 1.0)) == []
     assert not worker.is_fresh
     worker.end()
 
@@ -123,7 +122,7 @@ def test_a_worker_that_has_died_before_its_unit_is_said_to_be_dead():
     worker._process.kill()
     worker._process.wait()
     with pytest.raises(Died, match="killed by SIGKILL"):
-        list(worker.measure(Unit((), "cpu"), None))
+        list(worker.ask({}))
 
 
 def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def test_the_head_of_a_stream_comes_again_when_it_is_read():
     stream = Batches(iter(torch.arange(12.0)[:, None].split(5)))
     assert stream.head(7).flatten().tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert torch.cat(list(stream)).flatten().tolist() == list(range(12))
-    assert stream.facts()["samples"] == 12
+    assert stream.samples == 12
 
 
 def test_a_loader_that_yields_something_else_later_is_one_line():
