@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from nlbench.errors import RequestError, Undefined
 from nlbench.probes.graph.nodes import channel_axes
 from nlbench.probes.model_state import attributes_kept, evaluation_mode
-from nlbench.probes.ops import operation
-from nlbench.probes.site_names import SiteNames, input_of, running_module
+from nlbench.probes.ops import FunctionCall
+from nlbench.probes.site_names import SiteNames, running_module
 
 __all__ = [
     "CHILD",
@@ -185,12 +185,11 @@ class _Substitution(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        call = FunctionCall(func, args, kwargs)
         # A child's calls are the child's, also where the example didn't reach them.
-        found = operation(func)
-        if found is not None and found.kind == "relu" and running_module(self._own) is self._module:
-            return getattr(self._module, vars(self._module)[CHILD])(input_of(args, kwargs))
-        return func(*args, **kwargs)
+        if call.operation.kind == "relu" and running_module(self._own) is self._module:
+            return getattr(self._module, vars(self._module)[CHILD])(call.input)
+        return call.run()
 
 
 @dataclass(frozen=True)
@@ -242,19 +241,19 @@ class _Finder(SiteNames):
         self.relus: list[ReLUCall] = []
         self.others: Counter[str] = Counter()
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, call: FunctionCall) -> Any:
         if self.current is not None:
             # Whose call it is, as `_Substitution` is going to ask.
             owner = running_module(self._own)
             if self.current.kind == "relu" and owner is not None:
-                given = input_of(args, kwargs)
+                given = call.input
                 axis = self._channel_axis(given)
                 self.relus.append(
                     ReLUCall(owner, axis, given.shape[axis], given.dtype, given.device)
                 )
             elif not isinstance(owner, SparsePReLU):
                 self.others[self.current.kind] += 1
-        return super().call(func, args, kwargs)
+        return super().call(call)
 
     def _channel_axis(self, given: Tensor) -> int:
         try:

@@ -9,7 +9,7 @@ from one operation to the next while the network runs, and so is the batch's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .ops import Operation, axis_rule, in_each_dimension, known, layer, qualified_name
+from .ops import FunctionCall, axis_rule, in_each_dimension, layer
 
 __all__ = [
     "Layout",
     "Layouts",
-    "argument",
     "at",
     "axis_map",
     "batch_first",
     "softmax_axis",
-    "tensors_in",
 ]
 
 # An axis that was indexed away or reduced, other than one that is only unknown.
@@ -45,18 +43,12 @@ def at(moved: AxisMap, axis: int) -> int | None:
     return moved[axis] if axis < len(moved) else None
 
 
-def axis_map(
-    operation: Operation | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    source: Tensor,
-    output: Tensor,
-) -> AxisMap:
-    """Map the axes of an operation's input to those of its output."""
-    if operation is not None and operation.axes is not None:
-        moved: AxisMap = operation.axes(args, kwargs, source, output)
-        return moved
-    return _same(source, output)
+def axis_map(call: FunctionCall, source: Tensor, output: Tensor) -> AxisMap:
+    """Map the axes of one of a call's inputs to those of its output."""
+    if call.operation.axes is None:
+        return _same(source, output)
+    moved: AxisMap = call.operation.axes(call.args, call.kwargs, source, output)
+    return moved
 
 
 def _same(source: Tensor, output: Tensor) -> AxisMap:
@@ -64,21 +56,17 @@ def _same(source: Tensor, output: Tensor) -> AxisMap:
     return list(range(source.ndim)) if output.ndim == source.ndim else [None] * source.ndim
 
 
-def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
-    """What an operation was given by name or at a place; None if it wasn't."""
-    return kwargs.get(name, args[place] if len(args) > place else None)
-
-
-def softmax_axis(kind: str, given: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def softmax_axis(call: FunctionCall) -> int:
     """Axis along which a softmax or a gated linear unit works, counted from 0.
 
     Without one a gated linear unit takes the last, and `torch.nn.functional.softmax` the first
     of up to one or of three axes, else the second.
     """
-    dim = argument(args, kwargs, 1, "dim")
+    dim = call.argument(1, "dim")
+    rank: int = call.input.ndim
     if dim is None:
-        dim = -1 if kind == "glu" else 0 if given.ndim in (0, 1, 3) else 1
-    return int(dim) % max(given.ndim, 1)
+        dim = -1 if call.operation.kind == "glu" else 0 if rank in (0, 1, 3) else 1
+    return int(dim) % max(rank, 1)
 
 
 def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
@@ -380,26 +368,13 @@ class Layouts:
         usual = [axis for axis in range(tensor.ndim) if axis != batch]
         return batch, usual[-1] if tensor.ndim == 3 else usual[0], True
 
-    def follow(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: object
-    ) -> None:
-        """Note the layout of an operation's output.
-
-        Parameters
-        ----------
-        func : callable
-            The operation, as it is called.
-        args, kwargs
-            What it was called with.
-        output
-            What it gave; all tensors of a tuple or list are followed.
-        """
+    def follow(self, call: FunctionCall, output: object) -> None:
+        """Note the layout of what a call gave; all tensors of a tuple or list are followed."""
         outputs = output if isinstance(output, tuple | list) else (output,)
         if not any(isinstance(tensor, Tensor) for tensor in outputs):
             return
-        name = qualified_name(func)
-        operation = known(name) or Operation(name)
-        sources = list(tensors_in((*args, *kwargs.values())))
+        operation, sources = call.operation, call.tensors
+        name = operation.name
         given = [(s, self._layouts[s]) for s in sources if s in self._layouts]
         is_layer = operation.channels in ("second", "last")
         if not given and not is_layer and name not in _FACTORIES:
@@ -418,23 +393,18 @@ class Layouts:
                 channel, batch = (2, 1) if state else (None, None)
                 self._layouts[tensor] = Layout(channel, batch, sampled)
                 continue
-            channel, batch = self._after(operation, args, kwargs, sources, given, tensor)
-            self._layouts[tensor] = Layout(channel, batch, sampled)
+            self._layouts[tensor] = Layout(*self._after(call, given, tensor), sampled)
 
     def _after(
-        self,
-        operation: Operation,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        sources: Sequence[Tensor],
-        given: Sequence[tuple[Tensor, Layout]],
-        output: Tensor,
+        self, call: FunctionCall, given: Sequence[tuple[Tensor, Layout]], output: Tensor
     ) -> tuple[int | None, int | None]:
+        """Channel and batch axis of an output."""
+        operation, sources = call.operation, call.tensors
         name, channels = operation.name, operation.channels
         channel = batch = None
         # Arguments of the output's own rank first: a sum has the layout of the larger term.
         for source, layout in sorted(given, key=lambda pair: pair[0].ndim != output.ndim):
-            moved = axis_map(operation, args, kwargs, source, output)
+            moved = axis_map(call, source, output)
             if channel in (None, GONE) and layout.channel is not None:
                 channel = at(moved, layout.channel)
             if batch in (None, GONE) and layout.batch is not None:
@@ -449,7 +419,7 @@ class Layouts:
             batch = None
         if channels == "second":
             channel = 1
-        elif channels == "last" or (channels == "normalized" and _normalizes_last(args, kwargs)):
+        elif channels == "last" or (channels == "normalized" and _normalizes_last(call)):
             channel = output.ndim - 1
         elif channels == "mixed":
             # A two-dimensional weight on the right makes features of the last axis.
@@ -477,14 +447,5 @@ def _lost(rows: int, batch: int) -> Undefined:
     )
 
 
-def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
-    """Tensors among arguments, also those in lists and tuples."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from (item for item in value if isinstance(item, Tensor))
-
-
-def _normalizes_last(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return len(kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())) == 1
+def _normalizes_last(call: FunctionCall) -> bool:
+    return len(call.argument(1, "normalized_shape") or ()) == 1

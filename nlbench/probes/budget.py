@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import RequestError, Undefined
 
-from .axes import tensors_in
 from .background import rng_restored, rng_state
 from .model_state import attributes_kept
+from .ops import tensors_in
 
 __all__ = [
     "Found",

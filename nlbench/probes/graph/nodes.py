@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_iter
 
 from nlbench.probes.axes import at, axis_map
-from nlbench.probes.ops import Operation, known, qualified_name
+from nlbench.probes.ops import FunctionCall, Operation, tensors_in
 
 from .channel_graph import ChannelGraph, Inputs, Merge, Units
 
@@ -327,10 +326,8 @@ def channel_axes(
     return [finder.found.get(number, 1) for number in range(len(inputs))]
 
 
-def _taken_along(operation: Operation | None, rank: int) -> int | None:
+def _taken_along(operation: Operation, rank: int) -> int | None:
     """Along which axis of its input a layer takes channels; None where it takes none."""
-    if operation is None:
-        return None
     if operation.channels == "second" or operation.name == "prelu":
         return 1
     is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
@@ -363,19 +360,18 @@ class _Finder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        operation = known(qualified_name(func))
-        given = [t for t in tree_iter((args, kwargs)) if id(t) in self._axes]
+        call = FunctionCall(func, args, kwargs)
+        given = [tensor for tensor in call.tensors if id(tensor) in self._axes]
         for tensor in given:
-            axis = _taken_along(operation, tensor.ndim)
+            axis = _taken_along(call.operation, tensor.ndim)
             if axis is not None:
                 self._decide(tensor, axis)
-        output = func(*args, **kwargs)
+        output = call.run()
         for tensor in given:
             number, axes = self._axes[id(tensor)]
-            for made in tree_iter(output):
-                if isinstance(made, Tensor) and made is not tensor and number not in self.found:
-                    moved = axis_map(operation, args, kwargs, tensor, made)
+            for made in tensors_in((output,)):
+                if made is not tensor and number not in self.found:
+                    moved = axis_map(call, tensor, made)
                     after = [None if axis is None else at(moved, axis) for axis in axes]
                     self._axes[id(made)] = (number, after)
                     self._alive.append(made)
