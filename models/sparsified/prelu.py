@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, first_line
 from nlbench.probes.model_state import refuse_unobservable
 
 from .surgery import (
     SparsePReLU,
-    first_line,
     in_words,
     inputs_of,
     replace_calls,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from nlbench.errors import RequestError, Undefined
-from nlbench.probes.graph.nodes import channel_axes
+from nlbench.errors import RequestError, Undefined, first_line
+from nlbench.probes.axes import channel_axes
 from nlbench.probes.model_state import attributes_kept, evaluation_mode
 from nlbench.probes.ops import FunctionCall
 from nlbench.probes.site_names import SiteNames, running_module
@@ -28,7 +28,6 @@ __all__ = [
     "ReLUCall",
     "SparsePReLU",
     "find_calls",
-    "first_line",
     "in_words",
     "inputs_of",
     "other_activations",
@@ -178,13 +177,7 @@ class _Substitution(TorchFunctionMode):
         super().__init__()
         self._module, self._own = module, set(module.modules())
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = FunctionCall(func, args, kwargs)
         # A child's calls are the child's, also where the example didn't reach them.
         if call.operation.kind == "relu" and running_module(self._own) is self._module:
@@ -372,11 +365,6 @@ def returns_same(before: Any, after: Any) -> bool:
         for old, new in pairs
         if isinstance(old, Tensor)
     )
-
-
-def first_line(error: Exception) -> str:
-    """Shorten an error of the model's own to its first line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def other_activations(

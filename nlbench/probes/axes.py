@@ -8,25 +8,26 @@ from one operation to the next while the network runs, and so is the batch's.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .ops import FunctionCall, axis_rule, in_each_dimension, layer
+from .ops import FunctionCall, Operation, axis_rule, in_each_dimension, layer, tensors_in
 
 __all__ = [
     "Layout",
     "Layouts",
-    "at",
-    "axis_map",
     "batch_first",
+    "channel_axes",
     "softmax_axis",
 ]
 
@@ -373,8 +374,7 @@ class Layouts:
         outputs = output if isinstance(output, tuple | list) else (output,)
         if not any(isinstance(tensor, Tensor) for tensor in outputs):
             return
-        operation, sources = call.operation, call.tensors
-        name = operation.name
+        name, operation, sources = call.name, call.operation, call.tensors
         given = [(s, self._layouts[s]) for s in sources if s in self._layouts]
         is_layer = operation.channels in ("second", "last")
         if not given and not is_layer and name not in _FACTORIES:
@@ -400,7 +400,7 @@ class Layouts:
     ) -> tuple[int | None, int | None]:
         """Channel and batch axis of an output."""
         operation, sources = call.operation, call.tensors
-        name, channels = operation.name, operation.channels
+        name, channels = call.name, operation.channels
         channel = batch = None
         # Arguments of the output's own rank first: a sum has the layout of the larger term.
         for source, layout in sorted(given, key=lambda pair: pair[0].ndim != output.ndim):
@@ -449,3 +449,87 @@ def _lost(rows: int, batch: int) -> Undefined:
 
 def _normalizes_last(call: FunctionCall) -> bool:
     return len(call.argument(1, "normalized_shape") or ()) == 1
+
+
+def channel_axes(
+    run: Callable[[tuple[Tensor, ...]], object], inputs: tuple[Tensor, ...]
+) -> list[int]:
+    """Tell for each input which axis the first layer takes as channels.
+
+    The network runs until that is known; what it changes on the way is the caller's to put
+    back.
+
+    Parameters
+    ----------
+    run : callable
+        Runs the network on inputs.
+    inputs : tuple of tensor
+        Each with the batch first.
+
+    Returns
+    -------
+    list of int
+        Axis 1 where no layer says otherwise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer, tokens = torch.nn.Linear(4, 2), torch.zeros(1, 3, 4)
+    >>> channel_axes(lambda given: layer(given[0] + 1), (tokens,))
+    [2]
+    """
+    finder = _Finder(inputs)
+    if finder.sought:
+        # A failure of the network itself shows when it is recorded.
+        with contextlib.suppress(_Found, Exception), finder:
+            run(inputs)
+    return [finder.found.get(number, 1) for number in range(len(inputs))]
+
+
+def _taken_along(operation: Operation, rank: int) -> int | None:
+    """Along which axis of its input a layer takes channels; None where it takes none."""
+    if operation.channels == "second" or operation.name == "prelu":
+        return 1
+    is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
+    return rank - 1 if is_last else None
+
+
+class _Found(BaseException):
+    """Ends a pass; no network catches it by mistake."""
+
+
+class _Finder(TorchFunctionMode):
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.sought: set[int] = set()
+        self.found: dict[int, int] = {}
+        # Of a tensor, which input it comes of, and where that one's axes are in it.
+        self._axes: MutableMapping[Tensor, tuple[int, list[int | None]]] = WeakTensorKeyDictionary()
+        for number, tensor in enumerate(inputs):
+            if tensor.ndim > 2 and tensor.is_floating_point():
+                self._axes[tensor] = number, list(range(tensor.ndim))
+                self.sought.add(number)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = FunctionCall(func, args, kwargs)
+        given = [tensor for tensor in call.tensors if tensor in self._axes]
+        for tensor in given:
+            axis = _taken_along(call.operation, tensor.ndim)
+            if axis is not None:
+                self._decide(tensor, axis)
+        output = call.run()
+        for tensor in given:
+            number, axes = self._axes[tensor]
+            for made in tensors_in((output,)):
+                if made is not tensor and number not in self.found:
+                    moved = axis_map(call, tensor, made)
+                    after = [None if axis is None else at(moved, axis) for axis in axes]
+                    self._axes[made] = number, after
+        return output
+
+    def _decide(self, tensor: Tensor, axis: int) -> None:
+        number, axes = self._axes[tensor]
+        if number not in self.found:
+            self.found[number] = axes.index(axis) if axis in axes else 1
+        if self.found.keys() == self.sought:
+            raise _Found

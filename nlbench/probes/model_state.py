@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
-from nlbench.errors import RequestError, Undefined
+from nlbench.errors import RequestError, Undefined, first_line
 
 __all__ = [
     "SharedSetting",
@@ -446,7 +446,7 @@ def _copied(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     try:
         return copy.deepcopy(model, replaced).eval()
     except (RuntimeError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise RequestError(f"the model can't be copied: {reason}") from error
 
 

@@ -542,7 +542,7 @@ class FunctionCall:
     Examples
     --------
     >>> call = FunctionCall(torch.cat, ([torch.ones(1), torch.ones(2)],), {"dim": 0})
-    >>> call.operation.name, len(call.tensors), call.argument(1, "dim"), call.run()
+    >>> call.name, len(call.tensors), call.argument(1, "dim"), call.run()
     ('cat', 2, 0, tensor([1., 1., 1.]))
     """
 
@@ -558,15 +558,20 @@ class FunctionCall:
         return list(tensors_in((*self.args, *self.kwargs.values())))
 
     @property
+    def name(self) -> str:
+        """Of the operation."""
+        return self.operation.name
+
+    @property
     def input(self) -> Any:
         """What an activation function is called on, by place or by name."""
         if self.args:
             return self.args[0]
         return self.kwargs.get("input", next(iter(self.kwargs.values()), None))
 
-    def argument(self, place: int, name: str) -> Any:
-        """What it was given by name or at a place; None if it wasn't."""
-        return self.kwargs.get(name, self.args[place] if len(self.args) > place else None)
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """What it was given by name or at a place."""
+        return self.kwargs.get(name, self.args[place] if len(self.args) > place else default)
 
     def run(self) -> Any:
         """Call the function."""

@@ -294,13 +294,7 @@ class SiteNames(TorchFunctionMode):
         # A sine of positions is no activation.
         return kind if kind != "sin" or self.layouts.is_sampled(given) else None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call, handwritten = FunctionCall(func, args, kwargs), self.handwritten
         if handwritten is None or not handwritten.possible:
             return self.called(call)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.content.files import check_is_file, parse_json, read_text, write_atomically
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -398,7 +398,7 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
             for batch in batches:
                 model(batch.clone())
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise RequestError(f"batch norm can't be calibrated on the samples: {reason}") from error
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):

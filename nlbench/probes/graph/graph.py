@@ -8,7 +8,7 @@ over samples, where a measure asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nlbench.errors import NlbenchError, NotFinite, RequestError, Undefined, UnsupportedOperation
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    RequestError,
+    Undefined,
+    UnsupportedOperation,
+    first_line,
+)
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes.axes import channel_axes
 from nlbench.probes.model_state import (
     attributes_kept,
     autocast_now,
@@ -30,8 +38,7 @@ from nlbench.probes.ops import FunctionCall, tensors_in, written_in
 from nlbench.probes.precision import exact_by_default
 from nlbench.probes.site_names import SiteName, SiteNames
 
-from .channel_graph import ChannelGraph, Units
-from .nodes import Builder, channel_axes
+from .channel_graph import Builder, ChannelGraph, Units
 from .rules import Call, Refused, unit
 
 __all__ = ["ChannelTracker", "channel_graph", "observe", "unit_activity"]
@@ -107,7 +114,7 @@ def _tracked(
             if "TorchScript interpreter" in str(error):
                 why = "its operations can't be watched"
                 raise UnsupportedOperation("a scripted function", tracker.place, why) from error
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
             raise RequestError(f"the model can't be run on shape {shapes}: {reason}") from error
     return tracker.graph(given_tensor(output))
@@ -323,7 +330,7 @@ class ChannelTracker(SiteNames):
 
     def call(self, call: FunctionCall) -> Any:
         """Call a function of PyTorch's, and follow nodes through it."""
-        name, given = call.operation.name, call.tensors
+        name, given = call.name, call.tensors
         self._begin(name, given)
         site = self._site(self.current)
         refusals = self._refusals(given)
@@ -358,10 +365,7 @@ class ChannelTracker(SiteNames):
             self._refuse(made, given, self._refusal(name, why))
         elif made:
             seen = Call(
-                name,
-                call.function,
-                call.args,
-                call.kwargs,
+                call,
                 output,
                 site,
                 self._nodes_of,
@@ -370,7 +374,7 @@ class ChannelTracker(SiteNames):
                 self._builder,
             )
             try:
-                self._follow_nodes(seen, call.operation.graph, made, given)
+                self._follow_nodes(seen, made)
             except Refused as error:
                 self._refuse(made, given, self._refusal(name, str(error)))
         return output
@@ -396,15 +400,8 @@ class ChannelTracker(SiteNames):
                 return False
         return True
 
-    def _follow_nodes(
-        self,
-        call: Call,
-        rule: Callable[[Call], Any] | None,
-        made: list[Tensor],
-        given: list[Tensor],
-    ) -> None:
-        if rule is None and call.site:
-            rule = unit
+    def _follow_nodes(self, call: Call, made: list[Tensor]) -> None:
+        rule, given = call.operation.graph or (unit if call.site else None), call.tensors
         if rule is None:
             raise Refused("it is not known how it mixes channels")
         nodes = rule(call)

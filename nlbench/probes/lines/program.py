@@ -21,7 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    RequestError,
+    UnsupportedOperation,
+    first_line,
+)
 from nlbench.probes.budget import LiveBytes, PointMemory
 from nlbench.probes.model_state import (
     double_copy,
@@ -314,7 +320,7 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
     except NlbenchError:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError, AssertionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise RequestError(
             f"the network can't be run on one input of shape {tuple(one.shape)}: {reason}"
         ) from error

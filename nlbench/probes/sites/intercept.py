@@ -181,13 +181,7 @@ class Watch(SiteNames):
         finally:
             self._reset()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._paused:
             return func(*args, **(kwargs or {}))
         if self._waiting:
@@ -196,7 +190,7 @@ class Watch(SiteNames):
 
     def called(self, call: FunctionCall) -> Any:
         """Call a function of PyTorch's, and keep what is wanted of it if it is an activation."""
-        name, kind = call.operation.name, self.kind_of(call)
+        name, kind = call.name, self.kind_of(call)
         if kind is None or (kind == "softmax" and not self.kept.attention):
             is_attention = self.kept.attention and name in FUSED_ATTENTION
             output = self._attend(call) if is_attention else call.run()

@@ -175,7 +175,7 @@ class Logits:
 
     def follow(self, call: FunctionCall, operands: Sequence[Tensor], output: object) -> None:
         """Note an operation on tensors that come from the model's input, among its arguments."""
-        name = call.operation.name
+        name = call.name
         is_followed = self._products or self._divided or self._fates
         if not operands or not (is_followed or name in _INNER or name in _FACTORS):
             return
