@@ -8,7 +8,6 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -37,32 +36,20 @@ __all__ = [
 ]
 
 
-@dataclass
 class _Lent:
     """A module as it was when the first of several passes began to use it."""
 
-    module: weakref.ref[nn.Module]
-    users: int
-    training: bool
-    buffers: list[tuple[str, Tensor, Tensor]]
-    attributes: dict[str, tuple[Any, Any]]
-    registered: list[str]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Lent:
-        buffers = [
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.users = 0
+        self.training = module.training
+        self.buffers = [
             (name, buffer, buffer.clone())
             for name, buffer in module._buffers.items()
             if buffer is not None and not is_lazy(buffer)
         ]
-        return cls(
-            weakref.ref(module),
-            0,
-            module.training,
-            buffers,
-            _attributes(module),
-            _registered(module),
-        )
+        self.attributes = _attributes(module)
+        self.registered = _registered(module)
 
     def give_back(self) -> None:
         module = self.module()
@@ -140,7 +127,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 def _lend(module: nn.Module) -> _Lent:
     if module not in _LENT:
-        _LENT[module] = _Lent.of(module)
+        _LENT[module] = _Lent(module)
     return _LENT[module]
 
 
@@ -321,7 +308,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     _check(model)
     if any(t.is_meta for t in tensors_of(model)):
         raise RequestError("the model is on the device meta: it has shapes, but no weights")
-    twin = _copied(model, _computed_attributes(model))
+    twin = _copied(model, {id(t): t.detach().clone() for t in _computed(model)})
     if any(t.device.type in _SINGLE_PRECISION for t in tensors_of(twin)):
         twin = twin.cpu()
     return twin.to(dtype)
@@ -360,8 +347,7 @@ def cpu_copy(model: nn.Module) -> nn.Module:
     device(type='cpu')
     """
     refuse_unobservable(model)
-    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
-    return _copied(model, {id(t): _on_cpu(t) for t in (*tensors_of(model), *kept)})
+    return _copied(model, {id(t): _on_cpu(t) for t in (*tensors_of(model), *_kept(model))})
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
@@ -450,18 +436,18 @@ def _copied(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
         raise RequestError(f"the model can't be copied: {reason}") from error
 
 
-def _computed_attributes(model: nn.Module) -> dict[int, Tensor]:
-    """Copies of tensors that modules keep though they were computed, by identity.
-
-    PyTorch refuses to copy them. Older weight normalisation leaves its product so, and
-    computes it again before each forward pass.
-    """
-    return {id(t): t.detach().clone() for t in _computed(model)}
+def _kept(model: nn.Module) -> Iterator[Tensor]:
+    """Give tensors that are plain attributes of modules."""
+    return (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
 
 
 def _computed(model: nn.Module) -> list[Tensor]:
-    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
-    return [t for t in kept if not t.is_leaf]
+    """Give those of them that were computed: PyTorch refuses to copy them.
+
+    Older weight normalisation leaves its product so, and computes it again before each forward
+    pass.
+    """
+    return [tensor for tensor in _kept(model) if not tensor.is_leaf]
 
 
 def _shape_of(tensor: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from .axes import Layouts
 from .ops import FunctionCall, Operation, named_modules, tensors_in
 
-__all__ = ["HandwrittenCall", "SiteName", "SiteNames", "running_module"]
+__all__ = ["QUESTIONS", "HandwrittenCall", "SiteName", "SiteNames", "running_module"]
 
 
 # Modules that do nothing but pool: where a trace bends in one it bears the module's name.
@@ -105,7 +105,7 @@ class HandwrittenCall:
 
     def before(self, operation: Operation, sampled: Sequence[Tensor]) -> bool:
         """Look at an operation on data; say whether it computes anything of it."""
-        if not sampled or operation.name in _QUESTIONS:
+        if not sampled or operation.name in QUESTIONS:
             return False
         # Data that came in another way, such as an attribute, is a second input.
         if not operation.acts or not all(map(self._is_own, sampled)):
@@ -458,7 +458,7 @@ def _is_per_channel(parameter: Tensor) -> bool:
 
 
 # What only asks how a tensor is made.
-_QUESTIONS = {
+QUESTIONS = {
     "device", "dim", "dtype", "element_size", "get_device", "is_complex", "is_contiguous",
     "is_cpu", "is_cuda", "is_floating_point", "is_meta", "is_mps", "layout", "len",
     "nelement", "ndim", "ndimension", "numel", "shape", "size", "stride",

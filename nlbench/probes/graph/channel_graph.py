@@ -341,7 +341,11 @@ class Builder:
         return made.reshape(small.shape).expand(nodes.shape)
 
     def activated(
-        self, nodes: Tensor, site: str, active: Tensor, index: Tensor | None = None
+        self,
+        nodes: Tensor,
+        site: str,
+        active: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> Tensor:
         """Put a unit on each channel.
 
@@ -350,12 +354,13 @@ class Builder:
         nodes : int64 tensor
             Of the activation's input.
         site : str
-        active : float64 tensor of shape (s,)
-            Whether the units with index 0, 1, … are nonlinear.
+        active : float64 tensor of shape (s,), optional
+            Whether the units with index 0, 1, … are nonlinear; by default all are.
         index : int64 tensor, broadcastable to `nodes`, optional
             Which of them acts on each entry; by default index 0.
         """
         small = compact(nodes)
+        active = torch.ones(1, dtype=torch.float64) if active is None else active
         index = torch.zeros((), dtype=torch.int64) if index is None else index
         a, b = _together(small, index)
         flat = a.reshape(-1)

@@ -36,7 +36,7 @@ from nlbench.probes.model_state import (
 )
 from nlbench.probes.ops import FunctionCall, tensors_in, written_in
 from nlbench.probes.precision import exact_by_default
-from nlbench.probes.site_names import SiteName, SiteNames
+from nlbench.probes.site_names import QUESTIONS, SiteName, SiteNames
 
 from .channel_graph import Builder, ChannelGraph, Units
 from .rules import Call, Refused, unit
@@ -445,7 +445,7 @@ class ChannelTracker(SiteNames):
     def _begin(self, name: str, given: Iterable[Tensor]) -> None:
         """Make the nodes of an input when the first function takes it."""
         for tensor in given:
-            if id(tensor) in self._inputs and name not in _SHAPE:
+            if id(tensor) in self._inputs and name not in QUESTIONS:
                 axis = self._inputs.pop(id(tensor))
                 self._bind(tensor, self._input_nodes(tensor, axis), changed=False)
 
@@ -475,11 +475,6 @@ class ChannelTracker(SiteNames):
                 "a tensor is read whose memory was changed under another name",
             )
         return nodes
-
-
-_SHAPE = frozenset(
-    ("shape", "size", "dim", "ndim", "dtype", "device", "numel", "len", "is_floating_point")
-)
 
 
 @exact_by_default()

@@ -76,8 +76,9 @@ class Call(FunctionCall):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the output."""
-        return tuple(self.output.shape)
+        """Of the output, the first of several."""
+        output = self.output if isinstance(self.output, Tensor) else self.output[0]
+        return tuple(output.shape)
 
     def is_of_channels(self, tensor: Tensor, axis: int) -> bool:
         """Tell whether entries along an axis are channels: they differ, or a layer put them there.
@@ -120,14 +121,13 @@ class Call(FunctionCall):
 
 def unit(call: Call) -> Tensor:
     """A unit on each channel: any activation that has no rule of its own."""
-    return call.builder.activated(call.first, call.site, torch.ones(1, dtype=torch.float64))
+    return call.builder.activated(call.first, call.site)
 
 
 @graph_rule("glu")
 def _gated(call: Call) -> Tensor:
     half, gate = call.first.chunk(2, call.argument(1, "dim", -1))
-    active = torch.ones(1, dtype=torch.float64)
-    return call.builder.paired(half, call.builder.activated(gate, call.site, active))
+    return call.builder.paired(half, call.builder.activated(gate, call.site))
 
 
 @graph_rule("prelu")
@@ -234,7 +234,7 @@ def attention(call: Call) -> Tensor:
 
 
 @graph_rule("multi_head_attention_forward")
-def multi_head(call: Call) -> tuple[Tensor, Any]:
+def multi_head(call: Call) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with its projections, of (tokens, batch, channels) tensors."""
     given = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
     call.only(*given)
@@ -253,7 +253,7 @@ def multi_head(call: Call) -> tuple[Tensor, Any]:
     output, shown = call.output
     made = builder.dense(mixed, output.shape[-1]).expand(tuple(output.shape))
     if shown is None:
-        return made, None
+        return made
     return made, builder.reduced(weights, [0, 1]).expand(tuple(shown.shape))
 
 
@@ -459,23 +459,22 @@ def _convolution(call: Call) -> Tensor:
 @graph_rule(
     *in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
 )
-def _pooled(call: Call) -> Any:
-    """Positions along the last axes meet; a second output says where the maxima lie."""
+def _pooled(call: Call) -> Tensor:
+    """Positions along the last axes meet."""
     nodes, axes = call.first, range(-int(call.name[-2]), 0)
     positions = call.builder.positions
     is_apart = "max" in call.name and call.argument(4, "dilation", 1) not in (1, (1,) * len(axes))
     if "avg" not in call.name and (positions.joined or (positions.padded and is_apart)):
         raise Refused(_SEVERAL)
-    single = call.output if isinstance(call.output, Tensor) else call.output[0]
+    shape = call.shape
     mixed = [axis for axis in axes if varies(nodes, axis)]
-    if any(single.shape[axis] > 1 for axis in mixed):
+    if any(shape[axis] > 1 for axis in mixed):
         raise Refused("it pools over channels, window by window")
     if mixed and "avg" not in call.name:
         raise Refused("it takes the largest of several channels")
     if "adaptive" in call.name:
         positions.copied = True  # It may give more than it is given.
-    made = call.builder.reduced(nodes, axes, keep=True).expand(tuple(single.shape))
-    return made if isinstance(call.output, Tensor) else (made, None)
+    return call.builder.reduced(nodes, axes, keep=True).expand(shape)
 
 
 @graph_rule("interpolate", "upsample")
@@ -486,7 +485,7 @@ def _interpolated(call: Call) -> Tensor:
 
 
 @graph_rule("mean", "sum", "amax", "amin", "nanmean", "nansum", "max", "min")
-def _reduced(call: Call) -> Any:
+def _reduced(call: Call) -> Tensor:
     nodes = call.first
     axes = call.kwargs.get("dim", call.kwargs.get("axis", call.args[1] if call.args[1:] else None))
     if isinstance(axes, Tensor) or "other" in call.kwargs:
@@ -500,9 +499,7 @@ def _reduced(call: Call) -> Any:
     is_many = any(nodes.shape[axis] > 1 for axis in axes)
     if call.name in _EXTREMES and is_many and (positions.joined or positions.padded):
         raise Refused(_SEVERAL)
-    single = call.output if isinstance(call.output, Tensor) else call.output[0]
-    made = call.builder.reduced(nodes, axes, keep=single.ndim == nodes.ndim)
-    return made if isinstance(call.output, Tensor) else (made, None)
+    return call.builder.reduced(nodes, axes, keep=len(call.shape) == nodes.ndim)
 
 
 _SEVERAL = (

@@ -40,7 +40,23 @@ def _arranges(operation: Operation) -> bool:
     return operation.name in _PARTS or operation.arranges not in ("", "reduces")
 
 
-class Gate:
+class _Followed:
+    """The output of a call, and what stands for it, as long as it lives."""
+
+    def __init__(self, output: Tensor) -> None:
+        self._live = [weakref.ref(output)]
+
+    def goes_on(self, outputs: Sequence[Tensor]) -> None:
+        """Follow it into what is made of it."""
+        self._live += [weakref.ref(tensor) for tensor in outputs]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return all(reference() is None for reference in self._live)
+
+
+class Gate(_Followed):
     """What became of a sigmoid's output so far.
 
     Parameters
@@ -50,8 +66,8 @@ class Gate:
     """
 
     def __init__(self, given: Tensor, output: Tensor) -> None:
+        super().__init__(output)
         self._given = weakref.ref(given)
-        self._live = [weakref.ref(output)]
         self._multiplies = False
         self._refuted = False
 
@@ -62,7 +78,7 @@ class Gate:
         others = [tensor for tensor in operands if not self._stands_for(tensor)]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
         if _arranges(operation) or operation.acts == "keeps" or is_scaled:
-            self._live += [weakref.ref(tensor) for tensor in outputs]
+            self.goes_on(outputs)
             return outputs
         if (
             operation.name in _PRODUCTS
@@ -82,7 +98,7 @@ class Gate:
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes the verdict."""
-        return self._refuted or all(reference() is None for reference in self._live)
+        return self._refuted or self.is_gone
 
     @property
     def is_gate(self) -> bool:
@@ -118,7 +134,7 @@ class Gates:
                     self._of.pop(tensor, None)
 
 
-class Fate:
+class Fate(_Followed):
     """What becomes of the output of a call on logits.
 
     Parameters
@@ -131,13 +147,9 @@ class Fate:
     """
 
     def __init__(self, output: Tensor, is_product: bool, divided_by: float | None) -> None:
-        self._live = [weakref.ref(output)]
+        super().__init__(output)
         self._is_product, self._divided_by = is_product, divided_by
         self.role = ""
-
-    def goes_on(self, outputs: Sequence[Tensor]) -> None:
-        """Follow it into what is made of it."""
-        self._live += [weakref.ref(tensor) for tensor in outputs]
 
     def multiplied(self, factor: float | None) -> None:
         """Note that it is multiplied by a number."""
@@ -153,7 +165,7 @@ class Fate:
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes its role."""
-        return self.role == "attention" or all(reference() is None for reference in self._live)
+        return self.role == "attention" or self.is_gone
 
 
 class Logits:
