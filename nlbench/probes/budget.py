@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import BaseTorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import RequestError, Undefined
 
 from .background import rng_restored, rng_state
 from .model_state import attributes_kept
-from .ops import tensors_in
+from .ops import DispatchMode, tensors_in
 
 __all__ = [
     "Fitting",
@@ -225,7 +224,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 _MARGIN = 1.5
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(DispatchMode):
     """Counts the memory of tensors that are made while it is entered, in this thread.
 
     What a kernel allocates for itself is not seen.
@@ -245,13 +244,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.peak = 0
         self._sizes: dict[StorageWeakRef, int] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # Or the compiler is imported.
 
     @property
     def now(self) -> int:

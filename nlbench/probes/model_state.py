@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeGuard
 
 import torch
@@ -20,7 +20,6 @@ from nlbench.errors import RequestError, Undefined, first_line
 __all__ = [
     "SharedSetting",
     "attributes_kept",
-    "autocast_now",
     "cpu_copy",
     "double_copy",
     "evaluation_mode",
@@ -226,35 +225,6 @@ def without_fast_path() -> AbstractContextManager[None]:
 def with_plain_attention() -> AbstractContextManager[None]:
     """Have attention computed step by step: its fused forms have no second derivatives."""
     return _ATTENTION()
-
-
-def autocast_now() -> Callable[[], AbstractContextManager[None]]:
-    """Remember whether autocast is on, to have a model run so again later.
-
-    A measure computes without it, also while it runs the model.
-
-    Examples
-    --------
-    >>> with torch.autocast("cpu", dtype=torch.bfloat16):
-    ...     as_now = autocast_now()
-    >>> with as_now():
-    ...     torch.is_autocast_enabled("cpu")
-    True
-    """
-    kinds = ("cpu", "cuda", "mps")
-    states = [
-        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
-    ]
-
-    @contextmanager
-    def again() -> Iterator[None]:
-        with ExitStack() as stack:
-            for kind, enabled, dtype in states:
-                if enabled or torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            yield
-
-    return again
 
 
 def refuse_unobservable(model: nn.Module) -> None:

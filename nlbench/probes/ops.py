@@ -47,12 +47,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import PluginError, RequestError
 from nlbench.registry import entry_points
 
 __all__ = [
     "FUSED",
+    "DispatchMode",
     "FunctionCall",
     "Operation",
     "activation",
@@ -578,6 +580,18 @@ class FunctionCall:
         return self.function(*self.args, **self.kwargs)
 
 
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees what PyTorch dispatches, without the compiler, whose import takes seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and to shield this from the compiler would import it.
+        return False
+
+
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
     """Give the tensors among values, also those in lists, tuples and dictionaries."""
     for value in values:
@@ -738,35 +752,6 @@ FUSED = {
     "rnn_tanh_cell",
 }  # fmt: skip
 
-# Operations on numbers one by one that change no value.
-_PLUMBING = {
-    "alpha_dropout", "bfloat16", "clone", "contiguous", "detach", "double", "dropout", "dropout1d",
-    "dropout2d", "dropout3d", "feature_alpha_dropout", "feature_dropout", "float", "half",
-    "positive", "requires_grad", "to", "type", "type_as",
-}  # fmt: skip
-# Affine as long as at most one of the operands is data.
-_AFFINE = {
-    "add", "addcmul", "div", "divide", "lerp", "masked_fill", "mul", "multiply", "neg", "negative",
-    "rsub", "sub", "subtract", "true_divide", "where",
-}  # fmt: skip
-# Affine also where both operands are data.
-_SUMS = {"add", "rsub", "sub", "subtract"}
-# Element by element, and not affine.
-_BENT = {
-    "abs", "absolute", "acos", "acosh", "addcdiv", "and", "arccos", "arcsin", "arcsinh",
-    "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
-    "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh",
-    "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fix", "float_power", "floor", "fmax",
-    "fmin", "fmod", "frac", "ge", "greater", "greater_equal", "gt", "heaviside", "hypot", "invert",
-    "le", "less", "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logical_and",
-    "logical_not", "logical_or", "logit", "lt", "max", "maximum", "min", "minimum",
-    "nan_to_num", "ne", "or", "pow", "rdiv", "reciprocal", "remainder", "round", "rpow", "rsqrt",
-    "rtruediv", "sgn", "sign", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
-    "special_exp2", "special_expm1", "special_log1p", "special_sinc", "sqrt", "square", "tan",
-    "trunc", "xlogy",
-}  # fmt: skip
-
-
 activation("glu", modules=(nn.GLU,))
 activation("softmax", "softmax", "special_softmax", modules=(nn.Softmax,))
 # Those that work on numbers one by one.
@@ -798,10 +783,36 @@ for _kind, _others, _modules in (
 ):
     activation(_kind, _kind, *_others, modules=_modules)
     elementwise("bends", _kind, *_others)
-elementwise("keeps", *_PLUMBING)
-elementwise("sums", *_SUMS)
-elementwise("affine", *(_AFFINE - _SUMS))
-elementwise("bends", *_BENT)
+# Operations on numbers one by one that change no value.
+elementwise(
+    "keeps",
+    "alpha_dropout", "bfloat16", "clone", "contiguous", "detach", "double", "dropout", "dropout1d",
+    "dropout2d", "dropout3d", "feature_alpha_dropout", "feature_dropout", "float", "half",
+    "positive", "requires_grad", "to", "type", "type_as",
+)  # fmt: skip
+# Affine as long as at most one of the operands is data.
+elementwise(
+    "affine",
+    "addcmul", "div", "divide", "lerp", "masked_fill", "mul", "multiply", "neg", "negative",
+    "true_divide", "where",
+)  # fmt: skip
+# Affine also where both operands are data.
+elementwise("sums", "add", "rsub", "sub", "subtract")
+# Element by element, and not affine.
+elementwise(
+    "bends",
+    "abs", "absolute", "acos", "acosh", "addcdiv", "and", "arccos", "arcsin", "arcsinh",
+    "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
+    "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh",
+    "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fix", "float_power", "floor", "fmax",
+    "fmin", "fmod", "frac", "ge", "greater", "greater_equal", "gt", "heaviside", "hypot", "invert",
+    "le", "less", "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logit", "lt", "max", "maximum", "min", "minimum",
+    "nan_to_num", "ne", "or", "pow", "rdiv", "reciprocal", "remainder", "round", "rpow", "rsqrt",
+    "rtruediv", "sgn", "sign", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
+    "special_exp2", "special_expm1", "special_log1p", "special_sinc", "sqrt", "square", "tan",
+    "trunc", "xlogy",
+)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,13 +27,12 @@ from nlbench.probes.budget import (
 )
 from nlbench.probes.model_state import (
     attributes_kept,
-    autocast_now,
     evaluation_mode,
     outputs_of,
     with_plain_attention,
     without_fast_path,
 )
-from nlbench.probes.precision import exact_by_default
+from nlbench.probes.precision import autocast_now, exact_by_default
 
 __all__ = ["FunctionBatch", "directional_derivative", "dual", "observe", "observe_function"]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import (
     NlbenchError,
@@ -28,14 +27,13 @@ from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.axes import channel_axes
 from nlbench.probes.model_state import (
     attributes_kept,
-    autocast_now,
     evaluation_mode,
     given_tensor,
     refuse_unobservable,
     without_fast_path,
 )
-from nlbench.probes.ops import FunctionCall, tensors_in, written_in
-from nlbench.probes.precision import exact_by_default
+from nlbench.probes.ops import DispatchMode, FunctionCall, tensors_in, written_in
+from nlbench.probes.precision import autocast_now, exact_by_default
 from nlbench.probes.site_names import QUESTIONS, SiteName, SiteNames
 
 from .channel_graph import Builder, ChannelGraph, Units
@@ -199,7 +197,7 @@ MIXING = frozenset(("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbm
 """Operations by which truth values would become numbers that flow, as one-hot tokens do."""
 
 
-class DependentMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DependentMemory(DispatchMode):  # type: ignore[no-untyped-call]
     """Watches, while a network runs, which memory is computed from the input.
 
     Below the functions that a network calls lie the operations that PyTorch dispatches. Those
@@ -221,14 +219,9 @@ class DependentMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         # By storage, since views share it; the tensors are kept so that none is used again.
         self._reached: dict[int, Tensor] = {storage_of(tensor): tensor for tensor in inputs}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here, and shielding from the compiler would import it.
-        return False
 
     def reaches(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's memory holds anything that comes of the input."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -36,7 +36,14 @@ from nlbench.probes.model_state import (
     shape_copy,
     typed_copy,
 )
-from nlbench.probes.ops import FunctionCall, known, load_errors, qualified_name, written_in
+from nlbench.probes.ops import (
+    DispatchMode,
+    FunctionCall,
+    known,
+    load_errors,
+    qualified_name,
+    written_in,
+)
 from nlbench.probes.site_names import SiteName, SiteNames
 
 from .ops import kinks
@@ -560,7 +567,7 @@ class _Layout:
         return places.as_strided(self.shape, self.stride, self.offset).flatten()
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(DispatchMode):
     """Writes down what is dispatched while a network runs on one input.
 
     Parameters
@@ -578,7 +585,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.steps: list[Step] = []
         self._dtype = example.dtype
         self._names = _Names(network, self)
@@ -599,12 +606,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._clock = 0
         self._bind(example, 0)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here, and shielding the recorder from the compiler would
-        # import it: seconds, for the first trace of a process.
-        return False
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import Undefined
 from nlbench.probes.axes import batch_first, softmax_axis
-from nlbench.probes.ops import FUSED, FunctionCall
+from nlbench.probes.ops import FUSED, DispatchMode, FunctionCall, tensors_in
 from nlbench.probes.site_names import HandwrittenCall, SiteName, SiteNames
 
 from .reduce import Function, Side, capture
@@ -226,9 +225,10 @@ class Watch(SiteNames):
     def follow(self, call: FunctionCall, output: object, *, is_site: bool = False) -> None:
         """Note what became of the axes, and what the output is made of."""
         super().follow(call, output)
-        self._gates.follow(call, output, self.layouts.is_constant)
         given = list(filter(self.layouts.is_sampled, call.tensors))
-        self._logits.follow(call, given, output)
+        if outputs := list(tensors_in((output,))):
+            self._gates.follow(call, outputs, self.layouts.is_constant)
+            self._logits.follow(call, given, outputs)
         self._unseen.follow(call.operation, given, output, self._place, is_site=is_site)
 
     def _attend(self, call: FunctionCall) -> Any:
@@ -339,7 +339,7 @@ class Watch(SiteNames):
 FUSED_ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 
 
-class FusedSoftmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FusedSoftmaxes(DispatchMode):  # type: ignore[no-untyped-call]
     """Tells of each softmax that is computed, whole or inside PyTorch's fused attention.
 
     The kernels that run are the ones that would run anyway; where one of them does not show
@@ -359,7 +359,7 @@ class FusedSoftmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, on_softmax: Callable[[Tensor, Tensor, int], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._on_softmax = on_softmax
 
     def __torch_dispatch__(

@@ -118,10 +118,13 @@ class Gates:
         return gate
 
     def follow(
-        self, call: FunctionCall, output: object, is_constant: Callable[[Tensor], bool]
+        self,
+        call: FunctionCall,
+        outputs: Sequence[Tensor],
+        is_constant: Callable[[Tensor], bool],
     ) -> None:
         """Note an operation, whatever it is on; to multiply by a constant is to scale."""
-        if not self._of or not (outputs := list(tensors_in((output,)))):
+        if not self._of:
             return
         operands = [tensor for tensor in call.tensors if not is_constant(tensor)]
         among = (gate for tensor in operands if (gate := self._of.get(tensor)) is not None)
@@ -185,14 +188,13 @@ class Logits:
         fate = self._fates[output] = Fate(output, is_product, divided_by)
         return fate
 
-    def follow(self, call: FunctionCall, operands: Sequence[Tensor], output: object) -> None:
+    def follow(
+        self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
         """Note an operation on tensors that come from the model's input, among its arguments."""
         name = call.name
         is_followed = self._products or self._divided or self._fates
         if not operands or not (is_followed or name in _INNER or name in _FACTORS):
-            return
-        outputs = list(tensors_in((output,)))
-        if not outputs:
             return
         are_products = any(tensor in self._products for tensor in operands)
         fates = [fate for t in operands if (fate := self._fates.get(t)) is not None]
