@@ -200,40 +200,39 @@ def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 @axis_rule("getitem", arranges="moves")
 def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``x[...]``; where a tensor or list picks, only the axes ahead of it are sure."""
+    """Follow ``x[...]``; of tensors and lists that pick, one by itself is followed."""
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if not any(part is Ellipsis for part in index):
+        index = (*index, Ellipsis)
+    named = sum(part is not None and part is not Ellipsis for part in index)
+    # Several that pick may broadcast and go to the front, and so may one beside a number.
+    is_plain = sum(isinstance(part, Tensor | list) for part in index) == 1 and all(
+        part is Ellipsis or isinstance(part, slice | Tensor | list) for part in index
+    )
     moved: list[int | None] = []
     place = 0
-    named = sum(part is not None and part is not Ellipsis for part in index)
     for part in index:
-        if part is None:
-            place += 1
-        elif part is Ellipsis:
+        if part is Ellipsis:
             skipped = source.ndim - named
             moved += range(place, place + skipped)
             place += skipped
-        elif isinstance(part, slice):
-            moved.append(place)
-            place += 1
-        elif isinstance(part, int) and not isinstance(part, bool):
+        elif type(part) is int:
             moved.append(GONE)
-        else:
-            # Several index tensors may broadcast and go to the front: only one is safe.
-            picks = [p for p in index if isinstance(p, Tensor | list)]
-            numbers = isinstance(part, list) and all(type(entry) is int for entry in part)
-            numbers = numbers or (
-                isinstance(part, Tensor)
-                and part.ndim == 1
-                and part.dtype not in (torch.bool, torch.uint8)
-            )
-            plain = all(p is Ellipsis or isinstance(p, slice | Tensor | list) for p in index)
-            if not (len(picks) == 1 and numbers and plain):
-                return [None] * source.ndim
+        elif part is None:
+            place += 1
+        elif isinstance(part, slice) or (is_plain and _picks(part)):
             moved.append(place)
             place += 1
-    rest = source.ndim - len(moved)
-    moved += range(place, place + rest)
-    return moved if place + rest == output.ndim else [None] * source.ndim
+        else:
+            return [None] * source.ndim
+    return moved if place == output.ndim else [None] * source.ndim
+
+
+def _picks(part: Any) -> bool:
+    """Whether a part of an index is a row of numbers."""
+    if isinstance(part, list):
+        return all(type(entry) is int for entry in part)
+    return part.ndim == 1 and part.dtype not in (torch.bool, torch.uint8)
 
 
 def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
@@ -289,6 +288,9 @@ class Layout:
     sampled: bool | None
 
 
+_UNKNOWN = Layout(None, None, None)
+
+
 class Layouts:
     """Remembers the layout of every live tensor that the model's operations give.
 
@@ -316,18 +318,15 @@ class Layouts:
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is known not to come from the model's input."""
-        layout = self._layouts.get(tensor)
-        return layout is not None and layout.sampled is False
+        return self._layouts.get(tensor, _UNKNOWN).sampled is False
 
     def is_sampled(self, tensor: Tensor) -> bool:
         """Whether a tensor comes from the model's input."""
-        layout = self._layouts.get(tensor)
-        return layout is not None and layout.sampled is True
+        return self._layouts.get(tensor, _UNKNOWN).sampled is True
 
     def channel(self, tensor: Tensor) -> int | None:
         """Give the axis that is known to hold a tensor's channels; None where none is."""
-        layout = self._layouts.get(tensor)
-        axis = layout.channel if layout is not None else None
+        axis = self._layouts.get(tensor, _UNKNOWN).channel
         return axis if axis is not None and 0 <= axis < tensor.ndim else None
 
     def adopt(self, output: Tensor, source: Tensor) -> None:
@@ -351,20 +350,20 @@ class Layouts:
         nlbench.Undefined
             If the batch isn't found.
         """
-        layout = self._layouts.get(tensor)
-        batch = layout.batch if layout else None
+        layout = self._layouts.get(tensor, _UNKNOWN)
+        batch = layout.batch
         if batch == GONE and self._batch > 1:
             raise _lost(len(tensor) if tensor.ndim else 1, self._batch)
         if batch in (None, GONE) or batch >= tensor.ndim:
             batch = 0
             rows = len(tensor) if tensor.ndim else self._batch
-            is_row = rows == 1 and not (layout and layout.sampled)
+            is_row = rows == 1 and not layout.sampled
             if not (self._holds(rows) or is_row):
                 raise _lost(rows, self._batch)
         if tensor.ndim <= 2:
             return batch, (0 if batch == 1 else 1), False
-        channel = layout.channel if layout else None
-        if channel is not None and 0 <= channel < tensor.ndim and channel != batch:
+        channel = self.channel(tensor)
+        if channel is not None and channel != batch:
             return batch, channel, False
         usual = [axis for axis in range(tensor.ndim) if axis != batch]
         return batch, usual[-1] if tensor.ndim == 3 else usual[0], True

@@ -8,7 +8,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,35 +50,35 @@ class _Lent:
         self.attributes = _attributes(module)
         self.registered = _registered(module)
 
-    def give_back(self) -> None:
+    def give_back(self) -> list[tuple[Tensor, Tensor]]:
+        """Put it back; return the buffers that can hold what they held, with copies of that."""
         module = self.module()
         if module is None:
-            return
+            return []
+        _LENT.pop(module, None)
         # A module that makes its layers when it is first run has become another for good.
         if _registered(module) == self.registered:
             _restore_attributes(module, self.attributes)
         module.training = self.training
+        kept, there = [], dict(module._buffers.items())
         for name, buffer, before in self.buffers:
-            now = module._buffers.get(name)
+            now = there.get(name)
+            if now is None or not _is_like(now, before):
+                continue
             # A model moved to another device meanwhile keeps its new buffers.
-            if _is_like(now, before) and now.device == buffer.device:
+            if now.device == buffer.device:
                 module._buffers[name] = buffer
-
-    def filled(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Buffers that can hold what they held, each with a copy of that."""
-        module = self.module()
-        if module is None:
-            return
-        for name, buffer, before in self.buffers:
-            if _is_like(module._buffers.get(name), before) and _is_like(buffer, before):
-                yield buffer, before
+            if _is_like(buffer, before):
+                kept.append((buffer, before))
+        return kept
 
 
 def _registered(module: nn.Module) -> list[str]:
     """Names of what a module is made of, those that are still to be made apart."""
     tensors = (*module._parameters.items(), *module._buffers.items())
     made = [name for name, tensor in tensors if tensor is not None and not is_lazy(tensor)]
-    return [type(module).__name__, *made, *module._modules]
+    # By its keys: the table of a scripted module can't be iterated.
+    return [type(module).__name__, *made, *module._modules.keys()]
 
 
 _LENT: weakref.WeakKeyDictionary[nn.Module, _Lent] = weakref.WeakKeyDictionary()
@@ -115,13 +115,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         with _LOCK, torch.no_grad():
             for one in lent:
                 one.users -= 1
-            unused = [one for one in lent if one.users == 0]
-            for one in unused:
-                one.give_back()
-                module = one.module()
-                if module is not None:
-                    _LENT.pop(module, None)
-            _refill(pair for one in unused for pair in one.filled())
+            _refill([pair for one in lent if one.users == 0 for pair in one.give_back()])
 
 
 def _lend(module: nn.Module) -> _Lent:
@@ -130,11 +124,10 @@ def _lend(module: nn.Module) -> _Lent:
     return _LENT[module]
 
 
-def _is_like(buffer: Tensor | None, before: Tensor) -> TypeGuard[Tensor]:
+def _is_like(buffer: Tensor, before: Tensor) -> bool:
     """Whether it could hold the same; a buffer of another shape is a cache that has grown."""
-    if buffer is None or buffer.is_meta:
-        return False
-    return buffer.shape == before.shape and buffer.dtype == before.dtype
+    same = buffer.shape == before.shape and buffer.dtype == before.dtype
+    return same and not buffer.is_meta
 
 
 def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
