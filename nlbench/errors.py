@@ -19,6 +19,7 @@ __all__ = [
     "Undefined",
     "UnsupportedOperation",
     "error_text",
+    "first_line",
     "nearest",
     "one_line",
     "shown",
@@ -112,6 +113,17 @@ def error_text(error: BaseException) -> str:
     """
     said = one_line(error)
     return said if isinstance(error, NlbenchError) else f"{type(error).__name__}: {said}"
+
+
+def first_line(error: BaseException) -> str:
+    r"""Shorten what an error of somebody else's says to its first line.
+
+    Examples
+    --------
+    >>> first_line(RuntimeError("no room\nfor this")), first_line(KeyError())
+    ('no room', 'KeyError')
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def system_text(error: Exception) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, first_line
 from nlbench.probes.model_state import refuse_unobservable
 
 from .surgery import (
     SparsePReLU,
     find_calls,
-    first_line,
     in_words,
     replace_calls,
     returns_same,

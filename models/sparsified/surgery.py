@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from nlbench.errors import RequestError, Undefined
-from nlbench.probes.graph.nodes import channel_axes
+from nlbench.errors import RequestError, Undefined, first_line
+from nlbench.probes.axes import channel_axes
 from nlbench.probes.model_state import attributes_kept, evaluation_mode
-from nlbench.probes.ops import operation
-from nlbench.probes.site_names import SiteNames, input_of, running_module
+from nlbench.probes.ops import FunctionCall
+from nlbench.probes.site_names import SiteNames, running_module
 
 __all__ = [
     "CHILD",
@@ -28,7 +28,6 @@ __all__ = [
     "ReLUCall",
     "SparsePReLU",
     "find_calls",
-    "first_line",
     "in_words",
     "other_activations",
     "replace_calls",
@@ -176,19 +175,12 @@ class _Substitution(TorchFunctionMode):
         super().__init__()
         self._module, self._own = module, set(module.modules())
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = FunctionCall(func, args, kwargs)
         # A child's calls are the child's, also where the example didn't reach them.
-        found = operation(func)
-        if found is not None and found.kind == "relu" and running_module(self._own) is self._module:
-            return getattr(self._module, vars(self._module)[CHILD])(input_of(args, kwargs))
-        return func(*args, **kwargs)
+        if call.operation.kind == "relu" and running_module(self._own) is self._module:
+            return getattr(self._module, vars(self._module)[CHILD])(call.input)
+        return call.run()
 
 
 @dataclass(frozen=True)
@@ -240,19 +232,19 @@ class _Finder(SiteNames):
         self.relus: list[ReLUCall] = []
         self.others: Counter[str] = Counter()
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, call: FunctionCall) -> Any:
         if self.current is not None:
             # Whose call it is, as `_Substitution` is going to ask.
             owner = running_module(self._own)
             if self.current.kind == "relu" and owner is not None:
-                given = input_of(args, kwargs)
+                given = call.input
                 axis = self._channel_axis(given)
                 self.relus.append(
                     ReLUCall(owner, axis, given.shape[axis], given.dtype, given.device)
                 )
             elif not isinstance(owner, SparsePReLU):
                 self.others[self.current.kind] += 1
-        return super().call(func, args, kwargs)
+        return super().call(call)
 
     def _channel_axis(self, given: Tensor) -> int:
         try:
@@ -375,11 +367,6 @@ def returns_same(before: Any, after: Any) -> bool:
         for old, new in pairs
         if isinstance(old, Tensor)
     )
-
-
-def first_line(error: Exception) -> str:
-    """Shorten an error of the model's own to its first line."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def other_activations(

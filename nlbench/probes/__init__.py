@@ -236,21 +236,11 @@ class LazyProbe(Probe):
 
     home: ClassVar[str]
 
-    def observe(
-        self,
-        model: nn.Module,
-        samples: Samples,
-        options: ProbeOptions,
-        listeners: Sequence[Listener],
-        *,
-        resources: Resources,
-        step: Step,
-        facts: dict[str, Any],
-    ) -> None:
+    def observe(self, *args: Any, **kwargs: Any) -> None:
         """See `Probe.observe`."""
         # Imported here: a plan is made without PyTorch.
         from .precision import exact_by_default
 
         home = import_module(self.home)
         with exact_by_default():
-            home.observe(model, samples, options, listeners, resources, step, facts)
+            home.observe(*args, **kwargs)

@@ -8,28 +8,27 @@ from one operation to the next while the network runs, and so is the batch's.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import Undefined
 
-from .ops import Operation, axis_rule, in_each_dimension, known, layer, qualified_name
+from .ops import FunctionCall, Operation, axis_rule, in_each_dimension, layer, tensors_in
 
 __all__ = [
     "Layout",
     "Layouts",
-    "argument",
-    "at",
-    "axis_map",
     "batch_first",
+    "channel_axes",
     "softmax_axis",
-    "tensors_in",
 ]
 
 # An axis that was indexed away or reduced, other than one that is only unknown.
@@ -45,18 +44,12 @@ def at(moved: AxisMap, axis: int) -> int | None:
     return moved[axis] if axis < len(moved) else None
 
 
-def axis_map(
-    operation: Operation | None,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    source: Tensor,
-    output: Tensor,
-) -> AxisMap:
-    """Map the axes of an operation's input to those of its output."""
-    if operation is not None and operation.axes is not None:
-        moved: AxisMap = operation.axes(args, kwargs, source, output)
-        return moved
-    return _same(source, output)
+def axis_map(call: FunctionCall, source: Tensor, output: Tensor) -> AxisMap:
+    """Map the axes of one of a call's inputs to those of its output."""
+    if call.operation.axes is None:
+        return _same(source, output)
+    moved: AxisMap = call.operation.axes(call.args, call.kwargs, source, output)
+    return moved
 
 
 def _same(source: Tensor, output: Tensor) -> AxisMap:
@@ -64,21 +57,17 @@ def _same(source: Tensor, output: Tensor) -> AxisMap:
     return list(range(source.ndim)) if output.ndim == source.ndim else [None] * source.ndim
 
 
-def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
-    """What an operation was given by name or at a place; None if it wasn't."""
-    return kwargs.get(name, args[place] if len(args) > place else None)
-
-
-def softmax_axis(kind: str, given: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def softmax_axis(call: FunctionCall) -> int:
     """Axis along which a softmax or a gated linear unit works, counted from 0.
 
     Without one a gated linear unit takes the last, and `torch.nn.functional.softmax` the first
     of up to one or of three axes, else the second.
     """
-    dim = argument(args, kwargs, 1, "dim")
+    dim = call.argument(1, "dim")
+    rank: int = call.input.ndim
     if dim is None:
-        dim = -1 if kind == "glu" else 0 if given.ndim in (0, 1, 3) else 1
-    return int(dim) % max(given.ndim, 1)
+        dim = -1 if call.operation.kind == "glu" else 0 if rank in (0, 1, 3) else 1
+    return int(dim) % max(rank, 1)
 
 
 def batch_first(tensor: Tensor, batch: int | None) -> Tensor:
@@ -211,40 +200,39 @@ def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
 
 @axis_rule("getitem", arranges="moves")
 def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
-    """Follow ``x[...]``; where a tensor or list picks, only the axes ahead of it are sure."""
+    """Follow ``x[...]``; of tensors and lists that pick, one by itself is followed."""
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if not any(part is Ellipsis for part in index):
+        index = (*index, Ellipsis)
+    named = sum(part is not None and part is not Ellipsis for part in index)
+    # Several that pick may broadcast and go to the front, and so may one beside a number.
+    is_plain = sum(isinstance(part, Tensor | list) for part in index) == 1 and all(
+        part is Ellipsis or isinstance(part, slice | Tensor | list) for part in index
+    )
     moved: list[int | None] = []
     place = 0
-    named = sum(part is not None and part is not Ellipsis for part in index)
     for part in index:
-        if part is None:
-            place += 1
-        elif part is Ellipsis:
+        if part is Ellipsis:
             skipped = source.ndim - named
             moved += range(place, place + skipped)
             place += skipped
-        elif isinstance(part, slice):
-            moved.append(place)
-            place += 1
-        elif isinstance(part, int) and not isinstance(part, bool):
+        elif type(part) is int:
             moved.append(GONE)
-        else:
-            # Several index tensors may broadcast and go to the front: only one is safe.
-            picks = [p for p in index if isinstance(p, Tensor | list)]
-            numbers = isinstance(part, list) and all(type(entry) is int for entry in part)
-            numbers = numbers or (
-                isinstance(part, Tensor)
-                and part.ndim == 1
-                and part.dtype not in (torch.bool, torch.uint8)
-            )
-            plain = all(p is Ellipsis or isinstance(p, slice | Tensor | list) for p in index)
-            if not (len(picks) == 1 and numbers and plain):
-                return [None] * source.ndim
+        elif part is None:
+            place += 1
+        elif isinstance(part, slice) or (is_plain and _picks(part)):
             moved.append(place)
             place += 1
-    rest = source.ndim - len(moved)
-    moved += range(place, place + rest)
-    return moved if place + rest == output.ndim else [None] * source.ndim
+        else:
+            return [None] * source.ndim
+    return moved if place == output.ndim else [None] * source.ndim
+
+
+def _picks(part: Any) -> bool:
+    """Whether a part of an index is a row of numbers."""
+    if isinstance(part, list):
+        return all(type(entry) is int for entry in part)
+    return part.ndim == 1 and part.dtype not in (torch.bool, torch.uint8)
 
 
 def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
@@ -300,6 +288,9 @@ class Layout:
     sampled: bool | None
 
 
+_UNKNOWN = Layout(None, None, None)
+
+
 class Layouts:
     """Remembers the layout of every live tensor that the model's operations give.
 
@@ -327,18 +318,15 @@ class Layouts:
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is known not to come from the model's input."""
-        layout = self._layouts.get(tensor)
-        return layout is not None and layout.sampled is False
+        return self._layouts.get(tensor, _UNKNOWN).sampled is False
 
     def is_sampled(self, tensor: Tensor) -> bool:
         """Whether a tensor comes from the model's input."""
-        layout = self._layouts.get(tensor)
-        return layout is not None and layout.sampled is True
+        return self._layouts.get(tensor, _UNKNOWN).sampled is True
 
     def channel(self, tensor: Tensor) -> int | None:
         """Give the axis that is known to hold a tensor's channels; None where none is."""
-        layout = self._layouts.get(tensor)
-        axis = layout.channel if layout is not None else None
+        axis = self._layouts.get(tensor, _UNKNOWN).channel
         return axis if axis is not None and 0 <= axis < tensor.ndim else None
 
     def adopt(self, output: Tensor, source: Tensor) -> None:
@@ -362,44 +350,30 @@ class Layouts:
         nlbench.Undefined
             If the batch isn't found.
         """
-        layout = self._layouts.get(tensor)
-        batch = layout.batch if layout else None
+        layout = self._layouts.get(tensor, _UNKNOWN)
+        batch = layout.batch
         if batch == GONE and self._batch > 1:
             raise _lost(len(tensor) if tensor.ndim else 1, self._batch)
         if batch in (None, GONE) or batch >= tensor.ndim:
             batch = 0
             rows = len(tensor) if tensor.ndim else self._batch
-            is_row = rows == 1 and not (layout and layout.sampled)
+            is_row = rows == 1 and not layout.sampled
             if not (self._holds(rows) or is_row):
                 raise _lost(rows, self._batch)
         if tensor.ndim <= 2:
             return batch, (0 if batch == 1 else 1), False
-        channel = layout.channel if layout else None
-        if channel is not None and 0 <= channel < tensor.ndim and channel != batch:
+        channel = self.channel(tensor)
+        if channel is not None and channel != batch:
             return batch, channel, False
         usual = [axis for axis in range(tensor.ndim) if axis != batch]
         return batch, usual[-1] if tensor.ndim == 3 else usual[0], True
 
-    def follow(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: object
-    ) -> None:
-        """Note the layout of an operation's output.
-
-        Parameters
-        ----------
-        func : callable
-            The operation, as it is called.
-        args, kwargs
-            What it was called with.
-        output
-            What it gave; all tensors of a tuple or list are followed.
-        """
+    def follow(self, call: FunctionCall, output: object) -> None:
+        """Note the layout of what a call gave; all tensors of a tuple or list are followed."""
         outputs = output if isinstance(output, tuple | list) else (output,)
         if not any(isinstance(tensor, Tensor) for tensor in outputs):
             return
-        name = qualified_name(func)
-        operation = known(name) or Operation(name)
-        sources = list(tensors_in((*args, *kwargs.values())))
+        name, operation, sources = call.name, call.operation, call.tensors
         given = [(s, self._layouts[s]) for s in sources if s in self._layouts]
         is_layer = operation.channels in ("second", "last")
         if not given and not is_layer and name not in _FACTORIES:
@@ -418,23 +392,18 @@ class Layouts:
                 channel, batch = (2, 1) if state else (None, None)
                 self._layouts[tensor] = Layout(channel, batch, sampled)
                 continue
-            channel, batch = self._after(operation, args, kwargs, sources, given, tensor)
-            self._layouts[tensor] = Layout(channel, batch, sampled)
+            self._layouts[tensor] = Layout(*self._after(call, given, tensor), sampled)
 
     def _after(
-        self,
-        operation: Operation,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        sources: Sequence[Tensor],
-        given: Sequence[tuple[Tensor, Layout]],
-        output: Tensor,
+        self, call: FunctionCall, given: Sequence[tuple[Tensor, Layout]], output: Tensor
     ) -> tuple[int | None, int | None]:
-        name, channels = operation.name, operation.channels
+        """Channel and batch axis of an output."""
+        operation, sources = call.operation, call.tensors
+        name, channels = call.name, operation.channels
         channel = batch = None
         # Arguments of the output's own rank first: a sum has the layout of the larger term.
         for source, layout in sorted(given, key=lambda pair: pair[0].ndim != output.ndim):
-            moved = axis_map(operation, args, kwargs, source, output)
+            moved = axis_map(call, source, output)
             if channel in (None, GONE) and layout.channel is not None:
                 channel = at(moved, layout.channel)
             if batch in (None, GONE) and layout.batch is not None:
@@ -449,7 +418,7 @@ class Layouts:
             batch = None
         if channels == "second":
             channel = 1
-        elif channels == "last" or (channels == "normalized" and _normalizes_last(args, kwargs)):
+        elif channels == "last" or (channels == "normalized" and _normalizes_last(call)):
             channel = output.ndim - 1
         elif channels == "mixed":
             # A two-dimensional weight on the right makes features of the last axis.
@@ -477,14 +446,89 @@ def _lost(rows: int, batch: int) -> Undefined:
     )
 
 
-def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
-    """Tensors among arguments, also those in lists and tuples."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from (item for item in value if isinstance(item, Tensor))
+def _normalizes_last(call: FunctionCall) -> bool:
+    return len(call.argument(1, "normalized_shape") or ()) == 1
 
 
-def _normalizes_last(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return len(kwargs.get("normalized_shape", args[1] if len(args) > 1 else ())) == 1
+def channel_axes(
+    run: Callable[[tuple[Tensor, ...]], object], inputs: tuple[Tensor, ...]
+) -> list[int]:
+    """Tell for each input which axis the first layer takes as channels.
+
+    The network runs until that is known; what it changes on the way is the caller's to put
+    back.
+
+    Parameters
+    ----------
+    run : callable
+        Runs the network on inputs.
+    inputs : tuple of tensor
+        Each with the batch first.
+
+    Returns
+    -------
+    list of int
+        Axis 1 where no layer says otherwise.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer, tokens = torch.nn.Linear(4, 2), torch.zeros(1, 3, 4)
+    >>> channel_axes(lambda given: layer(given[0] + 1), (tokens,))
+    [2]
+    """
+    finder = _Finder(inputs)
+    if finder.sought:
+        # A failure of the network itself shows when it is recorded.
+        with contextlib.suppress(_Found, Exception), finder:
+            run(inputs)
+    return [finder.found.get(number, 1) for number in range(len(inputs))]
+
+
+def _taken_along(operation: Operation, rank: int) -> int | None:
+    """Along which axis of its input a layer takes channels; None where it takes none."""
+    if operation.channels == "second" or operation.name == "prelu":
+        return 1
+    is_last = operation.channels in ("last", "normalized") or operation.name == "matmul"
+    return rank - 1 if is_last else None
+
+
+class _Found(BaseException):
+    """Ends a pass; no network catches it by mistake."""
+
+
+class _Finder(TorchFunctionMode):
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.sought: set[int] = set()
+        self.found: dict[int, int] = {}
+        # Of a tensor, which input it comes of, and where that one's axes are in it.
+        self._axes: MutableMapping[Tensor, tuple[int, list[int | None]]] = WeakTensorKeyDictionary()
+        for number, tensor in enumerate(inputs):
+            if tensor.ndim > 2 and tensor.is_floating_point():
+                self._axes[tensor] = number, list(range(tensor.ndim))
+                self.sought.add(number)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = FunctionCall(func, args, kwargs)
+        given = [tensor for tensor in call.tensors if tensor in self._axes]
+        for tensor in given:
+            axis = _taken_along(call.operation, tensor.ndim)
+            if axis is not None:
+                self._decide(tensor, axis)
+        output = call.run()
+        for tensor in given:
+            number, axes = self._axes[tensor]
+            for made in tensors_in((output,)):
+                if made is not tensor and number not in self.found:
+                    moved = axis_map(call, tensor, made)
+                    after = [None if axis is None else at(moved, axis) for axis in axes]
+                    self._axes[made] = number, after
+        return output
+
+    def _decide(self, tensor: Tensor, axis: int) -> None:
+        number, axes = self._axes[tensor]
+        if number not in self.found:
+            self.found[number] = axes.index(axis) if axis in axes else 1
+        if self.found.keys() == self.sought:
+            raise _Found

@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
+from .model_state import SharedSetting
+
 __all__ = [
     "Background",
     "one_thread",
@@ -106,41 +108,26 @@ def rng_restored(device: torch.device) -> Iterator[None]:
             np.random.set_state(arrays)  # noqa: NPY002
 
 
-class _Threads:
-    """How many threads PyTorch has, while others compute with one each.
-
-    What a thread sets for itself is also the default of threads to come: the last of several
-    that overlap puts back what the first one found.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before = 1
-
-    def begin(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                self._before = torch.get_num_threads()
-            self._users += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                torch.set_num_threads(self._before)
+@contextmanager
+def _threads_restored() -> Iterator[None]:
+    """Put back how many threads PyTorch has: what one sets is the default of those to come."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-_THREADS = _Threads()
+_THREADS = SharedSetting(_threads_restored)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Keep NumPy and SciPy from starting threads where PyTorch was told to use one.
 
-    Their setting is the process's: of threads that are inside at once the first makes and
-    undoes it, since each would restore what another had set. Who has several threads work stays
-    inside for as long as they do.
+    Their setting is the process's, but undone only where it was made: of threads that are inside
+    at once the first makes and undoes it. Who has several threads work stays inside for as long
+    as they do.
     """
     if not _LIMITED.acquire(blocking=False):
         yield
@@ -262,8 +249,7 @@ class Background(Generic[Item]):
     def __enter__(self) -> Background[Item]:
         if len(self._threads) > 1:
             self._held.enter_context(one_thread())
-        _THREADS.begin()
-        self._held.callback(_THREADS.end)
+        self._held.enter_context(_THREADS())
         try:
             for thread in self._threads:
                 self._start(thread)

@@ -14,21 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import BaseTorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import RequestError, Undefined
 
-from .axes import tensors_in
 from .background import rng_restored, rng_state
 from .model_state import attributes_kept
+from .ops import DispatchMode, tensors_in
 
 __all__ = [
+    "Fitting",
     "Found",
     "LiveBytes",
     "PointMemory",
     "available_memory",
     "bytes_a_sample",
-    "fitting",
     "give_back",
     "halving",
     "is_out_of_memory",
@@ -225,7 +224,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 _MARGIN = 1.5
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(DispatchMode):
     """Counts the memory of tensors that are made while it is entered, in this thread.
 
     What a kernel allocates for itself is not seen.
@@ -245,13 +244,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.peak = 0
         self._sizes: dict[StorageWeakRef, int] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # Or the compiler is imported.
 
     @property
     def now(self) -> int:
@@ -320,44 +315,8 @@ Found = MutableMapping[nn.Module, MutableMapping[Hashable, int]]
 """Sizes that were found to fit, by model and by what they are of."""
 
 
-@dataclass(frozen=True)
 class Fitting:
-    """How many samples of a batch fit into memory at once, as far as is known.
-
-    Parameters
-    ----------
-    sizes : mutable mapping
-        Of the model; what is learned here is remembered there.
-    key : hashable
-    """
-
-    sizes: MutableMapping[Hashable, int]
-    key: Hashable
-
-    def of(self, samples: int) -> int:
-        """So many of that many samples."""
-        return min(self.sizes.get(self.key, samples), samples)
-
-    @property
-    def most(self) -> int | None:
-        """So many; None where nothing is known."""
-        return self.sizes.get(self.key)
-
-    def remember(self, most: int) -> None:
-        """Try that many first from now on."""
-        self.sizes[self.key] = most
-
-
-def fitting(
-    found: Found,
-    model: nn.Module,
-    what: str,
-    batch: Tensor,
-    memory: int | None,
-    *,
-    times: int = 1,
-) -> Fitting:
-    """Tell how many samples of a batch fit into a memory, by running two of them.
+    """How many samples of a batch fit into a memory at once, found by running two of them.
 
     What was found for another model, shape, type or memory says nothing about it.
 
@@ -378,15 +337,34 @@ def fitting(
     --------
     >>> model, batch = nn.Linear(4, 1000), torch.zeros(64, 4)
     >>> memory = 20 * bytes_a_sample(model, batch[:2])
-    >>> fitting({}, model, "a forward pass", batch, memory).of(64)
+    >>> Fitting({}, model, "a forward pass", batch, memory).most
     20
     """
-    sizes = found.setdefault(model, {})
-    key = (what, tuple(batch.shape[1:]), batch.dtype, batch.device, memory)
-    if memory is not None and key not in sizes and len(batch):
-        # Two have just been run; of one a network might drop the axis.
-        sizes[key] = max(2, memory // (times * bytes_a_sample(model, batch[:2])))
-    return Fitting(sizes, key)
+
+    def __init__(
+        self,
+        found: Found,
+        model: nn.Module,
+        what: str,
+        batch: Tensor,
+        memory: int | None,
+        *,
+        times: int = 1,
+    ) -> None:
+        self._sizes = found.setdefault(model, {})
+        self._key = (what, tuple(batch.shape[1:]), batch.dtype, batch.device, memory)
+        if memory is not None and self._key not in self._sizes and len(batch):
+            # Two have just been run; of one a network might drop the axis.
+            self.remember(max(2, memory // (times * bytes_a_sample(model, batch[:2]))))
+
+    @property
+    def most(self) -> int | None:
+        """So many; None where nothing is known."""
+        return self._sizes.get(self._key)
+
+    def remember(self, most: int) -> None:
+        """Try that many first from now on."""
+        self._sizes[self._key] = most
 
 
 T = TypeVar("T")

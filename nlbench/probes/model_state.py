@@ -7,21 +7,19 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
-from nlbench.errors import RequestError, Undefined
+from nlbench.errors import RequestError, Undefined, first_line
 
 __all__ = [
     "SharedSetting",
     "attributes_kept",
-    "autocast_now",
     "cpu_copy",
     "double_copy",
     "evaluation_mode",
@@ -37,62 +35,50 @@ __all__ = [
 ]
 
 
-@dataclass
 class _Lent:
     """A module as it was when the first of several passes began to use it."""
 
-    module: weakref.ref[nn.Module]
-    users: int
-    training: bool
-    buffers: list[tuple[str, Tensor, Tensor]]
-    attributes: dict[str, tuple[Any, Any]]
-    registered: list[str]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Lent:
-        buffers = [
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.users = 0
+        self.training = module.training
+        self.buffers = [
             (name, buffer, buffer.clone())
             for name, buffer in module._buffers.items()
             if buffer is not None and not is_lazy(buffer)
         ]
-        return cls(
-            weakref.ref(module),
-            0,
-            module.training,
-            buffers,
-            _attributes(module),
-            _registered(module),
-        )
+        self.attributes = _attributes(module)
+        self.registered = _registered(module)
 
-    def give_back(self) -> None:
+    def give_back(self) -> list[tuple[Tensor, Tensor]]:
+        """Put it back; return the buffers that can hold what they held, with copies of that."""
         module = self.module()
         if module is None:
-            return
+            return []
+        _LENT.pop(module, None)
         # A module that makes its layers when it is first run has become another for good.
         if _registered(module) == self.registered:
             _restore_attributes(module, self.attributes)
         module.training = self.training
+        kept, there = [], dict(module._buffers.items())
         for name, buffer, before in self.buffers:
-            now = module._buffers.get(name)
+            now = there.get(name)
+            if now is None or not _is_like(now, before):
+                continue
             # A model moved to another device meanwhile keeps its new buffers.
-            if _is_like(now, before) and now.device == buffer.device:
+            if now.device == buffer.device:
                 module._buffers[name] = buffer
-
-    def filled(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Buffers that can hold what they held, each with a copy of that."""
-        module = self.module()
-        if module is None:
-            return
-        for name, buffer, before in self.buffers:
-            if _is_like(module._buffers.get(name), before) and _is_like(buffer, before):
-                yield buffer, before
+            if _is_like(buffer, before):
+                kept.append((buffer, before))
+        return kept
 
 
 def _registered(module: nn.Module) -> list[str]:
     """Names of what a module is made of, those that are still to be made apart."""
     tensors = (*module._parameters.items(), *module._buffers.items())
     made = [name for name, tensor in tensors if tensor is not None and not is_lazy(tensor)]
-    return [type(module).__name__, *made, *module._modules]
+    # By its keys: the table of a scripted module can't be iterated.
+    return [type(module).__name__, *made, *module._modules.keys()]
 
 
 _LENT: weakref.WeakKeyDictionary[nn.Module, _Lent] = weakref.WeakKeyDictionary()
@@ -129,26 +115,19 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         with _LOCK, torch.no_grad():
             for one in lent:
                 one.users -= 1
-            unused = [one for one in lent if one.users == 0]
-            for one in unused:
-                one.give_back()
-                module = one.module()
-                if module is not None:
-                    _LENT.pop(module, None)
-            _refill(pair for one in unused for pair in one.filled())
+            _refill([pair for one in lent if one.users == 0 for pair in one.give_back()])
 
 
 def _lend(module: nn.Module) -> _Lent:
     if module not in _LENT:
-        _LENT[module] = _Lent.of(module)
+        _LENT[module] = _Lent(module)
     return _LENT[module]
 
 
-def _is_like(buffer: Tensor | None, before: Tensor) -> TypeGuard[Tensor]:
+def _is_like(buffer: Tensor, before: Tensor) -> bool:
     """Whether it could hold the same; a buffer of another shape is a cache that has grown."""
-    if buffer is None or buffer.is_meta:
-        return False
-    return buffer.shape == before.shape and buffer.dtype == before.dtype
+    same = buffer.shape == before.shape and buffer.dtype == before.dtype
+    return same and not buffer.is_meta
 
 
 def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -241,35 +220,6 @@ def with_plain_attention() -> AbstractContextManager[None]:
     return _ATTENTION()
 
 
-def autocast_now() -> Callable[[], AbstractContextManager[None]]:
-    """Remember whether autocast is on, to have a model run so again later.
-
-    A measure computes without it, also while it runs the model.
-
-    Examples
-    --------
-    >>> with torch.autocast("cpu", dtype=torch.bfloat16):
-    ...     as_now = autocast_now()
-    >>> with as_now():
-    ...     torch.is_autocast_enabled("cpu")
-    True
-    """
-    kinds = ("cpu", "cuda", "mps")
-    states = [
-        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
-    ]
-
-    @contextmanager
-    def again() -> Iterator[None]:
-        with ExitStack() as stack:
-            for kind, enabled, dtype in states:
-                if enabled or torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            yield
-
-    return again
-
-
 def refuse_unobservable(model: nn.Module) -> None:
     """Refuse a model of which a part is compiled or scripted, or runs in other threads.
 
@@ -321,7 +271,7 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     _check(model)
     if any(t.is_meta for t in tensors_of(model)):
         raise RequestError("the model is on the device meta: it has shapes, but no weights")
-    twin = _copied(model, _computed_attributes(model))
+    twin = _copied(model, {id(t): t.detach().clone() for t in _computed(model)})
     if any(t.device.type in _SINGLE_PRECISION for t in tensors_of(twin)):
         twin = twin.cpu()
     return twin.to(dtype)
@@ -360,8 +310,7 @@ def cpu_copy(model: nn.Module) -> nn.Module:
     device(type='cpu')
     """
     refuse_unobservable(model)
-    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
-    return _copied(model, {id(t): _on_cpu(t) for t in (*tensors_of(model), *kept)})
+    return _copied(model, {id(t): _on_cpu(t) for t in (*tensors_of(model), *_kept(model))})
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
@@ -446,22 +395,22 @@ def _copied(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     try:
         return copy.deepcopy(model, replaced).eval()
     except (RuntimeError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise RequestError(f"the model can't be copied: {reason}") from error
 
 
-def _computed_attributes(model: nn.Module) -> dict[int, Tensor]:
-    """Copies of tensors that modules keep though they were computed, by identity.
-
-    PyTorch refuses to copy them. Older weight normalisation leaves its product so, and
-    computes it again before each forward pass.
-    """
-    return {id(t): t.detach().clone() for t in _computed(model)}
+def _kept(model: nn.Module) -> Iterator[Tensor]:
+    """Give tensors that are plain attributes of modules."""
+    return (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
 
 
 def _computed(model: nn.Module) -> list[Tensor]:
-    kept = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
-    return [t for t in kept if not t.is_leaf]
+    """Give those of them that were computed: PyTorch refuses to copy them.
+
+    Older weight normalisation leaves its product so, and computes it again before each forward
+    pass.
+    """
+    return [tensor for tensor in _kept(model) if not tensor.is_leaf]
 
 
 def _shape_of(tensor: Tensor) -> Tensor:

@@ -38,20 +38,24 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import PluginError, RequestError
 from nlbench.registry import entry_points
 
 __all__ = [
     "FUSED",
+    "DispatchMode",
+    "FunctionCall",
     "Operation",
     "activation",
     "axis_rule",
@@ -65,11 +69,12 @@ __all__ = [
     "named_modules",
     "not_affine",
     "operation",
-    "operation_name",
     "page",
     "qualified_name",
     "register_op",
     "supported",
+    "tensors_in",
+    "written_in",
 ]
 
 
@@ -142,6 +147,21 @@ class Operation:
     def has_numbers(self) -> bool:
         """Whether more is known of it than where its axes go."""
         return bool(self.sources.keys() - {"axes", "channels"})
+
+    def is_bent(self, data: int) -> bool:
+        """Whether it works element by element and is not affine in its operands.
+
+        Parameters
+        ----------
+        data : int
+            How many of its operands are data.
+
+        Examples
+        --------
+        >>> [operation(f).is_bent(n) for f, n in ((torch.mul, 1), (torch.mul, 2), (torch.add, 2))]
+        [False, True, False]
+        """
+        return self.acts == "bends" or (self.acts in ("keeps", "affine") and data > 1)
 
 
 _OPERATIONS: dict[str, Operation] = {}
@@ -456,6 +476,8 @@ def qualified_name(func: Any) -> str:
     >>> import torch
     >>> qualified_name(torch.Tensor.mul_), qualified_name(torch.ops.aten.relu.default)
     ('mul', 'relu')
+    >>> qualified_name(torch.Tensor.__rsub__), qualified_name(torch.Tensor.shape.__get__)
+    ('rsub', 'shape')
     """
     own = getattr(func, "nlbench_op", None)
     if own is not None:
@@ -466,14 +488,24 @@ def qualified_name(func: Any) -> str:
         namespace, _, name = func._qualified_op_name.partition("::")
         if namespace != "aten":
             return f"{namespace}::{name.removesuffix('_')}"
-        return operation_name(func)
+        return _plain_name(func)
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
         return f"{func.__module__}::{func.__qualname__}"
-    return operation_name(func)
+    return _plain_name(func)
 
 
-def operation(func: Callable[..., Any]) -> Operation | None:
-    """Give what is known of an operation as it was called; None if nothing is.
+def _plain_name(func: Any) -> str:
+    """Name one of PyTorch's; what reads or sets a property is named after it."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        return str(getattr(getattr(func, "__self__", None), "__name__", ""))
+    if name.startswith("__"):
+        return str(name.strip("_"))
+    return str(name.removesuffix("_"))
+
+
+def operation(func: Callable[..., Any]) -> Operation:
+    """Give what is known of an operation as it was called.
 
     Parameters
     ----------
@@ -489,10 +521,96 @@ def operation(func: Callable[..., Any]) -> Operation | None:
     return known(qualified_name(func))
 
 
-def known(name: str) -> Operation | None:
-    """Give what is known of an operation, by name; None if nothing is."""
+def known(name: str) -> Operation:
+    """Give what is known of an operation, by name; of one that is not known an empty one."""
     _load()
-    return _OPERATIONS.get(name)
+    return _OPERATIONS.get(name) or Operation(name)
+
+
+class FunctionCall:
+    """One call of a function of PyTorch's, as a mode that watches is told of it.
+
+    Parameters
+    ----------
+    function : callable
+    args : tuple
+    kwargs : dict, optional
+
+    Attributes
+    ----------
+    operation : Operation
+        What is known of the function.
+
+    Examples
+    --------
+    >>> call = FunctionCall(torch.cat, ([torch.ones(1), torch.ones(2)],), {"dim": 0})
+    >>> call.name, len(call.tensors), call.argument(1, "dim"), call.run()
+    ('cat', 2, 0, tensor([1., 1., 1.]))
+    """
+
+    def __init__(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs or {}
+        self.operation = operation(function)
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it is given, in their order."""
+        return list(tensors_in((*self.args, *self.kwargs.values())))
+
+    @property
+    def name(self) -> str:
+        """Of the operation."""
+        return self.operation.name
+
+    @property
+    def input(self) -> Any:
+        """What an activation function is called on, by place or by name."""
+        if self.args:
+            return self.args[0]
+        return self.kwargs.get("input", next(iter(self.kwargs.values()), None))
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """What it was given by name or at a place."""
+        return self.kwargs.get(name, self.args[place] if len(self.args) > place else default)
+
+    def run(self) -> Any:
+        """Call the function."""
+        return self.function(*self.args, **self.kwargs)
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees what PyTorch dispatches, without the compiler, whose import takes seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and to shield this from the compiler would import it.
+        return False
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Give the tensors among values, also those in lists, tuples and dictionaries."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
+def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """List the tensors that the call of an overload changes in place."""
+    return [
+        tensor
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tensors_in((args[place] if place < len(args) else kwargs.get(argument.name),))
+    ]
 
 
 def _load() -> None:
@@ -634,54 +752,6 @@ FUSED = {
     "rnn_tanh_cell",
 }  # fmt: skip
 
-# Operations on numbers one by one that change no value.
-_PLUMBING = {
-    "alpha_dropout", "bfloat16", "clone", "contiguous", "detach", "double", "dropout", "dropout1d",
-    "dropout2d", "dropout3d", "feature_alpha_dropout", "feature_dropout", "float", "half",
-    "positive", "requires_grad", "to", "type", "type_as",
-}  # fmt: skip
-# Affine as long as at most one of the operands is data.
-_AFFINE = {
-    "add", "addcmul", "div", "divide", "lerp", "masked_fill", "mul", "multiply", "neg", "negative",
-    "rsub", "sub", "subtract", "true_divide", "where",
-}  # fmt: skip
-# Affine also where both operands are data.
-_SUMS = {"add", "rsub", "sub", "subtract"}
-# Element by element, and not affine.
-_BENT = {
-    "abs", "absolute", "acos", "acosh", "addcdiv", "and", "arccos", "arcsin", "arcsinh",
-    "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
-    "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh",
-    "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fix", "float_power", "floor", "fmax",
-    "fmin", "fmod", "frac", "ge", "greater", "greater_equal", "gt", "heaviside", "hypot", "invert",
-    "le", "less", "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logical_and",
-    "logical_not", "logical_or", "logit", "lt", "max", "maximum", "min", "minimum",
-    "nan_to_num", "ne", "or", "pow", "rdiv", "reciprocal", "remainder", "round", "rpow", "rsqrt",
-    "rtruediv", "sgn", "sign", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
-    "special_exp2", "special_expm1", "special_log1p", "special_sinc", "sqrt", "square", "tan",
-    "trunc", "xlogy",
-}  # fmt: skip
-
-
-def operation_name(func: Callable[..., Any]) -> str:
-    """Name an operation whichever way it is called: ``mul`` for ``*``, ``*=`` and ``mul_``.
-
-    What reads a property is named after it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> operation_name(torch.Tensor.mul_), operation_name(torch.Tensor.__rsub__)
-    ('mul', 'rsub')
-    """
-    name = getattr(func, "__name__", "")
-    if name == "__get__":
-        return str(getattr(getattr(func, "__self__", None), "__name__", ""))
-    if name.startswith("__"):
-        return str(name.strip("_"))
-    return str(name.removesuffix("_"))
-
-
 activation("glu", modules=(nn.GLU,))
 activation("softmax", "softmax", "special_softmax", modules=(nn.Softmax,))
 # Those that work on numbers one by one.
@@ -713,10 +783,36 @@ for _kind, _others, _modules in (
 ):
     activation(_kind, _kind, *_others, modules=_modules)
     elementwise("bends", _kind, *_others)
-elementwise("keeps", *_PLUMBING)
-elementwise("sums", *_SUMS)
-elementwise("affine", *(_AFFINE - _SUMS))
-elementwise("bends", *_BENT)
+# Operations on numbers one by one that change no value.
+elementwise(
+    "keeps",
+    "alpha_dropout", "bfloat16", "clone", "contiguous", "detach", "double", "dropout", "dropout1d",
+    "dropout2d", "dropout3d", "feature_alpha_dropout", "feature_dropout", "float", "half",
+    "positive", "requires_grad", "to", "type", "type_as",
+)  # fmt: skip
+# Affine as long as at most one of the operands is data.
+elementwise(
+    "affine",
+    "addcmul", "div", "divide", "lerp", "masked_fill", "mul", "multiply", "neg", "negative",
+    "true_divide", "where",
+)  # fmt: skip
+# Affine also where both operands are data.
+elementwise("sums", "add", "rsub", "sub", "subtract")
+# Element by element, and not affine.
+elementwise(
+    "bends",
+    "abs", "absolute", "acos", "acosh", "addcdiv", "and", "arccos", "arcsin", "arcsinh",
+    "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
+    "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh",
+    "eq", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "fix", "float_power", "floor", "fmax",
+    "fmin", "fmod", "frac", "ge", "greater", "greater_equal", "gt", "heaviside", "hypot", "invert",
+    "le", "less", "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logical_and",
+    "logical_not", "logical_or", "logit", "lt", "max", "maximum", "min", "minimum",
+    "nan_to_num", "ne", "or", "pow", "rdiv", "reciprocal", "remainder", "round", "rpow", "rsqrt",
+    "rtruediv", "sgn", "sign", "sinc", "sinh", "special_entr", "special_erf", "special_erfc",
+    "special_exp2", "special_expm1", "special_log1p", "special_sinc", "sqrt", "square", "tan",
+    "trunc", "xlogy",
+)  # fmt: skip
 
 
 if __name__ == "__main__":

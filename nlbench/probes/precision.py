@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
 
 __all__ = [
+    "autocast_now",
     "each_exact",
     "exact_arithmetic",
     "exact_by_default",
@@ -117,42 +117,37 @@ class _Float32:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._askers: list[_Asker] = []
+        # Of each that asks, its thread and whether it asks for TF32.
+        self._askers: dict[object, tuple[int, bool]] = {}
         self._users: _Settings
         self._is_tf32: bool | None = None
 
     @contextmanager
     def asked(self, tf32: bool) -> Iterator[None]:
         """Ask for TF32, or for float32 itself."""
-        asker = _Asker(threading.get_ident(), tf32)
+        asker = object()
         with self._lock:
             if not self._askers:
                 self._users = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
                 self._is_tf32 = None
-            self._askers.append(asker)
+            self._askers[asker] = threading.get_ident(), tf32
             self._meet()
         try:
             yield
         finally:
             with self._lock:
-                self._askers.remove(asker)
+                del self._askers[asker]
                 if self._askers:
                     self._meet()
                 else:
                     self._users.put_back()
 
     def _meet(self) -> None:
-        innermost = {asker.thread: asker.tf32 for asker in self._askers}
+        innermost = dict(self._askers.values())
         tf32 = all(innermost.values())
         if tf32 != self._is_tf32:
             self._users.set(tf32)
             self._is_tf32 = tf32
-
-
-@dataclass(frozen=True, eq=False)
-class _Asker:
-    thread: int
-    tf32: bool
 
 
 class _Settings:
@@ -309,12 +304,38 @@ def float32_precision(device: torch.device) -> dict[str, str]:
     return {op: matmul if op == "matmul" else cudnn if is_cuda else "ieee" for op in _OPERATIONS}
 
 
-@contextmanager
-def without_autocast() -> Iterator[None]:
+_KINDS = ("cpu", "cuda", "mps")
+
+
+def without_autocast() -> AbstractContextManager[None]:
     """Let a measure compute in full precision, whatever the model ran in."""
-    kinds = [kind for kind in ("cpu", "cuda", "mps") if torch.is_autocast_enabled(kind)]
-    if not kinds:
-        yield
-        return
-    with torch.autocast(kinds[0], enabled=False):
+    return _autocast(dict.fromkeys(_KINDS))
+
+
+def autocast_now() -> Callable[[], AbstractContextManager[None]]:
+    """Remember whether autocast is on, to have a model run so again later.
+
+    A measure computes without it, also while it runs the model.
+
+    Examples
+    --------
+    >>> with torch.autocast("cpu", dtype=torch.bfloat16):
+    ...     as_now = autocast_now()
+    >>> with as_now():
+    ...     torch.is_autocast_enabled("cpu")
+    True
+    """
+    enabled = torch.is_autocast_enabled
+    asked = {kind: torch.get_autocast_dtype(kind) if enabled(kind) else None for kind in _KINDS}
+    return lambda: _autocast(asked)
+
+
+@contextmanager
+def _autocast(asked: Mapping[str, torch.dtype | None]) -> Iterator[None]:
+    """Have autocast to a type on each kind of device, or none."""
+    with ExitStack() as stack:
+        for kind, dtype in asked.items():
+            if dtype is not None or torch.is_autocast_enabled(kind):
+                cast = torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
+                stack.enter_context(cast)
         yield

@@ -28,18 +28,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from .axes import Layouts, tensors_in
-from .ops import Operation, named_modules, operation, operation_name
+from .axes import Layouts
+from .ops import FunctionCall, Operation, named_modules, tensors_in
 
-__all__ = [
-    "HandwrittenCall",
-    "SiteName",
-    "SiteNames",
-    "acts_of",
-    "bends",
-    "input_of",
-    "running_module",
-]
+__all__ = ["QUESTIONS", "HandwrittenCall", "SiteName", "SiteNames", "running_module"]
 
 
 # Modules that do nothing but pool: where a trace bends in one it bears the module's name.
@@ -108,30 +100,28 @@ class HandwrittenCall:
         # The input and what was made of it.
         self._own = [weakref.ref(self.given)]
         # What it has called: operations that are not affine, and how many that are.
-        self._bent: list[Operation | None] = []
+        self._bent: list[Operation] = []
         self._affine = 0
 
-    def before(self, func: Any, sources: Sequence[Tensor], layouts: Layouts) -> bool:
-        """Look at an operation; say whether it works on data that came in."""
-        sampled = [source for source in sources if layouts.is_sampled(source)]
-        if not self.possible or not sampled or operation_name(func) in _QUESTIONS:
+    def before(self, operation: Operation, sampled: Sequence[Tensor]) -> bool:
+        """Look at an operation on data; say whether it computes anything of it."""
+        if not sampled or operation.name in QUESTIONS:
             return False
         # Data that came in another way, such as an attribute, is a second input.
-        is_function_of_input = all(map(self._is_own, sampled))
-        if not acts_of(func) or not is_function_of_input:
+        if not operation.acts or not all(map(self._is_own, sampled)):
             self.possible = False
         return True
 
-    def after(self, func: Any, sampled: int, output: object) -> None:
-        """Note an operation on `sampled` tensors that came in."""
+    def after(self, operation: Operation, sampled: int, output: object) -> None:
+        """Note an operation on so many tensors that came in."""
         outputs = list(tensors_in((output,)))
         if not outputs:
             return
         if not isinstance(output, Tensor) or output.shape != self._shape:
             self.possible = False
         self._own += [weakref.ref(tensor) for tensor in outputs]
-        if bends(func, sampled):
-            self._bent.append(operation(func))
+        if operation.is_bent(sampled):
+            self._bent.append(operation)
         else:
             self._affine += 1
 
@@ -141,8 +131,8 @@ class HandwrittenCall:
     @property
     def kind(self) -> str:
         """The one activation function that the module calls, else its class, in lower case."""
-        function = self._bent[0] if len(self._bent) == 1 else None
-        return (function.kind if function else "") or type(self.module).__name__.lower()
+        kind = self._bent[0].kind if len(self._bent) == 1 else ""
+        return kind or type(self.module).__name__.lower()
 
     @property
     def is_one_call(self) -> bool:
@@ -290,14 +280,13 @@ class SiteNames(TorchFunctionMode):
         self._counts[base] += 1
         return text
 
-    def kind_of(self, func: Any, given: object) -> str | None:
+    def kind_of(self, call: FunctionCall) -> str | None:
         """Kind of activation that a call of a function is; None if it is none.
 
         A softmax is one only where a probe takes it for one.
         """
-        found = operation(func)
-        kind = found.kind if found else ""
-        if not kind or not isinstance(given, Tensor):
+        kind = call.operation.kind
+        if not kind or not isinstance(given := call.input, Tensor):
             return None
         # PyTorch's module calls the function of the class that it derives from.
         if kind == "hardtanh" and type(self.running) is nn.ReLU6:
@@ -305,43 +294,35 @@ class SiteNames(TorchFunctionMode):
         # A sine of positions is no activation.
         return kind if kind != "sin" or self.layouts.is_sampled(given) else None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        handwritten = self.handwritten
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call, handwritten = FunctionCall(func, args, kwargs), self.handwritten
         if handwritten is None or not handwritten.possible:
-            return self.called(func, args, kwargs)
-        sources = list(tensors_in((*args, *kwargs.values())))
-        is_of_input = handwritten.before(func, sources, self.layouts)
+            return self.called(call)
+        sampled = list(filter(self.layouts.is_sampled, call.tensors))
+        is_of_input = handwritten.before(call.operation, sampled)
         if is_of_input and handwritten.possible and not handwritten.begun:
             handwritten.begun = True
             self.handwritten_begins(handwritten)
-        sampled = sum(map(self.layouts.is_sampled, sources))
-        output = self.called(func, args, kwargs)
+        output = self.called(call)
         if is_of_input:
-            handwritten.after(func, sampled, output)
+            handwritten.after(call.operation, len(sampled), output)
         return output
 
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def called(self, call: FunctionCall) -> Any:
         """Call a function of PyTorch's; `current` is its name meanwhile."""
-        kind = self.kind_of(func, input_of(args, kwargs))
+        kind = self.kind_of(call)
         before = self.current
         self.current = self.name(kind) if kind and kind != "softmax" else None
         try:
-            output = self.call(func, args, kwargs)
+            output = self.call(call)
         finally:
             self.current = before
-        self.follow(func, args, kwargs, output)
+        self.follow(call, output)
         return output
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, call: FunctionCall) -> Any:
         """Call a function of PyTorch's while its name, if it is an activation, is `current`."""
-        return func(*args, **kwargs)
+        return call.run()
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -356,9 +337,9 @@ class SiteNames(TorchFunctionMode):
         piece = f"{site}/{self.current.kind}" + (f":{number}" if number else "")
         return site, piece, self.current.text
 
-    def follow(self, func: Any, args: Any, kwargs: Any, output: object) -> None:
+    def follow(self, call: FunctionCall, output: object) -> None:
         """Note what became of the axes."""
-        self.layouts.follow(func, args, kwargs, output)
+        self.layouts.follow(call, output)
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         """A module that may be a handwritten activation is about to work on its input."""
@@ -476,39 +457,8 @@ def _is_per_channel(parameter: Tensor) -> bool:
     return parameter.numel() == max(parameter.shape, default=1)
 
 
-def input_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Give what an activation function was called on, by place or by name."""
-    if args:
-        return args[0]
-    return kwargs["input"] if "input" in kwargs else next(iter(kwargs.values()), None)
-
-
-def acts_of(func: Any) -> str:
-    """How a function acts on numbers one by one; see `nlbench.probes.ops.Operation`."""
-    found = operation(func)
-    return found.acts if found else ""
-
-
-def bends(func: Any, sampled: int) -> bool:
-    """Whether a function that works element by element is not affine in its operands.
-
-    Parameters
-    ----------
-    func : callable
-    sampled : int
-        How many of its operands are data.
-
-    Examples
-    --------
-    >>> bends(torch.mul, 1), bends(torch.mul, 2), bends(torch.add, 2), bends(torch.exp, 1)
-    (False, True, False, True)
-    """
-    acts = acts_of(func)
-    return acts == "bends" or (acts in ("keeps", "affine") and sampled > 1)
-
-
 # What only asks how a tensor is made.
-_QUESTIONS = {
+QUESTIONS = {
     "device", "dim", "dtype", "element_size", "get_device", "is_complex", "is_contiguous",
     "is_cpu", "is_cuda", "is_floating_point", "is_meta", "is_mps", "layout", "len",
     "nelement", "ndim", "ndimension", "numel", "shape", "size", "stride",

@@ -34,11 +34,5 @@ FUNCTION = Function()
 """The network as a plain differentiable function of its input."""
 
 # Planning a run reads the options above without PyTorch.
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "FunctionBatch": "function",
-        "directional_derivative": "function",
-        "observe_function": "function",
-    },
-)
+_NAMES = ("FunctionBatch", "directional_derivative", "observe_function")
+__getattr__ = lazy_exports(__name__, dict.fromkeys(_NAMES, "function"))

@@ -18,8 +18,8 @@ from nlbench.errors import Undefined
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.background import rng_restored
 from nlbench.probes.budget import (
+    Fitting,
     Found,
-    fitting,
     halving,
     is_out_of_memory,
     part_sizes,
@@ -27,13 +27,12 @@ from nlbench.probes.budget import (
 )
 from nlbench.probes.model_state import (
     attributes_kept,
-    autocast_now,
     evaluation_mode,
     outputs_of,
     with_plain_attention,
     without_fast_path,
 )
-from nlbench.probes.precision import exact_by_default
+from nlbench.probes.precision import autocast_now, exact_by_default
 
 __all__ = ["FunctionBatch", "directional_derivative", "dual", "observe", "observe_function"]
 
@@ -127,7 +126,7 @@ def observe_function(
                     f"the inputs are {str(batch.dtype).removeprefix('torch.')}: a network has no "
                     "derivative with respect to them"
                 )
-            most = fitting(found, model, FOUND, batch, memory, times=DERIVATIVE).most
+            most = Fitting(found, model, FOUND, batch, memory, times=DERIVATIVE).most
             in_parts = most is not None and most < len(batch)
             if len(batch) > 1 and in_parts not in looked_at:
                 with attributes_kept(model), rng_restored(batch.device):
@@ -256,7 +255,8 @@ def _differentiated(
 def dual(value: Tensor, tangent: Tensor) -> Tensor:
     """Pair a value with its tangent, inside `torch.autograd.forward_ad.dual_level`."""
     _load_rules()
-    return _paired(value, tangent)
+    made: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
+    return made
 
 
 @functools.cache
@@ -264,13 +264,7 @@ def _load_rules() -> None:
     """Have PyTorch load its rules of differentiation, of which it warns itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
-        _paired(torch.zeros(1), torch.zeros(1))
-
-
-def _paired(value: Tensor, tangent: Tensor) -> Tensor:
-    # PyTorch's own annotations are missing here.
-    made: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
-    return made
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]
 
 
 # What PyTorch says of an operation, or of a user's autograd function, without forward mode.

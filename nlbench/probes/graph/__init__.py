@@ -12,13 +12,7 @@ from nlbench.probes import LazyProbe
 if TYPE_CHECKING:
     from .channel_graph import ChannelGraph, counted_lengths, walked_length
 
-__all__ = [
-    "GRAPH",
-    "ChannelGraph",
-    "Graph",
-    "counted_lengths",
-    "walked_length",
-]
+__all__ = ["GRAPH", "ChannelGraph", "Graph", "counted_lengths", "walked_length"]
 
 
 class Graph(LazyProbe):
@@ -38,11 +32,5 @@ GRAPH = Graph()
 """The channel graph from input to output."""
 
 # Planning a run reads the options above without PyTorch.
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "ChannelGraph": "channel_graph",
-        "counted_lengths": "channel_graph",
-        "walked_length": "channel_graph",
-    },
-)
+_NAMES = ("ChannelGraph", "counted_lengths", "walked_length")
+__getattr__ = lazy_exports(__name__, dict.fromkeys(_NAMES, "channel_graph"))

@@ -1,13 +1,18 @@
-"""The channel graph, and the lengths of the paths through it.
+"""The channel graph, what builds it, and the lengths of the paths through it.
 
 A node is a channel of a tensor. A step makes new nodes of earlier ones, so that the nodes
 are numbered in an order in which everything comes after what it is made of.
+
+While it is built, beside each tensor of a network travels one of the same shape with the number
+of the node that each entry belongs to, -1 where it doesn't depend on the network's input. What
+only moves entries about moves the numbers as well, whatever the layout; positions of one channel
+bear one number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +21,20 @@ from torch import Tensor
 from nlbench.errors import Undefined
 
 __all__ = [
+    "Builder",
     "ChannelGraph",
     "Inputs",
     "Lengths",
     "Merge",
+    "Positions",
     "Units",
+    "compact",
     "counted_lengths",
+    "differs",
+    "distinct",
+    "side_by_side",
+    "tidied",
+    "varies",
     "walked_length",
 ]
 
@@ -221,3 +234,264 @@ def _sum(
     s = torch.ldexp(total[picked], shift).where(there, 0.0).sum(1)
     mantissa, more = torch.frexp(n)
     return mantissa, torch.ldexp(s, -more), largest[:, 0] + more
+
+
+@dataclass
+class Positions:
+    """What was done to positions of a channel, by which a maximum over them is more than pooling.
+
+    A maximum over positions keeps a channel, as any pooling does. One of ``x`` beside ``-x``, or
+    beside zeros, is an activation, however the two were laid side by side.
+
+    Parameters
+    ----------
+    copied : bool
+        Whether some are there more than once.
+    padded : bool
+        Whether constants stand beside some.
+    joined : bool
+        Whether side by side are values of different functions of the input.
+    """
+
+    copied: bool = False
+    padded: bool = False
+    joined: bool = False
+
+
+class Builder:
+    """Makes the nodes of a channel graph.
+
+    Examples
+    --------
+    >>> builder = Builder()
+    >>> nodes = builder.dense(builder.inputs(3)[None], 2)
+    >>> nodes, builder.graph(nodes).nodes
+    (tensor([[3, 4]]), 5)
+    """
+
+    def __init__(self) -> None:
+        self.positions = Positions()
+        self._steps: list[Inputs | Merge | Units] = []
+        self._nodes = 0
+
+    def graph(self, outputs: Tensor) -> ChannelGraph:
+        """Give what was built so far; ``outputs`` bears the output's nodes."""
+        nodes = distinct(outputs)[0]
+        return ChannelGraph(tuple(self._steps), nodes[nodes >= 0])
+
+    def inputs(self, count: int) -> Tensor:
+        """Make nodes of input channels; (count,)."""
+        return self._add(Inputs(count))
+
+    def reduced(self, nodes: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
+        """Let entries along axes meet in one; a single channel among them stays itself."""
+        axes = sorted(axis % nodes.ndim for axis in axes)
+        kept = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
+        small, rows = _rows(nodes, axes)
+        met = self._met(rows)
+        shape = [1 if axis in axes else size for axis, size in enumerate(small.shape)]
+        made = met.reshape(shape).expand(kept)
+        return made if keep else made.reshape([s for a, s in enumerate(kept) if a not in axes])
+
+    def dense(self, nodes: Tensor, outputs: int, axis: int = -1) -> Tensor:
+        """Mix all channels along an axis into new ones, as a linear layer does."""
+        axis %= nodes.ndim
+        small, rows = _rows(nodes, [axis])
+        made = self._mixed(rows, outputs)
+        lead = [size for a, size in enumerate(small.shape) if a != axis]
+        made = made.reshape(*lead, outputs).movedim(-1, axis)
+        return made.expand([outputs if a == axis else s for a, s in enumerate(nodes.shape)])
+
+    def convolved(self, nodes: Tensor, groups: int, shape: Sequence[int]) -> Tensor:
+        """Mix the channels of axis 1 within each group into those of an output's shape."""
+        small = compact(nodes)
+        if small.shape[1] < nodes.shape[1]:  # All its channels are one.
+            small = small.expand(-1, groups, *small.shape[2:])
+        rows = small.reshape(len(small) * groups, -1)
+        made = self._mixed(rows, shape[1] // groups)
+        made = made.reshape(len(small), shape[1], *(1,) * (len(shape) - 2))
+        return made.expand(*shape)
+
+    def paired(self, first: Tensor, second: Tensor) -> Tensor:
+        """Let two tensors meet entry by entry, as at an addition; a constant adds no branch."""
+        shape = _together(first, second)[0].shape
+        a, b = _together(compact(first), compact(second))
+        flat_a, flat_b = a.reshape(-1), b.reshape(-1)
+        made = torch.maximum(flat_a, flat_b)
+        both = (flat_a >= 0) & (flat_b >= 0)
+        pairs, which = _distinct_pairs(flat_a[both], flat_b[both])
+        made[both] = self._add(Merge(pairs, 1))[which]
+        return made.reshape(a.shape).expand(shape)
+
+    def again(self, nodes: Tensor, times: Tensor) -> Tensor:
+        """Make another channel of each that comes again, as where a tensor is beside itself.
+
+        Parameters
+        ----------
+        nodes : int64 tensor
+        times : int64 tensor, broadcastable to `nodes`
+            How often each entry came before; 0: it stays the channel that it is.
+        """
+        small, times = _together(compact(nodes), times)
+        flat, before = small.reshape(-1), times.reshape(-1)
+        more = (flat >= 0) & (before > 0)
+        pairs, which = _distinct_pairs(flat[more], before[more])
+        made = flat.clone()
+        made[more] = self._add(Merge(pairs[:, :1], 1))[which]
+        return made.reshape(small.shape).expand(nodes.shape)
+
+    def activated(
+        self,
+        nodes: Tensor,
+        site: str,
+        active: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> Tensor:
+        """Put a unit on each channel.
+
+        Parameters
+        ----------
+        nodes : int64 tensor
+            Of the activation's input.
+        site : str
+        active : float64 tensor of shape (s,), optional
+            Whether the units with index 0, 1, … are nonlinear; by default all are.
+        index : int64 tensor, broadcastable to `nodes`, optional
+            Which of them acts on each entry; by default index 0.
+        """
+        small = compact(nodes)
+        active = torch.ones(1, dtype=torch.float64) if active is None else active
+        index = torch.zeros((), dtype=torch.int64) if index is None else index
+        a, b = _together(small, index)
+        flat = a.reshape(-1)
+        there = flat >= 0
+        pairs, which = _distinct_pairs(flat[there], b.reshape(-1)[there])
+        entries = torch.full_like(flat, -1)
+        entries[there] = which
+        units = Units(
+            site, pairs[:, 0], active[pairs[:, 1]], entries.view(a.shape), tuple(nodes.shape)
+        )
+        made = torch.full_like(flat, -1)
+        made[there] = self._add(units)[which]
+        return made.reshape(a.shape).expand(nodes.shape)
+
+    def _add(self, step: Inputs | Merge | Units) -> Tensor:
+        if step.size:
+            self._steps.append(step)
+        made = torch.arange(self._nodes, self._nodes + step.size)
+        self._nodes += step.size
+        return made
+
+    def _met(self, rows: Tensor) -> Tensor:
+        """One node a row: (m, k) to (m,)."""
+        made = rows.amax(1)
+        several = ((rows != made[:, None]) & (rows >= 0)).any(1)
+        if several.any():
+            sets, which = _sets(rows[several])
+            made[several] = self._add(Merge(sets, 1))[which]
+        return made
+
+    def _mixed(self, rows: Tensor, copies: int) -> Tensor:
+        """New nodes, some a row: (m, k) to (m, copies). Of constants come constants."""
+        made = torch.full((len(rows), copies), -1)
+        there = (rows >= 0).any(1)
+        if there.any():
+            sets, which = _sets(rows[there])
+            made[there] = self._add(Merge(sets, copies)).reshape(-1, copies)[which]
+        return made
+
+
+def varies(nodes: Tensor, axis: int) -> bool:
+    """Tell whether the channel changes along an axis, so that it is an axis of channels."""
+    small = compact(nodes)
+    if small.shape[axis] < 2:
+        return False
+    return not bool((small == small.narrow(axis, 0, 1)).all())
+
+
+def differs(nodes: Tensor, axis: int) -> bool:
+    """Tell whether there are different channels along an axis, whatever constants are beside."""
+    small = compact(nodes)
+    if small.shape[axis] < 2:
+        return False
+    largest = small.amax(axis, keepdim=True)
+    return bool(((small != largest) & (small >= 0)).any())
+
+
+def compact(nodes: Tensor) -> Tensor:
+    """Leave out the repetitions along axes that were expanded: size 1 there."""
+    for axis in range(nodes.ndim):
+        if nodes.stride(axis) == 0 and nodes.shape[axis] > 1:
+            nodes = nodes.narrow(axis, 0, 1)
+    return nodes
+
+
+def distinct(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Different numbers in order, and which each number is."""
+    different: Tensor
+    different, which = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    return different, which
+
+
+def tidied(nodes: Tensor) -> Tensor:
+    """Expand along the axes along which numbers only repeat, so that later steps are quick."""
+    small = compact(nodes)
+    for axis, size in enumerate(small.shape):
+        if size > 1 and not varies(small, axis):
+            small = small.narrow(axis, 0, 1)
+    return small.expand(nodes.shape)
+
+
+def side_by_side(parts: Sequence[Tensor], axis: int) -> Tensor:
+    """Concatenate, and leave other axes expanded along which all parts only repeat."""
+    small = list(parts)
+    for other in range(parts[0].ndim):
+        if other != axis and all(part.stride(other) == 0 for part in parts):
+            small = [part.narrow(other, 0, 1) for part in small]
+    made = torch.cat(small, axis)
+    return made.expand([made.shape[a] if a == axis else n for a, n in enumerate(parts[0].shape)])
+
+
+def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """A tensor without repetitions, and its entries along axes as rows; ((...), (m, k))."""
+    small = compact(nodes)
+    last = small.movedim(list(axes), list(range(-len(axes), 0))) if axes else small[..., None]
+    count = torch.Size([small.shape[axis] for axis in axes]).numel()
+    return small, last.reshape(-1, count)
+
+
+def _sets(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct sets among rows, -1 in place of repetitions, and which each row is."""
+    if len(rows) == 1:
+        only = distinct(rows)[0]
+        return only[only >= 0][None], torch.zeros(1, dtype=torch.int64)
+    ordered = rows.sort(1).values
+    again = ordered[:, 1:] == ordered[:, :-1]
+    ordered[:, 1:] = ordered[:, 1:].masked_fill(again, -1)
+    sets, which = _distinct_rows(ordered.sort(1, descending=True).values)
+    return sets[:, (sets >= 0).any(0)], which
+
+
+def _distinct_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct pairs (m, 2) of numbers from 0, and which each pair is."""
+    if not len(first):
+        return first.new_empty(0, 2), first
+    base = int(second.max()) + 1
+    keys, which = distinct(first * base + second)
+    return torch.stack([keys // base, keys % base], 1), which
+
+
+def _distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows, and which each row is."""
+    if rows.shape[1] == 1:
+        numbers, which = distinct(rows[:, 0])
+        return numbers[:, None], which
+    different: Tensor
+    different, which = rows.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+    return different, which
+
+
+def _together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    one: Tensor
+    one, other = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
+    return one, other

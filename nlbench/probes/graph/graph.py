@@ -8,32 +8,35 @@ over samples, where a measure asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from nlbench.errors import NlbenchError, NotFinite, RequestError, Undefined, UnsupportedOperation
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    RequestError,
+    Undefined,
+    UnsupportedOperation,
+    first_line,
+)
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes.axes import channel_axes
 from nlbench.probes.model_state import (
     attributes_kept,
-    autocast_now,
     evaluation_mode,
     given_tensor,
     refuse_unobservable,
     without_fast_path,
 )
-from nlbench.probes.ops import Operation, known, qualified_name
-from nlbench.probes.precision import exact_by_default
-from nlbench.probes.site_names import SiteName, SiteNames, input_of
+from nlbench.probes.ops import DispatchMode, FunctionCall, tensors_in, written_in
+from nlbench.probes.precision import autocast_now, exact_by_default
+from nlbench.probes.site_names import QUESTIONS, SiteName, SiteNames
 
-from .channel_graph import ChannelGraph, Units
-from .nodes import Builder, channel_axes
+from .channel_graph import Builder, ChannelGraph, Units
 from .rules import Call, Refused, unit
 
 __all__ = ["ChannelTracker", "channel_graph", "observe", "unit_activity"]
@@ -97,31 +100,22 @@ def _tracked(
 
     with attributes_kept(model):
         axes = channel_axes(run, tuple(tensor.clone() for tensor in inputs))
-    names = SiteNames(model)
-    with (
-        attributes_kept(model),
-        names.hooked(),
-        DependentMemory(inputs) as memory,
-        ChannelTracker(names, inputs, axes, real, memory) as tracker,
-    ):
-        # Of whole numbers, as token ids, no axis holds channels.
-        pairs = zip(inputs, axes, strict=True)
-        channels = [axis if tensor.is_floating_point() else None for tensor, axis in pairs]
-        names.begin(*inputs, channels=channels)
+    memory = DependentMemory(inputs)
+    tracker = ChannelTracker(model, inputs, axes, real, memory)
+    with attributes_kept(model), tracker.hooked():
         try:
-            with names:
+            with memory, tracker:
                 output = run(inputs)
         except NlbenchError:
             raise
         except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
             if "TorchScript interpreter" in str(error):
                 why = "its operations can't be watched"
-                raise UnsupportedOperation("a scripted function", names.place, why) from error
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise UnsupportedOperation("a scripted function", tracker.place, why) from error
+            reason = first_line(error)
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
             raise RequestError(f"the model can't be run on shape {shapes}: {reason}") from error
-    graph: ChannelGraph = tracker.graph(given_tensor(output))
-    return graph
+    return tracker.graph(given_tensor(output))
 
 
 def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
@@ -203,7 +197,7 @@ MIXING = frozenset(("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbm
 """Operations by which truth values would become numbers that flow, as one-hot tokens do."""
 
 
-class DependentMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DependentMemory(DispatchMode):  # type: ignore[no-untyped-call]
     """Watches, while a network runs, which memory is computed from the input.
 
     Below the functions that a network calls lie the operations that PyTorch dispatches. Those
@@ -225,14 +219,9 @@ class DependentMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         # By storage, since views share it; the tensors are kept so that none is used again.
         self._reached: dict[int, Tensor] = {storage_of(tensor): tensor for tensor in inputs}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here, and shielding from the compiler would import it.
-        return False
 
     def reaches(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's memory holds anything that comes of the input."""
@@ -251,11 +240,9 @@ class DependentMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        given = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]
-        if any(self.reaches(tensor) for tensor in given):
-            for value in (*tree_iter(output), *_written(func, args, kwargs)):
-                if isinstance(value, Tensor):
-                    self._reached[storage_of(value)] = value
+        if any(map(self.reaches, tensors_in((args, kwargs)))):
+            for tensor in (*tensors_in((output,)), *written_in(func, args, kwargs)):
+                self._reached[storage_of(tensor)] = tensor
         return output
 
 
@@ -267,20 +254,12 @@ def storage_of(tensor: Tensor) -> int:
         return -id(tensor)
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterable[Any]:
-    """List what a call changes in place."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tree_iter(args[place] if place < len(args) else kwargs.get(argument.name))
-
-
-class ChannelTracker(TorchFunctionMode):
+class ChannelTracker(SiteNames):
     """Follows the nodes of every tensor while one forward pass runs.
 
     Parameters
     ----------
-    names : SiteNames
-        Of the network; active inside this mode.
+    model : torch.nn.Module
     inputs : sequence of tensor
         What it is called with.
     axes : sequence of int
@@ -293,18 +272,22 @@ class ChannelTracker(TorchFunctionMode):
 
     def __init__(
         self,
-        names: SiteNames,
+        model: nn.Module,
         inputs: Sequence[Tensor],
         axes: Sequence[int],
         real: Mapping[int, Tensor],
         memory: DependentMemory,
     ) -> None:
-        super().__init__()
-        self._names, self._real, self._memory = names, real, memory
+        super().__init__(model)
+        pairs = list(zip(inputs, axes, strict=True))
+        # Of whole numbers, as token ids, no axis holds channels.
+        channels = [axis if tensor.is_floating_point() else None for tensor, axis in pairs]
+        self.begin(*inputs, channels=channels)
+        self._real, self._memory = real, memory
         # Names by what the units of a call bear until they are settled.
         self._sites: dict[str, SiteName] = {}
         self._builder = Builder()
-        self._inputs = {id(tensor): axis for tensor, axis in zip(inputs, axes, strict=True)}
+        self._inputs = {id(tensor): axis for tensor, axis in pairs}
         # Tensors by identity; `_alive` keeps them, so that no identity is used again.
         self._nodes: dict[int, Tensor] = {}
         self._alive: list[Tensor] = list(inputs)
@@ -315,15 +298,13 @@ class ChannelTracker(TorchFunctionMode):
         self._changed_at: dict[int, int] = {}
         self._clock = 0
 
-    def graph(self, output: Any) -> ChannelGraph:
+    def graph(self, output: Tensor) -> ChannelGraph:
         """Give the graph, from what the network returned."""
-        tensors = [tensor for tensor in tree_iter(output) if isinstance(tensor, Tensor)]
-        self._begin("", tensors)  # An input may be handed on as it is.
-        for refusal in self._refusals(tensors):
+        self._begin("", [output])  # An input may be handed on as it is.
+        for refusal in self._refusals([output]):
             raise refusal
-        nodes = [self._nodes_of(tensor) for tensor in tensors]
-        found = [numbers.reshape(-1) for numbers in nodes if numbers is not None]
-        graph = self._builder.graph(torch.cat(found) if found else torch.empty(0).long())
+        nodes = self._nodes_of(output)
+        graph = self._builder.graph(torch.empty(0).long() if nodes is None else nodes)
         if not len(graph.outputs):
             raise Undefined("the output doesn't depend on the input, so there are no paths")
         steps = (
@@ -340,45 +321,34 @@ class ChannelTracker(TorchFunctionMode):
         self._sites[site] = name
         return site
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        called = getattr(func, "__name__", "")
-        name = qualified_name(func)
-        if called in ("__get__", "__set__"):
-            name = called = getattr(getattr(func, "__self__", None), "__name__", "")
-        operation = known(name)
-        given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+    def call(self, call: FunctionCall) -> Any:
+        """Call a function of PyTorch's, and follow nodes through it."""
+        name, given = call.name, call.tensors
         self._begin(name, given)
-        site = self._site(self._names.current)
+        site = self._site(self.current)
         refusals = self._refusals(given)
         is_constant = not refusals and all(self._nodes_of(tensor) is None for tensor in given)
         if is_constant:
-            return self._constant(name, func(*args, **kwargs), given)
+            return self._constant(name, call.run(), given)
         if name in COMPARISONS and not refusals and self._are_tokens(given):
             # Where a sentence is padded, say: a mask, through which no number flows.
-            output = func(*args, **kwargs)
+            output = call.run()
             self._memory.forget(output)
             self._masks.add(id(output))
             self._alive.append(output)
             return output
         if name in CONSTANTS:
-            output = func(*args, **kwargs)
+            output = call.run()
             self._memory.forget(output)
             return output
-        if called in NUMBERS:
+        if (called := getattr(call.function, "__name__", "")) in NUMBERS:
             raise self._refusal(
                 called, "what is computed with the numbers it reads is not followed"
             )
         # Slopes, which have numbers, don't go with inputs that have none.
-        output = given[0].clone() if name == "prelu" else func(*args, **kwargs)
-        target = args[0] if name in ("setitem", "data") and output is None else output
-        made = [t for t in tree_iter(target) if isinstance(t, Tensor)]
+        output = given[0].clone() if name == "prelu" else call.run()
+        target = call.args[0] if name in ("setitem", "data") and output is None else output
+        made = list(tensors_in((target,)))
         if refusals:
             self._refuse(made, given, refusals[0])
         elif name == "data" and output is None:
@@ -387,20 +357,17 @@ class ChannelTracker(TorchFunctionMode):
             why = "numbers are computed with its answer, which is not followed"
             self._refuse(made, given, self._refusal(name, why))
         elif made:
-            call = Call(
-                name,
-                func,
-                args,
-                kwargs,
+            seen = Call(
+                call,
                 output,
                 site,
                 self._nodes_of,
-                self._names.layouts.channel,
+                self.layouts.channel,
                 lambda tensor: self._real.get(id(tensor), tensor),
                 self._builder,
             )
             try:
-                self._follow(call, operation, made, given)
+                self._follow_nodes(seen, made)
             except Refused as error:
                 self._refuse(made, given, self._refusal(name, str(error)))
         return output
@@ -408,7 +375,7 @@ class ChannelTracker(TorchFunctionMode):
     def _constant(self, name: str, output: Any, given: list[Tensor]) -> Any:
         """Hand on what is made of constants; a mask may hide numbers, but not become some."""
         if name not in CONSTANTS and any(id(tensor) in self._masks for tensor in given):
-            made = [tensor for tensor in tree_iter(output) if isinstance(tensor, Tensor)]
+            made = list(tensors_in((output,)))
             self._masks.update(id(tensor) for tensor in made)
             self._alive.extend(made)
             if name in MIXING:
@@ -426,12 +393,8 @@ class ChannelTracker(TorchFunctionMode):
                 return False
         return True
 
-    def _follow(
-        self, call: Call, operation: Operation | None, made: list[Tensor], given: list[Tensor]
-    ) -> None:
-        rule = operation.graph if operation else None
-        if rule is None and call.site:
-            rule = unit
+    def _follow_nodes(self, call: Call, made: list[Tensor]) -> None:
+        rule, given = call.operation.graph or (unit if call.site else None), call.tensors
         if rule is None:
             raise Refused("it is not known how it mixes channels")
         nodes = rule(call)
@@ -446,8 +409,10 @@ class ChannelTracker(TorchFunctionMode):
         """Why tensors can't be followed, with those that no watched function has made."""
         given = list(given)
         for tensor in given:
-            known = any(id(tensor) in place for place in (self._nodes, self._inputs, self._refused))
-            if not known and self._memory.reaches(tensor):
+            is_known = any(
+                id(tensor) in place for place in (self._nodes, self._inputs, self._refused)
+            )
+            if not is_known and self._memory.reaches(tensor):
                 self._refused[id(tensor)] = self._refusal(
                     "an unknown function",
                     "it makes or changes a tensor where that can't be watched",
@@ -468,12 +433,12 @@ class ChannelTracker(TorchFunctionMode):
         self._changed_at[storage_of(tensor)] = self._clock
 
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
-        return UnsupportedOperation(name, self._names.place, why)
+        return UnsupportedOperation(name, self.place, why)
 
     def _begin(self, name: str, given: Iterable[Tensor]) -> None:
         """Make the nodes of an input when the first function takes it."""
         for tensor in given:
-            if id(tensor) in self._inputs and name not in _SHAPE:
+            if id(tensor) in self._inputs and name not in QUESTIONS:
                 axis = self._inputs.pop(id(tensor))
                 self._bind(tensor, self._input_nodes(tensor, axis), changed=False)
 
@@ -503,11 +468,6 @@ class ChannelTracker(TorchFunctionMode):
                 "a tensor is read whose memory was changed under another name",
             )
         return nodes
-
-
-_SHAPE = frozenset(
-    ("shape", "size", "dim", "ndim", "dtype", "device", "numel", "len", "is_floating_point")
-)
 
 
 @exact_by_default()
@@ -581,23 +541,23 @@ class _Observer(SiteNames):
             self.model(given)
         return self._shares
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, call: FunctionCall) -> Any:
         """Call a function of PyTorch's, and see what it does if it is a unit's."""
         unit = next((self._units[name] for name in self.candidates if name in self._units), None)
         if unit is None:
-            return func(*args, **kwargs)
+            return call.run()
         if unit.site in self._shares:
             raise Undefined(f"{unit.site}: it is called more often on the samples")
-        given = input_of(args, kwargs)
+        given = call.input
         if self.current is not None and self.current.kind == "glu":
             self._shares[unit.site] = unit.active  # The sigmoid inside is nowhere the identity.
-            return func(*args, **kwargs)
+            return call.run()
         # A copy where the call may overwrite it.
-        overwrites = func.__name__.endswith("_") or any(
-            a is True for a in (*args, *kwargs.values())
+        overwrites = call.function.__name__.endswith("_") or any(
+            a is True for a in (*call.args, *call.kwargs.values())
         )
         before = given.clone() if overwrites else given
-        output = func(*args, **kwargs)
+        output = call.run()
         if not bool(torch.isfinite(output).all()):
             raise NotFinite(f"{unit.site}: the output is not finite")
         self._shares[unit.site] = self._share(unit, output != before)

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 
 from nlbench.errors import Undefined
-from nlbench.probes.ops import graph_rule, in_each_dimension
+from nlbench.probes.ops import FunctionCall, graph_rule, in_each_dimension, tensors_in
 
-from .nodes import Builder, compact, differs, distinct, side_by_side, tidied, varies
+from .channel_graph import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
 __all__ = ["Call", "Refused", "unit"]
 
@@ -33,17 +31,12 @@ class Refused(Exception):
     """Why a call can't be followed; whoever catches it knows where it is."""
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of an operation.
+class Call(FunctionCall):
+    """One call of an operation, and what is known of the channels of what it was given.
 
     Parameters
     ----------
-    name : str
-        See `nlbench.probes.ops.qualified_name`.
-    function : callable
-    args, kwargs
-        What it was given.
+    call : FunctionCall
     output
         What it gave.
     site : str
@@ -57,20 +50,19 @@ class Call:
     builder : Builder
     """
 
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    output: Any
-    site: str
-    nodes_of: Callable[[Any], Tensor | None]
-    channel_of: Callable[[Tensor], int | None]
-    real: Callable[[Tensor], Tensor]
-    builder: Builder
-
-    def arg(self, place: int, name: str, default: Any = None) -> Any:
-        """Give an argument that may have been passed by position or by name."""
-        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+    def __init__(
+        self,
+        call: FunctionCall,
+        output: Any,
+        site: str,
+        nodes_of: Callable[[Any], Tensor | None],
+        channel_of: Callable[[Tensor], int | None],
+        real: Callable[[Tensor], Tensor],
+        builder: Builder,
+    ) -> None:
+        super().__init__(call.function, call.args, call.kwargs)
+        self.output, self.site, self.builder = output, site, builder
+        self.nodes_of, self.channel_of, self.real = nodes_of, channel_of, real
 
     def nodes(self, value: Any) -> Tensor:
         """Give the nodes of a tensor, a constant's being -1."""
@@ -80,12 +72,13 @@ class Call:
     @property
     def first(self) -> Tensor:
         """Nodes of the first argument."""
-        return self.nodes(self.arg(0, "input"))
+        return self.nodes(self.argument(0, "input"))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the output."""
-        return tuple(self.output.shape)
+        """Of the output, the first of several."""
+        output = self.output if isinstance(self.output, Tensor) else self.output[0]
+        return tuple(output.shape)
 
     def is_of_channels(self, tensor: Tensor, axis: int) -> bool:
         """Tell whether entries along an axis are channels: they differ, or a layer put them there.
@@ -112,20 +105,15 @@ class Call:
     def only(self, *values: Any) -> None:
         """Refuse if any other argument than these depends on the input."""
         own = {id(value) for value in values}
-        for value in (*self.args, *self.kwargs.values()):
-            if (
-                isinstance(value, Tensor)
-                and id(value) not in own
-                and self.nodes_of(value) is not None
-            ):
-                raise Refused("its weights depend on the input")
+        if any(id(t) not in own and self.nodes_of(t) is not None for t in self.tensors):
+            raise Refused("its weights depend on the input")
 
     def fixed(self, values: Any) -> None:
         """Refuse if what picks or counts entries depends on the input or has no numbers."""
-        for value in tree_iter(values):
-            if isinstance(value, Tensor) and self.nodes_of(value) is not None:
+        for tensor in tensors_in((values,)):
+            if self.nodes_of(tensor) is not None:
                 raise Refused("which entries it takes depends on the input")
-            if isinstance(value, Tensor) and value.is_meta:
+            if tensor.is_meta:
                 raise Undefined(
                     f"{self.name}: which entries it takes is not there, the model is on device meta"
                 )
@@ -133,21 +121,20 @@ class Call:
 
 def unit(call: Call) -> Tensor:
     """A unit on each channel: any activation that has no rule of its own."""
-    return call.builder.activated(call.first, call.site, torch.ones(1, dtype=torch.float64))
+    return call.builder.activated(call.first, call.site)
 
 
 @graph_rule("glu")
 def _gated(call: Call) -> Tensor:
-    half, gate = call.first.chunk(2, call.arg(1, "dim", -1))
-    active = torch.ones(1, dtype=torch.float64)
-    return call.builder.paired(half, call.builder.activated(gate, call.site, active))
+    half, gate = call.first.chunk(2, call.argument(1, "dim", -1))
+    return call.builder.paired(half, call.builder.activated(gate, call.site))
 
 
 @graph_rule("prelu")
 def _sloped(call: Call) -> Tensor:
     """A unit is linear where its slope is 1."""
-    nodes, weight = call.first, call.real(call.arg(1, "weight"))
-    call.only(call.arg(0, "input"))
+    nodes, weight = call.first, call.real(call.argument(1, "weight"))
+    call.only(call.argument(0, "input"))
     if weight.is_meta:
         raise Undefined(f"{call.site}: its slopes are not there, the model is on device meta")
     active = (weight.detach().reshape(-1) != 1).double().cpu()
@@ -159,7 +146,7 @@ def _sloped(call: Call) -> Tensor:
 
 @graph_rule("leaky_relu")
 def _leaking(call: Call) -> Tensor:
-    bends = call.arg(1, "negative_slope", 0.01) != 1
+    bends = call.argument(1, "negative_slope", 0.01) != 1
     active = torch.full((1,), float(bends), dtype=torch.float64)
     return call.builder.activated(call.first, call.site, active)
 
@@ -176,8 +163,8 @@ def product(call: Call) -> Tensor:
 @graph_rule("addmm", "baddbmm")
 def added_product(call: Call) -> Tensor:
     """Follow ``addmm`` and its like: a product added to a tensor."""
-    made = _matrix_product(call, call.arg(1, "mat1"), call.arg(2, "mat2"))
-    return call.builder.paired(call.nodes(call.arg(0, "input")), made).expand(call.shape)
+    made = _matrix_product(call, call.argument(1, "mat1"), call.argument(2, "mat2"))
+    return call.builder.paired(call.nodes(call.argument(0, "input")), made).expand(call.shape)
 
 
 def _matrix_product(call: Call, first: Tensor, second: Tensor) -> Tensor:
@@ -234,7 +221,7 @@ def einsum(call: Call) -> Tensor:
 @graph_rule("scaled_dot_product_attention")
 def attention(call: Call) -> Tensor:
     """Scaled dot-product attention of (..., tokens, channels) tensors."""
-    query, key, value = (call.arg(i, name) for i, name in enumerate(("query", "key", "value")))
+    query, key, value = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
     call.only(query, key, value)
     builder = call.builder
     rows = builder.reduced(call.nodes(query), [-1], keep=True)
@@ -247,12 +234,12 @@ def attention(call: Call) -> Tensor:
 
 
 @graph_rule("multi_head_attention_forward")
-def multi_head(call: Call) -> tuple[Tensor, Any]:
+def multi_head(call: Call) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with its projections, of (tokens, batch, channels) tensors."""
-    given = [call.arg(i, name) for i, name in enumerate(("query", "key", "value"))]
+    given = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
     call.only(*given)
-    builder, heads = call.builder, int(call.arg(4, "num_heads"))
-    width = int(call.arg(3, "embed_dim_to_check"))
+    builder, heads = call.builder, int(call.argument(4, "num_heads"))
+    width = int(call.argument(3, "embed_dim_to_check"))
     # Positions mix anyway; without them every projection is one vector of channels.
     flat = [
         builder.dense(
@@ -266,7 +253,7 @@ def multi_head(call: Call) -> tuple[Tensor, Any]:
     output, shown = call.output
     made = builder.dense(mixed, output.shape[-1]).expand(tuple(output.shape))
     if shown is None:
-        return made, None
+        return made
     return made, builder.reduced(weights, [0, 1]).expand(tuple(shown.shape))
 
 
@@ -277,7 +264,7 @@ def multi_head(call: Call) -> tuple[Tensor, Any]:
 )  # fmt: skip
 def _kept(call: Call) -> Tensor:
     """Entries stay where they are."""
-    given = call.arg(0, "input")
+    given = call.argument(0, "input")
     call.only(given)
     for value in (*call.args[1:], *call.kwargs.values()):
         if isinstance(value, Tensor) and value.numel() > 1:
@@ -293,7 +280,7 @@ def _kept(call: Call) -> Tensor:
     "clone", "detach", "alias", "requires_grad", "data", "real", "neg", "positive"
 )  # fmt: skip
 def _converted(call: Call) -> Tensor:
-    given = call.arg(0, "input")
+    given = call.argument(0, "input")
     if given.is_floating_point() and not call.output.is_floating_point():
         raise Refused("it rounds to whole numbers")
     return call.first
@@ -322,19 +309,23 @@ def _long_axes(nodes: Tensor) -> int:
 )  # fmt: skip
 def _moved(call: Call) -> Any:
     """Entries move about: do the same to the numbers of their nodes."""
-    given, *others = call.args or (call.kwargs["input"],)
+    return _likewise(call, call.first)
+
+
+def _likewise(call: Call, numbers: Tensor) -> Any:
+    """Move numbers about as the call moves the entries of what it is given."""
+    others = call.args[1:]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "input"}
     call.fixed((others, kwargs))
     # A tensor of its own, since a call in place changes the shape of what it is given.
-    nodes = call.nodes(given)
-    moved = call.function(nodes.expand(nodes.shape), *others, **kwargs)
+    moved = call.function(numbers.expand(numbers.shape), *others, **kwargs)
     return tidied(moved) if isinstance(moved, Tensor) else moved
 
 
 @graph_rule("expand", "expand_as", "broadcast_to")
 def _expanded(call: Call) -> Tensor:
     call.builder.positions.copied = True
-    return tidied(call.broadcast(call.arg(0, "input")))
+    return tidied(call.broadcast(call.argument(0, "input")))
 
 
 def _tell_apart(call: Call, given: Tensor, constant: Tensor) -> None:
@@ -351,7 +342,7 @@ def _tell_apart(call: Call, given: Tensor, constant: Tensor) -> None:
 
 def _taken(call: Call, axes: Iterable[int]) -> Tensor:
     """Entries are picked along axes: of channels, one that is taken again is another one."""
-    given = call.arg(0, "input")
+    given = call.argument(0, "input")
     nodes: Tensor = _moved(call)
     if not any(call.is_of_channels(given, axis) for axis in axes):
         positions = call.builder.positions
@@ -359,14 +350,13 @@ def _taken(call: Call, axes: Iterable[int]) -> Tensor:
         positions.joined |= positions.padded
         return nodes
     entries = torch.arange(given.numel()).reshape(given.shape)
-    picked = replace(call, nodes_of=lambda value: entries if value is given else None)
-    return call.builder.again(nodes, _times(_moved(picked)))
+    return call.builder.again(nodes, _times(_likewise(call, entries)))
 
 
 @graph_rule("index_select", "take_along_dim")
 def _selected(call: Call) -> Tensor:
     """``index_select``, ``take_along_dim``: the axis is named."""
-    named = call.arg(1 if call.name == "index_select" else 2, "dim")
+    named = call.argument(1 if call.name == "index_select" else 2, "dim")
     return _taken(call, () if named is None else (named,))
 
 
@@ -416,7 +406,7 @@ def _repeated(call: Call) -> Tensor:
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
     call.fixed(counts)
-    given, nodes = call.arg(0, "input"), call.first
+    given, nodes = call.argument(0, "input"), call.first
     rank = max(len(counts), nodes.ndim)
     lead = rank - nodes.ndim
     nodes = nodes.reshape((1,) * lead + tuple(nodes.shape))
@@ -436,7 +426,7 @@ def _repeated(call: Call) -> Tensor:
 @graph_rule("repeat_interleave")
 def _interleaved(call: Call) -> Tensor:
     """As `_repeated`, each entry beside its copies."""
-    named = call.arg(2, "dim")
+    named = call.argument(2, "dim")
     return _taken(call, range(call.first.ndim) if named is None else (named,))
 
 
@@ -450,18 +440,18 @@ def _shuffled(call: Call) -> Tensor:
 
 @graph_rule("linear")
 def _linear(call: Call) -> Tensor:
-    given = call.arg(0, "input")
+    given = call.argument(0, "input")
     call.only(given)
     return call.builder.dense(call.nodes(given), call.shape[-1])
 
 
 @graph_rule(*in_each_dimension("conv", "conv_transpose"))
 def _convolution(call: Call) -> Tensor:
-    given = call.arg(0, "input")
+    given = call.argument(0, "input")
     call.only(given)
-    groups = int(call.arg(6, "groups", 1))
+    groups = int(call.argument(6, "groups", 1))
     nodes = call.nodes(given)
-    if nodes.ndim == call.arg(1, "weight").ndim:
+    if nodes.ndim == call.argument(1, "weight").ndim:
         return call.builder.convolved(nodes, groups, call.shape)
     return call.builder.convolved(nodes[None], groups, (1, *call.shape))[0]
 
@@ -469,23 +459,22 @@ def _convolution(call: Call) -> Tensor:
 @graph_rule(
     *in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
 )
-def _pooled(call: Call) -> Any:
-    """Positions along the last axes meet; a second output says where the maxima lie."""
+def _pooled(call: Call) -> Tensor:
+    """Positions along the last axes meet."""
     nodes, axes = call.first, range(-int(call.name[-2]), 0)
     positions = call.builder.positions
-    is_apart = "max" in call.name and call.arg(4, "dilation", 1) not in (1, (1,) * len(axes))
+    is_apart = "max" in call.name and call.argument(4, "dilation", 1) not in (1, (1,) * len(axes))
     if "avg" not in call.name and (positions.joined or (positions.padded and is_apart)):
         raise Refused(_SEVERAL)
-    single = call.output if isinstance(call.output, Tensor) else call.output[0]
+    shape = call.shape
     mixed = [axis for axis in axes if varies(nodes, axis)]
-    if any(single.shape[axis] > 1 for axis in mixed):
+    if any(shape[axis] > 1 for axis in mixed):
         raise Refused("it pools over channels, window by window")
     if mixed and "avg" not in call.name:
         raise Refused("it takes the largest of several channels")
     if "adaptive" in call.name:
         positions.copied = True  # It may give more than it is given.
-    made = call.builder.reduced(nodes, axes, keep=True).expand(tuple(single.shape))
-    return made if isinstance(call.output, Tensor) else (made, None)
+    return call.builder.reduced(nodes, axes, keep=True).expand(shape)
 
 
 @graph_rule("interpolate", "upsample")
@@ -496,7 +485,7 @@ def _interpolated(call: Call) -> Tensor:
 
 
 @graph_rule("mean", "sum", "amax", "amin", "nanmean", "nansum", "max", "min")
-def _reduced(call: Call) -> Any:
+def _reduced(call: Call) -> Tensor:
     nodes = call.first
     axes = call.kwargs.get("dim", call.kwargs.get("axis", call.args[1] if call.args[1:] else None))
     if isinstance(axes, Tensor) or "other" in call.kwargs:
@@ -510,9 +499,7 @@ def _reduced(call: Call) -> Any:
     is_many = any(nodes.shape[axis] > 1 for axis in axes)
     if call.name in _EXTREMES and is_many and (positions.joined or positions.padded):
         raise Refused(_SEVERAL)
-    single = call.output if isinstance(call.output, Tensor) else call.output[0]
-    made = call.builder.reduced(nodes, axes, keep=single.ndim == nodes.ndim)
-    return made if isinstance(call.output, Tensor) else (made, None)
+    return call.builder.reduced(nodes, axes, keep=len(call.shape) == nodes.ndim)
 
 
 _SEVERAL = (
@@ -530,7 +517,7 @@ _DIVISIONS = ("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide")
 )  # fmt: skip
 def _merged(call: Call) -> Tensor:
     """Sums and products; of a constant nothing comes."""
-    first, second = call.arg(0, "input"), call.arg(1, "other")
+    first, second = call.argument(0, "input"), call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
         raise Refused("it rounds to whole numbers")
     flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
@@ -552,7 +539,7 @@ def _merged(call: Call) -> Tensor:
 @graph_rule("addcmul")
 def _added_product(call: Call) -> Tensor:
     """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
-    given = [call.arg(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
+    given = [call.argument(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
     if given[1] is given[2] and call.nodes_of(given[1]) is not None:
         raise Refused("it squares, as pow does")
     summand, one, other = map(call.broadcast, given)
@@ -565,8 +552,8 @@ def _added_product(call: Call) -> Tensor:
 @graph_rule("cat", "concat", "concatenate")
 def _concatenated(call: Call) -> Tensor:
     """Channels side by side; a constant beside positions of a channel joins that channel."""
-    axis = call.arg(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
-    tensors = [t for t in call.arg(0, "tensors") if t.ndim == call.output.ndim]
+    axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
+    tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
     nodes = [call.nodes(t) for t in tensors]
     size = call.output.shape[axis]
     if not any(call.is_of_channels(t, axis) for t in tensors):
@@ -586,8 +573,8 @@ def _concatenated(call: Call) -> Tensor:
 @graph_rule("stack")
 def _stacked(call: Call) -> Tensor:
     """Channels side by side, along an axis of their own."""
-    axis = call.arg(1, "dim", 0) % call.output.ndim
-    nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.arg(0, "tensors")]
+    axis = call.argument(1, "dim", 0) % call.output.ndim
+    nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.argument(0, "tensors")]
     return side_by_side(_each_its_own(call.builder, nodes), axis)
 
 
@@ -606,19 +593,19 @@ def _each_its_own(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
 def _padded(call: Call) -> Tensor:
     """Edges of positions belong to the channel; channels added are constant."""
     nodes = call.first
-    pads = list(call.arg(1, "pad"))
+    pads = list(call.argument(1, "pad"))
     for number in range(len(pads) // 2):
         axis, (before, after) = nodes.ndim - 1 - number, pads[2 * number : 2 * number + 2]
         if before == 0 and after == 0:
             continue
         size = nodes.shape[axis] + before + after
         if varies(nodes, axis) or (nodes.shape[axis] == 1 and axis == 1):
-            if call.arg(2, "mode", "constant") != "constant":
+            if call.argument(2, "mode", "constant") != "constant":
                 raise Refused("it repeats channels at the edges")
             pad = [0, 0] * number + [before, after]
             nodes = torch.nn.functional.pad(nodes, pad, value=-1)
         else:
-            call.builder.positions.padded |= call.arg(2, "mode", "constant") == "constant"
+            call.builder.positions.padded |= call.argument(2, "mode", "constant") == "constant"
             one = nodes.narrow(axis, 0, 1)
             nodes = one.expand(*(size if a == axis else -1 for a in range(nodes.ndim)))
     return nodes
@@ -656,14 +643,14 @@ def _assigned(call: Call) -> Tensor:
 
 @graph_rule("embedding")
 def _embedded(call: Call) -> Tensor:
-    index, weight = call.arg(0, "input"), call.arg(1, "weight")
+    index, weight = call.argument(0, "input"), call.argument(1, "weight")
     call.only(index)
     return call.builder.dense(call.nodes(index)[..., None], int(weight.shape[1]))
 
 
 @graph_rule("masked_fill")
 def _masked(call: Call) -> Tensor:
-    given, mask, value = call.args[0], call.arg(1, "mask"), call.arg(2, "value")
+    given, mask, value = call.args[0], call.argument(1, "mask"), call.argument(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
         raise Refused("what it puts in depends on the input")
     call.builder.positions.padded = True

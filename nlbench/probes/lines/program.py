@@ -17,11 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.errors import NlbenchError, NotFinite, RequestError, UnsupportedOperation
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    RequestError,
+    UnsupportedOperation,
+    first_line,
+)
 from nlbench.probes.budget import LiveBytes, PointMemory
 from nlbench.probes.model_state import (
     double_copy,
@@ -30,7 +36,14 @@ from nlbench.probes.model_state import (
     shape_copy,
     typed_copy,
 )
-from nlbench.probes.ops import known, load_errors, operation, qualified_name
+from nlbench.probes.ops import (
+    DispatchMode,
+    FunctionCall,
+    known,
+    load_errors,
+    qualified_name,
+    written_in,
+)
 from nlbench.probes.site_names import SiteName, SiteNames
 
 from .ops import kinks
@@ -314,7 +327,7 @@ def _one_output(network: nn.Module, one: Tensor, context: AbstractContextManager
     except NlbenchError:
         raise
     except (RuntimeError, TypeError, IndexError, ValueError, AssertionError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise RequestError(
             f"the network can't be run on one input of shape {tuple(one.shape)}: {reason}"
         ) from error
@@ -554,7 +567,7 @@ class _Layout:
         return places.as_strided(self.shape, self.stride, self.offset).flatten()
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(DispatchMode):
     """Writes down what is dispatched while a network runs on one input.
 
     Parameters
@@ -572,7 +585,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.steps: list[Step] = []
         self._dtype = example.dtype
         self._names = _Names(network, self)
@@ -593,12 +606,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._clock = 0
         self._bind(example, 0)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here, and shielding the recorder from the compiler would
-        # import it: seconds, for the first trace of a process.
-        return False
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -640,7 +647,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         args, kwargs = _by_position(func, tuple(args), kwargs or {})
-        written = _written(func, args, kwargs)
+        written = written_in(func, args, kwargs)
         name = qualified_name(func)
         return self._record(func, name, args, kwargs, written)
 
@@ -681,8 +688,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if name in ("copy", "fill", "zero") and written:
             return self._copy(func, args, spec, traced)
-        operation = known(name)
-        if operation is None or not operation.traced:
+        if not known(name).traced:
             return self._decompose(func, name, args, kwargs)
         function = func
         if written:
@@ -713,10 +719,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Say why an operation can't be traced: it is known not to be affine, or not known."""
         for called in (name, *reversed(self._composites)):
             operation = known(called)
-            if operation is not None and (operation.refused or operation.kind):
+            if operation.refused or operation.kind:
                 return operation.refused or "not piecewise affine"
-        found = [known(called) for called in (name, *self._composites)]
-        if any(operation is not None and operation.has_numbers for operation in found):
+        if any(known(called).has_numbers for called in (name, *self._composites)):
             return "not piecewise affine"
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"
@@ -858,7 +863,7 @@ def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
 
 def _rule_of(call: Call) -> Rule:
     operation = known(call.name)
-    if operation is None or not operation.traced:
+    if not operation.traced:
         raise NotAffine("not piecewise affine")
     if operation.line is None:
         return kinks.rule_of_kinks(operation, call)
@@ -873,15 +878,13 @@ class _Names(SiteNames):
         super().__init__(network)
         self._recorder = recorder
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = getattr(func, "__name__", "")
+    def call(self, call: FunctionCall) -> Any:
+        name = getattr(call.function, "__name__", "")
         if name in _READS_MEMORY:
-            self._recorder.refuse_reading(name, args)
-        if hasattr(func, "nlbench_op"):
-            found = operation(func)
-            if found is not None and found.traced:
-                return self._recorder.whole(func, args, kwargs)
-        return super().call(func, args, kwargs)
+            self._recorder.refuse_reading(name, call.args)
+        if hasattr(call.function, "nlbench_op") and call.operation.traced:
+            return self._recorder.whole(call.function, call.args, call.kwargs)
+        return super().call(call)
 
 
 def _by_position(
@@ -898,16 +901,6 @@ def _by_position(
 
 def _storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """List the tensors that a call changes in place."""
-    written = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[i] if i < len(args) else kwargs.get(argument.name)
-            written += [a for a in tree_iter(given) if isinstance(a, Tensor)]
-    return written
 
 
 def _expanded(x: Tensor, shape: Sequence[int]) -> Tensor:

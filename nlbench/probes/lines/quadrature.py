@@ -20,7 +20,7 @@ from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nlbench.errors import NotFinite, RequestError, Undefined
+from nlbench.errors import NotFinite, RequestError, Undefined, first_line
 from nlbench.probes.budget import PointMemory, bytes_a_sample, halving, is_out_of_memory, share_out
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
@@ -139,7 +139,7 @@ class Batches:
             except (RuntimeError, TypeError, IndexError, ValueError) as error:
                 if is_out_of_memory(error):
                     raise
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                reason = first_line(error)
                 shape = tuple(batch.shape)
                 raise RequestError(
                     f"the network can't be run on inputs of shape {shape}: {reason}"

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.errors import Undefined
-from nlbench.probes.axes import batch_first, softmax_axis, tensors_in
-from nlbench.probes.ops import FUSED
-from nlbench.probes.site_names import HandwrittenCall, SiteName, SiteNames, input_of
+from nlbench.probes.axes import batch_first, softmax_axis
+from nlbench.probes.ops import FUSED, DispatchMode, FunctionCall, tensors_in
+from nlbench.probes.site_names import HandwrittenCall, SiteName, SiteNames
 
 from .reduce import Function, Side, capture
 from .roles import GATE_KINDS, Fate, Gate, Gates, Logits, Unseen
@@ -181,70 +180,58 @@ class Watch(SiteNames):
         finally:
             self._reset()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._paused:
             return func(*args, **(kwargs or {}))
         if self._waiting:
             self._tell_settled()
         return super().__torch_function__(func, types, args, kwargs)
 
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def called(self, call: FunctionCall) -> Any:
         """Call a function of PyTorch's, and keep what is wanted of it if it is an activation."""
-        name = getattr(func, "__name__", "")
-        given = input_of(args, kwargs)
-        kind = self.kind_of(func, given)
+        name, kind = call.name, self.kind_of(call)
         if kind is None or (kind == "softmax" and not self.kept.attention):
-            if self.kept.attention and name in FUSED_ATTENTION:
-                output = self._attend(func, args, kwargs)
-            else:
-                output = func(*args, **kwargs)
-            self.follow(func, args, kwargs, output)
+            is_attention = self.kept.attention and name in FUSED_ATTENTION
+            output = self._attend(call) if is_attention else call.run()
+            self.follow(call, output)
             if name in FUSED:
                 self._on_unseen(f"{name} of {self._place}")
             return output
-        assert isinstance(given, Tensor)
-        site = self.name(kind)
-        axis = softmax_axis(kind, given, args, kwargs) if kind in ("glu", "softmax") else 0
+        site, given = self.name(kind), call.input
+        axis = softmax_axis(call) if kind in ("glu", "softmax") else 0
         x = given
         if kind == "glu":
             x = given.narrow(axis, 0, given.shape[axis] // 2)
             self.layouts.adopt(x, given)
         begun = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
-        output = func(*args, **kwargs)
-        self.follow(func, args, kwargs, output, is_site=True)
-        call = Call(site, begun, self._end(begun, output))
+        output = call.run()
+        self.follow(call, output, is_site=True)
+        seen = Call(site, begun, self._end(begun, output))
         if kind in GATE_KINDS:
-            call.gate = self._gates.begin(given, output)
+            seen.gate = self._gates.begin(given, output)
         elif kind == "glu":
-            call.role = "gate"
+            seen.role = "gate"
         elif kind == "softmax" and given.ndim > 2:
-            call.role = "attention"
+            seen.role = "attention"
         if kind not in ("glu", "softmax"):
-            call.fate = self._logits.begin(kind, given, output)
-        self._add(call)
+            seen.fate = self._logits.begin(kind, given, output)
+        self._add(seen)
         return output
 
     @property
     def _place(self) -> str:
         return self.path or "the model"
 
-    def follow(
-        self, func: Any, args: Any, kwargs: Any, output: object, *, is_site: bool = False
-    ) -> None:
+    def follow(self, call: FunctionCall, output: object, *, is_site: bool = False) -> None:
         """Note what became of the axes, and what the output is made of."""
-        super().follow(func, args, kwargs, output)
-        self._gates.follow(func, args, kwargs, output, self.layouts.is_constant)
-        given = [t for t in tensors_in((*args, *kwargs.values())) if self.layouts.is_sampled(t)]
-        self._logits.follow(func, args, given, output)
-        self._unseen.follow(func, given, output, self._place, is_site=is_site)
+        super().follow(call, output)
+        given = list(filter(self.layouts.is_sampled, call.tensors))
+        if outputs := list(tensors_in((output,))):
+            self._gates.follow(call, outputs, self.layouts.is_constant)
+            self._logits.follow(call, given, outputs)
+        self._unseen.follow(call.operation, given, output, self._place, is_site=is_site)
 
-    def _attend(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _attend(self, call: FunctionCall) -> Any:
         """Call a function that computes attention, and look at the softmax inside."""
 
         def on_softmax(x: Tensor, y: Tensor, axis: int) -> None:
@@ -253,7 +240,7 @@ class Watch(SiteNames):
             self._add(Call(site, begun, self._end(begun, y), "attention"))
 
         with FusedSoftmaxes(on_softmax):
-            return func(*args, **kwargs)
+            return call.run()
 
     def _begin(self, given: Tensor, label: str, kind: str, axis: int | None = None) -> Begun:
         batch, channel, assumed = self._axes(given, label)
@@ -352,7 +339,7 @@ class Watch(SiteNames):
 FUSED_ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 
 
-class FusedSoftmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FusedSoftmaxes(DispatchMode):  # type: ignore[no-untyped-call]
     """Tells of each softmax that is computed, whole or inside PyTorch's fused attention.
 
     The kernels that run are the ones that would run anyway; where one of them does not show
@@ -372,7 +359,7 @@ class FusedSoftmaxes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, on_softmax: Callable[[Tensor, Tensor, int], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._on_softmax = on_softmax
 
     def __torch_dispatch__(

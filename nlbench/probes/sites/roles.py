@@ -16,7 +16,7 @@ or a gate.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.probes.axes import tensors_in
-from nlbench.probes.ops import known, operation_name
-from nlbench.probes.site_names import acts_of, bends
+from nlbench.probes.ops import FunctionCall, Operation, tensors_in
 
 __all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits", "Unseen"]
 
@@ -38,12 +36,27 @@ _PARTS = {"chunk", "interpolate", "split", "tensor_split"}
 _PRODUCTS = {"mul", "multiply"}
 
 
-def _arranges(name: str) -> bool:
-    found = known(name)
-    return name in _PARTS or (found is not None and found.arranges not in ("", "reduces"))
+def _arranges(operation: Operation) -> bool:
+    return operation.name in _PARTS or operation.arranges not in ("", "reduces")
 
 
-class Gate:
+class _Followed:
+    """The output of a call, and what stands for it, as long as it lives."""
+
+    def __init__(self, output: Tensor) -> None:
+        self._live = [weakref.ref(output)]
+
+    def goes_on(self, outputs: Sequence[Tensor]) -> None:
+        """Follow it into what is made of it."""
+        self._live += [weakref.ref(tensor) for tensor in outputs]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return all(reference() is None for reference in self._live)
+
+
+class Gate(_Followed):
     """What became of a sigmoid's output so far.
 
     Parameters
@@ -53,23 +66,25 @@ class Gate:
     """
 
     def __init__(self, given: Tensor, output: Tensor) -> None:
+        super().__init__(output)
         self._given = weakref.ref(given)
-        self._live = [weakref.ref(output)]
         self._multiplies = False
         self._refuted = False
 
-    def used(self, func: Any, operands: Sequence[Tensor], output: object) -> list[Tensor]:
+    def used(
+        self, operation: Operation, operands: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """Note an operation on it; return what stands for the gate from now on."""
-        name, acts = operation_name(func), acts_of(func)
         others = [tensor for tensor in operands if not self._stands_for(tensor)]
-        outputs = list(tensors_in((output,)))
-        if not outputs:
-            return []
-        is_scaled = acts in ("affine", "sums") and not others and len(operands) == 1
-        if _arranges(name) or acts == "keeps" or is_scaled:
-            self._live += [weakref.ref(tensor) for tensor in outputs]
+        is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
+        if _arranges(operation) or operation.acts == "keeps" or is_scaled:
+            self.goes_on(outputs)
             return outputs
-        if name in _PRODUCTS and others and all(tensor is not self._given() for tensor in others):
+        if (
+            operation.name in _PRODUCTS
+            and others
+            and all(tensor is not self._given() for tensor in others)
+        ):
             self._multiplies = True
             # In place the product has taken the gate's own tensor.
             self._live = [r for r in self._live if all(r() is not tensor for tensor in outputs)]
@@ -83,7 +98,7 @@ class Gate:
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes the verdict."""
-        return self._refuted or all(reference() is None for reference in self._live)
+        return self._refuted or self.is_gone
 
     @property
     def is_gate(self) -> bool:
@@ -104,20 +119,17 @@ class Gates:
 
     def follow(
         self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        output: object,
+        call: FunctionCall,
+        outputs: Sequence[Tensor],
         is_constant: Callable[[Tensor], bool],
     ) -> None:
         """Note an operation, whatever it is on; to multiply by a constant is to scale."""
         if not self._of:
             return
-        operands = [t for t in tensors_in((*args, *kwargs.values())) if not is_constant(t)]
-        outputs = list(tensors_in((output,)))
+        operands = [tensor for tensor in call.tensors if not is_constant(tensor)]
         among = (gate for tensor in operands if (gate := self._of.get(tensor)) is not None)
         for gate in {id(gate): gate for gate in among}.values():
-            standing = gate.used(func, operands, output)
+            standing = gate.used(call.operation, operands, outputs)
             for tensor in outputs:
                 if any(tensor is other for other in standing):
                     self._of[tensor] = gate
@@ -125,7 +137,7 @@ class Gates:
                     self._of.pop(tensor, None)
 
 
-class Fate:
+class Fate(_Followed):
     """What becomes of the output of a call on logits.
 
     Parameters
@@ -138,13 +150,9 @@ class Fate:
     """
 
     def __init__(self, output: Tensor, is_product: bool, divided_by: float | None) -> None:
-        self._live = [weakref.ref(output)]
+        super().__init__(output)
         self._is_product, self._divided_by = is_product, divided_by
         self.role = ""
-
-    def goes_on(self, outputs: Sequence[Tensor]) -> None:
-        """Follow it into what is made of it."""
-        self._live += [weakref.ref(tensor) for tensor in outputs]
 
     def multiplied(self, factor: float | None) -> None:
         """Note that it is multiplied by a number."""
@@ -160,7 +168,7 @@ class Fate:
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes its role."""
-        return self.role == "attention" or all(reference() is None for reference in self._live)
+        return self.role == "attention" or self.is_gone
 
 
 class Logits:
@@ -181,19 +189,12 @@ class Logits:
         return fate
 
     def follow(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        operands: Sequence[Tensor],
-        output: object,
+        self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
         """Note an operation on tensors that come from the model's input, among its arguments."""
-        name = operation_name(func)
+        name = call.name
         is_followed = self._products or self._divided or self._fates
         if not operands or not (is_followed or name in _INNER or name in _FACTORS):
-            return
-        outputs = list(tensors_in((output,)))
-        if not outputs:
             return
         are_products = any(tensor in self._products for tensor in operands)
         fates = [fate for t in operands if (fate := self._fates.get(t)) is not None]
@@ -204,11 +205,11 @@ class Logits:
             if are_products == (name == "softmax"):
                 self._products.update(dict.fromkeys(outputs))
             return
-        if not _arranges(name) and not acts_of(func):
+        if not _arranges(call.operation) and not call.operation.acts:
             return
         if are_products:
             self._products.update(dict.fromkeys(outputs))
-        factor = _factor(name, args)
+        factor = _factor(name, call.args)
         if factor:
             self._divided[outputs[0]] = 1 / factor
         for fate in fates:
@@ -258,7 +259,7 @@ class Unseen:
 
     def follow(
         self,
-        func: Any,
+        operation: Operation,
         given: Sequence[Tensor],
         output: object,
         place: str,
@@ -266,7 +267,7 @@ class Unseen:
         is_site: bool,
     ) -> None:
         """Note an operation, at a place, on tensors that come from the model's input."""
-        name = operation_name(func)
+        name = operation.name
         if name == "setitem" and given and output is None:
             # What it writes into is what it gives. Numbers that are chosen by a mask of the same
             # tensor are written number by number.
@@ -279,19 +280,18 @@ class Unseen:
         if not operands or name.startswith("new_") or name.endswith("_like"):
             self._constants.update(dict.fromkeys(outputs))
             return
-        self._used(name, operands, outputs)
-        acts = acts_of(func)
+        self._used(operation, operands, outputs)
         roots = {id(root): root for root in map(self._root, operands)}
         # Both bend what they are given twice, as it is and in factors or in a mask made of it.
         is_given_twice = name in ("einsum", "setitem") and len(operands) > 1
-        is_elementwise = is_site or bool(acts) or is_given_twice
+        is_elementwise = is_site or bool(operation.acts) or is_given_twice
         made = outputs[0]
         same = is_elementwise and len(roots) == 1 and isinstance(output, Tensor)
         same = same and all(t.shape == made.shape for t in operands)
         for tensor in outputs:
             self._roots[tensor] = next(iter(roots.values())) if same else object()
         # A product of two tensors bends if both are made of one; a maximum of any two does.
-        is_bent = is_given_twice or bends(func, len(operands)) if same else acts == "bends"
+        is_bent = (same and is_given_twice) or operation.is_bent(len(operands) if same else 1)
         is_whole = isinstance(output, Tensor) and made.shape == operands[0].shape
         if is_bent and is_whole and made.is_floating_point() and not is_site:
             self._open[made] = (place, name)
@@ -299,16 +299,15 @@ class Unseen:
     def _root(self, tensor: Tensor) -> object:
         return self._roots.setdefault(tensor, object())
 
-    def _used(self, name: str, operands: Iterable[Tensor], outputs: Sequence[Tensor]) -> None:
+    def _used(
+        self, operation: Operation, operands: Iterable[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        is_norm = operation.name in _NORMS or operation.arranges == "reduces"
         for tensor in operands if self._open else ():
             remark = self._open.get(tensor)
-            if remark is None or name in _NORMS or not outputs[0].is_floating_point():
+            if remark is None or is_norm or not outputs[0].is_floating_point():
                 continue
-            found = known(name)
-            arranges = found.arranges if found else ""
-            if arranges == "reduces":
-                continue
-            if arranges:
+            if operation.arranges:
                 for made in outputs:
                     self._open[made] = remark
             elif outputs[0].numel() <= tensor.numel():

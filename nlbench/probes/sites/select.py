@@ -6,31 +6,18 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, nearest
 
-__all__ = ["ROLES", "Named", "Picker", "Selection"]
+if TYPE_CHECKING:
+    from .sites import Site
+
+__all__ = ["ROLES", "Picker", "Selection"]
 
 
 ROLES = ("activation", "gate", "attention", "softcap")
 _ATTRIBUTES = ("every", "kind", "role")
-
-
-class Named(Protocol):
-    """What a choice can go by."""
-
-    @property
-    def name(self) -> str:
-        """The site's name."""
-
-    @property
-    def kind(self) -> str:
-        """Such as ``relu``."""
-
-    @property
-    def role(self) -> str:
-        """One of `ROLES`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +35,7 @@ class _Choice:
             kind is None or fnmatch.fnmatchcase(kind, glob) for glob in self.kinds
         )
 
-    def meets(self, site: Named) -> bool:
+    def meets(self, site: Site) -> bool:
         return self.may_take(site.name, site.kind) and all(role == site.role for role in self.roles)
 
 
@@ -92,7 +79,7 @@ class Selection:
         """
         return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
 
-    def check(self, sites: Iterable[Named]) -> None:
+    def check(self, sites: Iterable[Site]) -> None:
         """Refuse alternatives that no site of a model meets.
 
         Raises
@@ -109,7 +96,7 @@ class Selection:
                 )
 
 
-def _nearest(choice: _Choice, sites: list[Named]) -> str:
+def _nearest(choice: _Choice, sites: list[Site]) -> str:
     if choice.names:
         return nearest(choice.names[0], {site.name for site in sites})
     if choice.kinds:
@@ -126,7 +113,7 @@ class Picker:
         self._choices = selection.choices
         self._met: Counter[int] = Counter()
 
-    def takes(self, site: Named) -> bool:
+    def takes(self, site: Site) -> bool:
         """Whether the next site is chosen."""
         taken = not self._choices
         for number, choice in enumerate(self._choices):

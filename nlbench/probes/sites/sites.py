@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
 from nlbench.probes.background import Background, overlap_pays, rng_state, threads_beside
-from nlbench.probes.budget import Fitting, Found, fitting, halving, part_sizes, refuse_mixing
+from nlbench.probes.budget import Fitting, Found, halving, part_sizes, refuse_mixing
 from nlbench.probes.model_state import (
     attributes_kept,
     evaluation_mode,
@@ -235,7 +235,7 @@ def observe_sites(
     with evaluation_mode(model), without_fast_path(), watch.hooked():
         for batch in batches:
             seen.begin()
-            fits = fitting(found, model, FOUND, batch, memory)
+            fits = Fitting(found, model, FOUND, batch, memory)
             _observe_batch(watch, batch, seen, fits)
             seen.end()
             samples += len(batch)
@@ -324,7 +324,6 @@ class _Piece:
     """What the parts of a batch have shown of one site so far."""
 
     call: Call
-    rows: list[int] = field(default_factory=list)
     x: list[Side] = field(default_factory=list)
     y: list[Side] = field(default_factory=list)
 
@@ -369,7 +368,6 @@ class _Parts:
             return
         site = self._sites.setdefault(call.name, _Piece(call))
         if call.begun.side is not None and call.y is not None:
-            site.rows.append(len(call.begun.side.reduced))
             site.x.append(call.begun.side)
             site.y.append(call.y)
         if self._number == len(self._sizes) - 1:
@@ -381,13 +379,14 @@ class _Parts:
         call = site.call
         if not site.x:
             return None, None
-        if not call.begun.sampled and set(site.rows) == {1}:
+        rows = [len(side.reduced) for side in site.x]
+        if not call.begun.sampled and set(rows) == {1}:
             # A table that does not come from the input is one row, not one a part.
             return site.x[0], site.y[0]
-        a_sample = {rows / size for rows, size in zip(site.rows, self._sizes, strict=False)}
+        a_sample = {own / size for own, size in zip(rows, self._sizes, strict=False)}
         # A single sample's rows may as well be the tokens of a sample that is elsewhere.
         are_unsure = max(self._sizes) == 1 and a_sample != {1.0}
-        if len(site.rows) != len(self._sizes) or len(a_sample) > 1 or are_unsure:
+        if len(rows) != len(self._sizes) or len(a_sample) > 1 or are_unsure:
             raise Undefined(
                 f"{call.name}: which axis holds the samples is not known, and the batch does not "
                 "fit into memory as a whole"
@@ -415,7 +414,7 @@ def _observe_batch(watch: Watch, batch: Tensor, seen: _Pass, fits: Fitting) -> N
             # A copy: a first layer that works in place would change the caller's data.
             watch.run(part.clone())
 
-    tried = fits.of(len(batch))
+    tried = min(fits.most or len(batch), len(batch))
     _, size = halving(attempt, tried, batch.device)
     if size < tried:
         fits.remember(size)

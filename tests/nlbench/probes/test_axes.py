@@ -6,6 +6,7 @@ from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.probes.axes import Layouts
+from nlbench.probes.ops import FunctionCall
 from nlbench.probes.sites.reduce import reduce_site
 from nlbench.probes.sites.sites import list_sites, observe_sites
 
@@ -226,8 +227,8 @@ def test_a_matrix_leaves_no_choice():
 def test_an_index_leaves_the_channels_where_their_size_is_found(index, layer, size):
     x = torch.empty(3, 5, 7, 11)
     layouts, output = Layouts(1), x[index]
-    layouts.follow(layer, (x,), {}, x)
-    layouts.follow(torch.Tensor.__getitem__, (x, index), {}, output)
+    layouts.follow(FunctionCall(layer, (x,)), x)
+    layouts.follow(FunctionCall(torch.Tensor.__getitem__, (x, index)), output)
     channel, assumed = layouts.of(output)[1:]
     # The first axis of what is left counts as the batch, which is no place for channels.
     if output.shape[0] != size:

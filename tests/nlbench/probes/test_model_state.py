@@ -209,6 +209,16 @@ def test_a_scripted_model_is_refused_in_one_line():
         list_sites(scripted, torch.zeros(1, 2))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
+def test_a_scripted_model_is_a_function_and_left_as_it_was():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU())
+    scripted, x, found = torch.jit.script(model), torch.randn(4, 2), []
+    for each in (scripted, model):
+        observe_function(each, [x], lambda batch: found.append(batch.function(batch.inputs)))
+        assert each.training
+    assert torch.equal(*found)
+
+
 def test_a_compiled_model_is_refused_in_one_line():
     compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     with pytest.raises(RequestError, match="compiled, so its activations can't be observed"):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nlbench.probes.axes import softmax_axis
+from nlbench.probes.ops import FunctionCall
 from nlbench.probes.sites.sites import list_sites, observe_sites
 
 
@@ -104,7 +105,7 @@ def test_a_softmax_over_a_row_of_logits_is_no_attention():
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 def test_a_softmax_without_an_axis_takes_the_one_that_pytorch_takes(rank, axis):
     x = torch.randn(2, 3, 4, 5)[(0,) * (4 - rank)]
-    assert softmax_axis("softmax", x, (x,), {}) == axis
+    assert softmax_axis(FunctionCall(F.softmax, (x,))) == axis
     torch.testing.assert_close(F.softmax(x), x.softmax(axis))
 
 
