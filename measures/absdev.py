@@ -13,15 +13,49 @@ from torch import Tensor
 from nlbench.errors import RequestError, nearest
 from nlbench.measure import Measure, Parts, Result, Value
 from nlbench.options import Option, OptionValue
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
+from nlbench.probes.lines import (
+    ChordParts,
+    SegmentEstimate,
+    SegmentTrace,
+    TracedSegment,
+    chord_parts,
+)
 
-from ._deviation import Deviation, deviation_of
 from ._path_results import Method, with_means
 from ._sources import traced_regions
 
-__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_scale"]
+__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_of", "deviation_scale"]
 
 NORMALIZE = ("none", "range", "chord")
+
+
+def deviation_of(trace: SegmentTrace | SegmentEstimate) -> ChordParts:
+    r"""Integrate the distance between a network and the chord of a segment, by its sign.
+
+    Exact on a traced segment; an estimate brings its own integrals.
+
+    Parameters
+    ----------
+    trace : SegmentTrace or SegmentEstimate
+        With k logits.
+
+    Returns
+    -------
+    ChordParts
+        ``above`` and ``below`` (k,) are the segment's length times
+        :math:`\int_0^1 \max(\pm(f_j - g_j), 0)\,dt`, in units of the logit times units of the
+        input; ``variation`` (k,) is in units of the logit.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines import trace_segment
+    >>> trace = trace_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([1.0]))
+    >>> found = deviation_of(trace)
+    >>> float(found.above), float(found.below), float(found.variation)
+    (0.0, 0.5, 1.0)
+    """
+    found = trace if isinstance(trace, SegmentEstimate) else chord_parts(trace.t, trace.values)
+    return ChordParts(trace.length * found.above, trace.length * found.below, found.variation)
 
 
 def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
@@ -97,7 +131,7 @@ def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Te
 class _Sum:
     """What is known of one path so far."""
 
-    deviation: Deviation
+    deviation: ChordParts
     segments: tuple[float, ...]
     length: float
     error: Tensor
@@ -106,7 +140,7 @@ class _Sum:
     @classmethod
     def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Sum:
         found = deviation_of(trace)
-        found = Deviation(found.above.cpu(), found.below.cpu(), found.variation.cpu())
+        found = ChordParts(found.above.cpu(), found.below.cpu(), found.variation.cpu())
         error = torch.zeros_like(found.above)
         if isinstance(trace, SegmentEstimate):
             error = trace.length * trace.deviation_error.cpu()
@@ -137,7 +171,7 @@ class _Sum:
     def _divided(self, divisor: float) -> _Sum:
         found = self.deviation
         return _Sum(
-            Deviation(found.above / divisor, found.below / divisor, found.variation),
+            ChordParts(found.above / divisor, found.below / divisor, found.variation),
             tuple(segment / divisor for segment in self.segments),
             self.length,
             self.error / divisor,

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
     from .planes import Plane, plane
     from .refined import estimate_segment
-    from .trace import SegmentEstimate, SegmentTrace, chord_parts
+    from .trace import ChordParts, SegmentEstimate, SegmentTrace, chord_parts
 
 __all__ = [
     "LINES",
+    "ChordParts",
     "Lines",
     "Plane",
     "SegmentEstimate",
@@ -156,6 +157,7 @@ def is_channels_last(images: Tensor) -> bool:
 __getattr__ = lazy_exports(
     __name__,
     {
+        "ChordParts": "trace",
         "Plane": "planes",
         "SegmentEstimate": "trace",
         "SegmentTrace": "trace",
