@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -80,18 +81,21 @@ class Margins:
     is_coarse: Tensor | None = None
     is_paired: bool = False
 
-    @property
-    def sides(self) -> tuple[Tensor, Tensor]:
-        """Which units are above and which below, packed (P, W)."""
-        return packed(self.flat > self.kink + self.noise), packed(
-            self.flat < self.kink - self.noise
-        )
+    @cached_property
+    def state(self) -> Tensor:
+        """Which units are above and which below, packed (P, 2, W)."""
+        above, below = self.flat > self.kink + self.noise, self.flat < self.kink - self.noise
+        return torch.stack([packed(above), packed(below)], 1)
 
     @property
     def resting(self) -> Tensor:
         """Which units rest on the number, packed (P, W)."""
         found = self.flat == self.kink
         return packed(found if self.is_coarse is None else found & ~self.is_coarse)
+
+    def changes(self, other: Tensor) -> Tensor:
+        """Count units that are on another side in other states, (P, 2, W): (P,)."""
+        return ones(crossed(self.state, other, self.is_paired))
 
 
 @dataclass
@@ -100,7 +104,7 @@ class Windows:
 
     Parameters
     ----------
-    lead : tensor of shape (P, groups)
+    state : tensor of shape (P, groups)
         Positions of the leaders, -1 where a window rests.
     members : tensor of shape (P, rows, positions)
         The values among which they are.
@@ -110,7 +114,7 @@ class Windows:
         Whether that is more than is expected of values of their size.
     """
 
-    lead: Tensor
+    state: Tensor
     members: Tensor
     noise: Tensor
     is_coarse: Tensor
@@ -126,12 +130,20 @@ class Windows:
         expected = torch.zeros(len(lead), dtype=torch.bool, device=lead.device)
         return cls(lead.masked_fill_(resting, -1), members, noise, expected)
 
-    def switches(self, other: Tensor) -> Tensor:
-        """Count windows that others (P, groups) lead elsewhere: (P,)."""
-        row, group = ((self.lead != other) & (self.lead >= 0) & (other >= 0)).nonzero().unbind(1)
+    def led_by_others(self, other: Tensor) -> Tensor:
+        """Tell which windows others (P, groups) lead elsewhere."""
+        return (self.state != other) & (self.state >= 0) & (other >= 0)
+
+    def of_leaders(self, other: Tensor, row: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+        """Values here of the leader of some windows, and of that elsewhere: (m,) each."""
         channel = group // (other.shape[1] // self.members.shape[1])
-        mine = self.members[row, channel, self.lead[row, group].long()]
-        theirs = self.members[row, channel, other[row, group].long()]
+        mine = self.members[row, channel, self.state[row, group].long()]
+        return mine, self.members[row, channel, other[row, group].long()]
+
+    def changes(self, other: Tensor) -> Tensor:
+        """Count windows that others (P, groups) lead elsewhere: (P,)."""
+        row, group = self.led_by_others(other).nonzero().unbind(1)
+        mine, theirs = self.of_leaders(other, row, group)
         apart = mine - theirs > self.noise.flatten()[row]
         return torch.bincount(row[apart], minlength=len(other))
 
@@ -140,11 +152,11 @@ class Windows:
 
         Returns in how many windows of each row that is another than the largest.
         """
-        lead = self.lead[rows]
+        lead = self.state[rows]
         members = self.members[rows]
         tied = value_of(members, before) >= value_of(members, lead) - self.noise[rows]
         tied &= (before >= 0) & (lead >= 0)
-        self.lead[rows] = torch.where(tied, before, lead)
+        self.state[rows] = torch.where(tied, before, lead)
         return (tied & (before != lead)).sum(1)
 
 
@@ -237,7 +249,7 @@ class Piecewise:
         self,
         inputs: Tensor,
         watch: Watch | None = None,
-        rounding: tuple[Tensor, Tensor] | None = None,
+        rounding: Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Carry points (P, *input) through the network; outputs are (P, k).
 
@@ -297,7 +309,7 @@ def _apart(mine: Margins | Windows, theirs: Margins | Windows) -> tuple[Tensor, 
 
 
 def _coarser(
-    found: Margins | Windows, rounding: tuple[Tensor, Tensor] | None, which: int
+    found: Margins | Windows, rounding: Sequence[Tensor] | None, which: int
 ) -> Margins | Windows:
     """Take into account what rounding was measured to leave."""
     if rounding is None:
@@ -388,16 +400,20 @@ def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], flats: Tensor) -> lis
     ]
 
 
-def crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Tell which units are above at one place and below at the other, packed.
+def crossed(one: Tensor, other: Tensor, is_paired: bool = False) -> Tensor:
+    """Tell which units are above at one place and below at the other: packed (..., 2, W) each.
+
+    Of units that change places two by two, those that go are counted.
 
     Examples
     --------
-    >>> above, below = torch.tensor([5]), torch.tensor([2])
-    >>> crossed((above, below), (below, above)).tolist()
-    [7]
+    >>> there, back = torch.tensor([[5], [2]]), torch.tensor([[2], [5]])
+    >>> crossed(there, back).tolist(), crossed(there, back, is_paired=True).tolist()
+    ([7], [5])
     """
-    return one[0] & other[1] | one[1] & other[0]
+    (above, below), (above_there, below_there) = one.unbind(-2), other.unbind(-2)
+    gone = above & below_there
+    return gone if is_paired else gone | below & above_there
 
 
 _GATHER = 0x0102040810204080

@@ -13,6 +13,7 @@ places where no grid has been.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,9 +32,7 @@ from .ops.rule import Leaders
 from .patterns import (
     BEYOND,
     Margins,
-    Piecewise,
     Rounding,
-    Watch,
     Windows,
     bits_of,
     bits_of_some,
@@ -112,25 +111,25 @@ def probes() -> Tensor:
 class _Sides:
     """On which side of one margin each unit is, at the nodes known so far.
 
-    `above` and `below` (s, n + 1, W) are packed flags, neither set where it can't be told;
-    `counted` (s, W) leaves out units that bend where others do; `unplaced` (s, W) are those that
-    can't be told from the margin at the start, where no side is known of them. Of units that
-    change places two by two, those that go are counted.
+    `states` (s, n + 1, 2, W) are packed flags, see `Margins.state`, neither set where it can't be
+    told; `counted` (s, W) leaves out units that bend where others do; `unplaced` (s, W) are those
+    that can't be told from the margin at the start, where no side is known of them.
     """
 
-    above: Tensor
-    below: Tensor
+    states: Tensor
+    counted: Tensor
+    unplaced: Tensor
     is_paired: bool
-    counted: Tensor = field(default_factory=lambda: torch.zeros(0))
-    unplaced: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def crossed(self, stride: int = 1) -> Tensor:
         """Tell which units are counted between each two nodes, packed (s, n / stride, W)."""
-        a, b = self.above[:, ::stride], self.below[:, ::stride]
-        found = a[:, :-1] & b[:, 1:]
-        if not self.is_paired:
-            found = found | b[:, :-1] & a[:, 1:]
-        return found & self.counted[:, None]
+        states = self.states[:, ::stride]
+        return crossed(states[:, :-1], states[:, 1:], self.is_paired) & self.counted[:, None]
+
+
+def _is_told(states: Tensor) -> Tensor:
+    """Tell of which units a side is known, packed: (..., 2, W) to (..., W)."""
+    return states[..., 0, :] | states[..., 1, :]
 
 
 class _Found:
@@ -250,22 +249,17 @@ class _Group:
 
     Parameters
     ----------
-    piecewise : Piecewise
+    estimator : Estimator
+        Of the network.
     segments : sequence of (start, end)
     rounding : sequence of Rounding
         In the middle of each.
-    chunk : int
-        Points that are run at once.
     """
 
     def __init__(
-        self,
-        piecewise: Piecewise,
-        segments: Sequence[Segment],
-        rounding: Sequence[Rounding],
-        chunk: int,
+        self, estimator: Estimator, segments: Sequence[Segment], rounding: Sequence[Rounding]
     ) -> None:
-        self._piecewise, self._chunk = piecewise, chunk
+        self._estimator, piecewise = estimator, estimator.piecewise
         self._first = piecewise.first
         self._starts = torch.stack([start for start, _ in segments])
         self._ends = torch.stack([end for _, end in segments])
@@ -297,15 +291,14 @@ class _Group:
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
         self._at_start = {key: members[index] for key, members in self._at_start.items()}
         for sides in self._sides.values():
-            sides.above, sides.below = sides.above[index], sides.below[index]
-            sides.counted, sides.unplaced = sides.counted[index], sides.unplaced[index]
+            sides.states, sides.counted = sides.states[index], sides.counted[index]
+            sides.unplaced = sides.unplaced[index]
 
     @property
     def bytes_kept(self) -> int:
         """What the patterns of all nodes take."""
-        tensors = [x for sides in self._sides.values() for x in (sides.above, sides.below)]
-        tensors += [*self._leads.values(), *self._at_start.values()]
-        return sum(x.numel() * x.element_size() for x in tensors)
+        tensors = [sides.states for sides in self._sides.values()]
+        return sum(x.nbytes for x in (*tensors, *self._leads.values(), *self._at_start.values()))
 
     def begin(self) -> None:
         """Look at the nodes of the first grid."""
@@ -327,54 +320,39 @@ class _Group:
 
     def _begun(self, new: _Found, switched: _Found) -> None:
         count, self.steps = len(self), FIRST
-        nodes = torch.arange(FIRST + 1, device=self._device)
-        owner = torch.arange(count, device=self._device)[:, None].expand(-1, FIRST + 1).flatten()
+        nodes = torch.arange(FIRST + 1, device=self._device).repeat(count)
+        owner = torch.arange(count, device=self._device).repeat_interleave(FIRST + 1)
         self._sides, self._leads = {}, {}
-        zeros: dict[tuple[int, int], Tensor] = {}
-        all_units: dict[tuple[int, int], Tensor] = {}
-        row = 0
+        seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        about: dict[tuple[int, int], tuple[Tensor, bool]] = {}
 
-        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+        def watch(rows: slice, step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Windows):
-                rows = slice(row, row + len(found.lead))
                 self._first_leads(step, found, rows, switched)
                 return
-            key, rows = (step.output, number), slice(row, row + len(found.flat))
-            above, below = found.sides
-            if key not in self._sides:
-                whole = above.new_zeros(count * (FIRST + 1), above.shape[1])
-                self._sides[key] = _Sides(whole, torch.zeros_like(whole), found.is_paired)
-                zeros[key] = torch.zeros_like(whole)
-            self._sides[key].above[rows], self._sides[key].below[rows] = above, below
-            zeros[key][rows] = found.resting
-            all_units[key] = packed(torch.ones_like(found.flat[:1], dtype=torch.bool))
+            key, all_units = (step.output, number), torch.ones_like(found.flat[:1]).bool()
+            about[key] = packed(all_units), found.is_paired
+            seen.setdefault(key, []).append((found.state, found.resting))
 
-        outputs = []
-        for row in range(0, len(owner), self._chunk):
-            part = slice(row, row + self._chunk)
-            outputs.append(self._run(owner[part], nodes.repeat(count)[part] / FIRST, watch))
+        values = self._run(owner, nodes / FIRST, watch)
         switched.fetch()
         if switched.wanted > self._room:
             return
-        self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
+        self.values = _by_segment([values], count)
         met = torch.zeros(count, FIRST - 1, dtype=torch.bool, device=self._device)
-        for key, sides in self._sides.items():
-            shape = (count, FIRST + 1, -1)
-            sides.above, sides.below = sides.above.reshape(shape), sides.below.reshape(shape)
-            sides.counted = torch.full_like(sides.above[:, 0], -1)
-            resting = zeros[key].reshape(shape)
-            a, b = sides.above, sides.below
-            sides.unplaced = ~(a[:, 0] | b[:, 0] | resting[:, 0]) & all_units[key]
+        for key, (all_units, is_paired) in about.items():
+            states, resting = (_by_segment(x, count) for x in zip(*seen.pop(key), strict=True))
+            unplaced = ~(_is_told(states[:, 0]) | resting[:, 0]) & all_units
             if key[0] in self._first:
-                opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
-                met |= (resting[:, 1:-1] & opposite).any(2)
+                met |= (resting[:, 1:-1] & crossed(states[:, :-2], states[:, 2:])).any(2)
             for i in range(1, FIRST + 1):
                 # A unit that can't be told from its kink stays where it was, unless it rests.
-                unknown = ~(a[:, i] | b[:, i] | resting[:, i])
-                a[:, i] |= unknown & a[:, i - 1]
-                b[:, i] |= unknown & b[:, i - 1]
+                unknown = ~(_is_told(states[:, i]) | resting[:, i])
+                states[:, i] |= unknown[:, None] & states[:, i - 1]
+            counted = torch.full_like(unplaced, -1)
+            self._sides[key] = _Sides(states, counted, unplaced, is_paired)
         self._at_nodes += met.sum(1)
-        self._leads = {key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()}
+        self._leads = {key: _by_segment([lead], count) for key, lead in self._leads.items()}
         self._switches.append(self._switched(switched, FIRST))
 
     def _halved(self, new: _Found, switched: _Found) -> None:
@@ -383,26 +361,19 @@ class _Group:
         owner, place = every // steps, every % steps
         met = torch.zeros(count * steps, dtype=torch.bool, device=self._device)
         undecided = torch.zeros_like(self.undecided)
-        between: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        between: dict[tuple[int, int], list[Tensor]] = {}
         leads: dict[int, list[Tensor]] = {}
-        row = 0
 
-        def watch(step: Step, number: int, found: Margins | Windows) -> None:
-            key = step.output, number
+        def watch(rows: slice, step: Step, number: int, found: Margins | Windows) -> None:
+            s, i, key = owner[rows], place[rows], (step.output, number)
             if isinstance(found, Windows):
-                rows = slice(row, row + len(found.lead))
-                s, i = owner[rows], place[rows]
-                lead, doubtful = self._middle_leads(step, found, rows, s, i, switched)
-                leads.setdefault(step.output, []).append(lead)
+                doubtful = self._middle_leads(step, found, rows, s, i, switched)
+                leads.setdefault(step.output, []).append(found.state)
                 undecided.index_add_(0, s, doubtful.to(undecided.dtype))
                 return
-            rows = slice(row, row + len(found.flat))
-            s, i = owner[rows], place[rows]
-            sides, (above, below) = self._sides[key], found.sides
-            left = sides.above[s, i], sides.below[s, i]
-            right = sides.above[s, i + 1], sides.below[s, i + 1]
-            known = left[0] | left[1]
-            told = above | below
+            sides, middle = self._sides[key], found.state
+            left, right = sides.states[s, i], sides.states[s, i + 1]
+            known, told = _is_told(left), _is_told(middle)
             unplaced = sides.unplaced[s] & ~(told | known)
             unknown = ~told & known
             # To ask a GPU costs more than to do what changes nothing.
@@ -412,11 +383,9 @@ class _Group:
                 if step.output in self._first:
                     met[rows] |= (unknown & resting & opposite).any(1)
                 unknown &= ~resting
-                doubtful = ones(unknown & (right[0] | right[1]) & ~opposite | unplaced)
+                doubtful = ones(unknown & _is_told(right) & ~opposite | unplaced)
                 undecided.index_add_(0, s, doubtful.to(undecided.dtype))
-            above |= unknown & left[0]
-            below |= unknown & left[1]
-            middle = above, below
+            middle |= unknown[:, None] & left
             twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
             at, unit, is_one = new.places(twice)
             if len(at):
@@ -426,27 +395,24 @@ class _Group:
                 second = value if sides.is_paired else value.abs()
                 values = torch.stack([value.abs(), second], 1)
                 place_of, noise = self._places[step.output], found.noise[at, 0]
-                new.add(at + row, place_of, number, unit, values, noise, is_one)
+                new.add(at + rows.start, place_of, number, unit, values, noise, is_one)
             between.setdefault(key, []).append(middle)
 
-        outputs = []
-        for row in range(0, len(owner), self._chunk):
-            part = slice(row, row + self._chunk)
-            outputs.append(self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch))
+        values = self._run(owner, (2 * place + 1) / (2 * steps), watch)
         new.fetch()
         switched.fetch()
         if max(new.wanted, switched.wanted) > self._room:
             return
+
+        def with_middles(nodes: Tensor, middles: Sequence[Tensor]) -> Tensor:
+            return _interleaved(nodes, _by_segment(middles, count))
+
         self.steps = 2 * steps
         self.undecided += undecided
-        self.values = _interleaved(self.values, torch.cat(outputs).reshape(count, steps, -1))
-        for key, parts in between.items():
-            sides = self._sides[key]
-            sides.above = _interleaved(sides.above, _joined(parts, 0, count))
-            sides.below = _interleaved(sides.below, _joined(parts, 1, count))
-        for output, found in leads.items():
-            middle = torch.cat(found).reshape(count, steps, -1)
-            self._leads[output] = _interleaved(self._leads[output], middle)
+        self.values = with_middles(self.values, [values])
+        for key, sides in self._sides.items():
+            sides.states = with_middles(sides.states, between.pop(key))
+        self._leads = {key: with_middles(lead, leads[key]) for key, lead in self._leads.items()}
         self._leave_out_new_copies(new, steps)
         self._at_nodes += met.reshape(count, steps).sum(1)
         self._switches.append(self._switched(switched, 2 * steps))
@@ -506,30 +472,26 @@ class _Group:
         stops = list(itertools.accumulate((len(one) for one in units), initial=0))
         chosen = torch.cat(units).to(self._device)
         values = torch.empty(len(chosen), len(_WATCHED), dtype=torch.float64, device=self._device)
-        noises = torch.zeros(len(units), len(_WATCHED), 1, dtype=torch.float64, device=self._device)
-        row = 0
+        noises = torch.zeros(len(units), len(_WATCHED), dtype=torch.float64, device=self._device)
 
-        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+        def watch(rows: slice, step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Windows):
                 return
             place = known.index((step.output, number))
             for j in range(len(found.flat)):
-                s, at = divmod(row + j, len(_WATCHED))
+                s, at = divmod(rows.start + j, len(_WATCHED))
                 mine = s * len(known) + place
                 span = slice(stops[mine], stops[mine + 1])
                 apart = found.flat[j].index_select(0, chosen[span]) - found.kink
                 values[span, at] = apart.masked_fill_(apart.abs() <= found.noise[j], 0.0)
-                noises[mine, at] = found.noise[j]
+                noises[mine, at] = found.noise[j, 0]
 
         index = torch.tensor(which, device=self._device)
-        every = torch.arange(len(which) * len(_WATCHED), device=self._device)
+        owner = torch.arange(len(which), device=self._device).repeat_interleave(len(_WATCHED))
         places = (2 * torch.tensor(_WATCHED) + 1).to(self._device) / (2 * TOLD)
         starts, ends = self._starts[index].double(), self._ends[index].double()
-        for row in range(0, len(every), precise.chunk):
-            part = every[row : row + precise.chunk]
-            t = places[part % len(_WATCHED)]
-            _along(precise.piecewise, starts, ends, part // len(_WATCHED), t, watch)
-        far = _ALIKE * noises.amax((1, 2)).cpu()
+        precise.along(starts, ends, owner, places.repeat(len(which)), watch)
+        far = _ALIKE * noises.amax(1).cpu()
         is_paired = torch.tensor([self._sides[key].is_paired for key in known])
         values, lengths = values.cpu(), torch.tensor([len(one) for one in units])
         masks = []
@@ -550,9 +512,9 @@ class _Group:
             for sides, repeated in zip(self._sides.values(), repeats, strict=True):
                 sides.counted[index] &= ~repeated
 
-    def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
-        rounding = self._least[owner], self._is_coarse[owner]
-        return _along(self._piecewise, self._starts, self._ends, owner, t, watch, rounding)
+    def _run(self, owner: Tensor, t: Tensor, watch: Callable[..., None]) -> Tensor:
+        rounding = self._least, self._is_coarse
+        return self._estimator.along(self._starts, self._ends, owner, t, watch, rounding)
 
     def _leave_out_new_copies(self, new: _Found, steps: int) -> None:
         found = new.copies()
@@ -580,8 +542,8 @@ class _Group:
 
     def _first_leads(self, step: Step, windows: Windows, rows: slice, found: _Found) -> None:
         if step.output not in self._leads:
-            shape = (len(self) * (FIRST + 1), windows.lead.shape[1])
-            self._leads[step.output] = windows.lead.new_full(shape, -1)
+            shape = (len(self) * (FIRST + 1), windows.state.shape[1])
+            self._leads[step.output] = windows.state.new_full(shape, -1)
             shape = (len(self), *windows.members.shape[1:])
             self._at_start[step.output] = windows.members.new_zeros(shape)
         kept = self._leads[step.output]
@@ -589,13 +551,13 @@ class _Group:
         s, node = row // (FIRST + 1), row % (FIRST + 1)
         start = self._rows_at(rows, FIRST + 1, 0)
         self._at_start[step.output][s[start]] = windows.members[start]
-        before = windows.lead.new_full(windows.lead.shape, -1)
+        before = torch.full_like(windows.state, -1)
         for i, at in enumerate(range(rows.start, rows.stop)):
             # Whose leader is the one before depends on the one before that.
             if at % (FIRST + 1):
                 before[i] = kept[at - 1]
                 windows.keep(before[i : i + 1], slice(i, i + 1))
-            kept[at] = windows.lead[i]
+            kept[at] = windows.state[i]
         first = self._rows_at(rows, FIRST + 1, 1)
         before[first] = self._led_from_start(step, windows, s, first, before[first])
         kept[row[first] - 1] = before[first]
@@ -616,8 +578,8 @@ class _Group:
         s: Tensor,
         i: Tensor,
         found: _Found,
-    ) -> tuple[Tensor, Tensor]:
-        """Give the leaders, and how many of them are told by those before alone: (P,)."""
+    ) -> Tensor:
+        """Give how many of the leaders are told by those before alone: (P,)."""
         steps, kept = self.steps, self._leads[step.output]
         left = kept[s, i]
         doubtful = windows.keep(left, slice(None)) * windows.is_coarse
@@ -627,7 +589,7 @@ class _Group:
         interval = (s * steps + i) * 2
         self._add_switches(step, windows, left, interval, found)
         self._add_switches(step, windows, kept[s, i + 1], interval + 1, found)
-        return windows.lead, doubtful
+        return doubtful
 
     def _led_from_start(
         self, step: Step, windows: Windows, s: Tensor, rows: Tensor, lead: Tensor
@@ -636,7 +598,7 @@ class _Group:
         if not len(rows):
             return lead
         there = self._at_start[step.output][s[rows]]
-        ours, theirs = windows.lead[rows], lead
+        ours, theirs = windows.state[rows], lead
         tied = value_of(there, ours) >= value_of(there, theirs) - noise_among(there)
         return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
 
@@ -648,14 +610,11 @@ class _Group:
         Not where that one rests at a kink here, or the two are equal, as units are that all
         rest: what happens is the crossing of a unit before them.
         """
-        lead, members = windows.lead, windows.members
-        row, group, is_one = found.places(packed((lead != other) & (lead >= 0) & (other >= 0)))
+        row, group, is_one = found.places(packed(windows.led_by_others(other)))
         if not len(row):
             return
-        channel = group // (lead.shape[1] // members.shape[1])
-        mine = members[row, channel, lead[row, group].long()]
-        theirs = members[row, channel, other[row, group].long()]
-        moving = ~torch.isin(theirs, self._piecewise.flats) & (mine != theirs) & is_one
+        mine, theirs = windows.of_leaders(other, row, group)
+        moving = ~torch.isin(theirs, self._estimator.piecewise.flats) & (mine != theirs) & is_one
         values = torch.stack([mine, theirs], 1)
         close = windows.noise.flatten()[row]
         found.add(interval[row], self._places[step.output], 0, group, values, close, moving)
@@ -676,17 +635,18 @@ def _any(words: Tensor) -> Tensor:
     return found
 
 
+def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
+    """Join parts of what there is at the places of so many segments: (s, places, ...)."""
+    joined = torch.cat(list(parts))
+    return joined.reshape(count, len(joined) // count, *joined.shape[1:])
+
+
 def _interleaved(nodes: Tensor, middles: Tensor) -> Tensor:
     """Put (s, n, ...) between (s, n + 1, ...)."""
     s, n = middles.shape[:2]
     result = nodes.new_empty(s, 2 * n + 1, *nodes.shape[2:])
     result[:, ::2], result[:, 1::2] = nodes, middles
     return result
-
-
-def _joined(parts: Sequence[tuple[Tensor, Tensor]], which: int, count: int) -> Tensor:
-    joined = torch.cat([part[which] for part in parts])
-    return joined.reshape(count, -1, joined.shape[1])
 
 
 @dataclass(frozen=True)
@@ -853,7 +813,7 @@ class Estimator:
 
         def watch(step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Margins):
-                _ = found.sides, found.resting
+                _ = found.state, found.resting
 
         with LiveBytes() as live:
             self.piecewise.run(one.clone(), watch)
@@ -874,33 +834,39 @@ class Estimator:
 
     def outputs(self, segments: Sequence[Segment], t: Sequence[Tensor]) -> list[Tensor]:
         """Values (m, k) of the network at places (m,) of each segment, in float64."""
-        owner = torch.arange(len(t)).repeat_interleave(torch.tensor([len(x) for x in t]))
-        owner = owner.to(self.device)
+        counts = [len(x) for x in t]
+        owner = torch.arange(len(t)).repeat_interleave(torch.tensor(counts)).to(self.device)
         starts, ends = (torch.stack(x) for x in zip(*segments, strict=True))
-        places = torch.cat(list(t)).to(self.device)
-        found = [
-            _along(self.piecewise, starts, ends, owner[part], places[part])
-            for part in torch.split(torch.arange(len(owner), device=self.device), self.chunk)
-        ]
-        return list(torch.split(torch.cat(found), [len(x) for x in t]))
+        values = self.along(starts, ends, owner, torch.cat(list(t)).to(self.device))
+        return list(torch.split(values, counts))
 
+    def along(
+        self,
+        starts: Tensor,
+        ends: Tensor,
+        owner: Tensor,
+        t: Tensor,
+        watch: Callable[..., None] | None = None,
+        rounding: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Run the network at places t (P,) of the segments (s, *input) that own them.
 
-def _along(
-    piecewise: Piecewise,
-    starts: Tensor,
-    ends: Tensor,
-    owner: Tensor,
-    t: Tensor,
-    watch: Watch | None = None,
-    rounding: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """Run a network at places t (P,) of the segments (s, *input) that own them; float64 (P, k)."""
-    weight = t.double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
-    inputs = torch.lerp(starts[owner], ends[owner], weight)
-    output = piecewise.run(inputs, watch, rounding).double()
-    if not torch.isfinite(output).all():
-        raise NotFinite("the network's output is not finite on the segment")
-    return output
+        `watch` is told which of the places are run, as a slice, and what `Piecewise.run` tells;
+        `rounding` are `Rounding.least` and `.is_coarse` of each segment, (s, n). Returns the
+        outputs, float64 (P, k).
+        """
+        outputs = []
+        for first in range(0, len(owner), self.chunk):
+            rows = slice(first, min(first + self.chunk, len(owner)))
+            weight = t[rows].double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
+            inputs = torch.lerp(starts[owner[rows]], ends[owner[rows]], weight)
+            told = None if watch is None else functools.partial(watch, rows)
+            least = None if rounding is None else [x[owner[rows]] for x in rounding]
+            output = self.piecewise.run(inputs, told, least).double()
+            if not torch.isfinite(output).all():
+                raise NotFinite("the network's output is not finite on the segment")
+            outputs.append(output)
+        return torch.cat(outputs)
 
 
 def _middles(steps: int) -> Tensor:
@@ -1147,12 +1113,7 @@ def _estimate(
         state.rounding = estimator.piecewise.rounding(torch.lerp(start, end, 0.5)[None])
         rounding.append(state.rounding)
     active = list(states)
-    group = _Group(
-        estimator.piecewise,
-        [state.segment for state in states],
-        rounding,
-        estimator.chunk,
-    )
+    group = _Group(estimator, [state.segment for state in states], rounding)
     group.begin()
     has_windows = any(isinstance(p, Leaders) for p in estimator.piecewise.pieces.values())
     lost = LOST if estimator.dtype == torch.float32 or has_windows else 0.0
