@@ -733,21 +733,13 @@ class _Deviation:
     parts: ChordParts
     error: Tensor
 
-    @property
-    def total(self) -> Tensor:
-        return self.parts.above + self.parts.below
-
     @classmethod
     def of(cls, values: Tensor, seen: Tensor | None) -> _Deviation:
         """Extrapolate from values (n + 1, k) at a grid; `seen` (m, k) are those at `probes`."""
-        finest, finer, coarse = (_parts(values[::stride]) for stride in (1, 2, 4))
-        parts = ChordParts(
-            _extrapolated(finest.above, finer.above),
-            _extrapolated(finest.below, finer.below),
-            finest.variation,
-        )
-        before = _extrapolated(finer.above, coarse.above) + _extrapolated(finer.below, coarse.below)
-        total = parts.above + parts.below
+        t = torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
+        finest, finer, coarse = (chord_parts(t[::by], values[::by]) for by in (1, 2, 4))
+        parts, before = _extrapolated(finest, finer), _extrapolated(finer, coarse).total
+        total = parts.total
         # At least what the extrapolation has changed: kinks spoil its order now and then.
         error = torch.maximum((total - before).abs(), (total - finest.above - finest.below).abs())
         if seen is not None:
@@ -759,14 +751,10 @@ class _Deviation:
         return cls(parts, error)
 
 
-def _parts(values: Tensor) -> ChordParts:
-    t = torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
-    return chord_parts(t, values)
-
-
-def _extrapolated(fine: Tensor, coarse: Tensor) -> Tensor:
+def _extrapolated(fine: ChordParts, coarse: ChordParts) -> ChordParts:
     """Of a rule whose error falls to a quarter with half the step (Richardson)."""
-    return (fine + (fine - coarse) / 3).clamp(min=0)
+    pairs = (fine.above, coarse.above), (fine.below, coarse.below)
+    return ChordParts(*((a + (a - b) / 3).clamp(min=0) for a, b in pairs), fine.variation)
 
 
 def _interpolated(values: Tensor, t: Tensor) -> Tensor:
@@ -869,23 +857,73 @@ class Estimator:
         return torch.cat(outputs)
 
 
-def _middles(steps: int) -> Tensor:
-    return (2 * torch.arange(steps, dtype=torch.float64) + 1) / (2 * steps)
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked for; see `estimate_all`."""
+
+    tolerance: float
+    evaluations: int
+    budget: int
 
 
 @dataclass
 class _State:
     """What is known of one segment."""
 
+    estimator: Estimator
     segment: Segment
-    rounding: Rounding | None = None
+    rounding: Rounding
     crossings: _Crossings | None = None
     values: Tensor = field(default_factory=lambda: torch.zeros(0))
     deviation: _Deviation | None = None
-    steps_counted: int = 0
     is_exact: bool = False
     is_rough: bool = False
     wasted: int = 0
+
+    def left_by_rounding(self) -> Tensor:
+        """What rounding leaves of the distances of values to their chord: (k,)."""
+        values, measured = self.values, self.rounding.output
+        size = values.abs().amax() if values.numel() else values.new_zeros(())
+        expected = 2 * torch.finfo(self.estimator.dtype).eps * size
+        # Where it is far more, outputs are what is left of larger numbers.
+        beyond = measured > 2 * BEYOND * expected
+        return torch.where(beyond, 2 * measured, expected).expand(values.shape[1])
+
+    def is_close(self, tolerance: float) -> bool:
+        """Tell whether the distances to the chord are known."""
+        assert self.deviation is not None
+        error, total, floor = (
+            torch.linalg.vector_norm(x)
+            for x in (self.deviation.error, self.deviation.parts.total, self.left_by_rounding())
+        )
+        return bool(error <= torch.maximum(total * tolerance, 2 * floor))
+
+    def estimate(self, tolerance: float) -> SegmentEstimate:
+        """Give what there is to know."""
+        crossings, deviation = self.crossings, self.deviation
+        assert crossings is not None
+        assert deviation is not None
+        steps, sites = len(self.values) - 1, self.estimator.piecewise.program.sites
+        start, end = self.segment
+        return SegmentEstimate(
+            t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self.values.device),
+            values=self.values.clone(),
+            length=float(torch.linalg.vector_norm((end - start).double())),
+            above=deviation.parts.above.clone(),
+            below=deviation.parts.below.clone(),
+            variation=deviation.parts.variation.clone(),
+            deviation_error=deviation.error + self.left_by_rounding(),
+            crossings=crossings.total,
+            at_least=crossings.at_least,
+            error=crossings.error,
+            contributions=dict(zip(sites, crossings.by_step.tolist(), strict=True)),
+            twice=crossings.twice,
+            undecided=crossings.undecided,
+            evaluations=steps + 1 + PROBES + self.wasted,
+            tolerance=tolerance,
+            converged=self.is_close(tolerance) and crossings.is_close(tolerance),
+            precision=torch.finfo(self.estimator.dtype).eps,
+        )
 
 
 def estimate_segment(
@@ -1035,35 +1073,25 @@ def estimate_all(
     first = next(waiting, None)
     if first is None:
         return
-    estimators: dict[torch.dtype, Estimator] = {}
+    waiting = itertools.chain([first], waiting)
 
-    def estimator(wanted: torch.dtype) -> Estimator:
-        if wanted not in estimators:
-            estimators[wanted] = Estimator(model, wanted, first, memory)
-        return estimators[wanted]
+    @functools.cache
+    def estimator(precision: torch.dtype) -> Estimator:
+        return Estimator(model, precision, first, memory)
 
     single = dtype or torch.float32
-    group: list[Segment] = [first]
-    while group:
-        group += _taken(waiting, estimator(single).together - len(group))
-        wanted = tolerance, evaluations, budget
-        states = _estimated(estimator, single, group, *wanted, dtype is None)
+    wanted = _Wanted(tolerance, evaluations, budget)
+    while group := list(itertools.islice(waiting, estimator(single).together)):
+        states = _estimated(estimator, single, group, wanted, dtype is None)
         again = [i for i, state in enumerate(states) if state.is_rough]
         if again:
             for few in _in_groups(again, estimator(torch.float64).together):
                 some = [group[i] for i in few]
-                found = _estimated(estimator, torch.float64, some, *wanted, False)
+                found = _estimated(estimator, torch.float64, some, wanted, False)
                 for i, state in zip(few, found, strict=True):
-                    wasted = states[i].wasted + state.wasted
-                    states[i] = replace(state, is_rough=True, wasted=wasted)
+                    states[i] = replace(state, wasted=states[i].wasted + state.wasted)
         for state in states:
-            used = torch.float64 if state.is_rough else single
-            yield None if state.is_exact else _result(estimator(used), state, tolerance)
-        group = _taken(waiting, 1)
-
-
-def _taken(waiting: Iterator[Segment], count: int) -> list[Segment]:
-    return [segment for _, segment in zip(range(count), waiting, strict=False)]
+            yield None if state.is_exact else state.estimate(tolerance)
 
 
 def _in_groups(items: Sequence[T], most: int) -> list[Sequence[T]]:
@@ -1074,9 +1102,7 @@ def _estimated(
     estimator_in: Callable[[torch.dtype], Estimator],
     dtype: torch.dtype,
     segments: Sequence[Segment],
-    tolerance: float,
-    evaluations: int,
-    budget: int,
+    wanted: _Wanted,
     may_be_rough: bool,
 ) -> list[_State]:
     """Give what there is to know of segments, again with less at once where memory runs out."""
@@ -1085,10 +1111,9 @@ def _estimated(
 
     def attempt(points: int) -> list[_State]:
         estimator.chunk = points
-        states = [_State(segment) for segment in segments]
-        for few in _in_groups(states, max(1, len(states) * points // before)):
-            _estimate(estimator, estimator_in, few, tolerance, evaluations, budget, may_be_rough)
-        return states
+        groups = _in_groups(segments, max(1, len(segments) * points // before))
+        found = (_estimate(estimator, estimator_in, few, wanted, may_be_rough) for few in groups)
+        return list(itertools.chain.from_iterable(found))
 
     states, estimator.chunk = halving(attempt, before, estimator.device)
     estimator.together = max(1, estimator.together * estimator.chunk // before)
@@ -1099,27 +1124,26 @@ def _estimated(
 def _estimate(
     estimator: Estimator,
     estimator_in: Callable[[torch.dtype], Estimator],
-    states: Sequence[_State],
-    tolerance: float,
-    evaluations: int,
-    budget: int,
+    segments: Sequence[Segment],
+    wanted: _Wanted,
     may_be_rough: bool,
-) -> None:
-    """Fill in what there is to know of segments."""
-    rounding = []
-    for state in states:
-        start, end = (x.to(estimator.dtype) for x in state.segment)
-        state.segment = start, end
-        state.rounding = estimator.piecewise.rounding(torch.lerp(start, end, 0.5)[None])
-        rounding.append(state.rounding)
-    active = list(states)
-    group = _Group(estimator, [state.segment for state in states], rounding)
+) -> list[_State]:
+    """Give what there is to know of segments."""
+    states = []
+    for segment in segments:
+        start, end = (x.to(estimator.dtype) for x in segment)
+        rounding = estimator.piecewise.rounding(torch.lerp(start, end, 0.5)[None])
+        states.append(_State(estimator, (start, end), rounding))
+    active, tolerance = list(states), wanted.tolerance
+    group = _Group(
+        estimator, [state.segment for state in states], [state.rounding for state in states]
+    )
     group.begin()
     has_windows = any(isinstance(p, Leaders) for p in estimator.piecewise.pieces.values())
     lost = LOST if estimator.dtype == torch.float32 or has_windows else 0.0
     while active:
         group.halve()
-        full = 2 * group.steps + 1 + PROBES > evaluations or (
+        full = 2 * group.steps + 1 + PROBES > wanted.evaluations or (
             2 * group.bytes_kept * 2 > estimator.budget / 2
         )
         if group.steps == TOLD and full:
@@ -1130,8 +1154,8 @@ def _estimate(
         for i, state in enumerate(active):
             undecided = doubtful[i] / group.steps
             state.crossings = _Crossings.of(counts[:, i], undecided, lost)
-            state.values, state.steps_counted = group.values[i], group.steps
-            if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):
+            state.values = group.values[i]
+            if group.steps == TOLD and _leaves(state, wanted, may_be_rough):
                 continue
             met = state.crossings.is_close(tolerance) and (
                 group.steps >= CHEAP or state.crossings.is_settled(tolerance)
@@ -1145,7 +1169,8 @@ def _estimate(
         active = [active[i] for i in going]
         if group.steps == TOLD:
             _leave_out_copies(group, active, estimator_in(torch.float64))
-    _integrate(estimator, [s for s in states if not s.is_exact], tolerance, evaluations)
+    _integrate(estimator, [s for s in states if not (s.is_exact or s.is_rough)], wanted)
+    return states
 
 
 def _leave_out_copies(group: _Group, states: Sequence[_State], precise: Estimator) -> None:
@@ -1154,16 +1179,14 @@ def _leave_out_copies(group: _Group, states: Sequence[_State], precise: Estimato
         state.wasted += len(_WATCHED)
 
 
-def _leaves(
-    estimator: Estimator, state: _State, tolerance: float, budget: int, may_be_rough: bool
-) -> bool:
+def _leaves(state: _State, wanted: _Wanted, may_be_rough: bool) -> bool:
     """Tell, from nine points, whether a segment is for an exact trace or for more precision."""
     assert state.crossings is not None
-    state.is_exact = state.crossings.total + 1 <= budget
+    state.is_exact = state.crossings.total + 1 <= wanted.budget
     if state.is_exact or not may_be_rough:
         return state.is_exact
-    rounding = _rounding(estimator, state)
-    deviation = _Deviation.of(state.values, None).total
+    rounding, tolerance = state.left_by_rounding(), wanted.tolerance
+    deviation = _Deviation.of(state.values, None).parts.total
     lost = float(torch.linalg.vector_norm(rounding))
     allowed = SURE * tolerance * state.crossings.total
     if (
@@ -1174,22 +1197,8 @@ def _leaves(
     return state.is_rough
 
 
-def _rounding(estimator: Estimator, state: _State) -> Tensor:
-    """What rounding leaves of the distances of values to their chord: (k,)."""
-    assert state.rounding is not None
-    values, measured = state.values, state.rounding.output
-    size = values.abs().amax() if values.numel() else values.new_zeros(())
-    expected = 2 * torch.finfo(estimator.dtype).eps * size
-    # Where it is far more, outputs are what is left of larger numbers.
-    beyond = measured > 2 * BEYOND * expected
-    return torch.where(beyond, 2 * measured, expected).expand(values.shape[1])
-
-
-def _integrate(
-    estimator: Estimator, states: list[_State], tolerance: float, evaluations: int
-) -> None:
+def _integrate(estimator: Estimator, states: Sequence[_State], wanted: _Wanted) -> None:
     """Halve grids until the distances to the chord are known."""
-    states = [s for s in states if not (s.is_rough and estimator.dtype == torch.float32)]
     if not states:
         return
     seen = estimator.outputs([s.segment for s in states], [probes()] * len(states))
@@ -1198,53 +1207,14 @@ def _integrate(
         going = []
         for state, beside in late:
             state.deviation = _Deviation.of(state.values, beside)
-            steps = len(state.values) - 1
-            if not _is_close(estimator, state, tolerance) and (
-                2 * steps + 1 + PROBES <= evaluations
-            ):
+            needed = 2 * len(state.values) - 1 + PROBES
+            if not state.is_close(wanted.tolerance) and needed <= wanted.evaluations:
                 going.append((state, beside))
         late = going
         if late:
             chosen = [state for state, _ in late]
-            middles = [_middles(len(state.values) - 1) for state in chosen]
+            counts = [len(state.values) - 1 for state in chosen]
+            middles = [(2 * torch.arange(n, dtype=torch.float64) + 1) / (2 * n) for n in counts]
             found = estimator.outputs([state.segment for state in chosen], middles)
             for state, middle in zip(chosen, found, strict=True):
                 state.values = _interleaved(state.values[None], middle[None])[0]
-
-
-def _is_close(estimator: Estimator, state: _State, tolerance: float) -> bool:
-    assert state.deviation is not None
-    error = torch.linalg.vector_norm(state.deviation.error)
-    allowed = torch.linalg.vector_norm(state.deviation.total) * tolerance
-    floor = torch.linalg.vector_norm(_rounding(estimator, state))
-    return bool(error <= torch.maximum(allowed, 2 * floor))
-
-
-def _result(estimator: Estimator, state: _State, tolerance: float) -> SegmentEstimate:
-    crossings, deviation = state.crossings, state.deviation
-    assert crossings is not None
-    assert deviation is not None
-    start, end = state.segment
-    steps = len(state.values) - 1
-    is_close = _is_close(estimator, state, tolerance)
-    return SegmentEstimate(
-        t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=start.device),
-        values=state.values.clone(),
-        length=float(torch.linalg.vector_norm((end - start).double())),
-        above=deviation.parts.above.clone(),
-        below=deviation.parts.below.clone(),
-        variation=deviation.parts.variation.clone(),
-        deviation_error=deviation.error + _rounding(estimator, state),
-        crossings=crossings.total,
-        at_least=crossings.at_least,
-        error=crossings.error,
-        contributions=dict(
-            zip(estimator.piecewise.program.sites, crossings.by_step.tolist(), strict=True)
-        ),
-        twice=crossings.twice,
-        undecided=crossings.undecided,
-        evaluations=steps + 1 + PROBES + state.wasted,
-        tolerance=tolerance,
-        converged=is_close and crossings.is_close(tolerance),
-        precision=torch.finfo(estimator.dtype).eps,
-    )
