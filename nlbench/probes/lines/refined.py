@@ -44,7 +44,6 @@ from .patterns import (
     value_of,
 )
 from .program import AGREEMENT, Step, run_alone, typed_copy
-from .quadrature import integrate_along
 from .trace import ChordParts, SegmentEstimate, chord_parts
 
 __all__ = [
@@ -54,7 +53,6 @@ __all__ = [
     "Estimator",
     "check_ends",
     "estimate_all",
-    "estimate_segment",
     "on_device",
     "probes",
 ]
@@ -754,7 +752,8 @@ class _Deviation:
 def _extrapolated(fine: ChordParts, coarse: ChordParts) -> ChordParts:
     """Of a rule whose error falls to a quarter with half the step (Richardson)."""
     pairs = (fine.above, coarse.above), (fine.below, coarse.below)
-    return ChordParts(*((a + (a - b) / 3).clamp(min=0) for a, b in pairs), fine.variation)
+    above, below = ((one + (one - other) / 3).clamp(min=0) for one, other in pairs)
+    return ChordParts(above, below, fine.variation)
 
 
 def _interpolated(values: Tensor, t: Tensor) -> Tensor:
@@ -926,91 +925,6 @@ class _State:
         )
 
 
-def estimate_segment(
-    model: nn.Module,
-    start: Tensor,
-    end: Tensor,
-    *,
-    tolerance: float = TOLERANCE,
-    evaluations: int = EVALUATIONS,
-    dtype: torch.dtype | None = None,
-    memory: int | None = None,
-) -> SegmentEstimate:
-    """Count a network's boundaries on a straight segment, and integrate its distance to the chord.
-
-    No breakpoint is found: a hundred forward passes tell what an exact trace tells with one a
-    region. Between neighbours of a uniform grid each unit that is on another piece has crossed
-    a boundary, so that `at_least` never exceeds the number of them (but where ties of a kind
-    that is not recognised make several units cross at one place, see the documentation);
-    `crossings` is what halving the grid again and again would come to.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It is copied, not changed, run in eval mode, on the model's device.
-    start, end : tensor of shape (*input)
-        One input each, without the axis of samples.
-    tolerance : float
-        Grids are halved until the standard error of the crossings, relative to them, and the
-        error of the deviations, relative to theirs (Euclidean norms over logits), are within it.
-    evaluations : int
-        Most forward passes. If they don't suffice ``converged`` is false.
-    dtype : torch.dtype, optional
-        What the network is computed in; by default float32, and float64 where that would not do.
-    memory : int, optional
-        Bytes that may be used beside the model; by default half of what is free. Where patterns
-        would take more, grids are not halved any further.
-
-    Returns
-    -------
-    SegmentEstimate
-        Of a network that is not piecewise affine without ``crossings``: ``refused`` says why.
-
-    Raises
-    ------
-    nlbench.NotFinite, nlbench.RequestError
-        As `trace_segment`.
-
-    References
-    ----------
-    Counting transitions of activation codes: Novak et al., "Sensitivity and Generalization in
-    Neural Networks: an Empirical Study", ICLR 2018.
-
-    Examples
-    --------
-    >>> found = estimate_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([2.0]))
-    >>> found.at_least, found.crossings, found.error
-    (1, 1.0, 0.0)
-    """
-    check_ends(start[None], end[None])
-    if not 0 < tolerance < 1:
-        raise RequestError(f"a tolerance of {tolerance}, expected more than 0 and less than 1")
-    try:
-        found = estimate_all(
-            model,
-            on_device(model, start[None], end[None]),
-            tolerance=tolerance,
-            evaluations=evaluations,
-            dtype=dtype,
-            memory=memory,
-        )
-        estimate = next(iter(found))
-    except UnsupportedOperation as error:
-        estimate = next(
-            integrate_along(
-                model,
-                start[None],
-                end[None],
-                tolerance=tolerance,
-                evaluations=evaluations,
-                refused=str(error),
-                memory=memory,
-            )
-        )
-    assert estimate is not None
-    return estimate
-
-
 def check_ends(starts: Tensor, ends: Tensor) -> None:
     """Refuse segments (n, *input) whose ends don't fit each other.
 
@@ -1069,6 +983,8 @@ def estimate_all(
     SegmentEstimate or None
         In the order of the segments; None where an exact trace is within the budget.
     """
+    if not 0 < tolerance < 1:
+        raise RequestError(f"a tolerance of {tolerance}, expected more than 0 and less than 1")
     waiting = iter(segments)
     first = next(waiting, None)
     if first is None:
