@@ -20,7 +20,7 @@ from nlbench.probes.budget import PointMemory, share_out
 
 from .ops.kinks import pushed
 from .ops.rule import Margin, changes, peak
-from .program import Program, point_memory_of, walk_measured
+from .program import Program, Step, point_memory_of, run_program, walk_measured
 from .trace import SegmentTrace, distance, points_at
 
 __all__ = ["trace_adaptively", "trace_by_sampling"]
@@ -364,19 +364,16 @@ def _look_sampling(
     program: Program, inputs: Tensor, errors: dict[int, list[Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Give outputs (P, k), and the first site that differs between neighbours (P - 1,), or -1."""
-    values = {0: inputs}
     site = torch.full((len(inputs) - 1,), -1, device=inputs.device)
+
+    def look(step: Step, x: Sequence[Tensor]) -> None:
+        if step.rule.pieces is not None and len(site):
+            own = [e.expand(len(inputs), *e.shape[1:]) for e in errors[step.output]]
+            is_first = (site < 0) & changes(step.rule.pieces, x, own)
+            site.masked_fill_(is_first, program.sites.index(step.site))
+
     with torch.no_grad():
-        for step in program.steps:
-            x = [values[i] for i in step.inputs]
-            if step.rule.pieces is not None and len(inputs) > 1:
-                number = program.sites.index(step.site)
-                own = [e.expand(len(inputs), *e.shape[1:]) for e in errors[step.output]]
-                site = torch.where((site < 0) & changes(step.rule.pieces, x, own), number, site)
-            values[step.output] = step.rule.apply(x)
-            for value in step.ends:
-                del values[value]
-    output = values[program.output].reshape(len(inputs), -1)
+        output = run_program(program, inputs, look)
     if not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite on the segment")
     return output, site

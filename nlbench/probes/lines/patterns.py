@@ -8,6 +8,7 @@ unit, so that patterns can be compared long after the values are gone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from torch.nn import functional
 from nlbench.errors import UnsupportedOperation
 
 from .ops.rule import Kinks, Leaders, Pieces, Ranks, peak
-from .program import Program, Step, program_of, walk_measured
+from .program import Program, Step, program_of, run_program, walk_measured
 
 __all__ = [
     "BEYOND",
@@ -256,18 +257,14 @@ class Piecewise:
         `watch` is told of each step whose units have pieces, in order of call, its kinks by their
         number; `rounding` are `Rounding.least` and `.is_coarse` of each point, (P, n).
         """
-        values, seen = {0: inputs}, 0
-        for step in self.program.steps:
-            x = [values[i] for i in step.inputs]
+        seen = itertools.count()
+
+        def look(step: Step, x: Sequence[Tensor]) -> None:
             if watch is not None and step.output in self.pieces:
                 for number, found in enumerate(self._looks(step, x)):
-                    watch(step, number, _coarser(found, rounding, seen))
-                    seen += 1
-            direct = step.rule.direct if self.is_direct else None
-            values[step.output] = (direct or step.rule.apply)(x)
-            for value in step.ends:
-                del values[value]
-        return values[self.program.output].reshape(len(inputs), -1)
+                    watch(step, number, _coarser(found, rounding, next(seen)))
+
+        return run_program(self.program, inputs, look, is_direct=self.is_direct)
 
     def _looks(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
         pieces = self.pieces[step.output]

@@ -43,7 +43,7 @@ from .patterns import (
     record_pieces,
     value_of,
 )
-from .program import AGREEMENT, Step, run_alone, typed_copy
+from .program import Step, is_same, run_alone, typed_copy
 from .trace import ChordParts, SegmentEstimate, chord_parts
 
 __all__ = [
@@ -810,11 +810,7 @@ class Estimator:
     def _check(self, points: Tensor) -> None:
         with torch.inference_mode():
             together = self.piecewise.run(points)
-        alone = run_alone(self.network, points).reshape(len(points), -1)
-        scale = alone.abs().amax() if alone.numel() else 1.0
-        if together.shape != alone.shape or not bool(
-            ((together - alone).abs() <= AGREEMENT[self.dtype] * scale).all()
-        ):
+        if not is_same(together, run_alone(self.network, points).reshape(len(points), -1)):
             raise UnsupportedOperation(
                 "forward", "the network", "the recorded program does not reproduce its output"
             )
