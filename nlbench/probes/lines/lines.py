@@ -35,14 +35,7 @@ from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
 from .check import check_trace
 from .exact import by_itself, trace_exactly
-from .paths import (
-    closed_paths,
-    direction_paths,
-    noise_paths,
-    open_paths,
-    pair_paths,
-    translations,
-)
+from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
 from .patterns import UnknownPieces
 from .program import check_program, least_point_memory, point_memory_of, program_of, run_alone
 from .quadrature import integrate_along
@@ -586,11 +579,6 @@ def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tenso
     _check_images(images, kind)
     if kind == "open":
         return samples.normalize(open_paths(images[:number], anchors, radius, seed))
-    if len(set(translations(anchors, radius))) < 2:
-        raise RequestError(
-            f"lines.radius: at {radius:g} pixels all {anchors} anchors are the same whole-pixel "
-            "translation, so the path has no length"
-        )
     return samples.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
 
 

@@ -64,8 +64,8 @@ class Margins:
 
     Parameters
     ----------
-    flat : tensor of shape (P, U)
-        Values of the units.
+    values : tensor of shape (P, U)
+        Of the units.
     kink : float
         The number that a unit passes as it changes sides.
     noise : tensor of shape (P, 1)
@@ -76,7 +76,7 @@ class Margins:
         Whether units change places two by two.
     """
 
-    flat: Tensor
+    values: Tensor
     kink: float
     noise: Tensor
     is_coarse: Tensor | None = None
@@ -85,13 +85,13 @@ class Margins:
     @cached_property
     def state(self) -> Tensor:
         """Which units are above and which below, packed (P, 2, W)."""
-        above, below = self.flat > self.kink + self.noise, self.flat < self.kink - self.noise
+        above, below = self.values > self.kink + self.noise, self.values < self.kink - self.noise
         return torch.stack([packed(above), packed(below)], 1)
 
     @property
     def resting(self) -> Tensor:
         """Which units rest on the number, packed (P, W)."""
-        found = self.flat == self.kink
+        found = self.values == self.kink
         return packed(found if self.is_coarse is None else found & ~self.is_coarse)
 
     def changes(self, other: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ class Windows:
     ----------
     state : tensor of shape (P, groups)
         Positions of the leaders, -1 where a window rests.
-    members : tensor of shape (P, rows, positions)
-        The values among which they are.
+    values : tensor of shape (P, rows, positions)
+        Among which they are.
     noise : tensor of shape (P, 1)
         Difference up to which two of them can't be told apart.
     is_coarse : bool tensor of shape (P,)
@@ -116,7 +116,7 @@ class Windows:
     """
 
     state: Tensor
-    members: Tensor
+    values: Tensor
     noise: Tensor
     is_coarse: Tensor
 
@@ -137,9 +137,9 @@ class Windows:
 
     def of_leaders(self, other: Tensor, row: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
         """Values here of the leader of some windows, and of that elsewhere: (m,) each."""
-        channel = group // (other.shape[1] // self.members.shape[1])
-        mine = self.members[row, channel, self.state[row, group].long()]
-        return mine, self.members[row, channel, other[row, group].long()]
+        channel = group // (other.shape[1] // self.values.shape[1])
+        mine = self.values[row, channel, self.state[row, group].long()]
+        return mine, self.values[row, channel, other[row, group].long()]
 
     def changes(self, other: Tensor) -> Tensor:
         """Count windows that others (P, groups) lead elsewhere: (P,)."""
@@ -153,9 +153,8 @@ class Windows:
 
         Returns in how many windows of each row that is another than the largest.
         """
-        lead = self.state[rows]
-        members = self.members[rows]
-        tied = value_of(members, before) >= value_of(members, lead) - self.noise[rows]
+        lead, values = self.state[rows], self.values[rows]
+        tied = value_of(values, before) >= value_of(values, lead) - self.noise[rows]
         tied &= (before >= 0) & (lead >= 0)
         self.state[rows] = torch.where(tied, before, lead)
         return (tied & (before != lead)).sum(1)
@@ -295,14 +294,10 @@ class Piecewise:
 
 def _apart(mine: Margins | Windows, theirs: Margins | Windows) -> tuple[Tensor, Tensor]:
     """Give the largest difference, and whether a value is at its kink in one of them only."""
+    off = peak((mine.values - theirs.values)[None]).flatten()[0]
     if isinstance(mine, Windows):
-        assert isinstance(theirs, Windows)
-        off = (mine.members - theirs.members).abs()
-        return off.amax() if off.numel() else off.new_zeros(()), off.new_zeros((), dtype=torch.bool)
-    assert isinstance(theirs, Margins)
-    off = (mine.flat - theirs.flat).abs()
-    coarse = ((mine.flat == mine.kink) & (theirs.flat != mine.kink)).any()
-    return off.amax() if off.numel() else off.new_zeros(()), coarse
+        return off, torch.zeros_like(off, dtype=torch.bool)
+    return off, ((mine.values == mine.kink) & (theirs.values != mine.kink)).any()
 
 
 def _coarser(
@@ -367,7 +362,7 @@ def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], flats: Tensor) -> lis
     Examples
     --------
     >>> ranks = Ranks(lambda x: x[0][:, None], [0])
-    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0].flat
+    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0].values
     tensor([[ 1., -2., -1.]])
     """
     if isinstance(pieces, Ranks):

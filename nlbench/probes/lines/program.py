@@ -125,18 +125,6 @@ class Program:
         """Names of the calls that bend, in order of call."""
         return tuple(step.site for step in self.steps if step.site)
 
-    @property
-    def width(self) -> int:
-        """Most numbers of one point that are alive at once."""
-        sizes = {0: torch.Size(self.shape).numel()}
-        most = sizes[0]
-        for step in self.steps:
-            sizes[step.output] = torch.Size(step.shape).numel()
-            most = max(most, sum(sizes.values()))
-            for value in step.ends:
-                del sizes[value]
-        return most
-
 
 def traceable(model: nn.Module, example: Tensor) -> str:
     """Say why a network can't be traced, from a look at its operations alone.

@@ -328,7 +328,7 @@ class _Group:
             if isinstance(found, Windows):
                 self._first_leads(step, found, rows, switched)
                 return
-            key, all_units = (step.output, number), torch.ones_like(found.flat[:1]).bool()
+            key, all_units = (step.output, number), torch.ones_like(found.values[:1]).bool()
             about[key] = packed(all_units), found.is_paired
             seen.setdefault(key, []).append((found.state, found.resting))
 
@@ -387,7 +387,7 @@ class _Group:
             twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
             at, unit, is_one = new.places(twice)
             if len(at):
-                value = found.flat[at, unit] - found.kink
+                value = found.values[at, unit] - found.kink
                 # A single value tells less than three: units near a boundary lie close. Of
                 # two that change places each is the other's negative.
                 second = value if sides.is_paired else value.abs()
@@ -476,11 +476,11 @@ class _Group:
             if isinstance(found, Windows):
                 return
             place = known.index((step.output, number))
-            for j in range(len(found.flat)):
+            for j in range(len(found.values)):
                 s, at = divmod(rows.start + j, len(_WATCHED))
                 mine = s * len(known) + place
                 span = slice(stops[mine], stops[mine + 1])
-                apart = found.flat[j].index_select(0, chosen[span]) - found.kink
+                apart = found.values[j].index_select(0, chosen[span]) - found.kink
                 values[span, at] = apart.masked_fill_(apart.abs() <= found.noise[j], 0.0)
                 noises[mine, at] = found.noise[j, 0]
 
@@ -542,13 +542,13 @@ class _Group:
         if step.output not in self._leads:
             shape = (len(self) * (FIRST + 1), windows.state.shape[1])
             self._leads[step.output] = windows.state.new_full(shape, -1)
-            shape = (len(self), *windows.members.shape[1:])
-            self._at_start[step.output] = windows.members.new_zeros(shape)
+            shape = (len(self), *windows.values.shape[1:])
+            self._at_start[step.output] = windows.values.new_zeros(shape)
         kept = self._leads[step.output]
         row = torch.arange(rows.start, rows.stop, device=self._device)
         s, node = row // (FIRST + 1), row % (FIRST + 1)
         start = self._rows_at(rows, FIRST + 1, 0)
-        self._at_start[step.output][s[start]] = windows.members[start]
+        self._at_start[step.output][s[start]] = windows.values[start]
         before = torch.full_like(windows.state, -1)
         for i, at in enumerate(range(rows.start, rows.stop)):
             # Whose leader is the one before depends on the one before that.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -331,10 +332,7 @@ def envelopes(
     lead : callable, optional
         A quicker way to tell who leads, see `Leaders`.
     """
-
-    @cache
-    def members(device: torch.device) -> Tensor:
-        return windows.to(device)
+    own = cache(windows.to)
 
     def output(maxima: Tensor) -> Tensor:
         if restored is not None:
@@ -354,11 +352,11 @@ def envelopes(
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         x = lines(inputs[0])
-        return window_overtakes(x, members(x.device), noise(inputs, bounds))
+        return window_overtakes(x, own(x.device), noise(inputs, bounds))
 
     def possible(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         x = lines(inputs[0])
-        return window_leaders(x, members(x.device), noise(inputs, bounds))[0].movedim(-1, 0)
+        return window_leaders(x, own(x.device), noise(inputs, bounds))[0].movedim(-1, 0)
 
     def advance(
         inputs: Sequence[Tensor],
@@ -367,7 +365,7 @@ def envelopes(
         rate_bounds: Sequence[Tensor],
     ) -> Front:
         x, rate = lines(inputs[0]), lines(rates[0])
-        front = window_front(x, rate, members(x.device), noise(inputs, bounds))
+        front = window_front(x, rate, own(x.device), noise(inputs, bounds))
         return replace(front, value=output(front.value), rate=output(front.rate))
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], result: Tensor) -> Tensor:
@@ -375,17 +373,17 @@ def envelopes(
         if given.shape[-1] == 1 and bounds[0].ndim == result.ndim:
             return bounds[0]
         x = lines(inputs[0])
-        return output(window_tops(x, members(x.device), given)).abs()
+        return output(window_tops(x, own(x.device), given)).abs()
 
     def first_of_largest(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x = lines(inputs[0])
         x = x.reshape(len(x), -1, x.shape[-1])
-        own = members(x.device)
-        first = x[:, :, own].argmax(-1)
-        return own.expand(*first.shape, -1).gather(-1, first[..., None]).squeeze(-1), x
+        first = x[:, :, own(x.device)].argmax(-1, keepdim=True)
+        return own(x.device).expand(*first.shape[:-1], -1).gather(-1, first).squeeze(-1), x
 
     # Members, who is largest, and which change places.
-    rest = math.prod(call.shapes[0][1:]) // max(1, lines_of(call, lines))
+    positions_there = lines(torch.empty(call.shapes[0], device="meta")).shape[-1]
+    rest = math.prod(call.shapes[0][1:]) // max(1, positions_there)
     return Rule(
         call.apply,
         bound,
@@ -394,11 +392,6 @@ def envelopes(
         workspace=4 * windows.numel() * max(1, rest),
         pieces=Leaders(lead or first_of_largest, possible),
     )
-
-
-def lines_of(call: Call, lines: Callable[[Tensor], Tensor]) -> int:
-    """How many positions the lines of a call have."""
-    return int(lines(torch.empty(call.shapes[0], device="meta")).shape[-1])
 
 
 def pooling_windows(
@@ -446,15 +439,8 @@ def pooling_windows(
             [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
             for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
         ]
-    windows = []
-    for members in itertools.product(*axes):
-        cells = []
-        for cell in itertools.product(*members):
-            flat = 0
-            for n, i in zip(size, cell, strict=True):
-                flat = flat * n + i
-            cells.append(flat)
-        windows.append(cells)
+    flat = np.arange(math.prod(size)).reshape(size)
+    windows = [flat[np.ix_(*members)].ravel().tolist() for members in itertools.product(*axes)]
     most = max(map(len, windows))
     return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
 
@@ -584,7 +570,7 @@ def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
 def _members(x: Tensor, windows: Tensor) -> Tensor:
     """Give the members of each window, (P, channels, windows, members); of one number, that."""
     x = x.reshape(len(x), -1, x.shape[-1])
-    return x[..., None] if x.shape[-1] == 1 else x[:, :, windows.to(x.device)]
+    return x[..., None] if x.shape[-1] == 1 else x[:, :, windows]
 
 
 def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

@@ -328,7 +328,7 @@ def test_as_many_units_go_from_the_largest_as_exchanges_are_needed_at_most(after
     lines = torch.tensor([range(4), after], dtype=torch.float64)
     pieces = Ranks(lambda x: x[0][:, None], sorted(ranks))
     (found,) = margins_of(pieces, [lines], torch.tensor([-1.0]))
-    flat = found.flat
+    flat = found.values
     gone = int(((flat[0] > 0) & (flat[1] < 0)).sum())
     before, then = (tuple(one.argsort(descending=True).tolist()) for one in lines)
     assert gone <= changed_places(before, then, tops)
