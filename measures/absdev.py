@@ -12,66 +12,32 @@ from torch import Tensor
 from nlbench.errors import RequestError, nearest
 from nlbench.measure import Parts, Value
 from nlbench.options import Option, OptionValue
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace, chord_parts
+from nlbench.probes.lines import ChordParts, SegmentEstimate, SegmentTrace, chord_parts
 
 from ._path_results import PathMeasure
 from ._sources import traced_regions
 
-__all__ = [
-    "AbsoluteDeviation",
-    "Deviation",
-    "absolute_deviation",
-    "deviation_of",
-    "deviation_scale",
-]
+__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_of", "deviation_scale"]
 
 NORMALIZE = ("none", "range", "chord")
 
 
-@dataclass(frozen=True)
-class Deviation:
-    r"""What lies between a network f and the chord g of a segment, a number a logit.
+def deviation_of(trace: SegmentTrace | SegmentEstimate) -> ChordParts:
+    r"""Integrate the distance between a network and the chord of a segment, by its sign.
 
-    Parameters
-    ----------
-    above, below : float64 tensor of shape (k,)
-        The segment's length times :math:`\int_0^1 \max(f_j - g_j, 0)\,dt`, and times
-        :math:`\int_0^1 \max(g_j - f_j, 0)\,dt`: neither is negative. In units of the logit
-        times units of the input.
-    variation : float64 tensor of shape (k,)
-        Total variation of :math:`f_j - g_j`, which is :math:`\sum |\Delta (f_j - g_j)|` over
-        the regions of a piecewise-affine network. In units of the logit.
-    """
-
-    above: Tensor
-    below: Tensor
-    variation: Tensor
-
-    @property
-    def total(self) -> Tensor:
-        """Absolute deviation: above and below together."""
-        return self.above + self.below
-
-    def __add__(self, other: Deviation) -> Deviation:
-        """Of two segments together."""
-        return Deviation(
-            self.above + other.above,
-            self.below + other.below,
-            self.variation + other.variation,
-        )
-
-
-def deviation_of(trace: SegmentTrace | SegmentEstimate) -> Deviation:
-    """Integrate the distance between a network and the chord of a segment, by its sign.
-
-    Exact on a traced segment: the distance is affine between breakpoints, so a region's
-    share is a trapezium, or two triangles where the distance changes sign. An estimate brings
-    its own integrals.
+    Exact on a traced segment; an estimate brings its own integrals.
 
     Parameters
     ----------
     trace : SegmentTrace or SegmentEstimate
         With k logits.
+
+    Returns
+    -------
+    ChordParts
+        ``above`` and ``below`` (k,) are the segment's length times
+        :math:`\int_0^1 \max(\pm(f_j - g_j), 0)\,dt`, in units of the logit times units of the
+        input; ``variation`` (k,) is in units of the logit.
 
     Examples
     --------
@@ -82,7 +48,7 @@ def deviation_of(trace: SegmentTrace | SegmentEstimate) -> Deviation:
     (0.0, 0.5, 1.0)
     """
     found = trace if isinstance(trace, SegmentEstimate) else chord_parts(trace.t, trace.values)
-    return Deviation(trace.length * found.above, trace.length * found.below, found.variation)
+    return ChordParts(trace.length * found.above, trace.length * found.below, found.variation)
 
 
 def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
@@ -158,7 +124,7 @@ def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Te
 class _Sum:
     """What is known of one path so far."""
 
-    deviation: Deviation
+    deviation: ChordParts
     segments: tuple[float, ...]
     length: float
     error: Tensor
@@ -167,7 +133,7 @@ class _Sum:
     @classmethod
     def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Sum:
         found = deviation_of(trace)
-        found = Deviation(found.above.cpu(), found.below.cpu(), found.variation.cpu())
+        found = ChordParts(found.above.cpu(), found.below.cpu(), found.variation.cpu())
         error = torch.zeros_like(found.above)
         if isinstance(trace, SegmentEstimate):
             error = trace.length * trace.deviation_error.cpu()
@@ -198,7 +164,7 @@ class _Sum:
     def _divided(self, divisor: float) -> _Sum:
         found = self.deviation
         return _Sum(
-            Deviation(found.above / divisor, found.below / divisor, found.variation),
+            ChordParts(found.above / divisor, found.below / divisor, found.variation),
             tuple(segment / divisor for segment in self.segments),
             self.length,
             self.error / divisor,

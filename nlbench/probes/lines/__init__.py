@@ -13,13 +13,19 @@ from nlbench.probes import LazyProbe, ProbeOptions, Resources, Samples
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .lines import TracedSegment, observe_paths, trace_segment, trace_segments
+    from .lines import (
+        TracedSegment,
+        estimate_segment,
+        observe_paths,
+        trace_segment,
+        trace_segments,
+    )
     from .planes import Plane, plane
-    from .refined import estimate_segment
-    from .trace import SegmentEstimate, SegmentTrace, chord_parts
+    from .trace import ChordParts, SegmentEstimate, SegmentTrace, chord_parts
 
 __all__ = [
     "LINES",
+    "ChordParts",
     "Lines",
     "Plane",
     "SegmentEstimate",
@@ -156,12 +162,13 @@ def is_channels_last(images: Tensor) -> bool:
 __getattr__ = lazy_exports(
     __name__,
     {
+        "ChordParts": "trace",
         "Plane": "planes",
         "SegmentEstimate": "trace",
         "SegmentTrace": "trace",
         "TracedSegment": "lines",
         "chord_parts": "trace",
-        "estimate_segment": "refined",
+        "estimate_segment": "lines",
         "observe_paths": "lines",
         "plane": "planes",
         "trace_segment": "lines",

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from nlbench.errors import NotFinite
 from nlbench.probes.budget import PointMemory, share_out
-from nlbench.probes.lines.ops.kinks import pushed
-from nlbench.probes.lines.ops.rule import Margin, peak
 
-from .program import Program, point_memory_of, walk_measured
+from .ops.kinks import pushed
+from .ops.rule import Margin, changes, peak
+from .program import Program, Step, point_memory_of, run_program, walk_measured
 from .trace import SegmentTrace, distance, points_at
 
 __all__ = ["trace_adaptively", "trace_by_sampling"]
@@ -353,7 +353,7 @@ def _measured_errors(
     with torch.no_grad():
         for part in torch.split(places, max(1, points // (COPIES + 1))):
             for seen in walk_measured(program, points_at(start, end, part), COPIES):
-                if seen.step.rule.differ is not None:
+                if seen.step.rule.pieces is not None:
                     own = [2 * bound[:1] for bound in seen.bounds]
                     known = errors.get(seen.step.output, own)
                     errors[seen.step.output] = list(map(torch.maximum, known, own))
@@ -364,19 +364,16 @@ def _look_sampling(
     program: Program, inputs: Tensor, errors: dict[int, list[Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Give outputs (P, k), and the first site that differs between neighbours (P - 1,), or -1."""
-    values = {0: inputs}
     site = torch.full((len(inputs) - 1,), -1, device=inputs.device)
+
+    def look(step: Step, x: Sequence[Tensor]) -> None:
+        if step.rule.pieces is not None and len(site):
+            own = [e.expand(len(inputs), *e.shape[1:]) for e in errors[step.output]]
+            is_first = (site < 0) & changes(step.rule.pieces, x, own)
+            site.masked_fill_(is_first, program.sites.index(step.site))
+
     with torch.no_grad():
-        for step in program.steps:
-            x = [values[i] for i in step.inputs]
-            if step.rule.differ is not None and len(inputs) > 1:
-                number = program.sites.index(step.site)
-                own = [e.expand(len(inputs), *e.shape[1:]) for e in errors[step.output]]
-                site = torch.where((site < 0) & step.rule.differ(x, own), number, site)
-            values[step.output] = step.rule.apply(x)
-            for value in step.ends:
-                del values[value]
-    output = values[program.output].reshape(len(inputs), -1)
+        output = run_program(program, inputs, look)
     if not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite on the segment")
     return output, site

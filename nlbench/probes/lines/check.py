@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nlbench.errors import UnsupportedOperation
 
 from .exact import COINCIDENT
-from .ops.rule import noise_of, peak
+from .ops.rule import Pieces, changes, noise_of, peak
 from .program import Computed, Program, agree, run_alone, walk, walk_measured
 from .trace import SegmentTrace, points_at
 
@@ -167,8 +167,8 @@ def _check_pieces(
             part = sites[first : first + some]
             inputs = points_at(points[0], points[1], t[2 * first : 2 * (first + len(part))])
             for seen in walk_measured(program, inputs):
-                if seen.step.rule.differ is not None:
-                    _compare(seen, part)
+                if seen.step.rule.pieces is not None:
+                    _compare(seen, seen.step.rule.pieces, part)
 
 
 def _check_rounding(program: Program, points: Tensor, t: Tensor, together: int) -> None:
@@ -177,7 +177,7 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, together: int) 
     with torch.inference_mode():
         for part in torch.split(t, max(1, together)):
             for seen in walk(program, points_at(points[0], points[1], part)):
-                if seen.step.rule.differ is not None:
+                if seen.step.rule.bend is not None:
                     noise, size = sizes.get(seen.step.site, (0.0, 0.0))
                     own_noise, own_size = _noise_and_size(seen)
                     sizes[seen.step.site] = max(noise, own_noise), max(size, own_size)
@@ -191,10 +191,10 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, together: int) 
             )
 
 
-def _compare(seen: Computed, sites: Sequence[str]) -> None:
-    step, differ = seen.step, seen.step.rule.differ
+def _compare(seen: Computed, pieces: Pieces, sites: Sequence[str]) -> None:
+    step = seen.step
     for number, expected in enumerate(sites):
-        if differ is None or (expected and expected != step.site):
+        if expected and expected != step.site:
             continue
         inputs = [x[2 * number : 2 * number + 2] for x in seen.inputs]
         if expected:
@@ -207,7 +207,7 @@ def _compare(seen: Computed, sites: Sequence[str]) -> None:
                 / noise_of(x.dtype)
                 for x, error in zip(inputs, errors, strict=True)
             ]
-        apart = differ(inputs, undecided)
+        apart = changes(pieces, inputs, undecided)
         if expected and not bool(apart.any()):
             raise step.refusal("a traced breakpoint is none of the network's")
         if not expected and bool(apart.any()):

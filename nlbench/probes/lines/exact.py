@@ -136,7 +136,7 @@ def with_breakpoints(chunk: Chunk, site: int, coincident: float) -> Chunk:
     interval, share, new = interval[chosen], share[chosen], new[chosen]
     order = _order(new, owner[interval]) if several else new.argsort()
     new, interval, share = new[order], interval[order], share[order]
-    distinct = _thinned(new, coincident, owner[interval])
+    distinct = spaced(new, coincident, owner[interval])
     if distinct is not None:
         interval, share, new = interval[distinct], share[distinct], new[distinct]
     t, owner = torch.cat([t, new]), torch.cat([owner, owner[interval]])
@@ -156,8 +156,8 @@ def with_breakpoints(chunk: Chunk, site: int, coincident: float) -> Chunk:
     )
 
 
-def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor:
-    """Tell which of increasing numbers, of one segment after another, to keep: (m,).
+def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
+    """Tell which of increasing numbers, of one segment after another, to keep: (m,); None: all.
 
     Each is farther than `gap` from the last that is kept, not only from its neighbour: many
     in a row are thinned, however close, and not all one.
@@ -168,12 +168,6 @@ def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor:
     >>> spaced(t, 1.0, torch.zeros(6)).tolist()
     [True, False, True, False, True, True]
     """
-    kept = _thinned(t, gap, owner)
-    return torch.ones(len(t), dtype=torch.bool, device=t.device) if kept is None else kept
-
-
-def _thinned(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:
-    """What `spaced` tells; None where all are to be kept."""
     close = (t.diff() <= gap) & (owner.diff() == 0)
     if not bool(close.any()):
         return None

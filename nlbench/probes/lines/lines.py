@@ -35,14 +35,7 @@ from . import LINES, is_channels_last
 from .baselines import trace_adaptively, trace_by_sampling
 from .check import check_trace
 from .exact import by_itself, trace_exactly
-from .paths import (
-    closed_paths,
-    direction_paths,
-    noise_paths,
-    open_paths,
-    pair_paths,
-    translations,
-)
+from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
 from .patterns import UnknownPieces
 from .program import check_program, least_point_memory, point_memory_of, program_of, run_alone
 from .quadrature import integrate_along
@@ -64,8 +57,9 @@ __all__ = [
     "BINS",
     "METHODS",
     "SegmentTrace",
-    "Sketch",
     "TracedSegment",
+    "drawing_of",
+    "estimate_segment",
     "forecast",
     "observe",
     "observe_paths",
@@ -255,6 +249,77 @@ def trace_segments(
         yield trace
 
 
+def estimate_segment(
+    model: nn.Module,
+    start: Tensor,
+    end: Tensor,
+    *,
+    tolerance: float = TOLERANCE,
+    evaluations: int = EVALUATIONS,
+    dtype: torch.dtype | None = None,
+    memory: int | None = None,
+) -> SegmentEstimate:
+    """Count a network's boundaries on a straight segment, and integrate its distance to the chord.
+
+    No breakpoint is found: a hundred forward passes tell what an exact trace tells with one a
+    region. Between neighbours of a uniform grid each unit that is on another piece has crossed
+    a boundary, so that `at_least` never exceeds the number of them (but where ties of a kind
+    that is not recognised make several units cross at one place, see the documentation);
+    `crossings` is what halving the grid again and again would come to.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is copied, not changed, run in eval mode, on the model's device.
+    start, end : tensor of shape (*input)
+        One input each, without the axis of samples.
+    tolerance : float
+        Grids are halved until the standard error of the crossings, relative to them, and the
+        error of the deviations, relative to theirs (Euclidean norms over logits), are within it.
+    evaluations : int
+        Most forward passes. If they don't suffice ``converged`` is false.
+    dtype : torch.dtype, optional
+        What the network is computed in; by default float32, and float64 where that would not do.
+    memory : int, optional
+        Bytes that may be used beside the model; by default half of what is free. Where patterns
+        would take more, grids are not halved any further.
+
+    Returns
+    -------
+    SegmentEstimate
+        Of a network that is not piecewise affine without ``crossings``: ``refused`` says why.
+
+    Raises
+    ------
+    nlbench.NotFinite, nlbench.RequestError
+        As `trace_segment`.
+
+    References
+    ----------
+    Counting transitions of activation codes: Novak et al., "Sensitivity and Generalization in
+    Neural Networks: an Empirical Study", ICLR 2018.
+
+    Examples
+    --------
+    >>> found = estimate_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([2.0]))
+    >>> found.at_least, found.crossings, found.error
+    (1, 1.0, 0.0)
+    """
+    check_ends(start[None], end[None])
+    ends = torch.stack([start, end.to(start.device)])
+    (seen,) = _observed(
+        model,
+        ends[None],
+        method="refined",
+        tolerance=tolerance,
+        evaluations=evaluations,
+        dtype=dtype,
+        memory=memory,
+    )
+    assert isinstance(seen.trace, SegmentEstimate)
+    return seen.trace
+
+
 def observe_paths(
     model: nn.Module,
     paths: Tensor,
@@ -304,8 +369,7 @@ def observe_paths(
         raise RequestError(
             f"paths of shape {tuple(paths.shape)}, expected (paths, 2 anchors or more, *input)"
         )
-    segments = paths.shape[1] - 1
-    starts, ends = paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
+    starts, ends = _ends(paths)
 
     def traced(starts: Tensor, ends: Tensor, method: str) -> Iterator[SegmentTrace]:
         return trace_segments(
@@ -336,8 +400,7 @@ def observe_paths(
         traces = _completed(estimates, starts, ends, traced)
         if method == "auto":
             traces = _or_exact(traces, lambda: traced(starts, ends, "exact"))
-    for index, trace in enumerate(traces):
-        yield TracedSegment(index // segments, index % segments, trace)
+    yield from _placed(traces, paths)
 
 
 def _or_exact(
@@ -402,59 +465,70 @@ def observe(
     integrated in place of that, and a remark says so.
     """
     paths = paths_of(model, samples, options)
-    segments = paths.shape[1] - 1
-    facts["segments"] = paths.shape[0] * segments
+    facts["segments"] = paths.shape[0] * (paths.shape[1] - 1)
     facts["paths_hash"] = tensor_hash(paths)
-    sketch = Sketch(segments)
+    drawn: list[TracedSegment] = []
     errors: dict[str, list[SegmentEstimate]] = {}
-    for observation in _observations(model, paths.to(resources.device), options, resources):
+    for observation in _observed(
+        model,
+        paths.to(resources.device),
+        method=str(options["method"]),
+        dtype=None if options["dtype"] == "auto" else getattr(torch, str(options["dtype"])),
+        memory=resources.memory,
+        sensitivity=float(options["sensitivity"]),
+        resolution=int(options["resolution"]),
+        tolerance=float(options["tolerance"]),
+        evaluations=int(options["evaluations"]),
+        budget=int(options["budget"]),
+    ):
         for listener in listeners:
             listener.update(observation)
-        if observation.path == 0:
-            sketch.add(observation)
+        if observation.path == 0 and len(drawn) < SEGMENTS:
+            drawn.append(observation)
         trace = observation.trace
         if isinstance(trace, SegmentEstimate) and trace.crossings is None:
             errors.setdefault(observation.place, []).append(trace)
         step()
-    facts["drawing"] = sketch.content()
+    facts["drawing"] = drawing_of(drawn)
     if errors:
         facts["remarks"] = {place: _remark(traces) for place, traces in errors.items()}
 
 
-def _observations(
-    model: nn.Module, paths: Tensor, options: ProbeOptions, resources: Resources
+def _observed(
+    model: nn.Module,
+    paths: Tensor,
+    *,
+    tolerance: float,
+    evaluations: int,
+    memory: int | None,
+    **how: Any,
 ) -> Iterator[TracedSegment]:
+    """Do what `observe_paths` does, but integrate what is not piecewise affine."""
     seen = 0
+    both: dict[str, Any] = {"tolerance": tolerance, "evaluations": evaluations, "memory": memory}
     try:
-        for observation in observe_paths(
-            model,
-            paths,
-            method=str(options["method"]),
-            dtype=None if options["dtype"] == "auto" else getattr(torch, str(options["dtype"])),
-            memory=resources.memory,
-            sensitivity=float(options["sensitivity"]),
-            resolution=int(options["resolution"]),
-            tolerance=float(options["tolerance"]),
-            evaluations=int(options["evaluations"]),
-            budget=int(options["budget"]),
-        ):
+        for observation in observe_paths(model, paths, **both, **how):
             yield observation
             seen += 1
         return
     except UnsupportedOperation as error:
         refused = str(error)
-    segments = paths.shape[1] - 1
-    traces = integrate_along(
-        model,
-        paths[:, :-1].flatten(0, 1)[seen:],
-        paths[:, 1:].flatten(0, 1)[seen:],
-        tolerance=float(options["tolerance"]),
-        evaluations=int(options["evaluations"]),
-        refused=refused,
-        memory=resources.memory,
-    )
-    for index, trace in enumerate(traces, seen):
-        yield TracedSegment(index // segments, index % segments, trace)
+    starts, ends = _ends(paths)
+    traces = integrate_along(model, starts[seen:], ends[seen:], refused=refused, **both)
+    yield from _placed(traces, paths, seen)
+
+
+def _ends(paths: Tensor) -> tuple[Tensor, Tensor]:
+    """Give where the segments of paths start and end: (n, *input) each."""
+    return paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
+
+
+def _placed(
+    traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor, first: int = 0
+) -> Iterator[TracedSegment]:
+    """Say of traces of segments, from number `first` on, where they lie on their paths."""
+    for index, trace in enumerate(traces, first):
+        yield TracedSegment(*divmod(index, paths.shape[1] - 1), trace)
 
 
 def _remark(traces: Sequence[SegmentEstimate]) -> str:
@@ -505,11 +579,6 @@ def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tenso
     _check_images(images, kind)
     if kind == "open":
         return samples.normalize(open_paths(images[:number], anchors, radius, seed))
-    if len(set(translations(anchors, radius))) < 2:
-        raise RequestError(
-            f"lines.radius: at {radius:g} pixels all {anchors} anchors are the same whole-pixel "
-            "translation, so the path has no length"
-        )
     return samples.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
 
 
@@ -550,94 +619,74 @@ _DRAWN_AT, _MOST_DRAWN_AT = 480, 160
 _DIGITS = 5
 
 
-class Sketch:
-    """Gathers the observations of one path, of which a drawing is made.
+def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
+    """Give what a path is drawn from: plain values, long rows of numbers as text.
+
+    ``place``; ``method``; ``lengths`` of the segments; ``crossings``, their sum; ``logits``, those
+    that stray furthest from their chords; ``curves``, a row a segment and logit, at even steps from
+    end to end; and, if there are breakpoints, ``sites`` and ``breakpoints``, a row a site of how
+    many there are in each of 160 equal parts of the drawn path. Neighbouring sites share a row if
+    there are more than 24.
 
     Parameters
     ----------
-    segments : int
-        Of the path; of more than 64 the first 64 are drawn.
+    observations : sequence of TracedSegment
+        Of one path, its first segments or all.
 
     Examples
     --------
     >>> import torch
     >>> from nlbench.probes.lines import observe_paths
-    >>> sketch = Sketch(2)
-    >>> for observation in observe_paths(torch.nn.ReLU(), torch.tensor([[[-1.0], [1.0], [-1.0]]])):
-    ...     sketch.add(observation)
-    >>> drawing = sketch.content()
+    >>> path = torch.tensor([[[-1.0], [1.0], [-1.0]]])
+    >>> drawing = drawing_of(list(observe_paths(torch.nn.ReLU(), path)))
     >>> drawing["place"], drawing["lengths"], drawing["crossings"], drawing["logits"]
     ('path0', [2.0, 2.0], 2, [0])
     """
-
-    def __init__(self, segments: int) -> None:
-        self._segments = min(segments, SEGMENTS)
-        self._points = min(_DRAWN_AT // self._segments, _MOST_DRAWN_AT) + 1
-        self._observations: list[TracedSegment] = []
-        self._curves: list[NDArray[np.float64]] = []
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all that is drawn of the path has been seen."""
-        return len(self._observations) == self._segments
-
-    def add(self, observation: TracedSegment) -> None:
-        """Take in the next segment, unless all that is drawn is there."""
-        if not self.is_complete:
-            self._curves.append(_curve(observation, self._points))
-            self._observations.append(observation)
-
-    def content(self) -> dict[str, Any]:
-        """Give the drawing: plain values, long rows of numbers as text.
-
-        ``place``; ``method``; ``lengths`` of the segments; ``crossings``, their sum;
-        ``logits``, those that stray furthest from their chords; ``curves``, a row a segment
-        and logit, at even steps from end to end; and, if there are breakpoints, ``sites``
-        and ``breakpoints``, a row a site of how many there are in each of 160 equal parts of
-        the drawn path. Neighbouring sites share a row if there are more than 24.
-        """
-        curves = np.stack(self._curves)
-        chords = np.linspace(curves[:, 0], curves[:, -1], curves.shape[1], axis=1)
-        lengths = np.array([observation.trace.length for observation in self._observations])
-        strayed = lengths @ np.abs(curves - chords).mean(1)
-        # Equal ones in order of their number, so that the choice is the same everywhere.
-        logits = sorted(np.argsort(-strayed, kind="stable")[:LOGITS].tolist())
-        methods = dict.fromkeys(observation.trace.method for observation in self._observations)
-        drawing = {
-            "place": self._observations[0].place,
-            "method": ", ".join(methods),
-            "lengths": [float(f"{length:.6g}") for length in lengths],
-            "logits": logits,
-            "curves": [[_row(curve[:, j]) for j in logits] for curve in curves],
-        }
-        return drawing | self._breakpoints(lengths)
-
-    def _breakpoints(self, lengths: NDArray[np.float64]) -> dict[str, Any]:
-        traces = [observation.trace for observation in self._observations]
-        sites: dict[str, NDArray[np.int64]] = {}
-        starts = np.concatenate([[0.0], np.cumsum(lengths)])
-        for trace, start, length in zip(traces, starts, lengths, strict=False):
-            if isinstance(trace, SegmentEstimate):
-                return {}
-            at = (start + trace.t[1:-1].cpu().numpy() * length) / (starts[-1] or 1.0)
-            part = np.minimum((at * BINS).astype(np.int64), BINS - 1)
-            origins = trace.origins[1:-1].cpu().numpy()
-            for index, name in enumerate(trace.sites):
-                counts = np.bincount(part[origins == index], minlength=BINS)
-                sites[name] = sites.get(name, 0) + counts
-        rows = list(_grouped(list(sites.items())))
-        return {
-            "crossings": int(sum(counts.sum() for _, counts in rows)),
-            "sites": [name for name, _ in rows],
-            "breakpoints": [" ".join(map(str, counts.tolist())) for _, counts in rows],
-        }
+    points = min(_DRAWN_AT // len(observations), _MOST_DRAWN_AT) + 1
+    curves = np.stack([_curve(observation.trace, points) for observation in observations])
+    chords = np.linspace(curves[:, 0], curves[:, -1], curves.shape[1], axis=1)
+    lengths = np.array([observation.trace.length for observation in observations])
+    strayed = lengths @ np.abs(curves - chords).mean(1)
+    # Equal ones in order of their number, so that the choice is the same everywhere.
+    logits = sorted(np.argsort(-strayed, kind="stable")[:LOGITS].tolist())
+    methods = dict.fromkeys(observation.trace.method for observation in observations)
+    drawing = {
+        "place": observations[0].place,
+        "method": ", ".join(methods),
+        "lengths": [float(f"{length:.6g}") for length in lengths],
+        "logits": logits,
+        "curves": [[_row(curve[:, j]) for j in logits] for curve in curves],
+    }
+    return drawing | _breakpoints([observation.trace for observation in observations], lengths)
 
 
-def _curve(observation: TracedSegment, points: int) -> NDArray[np.float64]:
+def _breakpoints(
+    traces: Sequence[SegmentTrace | SegmentEstimate], lengths: NDArray[np.float64]
+) -> dict[str, Any]:
+    sites: dict[str, NDArray[np.int64]] = {}
+    starts = np.concatenate([[0.0], np.cumsum(lengths)])
+    for trace, start, length in zip(traces, starts, lengths, strict=False):
+        if isinstance(trace, SegmentEstimate):
+            return {}
+        at = (start + trace.t[1:-1].cpu().numpy() * length) / (starts[-1] or 1.0)
+        part = np.minimum((at * BINS).astype(np.int64), BINS - 1)
+        origins = trace.origins[1:-1].cpu().numpy()
+        for index, name in enumerate(trace.sites):
+            counts = np.bincount(part[origins == index], minlength=BINS)
+            sites[name] = sites.get(name, 0) + counts
+    rows = list(_grouped(list(sites.items())))
+    return {
+        "crossings": int(sum(counts.sum() for _, counts in rows)),
+        "sites": [name for name, _ in rows],
+        "breakpoints": [" ".join(map(str, counts.tolist())) for _, counts in rows],
+    }
+
+
+def _curve(trace: SegmentTrace | SegmentEstimate, points: int) -> NDArray[np.float64]:
     """Values (points, k) of the network at even steps along a segment."""
-    t, values = observation.trace.t.cpu().numpy(), observation.trace.values.cpu().numpy()
+    t, values = trace.t.cpu().numpy(), trace.values.cpu().numpy()
     even = np.linspace(0, 1, points)
-    if isinstance(observation.trace, SegmentEstimate):
+    if isinstance(trace, SegmentEstimate):
         t, first = np.unique(t, return_index=True)  # of the shortest intervals, nodes coincide
         return np.asarray(PchipInterpolator(t, values[first])(even))
     left = np.clip(np.searchsorted(t, even, side="right") - 1, 0, len(t) - 2)
@@ -721,8 +770,7 @@ def forecast(
     nlbench.Undefined
         If there are no paths.
     """
-    paths = paths_of(model, samples, options)
-    starts, ends = paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
+    starts, ends = _ends(paths_of(model, samples, options))
     count, method = len(starts), str(options["method"])
     if method == "sampling":
         passes = count * (int(options["resolution"]) + 1)

@@ -8,8 +8,10 @@ unit, so that patterns can be compared long after the values are gone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +19,8 @@ from torch.nn import functional
 
 from nlbench.errors import UnsupportedOperation
 
-from .ops.rule import Kinks, Leaders, Pieces, Ranks
-from .program import Program, Step, program_of, walk_measured
+from .ops.rule import Kinks, Leaders, Pieces, Ranks, peak
+from .program import Program, Step, program_of, run_program, walk_measured
 
 __all__ = [
     "BEYOND",
@@ -62,8 +64,8 @@ class Margins:
 
     Parameters
     ----------
-    flat : tensor of shape (P, U)
-        Values of the units.
+    values : tensor of shape (P, U)
+        Of the units.
     kink : float
         The number that a unit passes as it changes sides.
     noise : tensor of shape (P, 1)
@@ -74,24 +76,27 @@ class Margins:
         Whether units change places two by two.
     """
 
-    flat: Tensor
+    values: Tensor
     kink: float
     noise: Tensor
     is_coarse: Tensor | None = None
     is_paired: bool = False
 
-    @property
-    def sides(self) -> tuple[Tensor, Tensor]:
-        """Which units are above and which below, packed (P, W)."""
-        return packed(self.flat > self.kink + self.noise), packed(
-            self.flat < self.kink - self.noise
-        )
+    @cached_property
+    def state(self) -> Tensor:
+        """Which units are above and which below, packed (P, 2, W)."""
+        above, below = self.values > self.kink + self.noise, self.values < self.kink - self.noise
+        return torch.stack([packed(above), packed(below)], 1)
 
     @property
     def resting(self) -> Tensor:
         """Which units rest on the number, packed (P, W)."""
-        found = self.flat == self.kink
+        found = self.values == self.kink
         return packed(found if self.is_coarse is None else found & ~self.is_coarse)
+
+    def changes(self, other: Tensor) -> Tensor:
+        """Count units that are on another side in other states, (P, 2, W): (P,)."""
+        return ones(crossed(self.state, other, self.is_paired))
 
 
 @dataclass
@@ -100,18 +105,18 @@ class Windows:
 
     Parameters
     ----------
-    lead : tensor of shape (P, groups)
+    state : tensor of shape (P, groups)
         Positions of the leaders, -1 where a window rests.
-    members : tensor of shape (P, rows, positions)
-        The values among which they are.
+    values : tensor of shape (P, rows, positions)
+        Among which they are.
     noise : tensor of shape (P, 1)
         Difference up to which two of them can't be told apart.
     is_coarse : bool tensor of shape (P,)
         Whether that is more than is expected of values of their size.
     """
 
-    lead: Tensor
-    members: Tensor
+    state: Tensor
+    values: Tensor
     noise: Tensor
     is_coarse: Tensor
 
@@ -126,12 +131,20 @@ class Windows:
         expected = torch.zeros(len(lead), dtype=torch.bool, device=lead.device)
         return cls(lead.masked_fill_(resting, -1), members, noise, expected)
 
-    def switches(self, other: Tensor) -> Tensor:
+    def led_by_others(self, other: Tensor) -> Tensor:
+        """Tell which windows others (P, groups) lead elsewhere."""
+        return (self.state != other) & (self.state >= 0) & (other >= 0)
+
+    def of_leaders(self, other: Tensor, row: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
+        """Values here of the leader of some windows, and of that elsewhere: (m,) each."""
+        channel = group // (other.shape[1] // self.values.shape[1])
+        mine = self.values[row, channel, self.state[row, group].long()]
+        return mine, self.values[row, channel, other[row, group].long()]
+
+    def changes(self, other: Tensor) -> Tensor:
         """Count windows that others (P, groups) lead elsewhere: (P,)."""
-        row, group = ((self.lead != other) & (self.lead >= 0) & (other >= 0)).nonzero().unbind(1)
-        channel = group // (other.shape[1] // self.members.shape[1])
-        mine = self.members[row, channel, self.lead[row, group].long()]
-        theirs = self.members[row, channel, other[row, group].long()]
+        row, group = self.led_by_others(other).nonzero().unbind(1)
+        mine, theirs = self.of_leaders(other, row, group)
         apart = mine - theirs > self.noise.flatten()[row]
         return torch.bincount(row[apart], minlength=len(other))
 
@@ -140,11 +153,10 @@ class Windows:
 
         Returns in how many windows of each row that is another than the largest.
         """
-        lead = self.lead[rows]
-        members = self.members[rows]
-        tied = value_of(members, before) >= value_of(members, lead) - self.noise[rows]
+        lead, values = self.state[rows], self.values[rows]
+        tied = value_of(values, before) >= value_of(values, lead) - self.noise[rows]
         tied &= (before >= 0) & (lead >= 0)
-        self.lead[rows] = torch.where(tied, before, lead)
+        self.state[rows] = torch.where(tied, before, lead)
         return (tied & (before != lead)).sum(1)
 
 
@@ -168,7 +180,7 @@ def noise_among(members: Tensor) -> Tensor:
     >>> noise_among(torch.tensor([[[3.0, -1.0]]])) == 12 * torch.finfo(torch.float32).eps
     tensor([[True]])
     """
-    return ROUNDING[members.dtype] * _size(members.flatten(1))
+    return ROUNDING[members.dtype] * peak(members.flatten(1))
 
 
 Watch = Callable[[Step, int, Margins | Windows], None]
@@ -237,25 +249,21 @@ class Piecewise:
         self,
         inputs: Tensor,
         watch: Watch | None = None,
-        rounding: tuple[Tensor, Tensor] | None = None,
+        rounding: Sequence[Tensor] | None = None,
     ) -> Tensor:
         """Carry points (P, *input) through the network; outputs are (P, k).
 
         `watch` is told of each step whose units have pieces, in order of call, its kinks by their
         number; `rounding` are `Rounding.least` and `.is_coarse` of each point, (P, n).
         """
-        values, seen = {0: inputs}, 0
-        for step in self.program.steps:
-            x = [values[i] for i in step.inputs]
+        seen = itertools.count()
+
+        def look(step: Step, x: Sequence[Tensor]) -> None:
             if watch is not None and step.output in self.pieces:
                 for number, found in enumerate(self._looks(step, x)):
-                    watch(step, number, _coarser(found, rounding, seen))
-                    seen += 1
-            direct = step.rule.direct if self.is_direct else None
-            values[step.output] = (direct or step.rule.apply)(x)
-            for value in step.ends:
-                del values[value]
-        return values[self.program.output].reshape(len(inputs), -1)
+                    watch(step, number, _coarser(found, rounding, next(seen)))
+
+        return run_program(self.program, inputs, look, is_direct=self.is_direct)
 
     def _looks(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
         pieces = self.pieces[step.output]
@@ -286,18 +294,14 @@ class Piecewise:
 
 def _apart(mine: Margins | Windows, theirs: Margins | Windows) -> tuple[Tensor, Tensor]:
     """Give the largest difference, and whether a value is at its kink in one of them only."""
+    off = peak((mine.values - theirs.values)[None]).flatten()[0]
     if isinstance(mine, Windows):
-        assert isinstance(theirs, Windows)
-        off = (mine.members - theirs.members).abs()
-        return off.amax() if off.numel() else off.new_zeros(()), off.new_zeros((), dtype=torch.bool)
-    assert isinstance(theirs, Margins)
-    off = (mine.flat - theirs.flat).abs()
-    coarse = ((mine.flat == mine.kink) & (theirs.flat != mine.kink)).any()
-    return off.amax() if off.numel() else off.new_zeros(()), coarse
+        return off, torch.zeros_like(off, dtype=torch.bool)
+    return off, ((mine.values == mine.kink) & (theirs.values != mine.kink)).any()
 
 
 def _coarser(
-    found: Margins | Windows, rounding: tuple[Tensor, Tensor] | None, which: int
+    found: Margins | Windows, rounding: Sequence[Tensor] | None, which: int
 ) -> Margins | Windows:
     """Take into account what rounding was measured to leave."""
     if rounding is None:
@@ -339,7 +343,7 @@ def record_pieces(network: nn.Module, example: Tensor) -> Piecewise:
                 )
             pieces[step.output] = step.rule.pieces
     is_quick = example.dtype == torch.float32 or example.device.type != "cpu"
-    rests = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.rests} | {0.0}
+    rests = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.numbers} | {0.0}
     both = sorted({sign * c for c in rests for sign in (1, -1)})
     flats = torch.tensor(both, dtype=example.dtype, device=example.device)
     return Piecewise(program, pieces, flats, is_quick)
@@ -357,49 +361,51 @@ def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], flats: Tensor) -> lis
 
     Examples
     --------
-    >>> ranks = Ranks(lambda x: x[0][:, None], (1,))
-    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0].flat
+    >>> ranks = Ranks(lambda x: x[0][:, None], [0])
+    >>> margins_of(ranks, [torch.tensor([[3.0, 1.0, 2.0]])], torch.zeros(1))[0].values
     tensor([[ 1., -2., -1.]])
     """
     if isinstance(pieces, Ranks):
         lines = pieces.lines(x)
-        if not lines.numel() or not pieces.tops:
+        # Each rank that is passed on ends where the next begins. Who is among the largest, as far
+        # as there, is counted: where two change places there one goes and one comes, so that as
+        # many boundaries are crossed between two points as units have gone, at least.
+        tops = {top for rank in pieces.ranks for top in (rank, rank + 1)}
+        tops &= set(range(1, lines.shape[-1]))
+        if not lines.numel() or not tops:
             return []
         ordered = lines.sort(-1, descending=True).values
         found = []
-        for top in pieces.tops:
+        for top in sorted(tops):
             last, next_ = ordered[..., top - 1 : top], ordered[..., top : top + 1]
             # Where units rest side by side one may go and another come without a boundary.
             resting = torch.isin(last, flats) | torch.isin(next_, flats)
             margin = torch.where(lines >= last, lines - next_, lines - last)
             found.append(margin.masked_fill(resting, 0.0).flatten(1))
-        noise = ROUNDING[lines.dtype] * _size(lines.flatten(1))
+        noise = ROUNDING[lines.dtype] * peak(lines.flatten(1))
         return [Margins(torch.cat(found, 1), 0.0, noise, is_paired=True)]
-    flat = [(margin.flatten(1), kink) for margin, kink in pieces.margins(x)]
+    flat = pieces.value(x).flatten(1)
+    size = peak(flat)
     return [
-        Margins(margin, kink, ROUNDING[margin.dtype] * _size(margin).clamp(min=abs(kink)))
-        for margin, kink in flat
+        Margins(flat, kink, ROUNDING[flat.dtype] * size.clamp(min=abs(kink)))
+        for kink in pieces.numbers
     ]
 
 
-def _size(flat: Tensor) -> Tensor:
-    """Give the largest magnitude at each of P points, (P, 1)."""
-    if not flat.shape[1]:
-        return flat.new_zeros(len(flat), 1)
-    # Both apart are 20 times as fast as `aminmax` on a CPU.
-    return torch.maximum(flat.amax(1, True), -flat.amin(1, True))
+def crossed(one: Tensor, other: Tensor, is_paired: bool = False) -> Tensor:
+    """Tell which units are above at one place and below at the other: packed (..., 2, W) each.
 
-
-def crossed(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
-    """Tell which units are above at one place and below at the other, packed.
+    Of units that change places two by two, those that go are counted.
 
     Examples
     --------
-    >>> above, below = torch.tensor([5]), torch.tensor([2])
-    >>> crossed((above, below), (below, above)).tolist()
-    [7]
+    >>> there, back = torch.tensor([[5], [2]]), torch.tensor([[2], [5]])
+    >>> crossed(there, back).tolist(), crossed(there, back, is_paired=True).tolist()
+    ([7], [5])
     """
-    return one[0] & other[1] | one[1] & other[0]
+    (above, below), (above_there, below_there) = one.unbind(-2), other.unbind(-2)
+    gone = above & below_there
+    return gone if is_paired else gone | below & above_there
 
 
 _GATHER = 0x0102040810204080

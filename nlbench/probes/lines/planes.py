@@ -18,7 +18,7 @@ from nlbench.probes.budget import halving
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import exact_by_default
 
-from .patterns import Margins, Windows, crossed, ones
+from .patterns import Margins, Windows
 from .program import Step
 from .refined import Estimator, check_ends
 
@@ -202,29 +202,19 @@ class _Rows:
         right = torch.zeros(count, self._width, dtype=torch.int64, device=inputs.device)
         up = torch.zeros_like(right)
         is_first = not self._below
-        before: dict[tuple[int, int], Tensor] = {}
         row: dict[tuple[int, int], list[Tensor]] = {}
         start = 0
 
-        def changes(key: tuple[int, int], state: Tensor, count_between: _Between) -> None:
-            """Compare pixels (P, ...) with those to the left and those below."""
-            stop = start + len(state)
-            place = self._places[key[0]]
-            last = before.get(key, state[:1])
-            left = torch.cat([last, state[:-1]])
-            right[place, start:stop] += count_between(left)
-            if not is_first:
-                up[place, start:stop] += count_between(self._below[key][start:stop])
-            before[key] = state[-1:]
-            row.setdefault(key, []).append(state)
-
         def watch(step: Step, number: int, found: Margins | Windows) -> None:
-            if isinstance(found, Windows):
-                changes((step.output, number), found.lead, found.switches)
-            else:
-                state = torch.stack(found.sides, 1)
-                between = _sides_between(state, found.is_paired)
-                changes((step.output, number), state, between)
+            """Compare pixels with those to the left and those below."""
+            key, place = (step.output, number), self._places[step.output]
+            known = row.setdefault(key, [])
+            stop = start + len(found.state)
+            left = torch.cat([known[-1][-1:] if known else found.state[:1], found.state[:-1]])
+            right[place, start:stop] += found.changes(left)
+            if not is_first:
+                up[place, start:stop] += found.changes(self._below[key][start:stop])
+            known.append(found.state)
 
         outputs = []
         for part in torch.split(inputs, points):
@@ -235,15 +225,3 @@ class _Rows:
             self.up.append(up.cpu())
         self.right.append(right[:, 1:].cpu())
         return torch.cat(outputs).cpu()
-
-
-_Between = Callable[[Tensor], Tensor]
-
-
-def _sides_between(state: Tensor, is_paired: bool) -> _Between:
-    def between(other: Tensor) -> Tensor:
-        if is_paired:
-            return ones(state[:, 0] & other[:, 1])
-        return ones(crossed((state[:, 0], state[:, 1]), (other[:, 0], other[:, 1])))
-
-    return between

@@ -11,8 +11,8 @@ crossing of every logit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from nlbench.probes.budget import PointMemory, bytes_a_sample, halving, is_out_o
 from nlbench.probes.model_state import precise_device
 from nlbench.probes.precision import each_exact
 
-from .program import double_copy, run_alone
+from .program import double_copy, is_same, run_alone
 from .trace import SegmentEstimate, points_at
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
 
 MOST = 64
 """Inputs at once."""
-_AGREEMENT = 1e-9
 _SEVERAL = 5
 
 
@@ -101,10 +100,10 @@ class Batches:
         except RequestError:
             together = None
         alone = alone[:2].reshape(2, -1)
-        if together is not None and _agree(together, alone):
+        if together is not None and is_same(together, alone):
             # Where no more fit, nothing is known of how more would do together.
             return cls(network, size if several.size == most else several.size)
-        if not _agree(cls(network, 1)(examples[:2]), alone):
+        if not is_same(cls(network, 1)(examples[:2]), alone):
             raise Undefined(
                 "the network's output for one input changes from call to call: it is no function "
                 "of the input"
@@ -147,13 +146,6 @@ class Batches:
         return torch.cat(outputs)
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    scale = other.abs().amax() if other.numel() else 1.0
-    return bool(((one - other).abs() <= _AGREEMENT * scale).all())
-
-
 Array = NDArray[np.floating[Any]]
 
 DEGREE = 16
@@ -168,8 +160,7 @@ _HALVINGS = 40
 _BLOCK = 2**21  # numbers worked on at once
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """What there is to know of functions on their intervals.
 
     Parameters
@@ -241,11 +232,7 @@ def parts(c: Array) -> Parts:
     """
     count = max(1, _BLOCK // (4 * _CELLS * c.shape[2] + 1))
     blocks = [_parts(c[:, i : i + count]) for i in range(0, c.shape[1], count)]
-    return Parts(
-        np.concatenate([block.above for block in blocks]),
-        np.concatenate([block.below for block in blocks]),
-        np.concatenate([block.variation for block in blocks]),
-    )
+    return Parts(*map(np.concatenate, zip(*blocks, strict=True)))
 
 
 def _parts(c: Array) -> Parts:
@@ -426,7 +413,7 @@ def smooth_estimate(
     edges = np.array([0.0, 0.5, 1.0])
     at_edges = function(edges)
     chord = at_edges[[0, -1]]
-    pieces = _Pieces.on(function, edges[:-1], edges[1:], at_edges[:-1], at_edges[1:], chord)
+    pieces = _Pieces.on(function, chord, edges[:-1], edges[1:], at_edges[:-1], at_edges[1:])
     used = len(edges) + _A_CUT
     beside: tuple[Array, Array] | None = None
     while True:
@@ -452,7 +439,7 @@ def smooth_estimate(
         cut = worst[: min(wanted, (evaluations - used) // _A_CUT)]
         if not len(cut):
             break
-        pieces = pieces.cut(function, cut, chord)
+        pieces = pieces.cut(function, cut)
         if beside is not None:
             pieces = pieces.compared(*beside)
         used += _A_CUT * len(cut)
@@ -473,10 +460,10 @@ def smooth_estimate(
     )
 
 
-@dataclass(frozen=True)
-class _Pieces:
+class _Pieces(NamedTuple):
     """A segment in m intervals: (m,) their ends, (m, 17, k) values, (m, k) what comes of them."""
 
+    chord: Array
     left: Array
     right: Array
     values: Array
@@ -484,17 +471,16 @@ class _Pieces:
     above: Array
     below: Array
     variation: Array
-    chord: Array
 
     @classmethod
     def on(
         cls,
         function: Callable[[Array], Array],
+        chord: Array,
         left: Array,
         right: Array,
         at_left: Array,
         at_right: Array,
-        chord: Array,
     ) -> _Pieces:
         """Evaluate a function inside intervals at whose ends it is known."""
         half = (right - left)[:, None] / 2
@@ -502,58 +488,41 @@ class _Pieces:
         t = left[:, None] + half * (1 + x)
         found = function(t.ravel()).reshape(*t.shape, -1)
         values = np.concatenate([at_left[:, None], found[:, :-1], at_right[:, None]], 1)
-        nodes = left[:, None] + half * (1 + NODES)
-        c = coefficients(values - _line(chord, nodes))
+        c = _interpolants(left, right, values, chord)
         beside = found[:, -1] - _line(chord, t[:, -1])
         error = np.maximum(tail(c), np.abs(evaluate(c, _BESIDE) - beside))
-        areas = parts(c)
-        return cls(
-            left,
-            right,
-            values,
-            2 * half * error,
-            half * areas.above,
-            half * areas.below,
-            areas.variation,
-            chord,
-        )
+        above, below, variation = parts(c)
+        own = 2 * half * error, half * above, half * below, variation
+        return cls(chord, left, right, values, *own)
 
-    def cut(
-        self, function: Callable[[Array], Array], which: NDArray[np.integer[Any]], chord: Array
-    ) -> _Pieces:
+    def cut(self, function: Callable[[Array], Array], which: NDArray[np.integer[Any]]) -> _Pieces:
         """Put two halves in the place of some intervals."""
         left, right = self.left[which], self.right[which]
         middle = (left + right) / 2
-        ends = self.values[which][:, [0, DEGREE // 2, DEGREE]]
+        first, second, third = self.values[which][:, [0, DEGREE // 2, DEGREE]].swapaxes(0, 1)
         halves = _Pieces.on(
             function,
+            self.chord,
             np.concatenate([left, middle]),
             np.concatenate([middle, right]),
-            np.concatenate([ends[:, 0], ends[:, 1]]),
-            np.concatenate([ends[:, 1], ends[:, 2]]),
-            chord,
+            np.concatenate([first, second]),
+            np.concatenate([second, third]),
         )
-        kept = np.ones(len(self.left), dtype=bool)
-        kept[which] = False
-        joined = {
-            name: np.concatenate([old[kept], new])
-            for (name, old), new in zip(vars(self).items(), vars(halves).values(), strict=True)
-            if name != "chord"
-        }
-        return _Pieces(**joined, chord=chord)
+        pairs = zip(self[1:], halves[1:], strict=True)
+        joined = [np.concatenate([np.delete(old, which, 0), new]) for old, new in pairs]
+        return _Pieces(self.chord, *joined)
 
     def compared(self, t: Array, values: Array) -> _Pieces:
         """Take in the distances (m, k) to the chord at other places t (m,)."""
         order = np.argsort(self.left)
         owner = order[np.searchsorted(self.left[order], t, side="right") - 1]
         left, width = self.left[owner], (self.right - self.left)[owner]
-        nodes = self.left[:, None] + (self.right - self.left)[:, None] * (1 + NODES) / 2
-        c = coefficients(self.values - _line(self.chord, nodes))[:, owner]
+        c = _interpolants(self.left, self.right, self.values, self.chord)[:, owner]
         x = 2 * (t - left) / width - 1
         missed = width[:, None] * np.abs(evaluate(c, x[:, None]) - values)
         error = self.error.copy()
         np.maximum.at(error, owner, missed)
-        return replace(self, error=error)
+        return self._replace(error=error)
 
     def nodes(self) -> tuple[Array, Array]:
         """Where the function was interpolated, and its values there, from 0 to 1."""
@@ -562,6 +531,12 @@ class _Pieces:
         t = (left + half * (1 + NODES))[:, :-1].ravel()
         values = self.values[order][:, :-1].reshape(len(t), -1)
         return np.append(t, 1.0), np.concatenate([values, self.values[order[-1:], -1]])
+
+
+def _interpolants(left: Array, right: Array, values: Array, chord: Array) -> Array:
+    """Coefficients of the distance to the chord on each interval."""
+    nodes = left[:, None] + (right - left)[:, None] / 2 * (1 + NODES)
+    return coefficients(values - _line(chord, nodes))
 
 
 def _probes() -> Array:

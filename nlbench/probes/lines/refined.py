@@ -13,6 +13,7 @@ places where no grid has been.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,9 +32,7 @@ from .ops.rule import Leaders
 from .patterns import (
     BEYOND,
     Margins,
-    Piecewise,
     Rounding,
-    Watch,
     Windows,
     bits_of,
     bits_of_some,
@@ -44,8 +43,7 @@ from .patterns import (
     record_pieces,
     value_of,
 )
-from .program import AGREEMENT, Step, run_alone, typed_copy
-from .quadrature import integrate_along
+from .program import Step, is_same, run_alone, typed_copy
 from .trace import ChordParts, SegmentEstimate, chord_parts
 
 __all__ = [
@@ -55,7 +53,6 @@ __all__ = [
     "Estimator",
     "check_ends",
     "estimate_all",
-    "estimate_segment",
     "on_device",
     "probes",
 ]
@@ -112,25 +109,25 @@ def probes() -> Tensor:
 class _Sides:
     """On which side of one margin each unit is, at the nodes known so far.
 
-    `above` and `below` (s, n + 1, W) are packed flags, neither set where it can't be told;
-    `counted` (s, W) leaves out units that bend where others do; `unplaced` (s, W) are those that
-    can't be told from the margin at the start, where no side is known of them. Of units that
-    change places two by two, those that go are counted.
+    `states` (s, n + 1, 2, W) are packed flags, see `Margins.state`, neither set where it can't be
+    told; `counted` (s, W) leaves out units that bend where others do; `unplaced` (s, W) are those
+    that can't be told from the margin at the start, where no side is known of them.
     """
 
-    above: Tensor
-    below: Tensor
+    states: Tensor
+    counted: Tensor
+    unplaced: Tensor
     is_paired: bool
-    counted: Tensor = field(default_factory=lambda: torch.zeros(0))
-    unplaced: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def crossed(self, stride: int = 1) -> Tensor:
         """Tell which units are counted between each two nodes, packed (s, n / stride, W)."""
-        a, b = self.above[:, ::stride], self.below[:, ::stride]
-        found = a[:, :-1] & b[:, 1:]
-        if not self.is_paired:
-            found = found | b[:, :-1] & a[:, 1:]
-        return found & self.counted[:, None]
+        states = self.states[:, ::stride]
+        return crossed(states[:, :-1], states[:, 1:], self.is_paired) & self.counted[:, None]
+
+
+def _is_told(states: Tensor) -> Tensor:
+    """Tell of which units a side is known, packed: (..., 2, W) to (..., W)."""
+    return states[..., 0, :] | states[..., 1, :]
 
 
 class _Found:
@@ -250,22 +247,17 @@ class _Group:
 
     Parameters
     ----------
-    piecewise : Piecewise
+    estimator : Estimator
+        Of the network.
     segments : sequence of (start, end)
     rounding : sequence of Rounding
         In the middle of each.
-    chunk : int
-        Points that are run at once.
     """
 
     def __init__(
-        self,
-        piecewise: Piecewise,
-        segments: Sequence[Segment],
-        rounding: Sequence[Rounding],
-        chunk: int,
+        self, estimator: Estimator, segments: Sequence[Segment], rounding: Sequence[Rounding]
     ) -> None:
-        self._piecewise, self._chunk = piecewise, chunk
+        self._estimator, piecewise = estimator, estimator.piecewise
         self._first = piecewise.first
         self._starts = torch.stack([start for start, _ in segments])
         self._ends = torch.stack([end for _, end in segments])
@@ -297,15 +289,14 @@ class _Group:
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
         self._at_start = {key: members[index] for key, members in self._at_start.items()}
         for sides in self._sides.values():
-            sides.above, sides.below = sides.above[index], sides.below[index]
-            sides.counted, sides.unplaced = sides.counted[index], sides.unplaced[index]
+            sides.states, sides.counted = sides.states[index], sides.counted[index]
+            sides.unplaced = sides.unplaced[index]
 
     @property
     def bytes_kept(self) -> int:
         """What the patterns of all nodes take."""
-        tensors = [x for sides in self._sides.values() for x in (sides.above, sides.below)]
-        tensors += [*self._leads.values(), *self._at_start.values()]
-        return sum(x.numel() * x.element_size() for x in tensors)
+        tensors = [sides.states for sides in self._sides.values()]
+        return sum(x.nbytes for x in (*tensors, *self._leads.values(), *self._at_start.values()))
 
     def begin(self) -> None:
         """Look at the nodes of the first grid."""
@@ -327,54 +318,39 @@ class _Group:
 
     def _begun(self, new: _Found, switched: _Found) -> None:
         count, self.steps = len(self), FIRST
-        nodes = torch.arange(FIRST + 1, device=self._device)
-        owner = torch.arange(count, device=self._device)[:, None].expand(-1, FIRST + 1).flatten()
+        nodes = torch.arange(FIRST + 1, device=self._device).repeat(count)
+        owner = torch.arange(count, device=self._device).repeat_interleave(FIRST + 1)
         self._sides, self._leads = {}, {}
-        zeros: dict[tuple[int, int], Tensor] = {}
-        all_units: dict[tuple[int, int], Tensor] = {}
-        row = 0
+        seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        about: dict[tuple[int, int], tuple[Tensor, bool]] = {}
 
-        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+        def watch(rows: slice, step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Windows):
-                rows = slice(row, row + len(found.lead))
                 self._first_leads(step, found, rows, switched)
                 return
-            key, rows = (step.output, number), slice(row, row + len(found.flat))
-            above, below = found.sides
-            if key not in self._sides:
-                whole = above.new_zeros(count * (FIRST + 1), above.shape[1])
-                self._sides[key] = _Sides(whole, torch.zeros_like(whole), found.is_paired)
-                zeros[key] = torch.zeros_like(whole)
-            self._sides[key].above[rows], self._sides[key].below[rows] = above, below
-            zeros[key][rows] = found.resting
-            all_units[key] = packed(torch.ones_like(found.flat[:1], dtype=torch.bool))
+            key, all_units = (step.output, number), torch.ones_like(found.values[:1]).bool()
+            about[key] = packed(all_units), found.is_paired
+            seen.setdefault(key, []).append((found.state, found.resting))
 
-        outputs = []
-        for row in range(0, len(owner), self._chunk):
-            part = slice(row, row + self._chunk)
-            outputs.append(self._run(owner[part], nodes.repeat(count)[part] / FIRST, watch))
+        values = self._run(owner, nodes / FIRST, watch)
         switched.fetch()
         if switched.wanted > self._room:
             return
-        self.values = torch.cat(outputs).reshape(count, FIRST + 1, -1)
+        self.values = _by_segment([values], count)
         met = torch.zeros(count, FIRST - 1, dtype=torch.bool, device=self._device)
-        for key, sides in self._sides.items():
-            shape = (count, FIRST + 1, -1)
-            sides.above, sides.below = sides.above.reshape(shape), sides.below.reshape(shape)
-            sides.counted = torch.full_like(sides.above[:, 0], -1)
-            resting = zeros[key].reshape(shape)
-            a, b = sides.above, sides.below
-            sides.unplaced = ~(a[:, 0] | b[:, 0] | resting[:, 0]) & all_units[key]
+        for key, (all_units, is_paired) in about.items():
+            states, resting = (_by_segment(x, count) for x in zip(*seen.pop(key), strict=True))
+            unplaced = ~(_is_told(states[:, 0]) | resting[:, 0]) & all_units
             if key[0] in self._first:
-                opposite = a[:, :-2] & b[:, 2:] | b[:, :-2] & a[:, 2:]
-                met |= (resting[:, 1:-1] & opposite).any(2)
+                met |= (resting[:, 1:-1] & crossed(states[:, :-2], states[:, 2:])).any(2)
             for i in range(1, FIRST + 1):
                 # A unit that can't be told from its kink stays where it was, unless it rests.
-                unknown = ~(a[:, i] | b[:, i] | resting[:, i])
-                a[:, i] |= unknown & a[:, i - 1]
-                b[:, i] |= unknown & b[:, i - 1]
+                unknown = ~(_is_told(states[:, i]) | resting[:, i])
+                states[:, i] |= unknown[:, None] & states[:, i - 1]
+            counted = torch.full_like(unplaced, -1)
+            self._sides[key] = _Sides(states, counted, unplaced, is_paired)
         self._at_nodes += met.sum(1)
-        self._leads = {key: lead.reshape(count, FIRST + 1, -1) for key, lead in self._leads.items()}
+        self._leads = {key: _by_segment([lead], count) for key, lead in self._leads.items()}
         self._switches.append(self._switched(switched, FIRST))
 
     def _halved(self, new: _Found, switched: _Found) -> None:
@@ -383,26 +359,19 @@ class _Group:
         owner, place = every // steps, every % steps
         met = torch.zeros(count * steps, dtype=torch.bool, device=self._device)
         undecided = torch.zeros_like(self.undecided)
-        between: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        between: dict[tuple[int, int], list[Tensor]] = {}
         leads: dict[int, list[Tensor]] = {}
-        row = 0
 
-        def watch(step: Step, number: int, found: Margins | Windows) -> None:
-            key = step.output, number
+        def watch(rows: slice, step: Step, number: int, found: Margins | Windows) -> None:
+            s, i, key = owner[rows], place[rows], (step.output, number)
             if isinstance(found, Windows):
-                rows = slice(row, row + len(found.lead))
-                s, i = owner[rows], place[rows]
-                lead, doubtful = self._middle_leads(step, found, rows, s, i, switched)
-                leads.setdefault(step.output, []).append(lead)
+                doubtful = self._middle_leads(step, found, rows, s, i, switched)
+                leads.setdefault(step.output, []).append(found.state)
                 undecided.index_add_(0, s, doubtful.to(undecided.dtype))
                 return
-            rows = slice(row, row + len(found.flat))
-            s, i = owner[rows], place[rows]
-            sides, (above, below) = self._sides[key], found.sides
-            left = sides.above[s, i], sides.below[s, i]
-            right = sides.above[s, i + 1], sides.below[s, i + 1]
-            known = left[0] | left[1]
-            told = above | below
+            sides, middle = self._sides[key], found.state
+            left, right = sides.states[s, i], sides.states[s, i + 1]
+            known, told = _is_told(left), _is_told(middle)
             unplaced = sides.unplaced[s] & ~(told | known)
             unknown = ~told & known
             # To ask a GPU costs more than to do what changes nothing.
@@ -412,41 +381,36 @@ class _Group:
                 if step.output in self._first:
                     met[rows] |= (unknown & resting & opposite).any(1)
                 unknown &= ~resting
-                doubtful = ones(unknown & (right[0] | right[1]) & ~opposite | unplaced)
+                doubtful = ones(unknown & _is_told(right) & ~opposite | unplaced)
                 undecided.index_add_(0, s, doubtful.to(undecided.dtype))
-            above |= unknown & left[0]
-            below |= unknown & left[1]
-            middle = above, below
+            middle |= unknown[:, None] & left
             twice = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
             at, unit, is_one = new.places(twice)
             if len(at):
-                value = found.flat[at, unit] - found.kink
+                value = found.values[at, unit] - found.kink
                 # A single value tells less than three: units near a boundary lie close. Of
                 # two that change places each is the other's negative.
                 second = value if sides.is_paired else value.abs()
                 values = torch.stack([value.abs(), second], 1)
                 place_of, noise = self._places[step.output], found.noise[at, 0]
-                new.add(at + row, place_of, number, unit, values, noise, is_one)
+                new.add(at + rows.start, place_of, number, unit, values, noise, is_one)
             between.setdefault(key, []).append(middle)
 
-        outputs = []
-        for row in range(0, len(owner), self._chunk):
-            part = slice(row, row + self._chunk)
-            outputs.append(self._run(owner[part], (2 * place[part] + 1) / (2 * steps), watch))
+        values = self._run(owner, (2 * place + 1) / (2 * steps), watch)
         new.fetch()
         switched.fetch()
         if max(new.wanted, switched.wanted) > self._room:
             return
+
+        def with_middles(nodes: Tensor, middles: Sequence[Tensor]) -> Tensor:
+            return _interleaved(nodes, _by_segment(middles, count))
+
         self.steps = 2 * steps
         self.undecided += undecided
-        self.values = _interleaved(self.values, torch.cat(outputs).reshape(count, steps, -1))
-        for key, parts in between.items():
-            sides = self._sides[key]
-            sides.above = _interleaved(sides.above, _joined(parts, 0, count))
-            sides.below = _interleaved(sides.below, _joined(parts, 1, count))
-        for output, found in leads.items():
-            middle = torch.cat(found).reshape(count, steps, -1)
-            self._leads[output] = _interleaved(self._leads[output], middle)
+        self.values = with_middles(self.values, [values])
+        for key, sides in self._sides.items():
+            sides.states = with_middles(sides.states, between.pop(key))
+        self._leads = {key: with_middles(lead, leads[key]) for key, lead in self._leads.items()}
         self._leave_out_new_copies(new, steps)
         self._at_nodes += met.reshape(count, steps).sum(1)
         self._switches.append(self._switched(switched, 2 * steps))
@@ -506,30 +470,26 @@ class _Group:
         stops = list(itertools.accumulate((len(one) for one in units), initial=0))
         chosen = torch.cat(units).to(self._device)
         values = torch.empty(len(chosen), len(_WATCHED), dtype=torch.float64, device=self._device)
-        noises = torch.zeros(len(units), len(_WATCHED), 1, dtype=torch.float64, device=self._device)
-        row = 0
+        noises = torch.zeros(len(units), len(_WATCHED), dtype=torch.float64, device=self._device)
 
-        def watch(step: Step, number: int, found: Margins | Windows) -> None:
+        def watch(rows: slice, step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Windows):
                 return
             place = known.index((step.output, number))
-            for j in range(len(found.flat)):
-                s, at = divmod(row + j, len(_WATCHED))
+            for j in range(len(found.values)):
+                s, at = divmod(rows.start + j, len(_WATCHED))
                 mine = s * len(known) + place
                 span = slice(stops[mine], stops[mine + 1])
-                apart = found.flat[j].index_select(0, chosen[span]) - found.kink
+                apart = found.values[j].index_select(0, chosen[span]) - found.kink
                 values[span, at] = apart.masked_fill_(apart.abs() <= found.noise[j], 0.0)
-                noises[mine, at] = found.noise[j]
+                noises[mine, at] = found.noise[j, 0]
 
         index = torch.tensor(which, device=self._device)
-        every = torch.arange(len(which) * len(_WATCHED), device=self._device)
+        owner = torch.arange(len(which), device=self._device).repeat_interleave(len(_WATCHED))
         places = (2 * torch.tensor(_WATCHED) + 1).to(self._device) / (2 * TOLD)
         starts, ends = self._starts[index].double(), self._ends[index].double()
-        for row in range(0, len(every), precise.chunk):
-            part = every[row : row + precise.chunk]
-            t = places[part % len(_WATCHED)]
-            _along(precise.piecewise, starts, ends, part // len(_WATCHED), t, watch)
-        far = _ALIKE * noises.amax((1, 2)).cpu()
+        precise.along(starts, ends, owner, places.repeat(len(which)), watch)
+        far = _ALIKE * noises.amax(1).cpu()
         is_paired = torch.tensor([self._sides[key].is_paired for key in known])
         values, lengths = values.cpu(), torch.tensor([len(one) for one in units])
         masks = []
@@ -550,9 +510,9 @@ class _Group:
             for sides, repeated in zip(self._sides.values(), repeats, strict=True):
                 sides.counted[index] &= ~repeated
 
-    def _run(self, owner: Tensor, t: Tensor, watch: Watch) -> Tensor:
-        rounding = self._least[owner], self._is_coarse[owner]
-        return _along(self._piecewise, self._starts, self._ends, owner, t, watch, rounding)
+    def _run(self, owner: Tensor, t: Tensor, watch: Callable[..., None]) -> Tensor:
+        rounding = self._least, self._is_coarse
+        return self._estimator.along(self._starts, self._ends, owner, t, watch, rounding)
 
     def _leave_out_new_copies(self, new: _Found, steps: int) -> None:
         found = new.copies()
@@ -580,22 +540,22 @@ class _Group:
 
     def _first_leads(self, step: Step, windows: Windows, rows: slice, found: _Found) -> None:
         if step.output not in self._leads:
-            shape = (len(self) * (FIRST + 1), windows.lead.shape[1])
-            self._leads[step.output] = windows.lead.new_full(shape, -1)
-            shape = (len(self), *windows.members.shape[1:])
-            self._at_start[step.output] = windows.members.new_zeros(shape)
+            shape = (len(self) * (FIRST + 1), windows.state.shape[1])
+            self._leads[step.output] = windows.state.new_full(shape, -1)
+            shape = (len(self), *windows.values.shape[1:])
+            self._at_start[step.output] = windows.values.new_zeros(shape)
         kept = self._leads[step.output]
         row = torch.arange(rows.start, rows.stop, device=self._device)
         s, node = row // (FIRST + 1), row % (FIRST + 1)
         start = self._rows_at(rows, FIRST + 1, 0)
-        self._at_start[step.output][s[start]] = windows.members[start]
-        before = windows.lead.new_full(windows.lead.shape, -1)
+        self._at_start[step.output][s[start]] = windows.values[start]
+        before = torch.full_like(windows.state, -1)
         for i, at in enumerate(range(rows.start, rows.stop)):
             # Whose leader is the one before depends on the one before that.
             if at % (FIRST + 1):
                 before[i] = kept[at - 1]
                 windows.keep(before[i : i + 1], slice(i, i + 1))
-            kept[at] = windows.lead[i]
+            kept[at] = windows.state[i]
         first = self._rows_at(rows, FIRST + 1, 1)
         before[first] = self._led_from_start(step, windows, s, first, before[first])
         kept[row[first] - 1] = before[first]
@@ -616,8 +576,8 @@ class _Group:
         s: Tensor,
         i: Tensor,
         found: _Found,
-    ) -> tuple[Tensor, Tensor]:
-        """Give the leaders, and how many of them are told by those before alone: (P,)."""
+    ) -> Tensor:
+        """Give how many of the leaders are told by those before alone: (P,)."""
         steps, kept = self.steps, self._leads[step.output]
         left = kept[s, i]
         doubtful = windows.keep(left, slice(None)) * windows.is_coarse
@@ -627,7 +587,7 @@ class _Group:
         interval = (s * steps + i) * 2
         self._add_switches(step, windows, left, interval, found)
         self._add_switches(step, windows, kept[s, i + 1], interval + 1, found)
-        return windows.lead, doubtful
+        return doubtful
 
     def _led_from_start(
         self, step: Step, windows: Windows, s: Tensor, rows: Tensor, lead: Tensor
@@ -636,7 +596,7 @@ class _Group:
         if not len(rows):
             return lead
         there = self._at_start[step.output][s[rows]]
-        ours, theirs = windows.lead[rows], lead
+        ours, theirs = windows.state[rows], lead
         tied = value_of(there, ours) >= value_of(there, theirs) - noise_among(there)
         return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
 
@@ -648,14 +608,11 @@ class _Group:
         Not where that one rests at a kink here, or the two are equal, as units are that all
         rest: what happens is the crossing of a unit before them.
         """
-        lead, members = windows.lead, windows.members
-        row, group, is_one = found.places(packed((lead != other) & (lead >= 0) & (other >= 0)))
+        row, group, is_one = found.places(packed(windows.led_by_others(other)))
         if not len(row):
             return
-        channel = group // (lead.shape[1] // members.shape[1])
-        mine = members[row, channel, lead[row, group].long()]
-        theirs = members[row, channel, other[row, group].long()]
-        moving = ~torch.isin(theirs, self._piecewise.flats) & (mine != theirs) & is_one
+        mine, theirs = windows.of_leaders(other, row, group)
+        moving = ~torch.isin(theirs, self._estimator.piecewise.flats) & (mine != theirs) & is_one
         values = torch.stack([mine, theirs], 1)
         close = windows.noise.flatten()[row]
         found.add(interval[row], self._places[step.output], 0, group, values, close, moving)
@@ -676,17 +633,18 @@ def _any(words: Tensor) -> Tensor:
     return found
 
 
+def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
+    """Join parts of what there is at the places of so many segments: (s, places, ...)."""
+    joined = torch.cat(list(parts))
+    return joined.reshape(count, len(joined) // count, *joined.shape[1:])
+
+
 def _interleaved(nodes: Tensor, middles: Tensor) -> Tensor:
     """Put (s, n, ...) between (s, n + 1, ...)."""
     s, n = middles.shape[:2]
     result = nodes.new_empty(s, 2 * n + 1, *nodes.shape[2:])
     result[:, ::2], result[:, 1::2] = nodes, middles
     return result
-
-
-def _joined(parts: Sequence[tuple[Tensor, Tensor]], which: int, count: int) -> Tensor:
-    joined = torch.cat([part[which] for part in parts])
-    return joined.reshape(count, -1, joined.shape[1])
 
 
 @dataclass(frozen=True)
@@ -773,21 +731,13 @@ class _Deviation:
     parts: ChordParts
     error: Tensor
 
-    @property
-    def total(self) -> Tensor:
-        return self.parts.above + self.parts.below
-
     @classmethod
     def of(cls, values: Tensor, seen: Tensor | None) -> _Deviation:
         """Extrapolate from values (n + 1, k) at a grid; `seen` (m, k) are those at `probes`."""
-        finest, finer, coarse = (_parts(values[::stride]) for stride in (1, 2, 4))
-        parts = ChordParts(
-            _extrapolated(finest.above, finer.above),
-            _extrapolated(finest.below, finer.below),
-            finest.variation,
-        )
-        before = _extrapolated(finer.above, coarse.above) + _extrapolated(finer.below, coarse.below)
-        total = parts.above + parts.below
+        t = torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
+        finest, finer, coarse = (chord_parts(t[::by], values[::by]) for by in (1, 2, 4))
+        parts, before = _extrapolated(finest, finer), _extrapolated(finer, coarse).total
+        total = parts.total
         # At least what the extrapolation has changed: kinks spoil its order now and then.
         error = torch.maximum((total - before).abs(), (total - finest.above - finest.below).abs())
         if seen is not None:
@@ -799,14 +749,11 @@ class _Deviation:
         return cls(parts, error)
 
 
-def _parts(values: Tensor) -> ChordParts:
-    t = torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
-    return chord_parts(t, values)
-
-
-def _extrapolated(fine: Tensor, coarse: Tensor) -> Tensor:
+def _extrapolated(fine: ChordParts, coarse: ChordParts) -> ChordParts:
     """Of a rule whose error falls to a quarter with half the step (Richardson)."""
-    return (fine + (fine - coarse) / 3).clamp(min=0)
+    pairs = (fine.above, coarse.above), (fine.below, coarse.below)
+    above, below = ((one + (one - other) / 3).clamp(min=0) for one, other in pairs)
+    return ChordParts(above, below, fine.variation)
 
 
 def _interpolated(values: Tensor, t: Tensor) -> Tensor:
@@ -853,7 +800,7 @@ class Estimator:
 
         def watch(step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Margins):
-                _ = found.sides, found.resting
+                _ = found.state, found.resting
 
         with LiveBytes() as live:
             self.piecewise.run(one.clone(), watch)
@@ -863,148 +810,115 @@ class Estimator:
     def _check(self, points: Tensor) -> None:
         with torch.inference_mode():
             together = self.piecewise.run(points)
-        alone = run_alone(self.network, points).reshape(len(points), -1)
-        scale = alone.abs().amax() if alone.numel() else 1.0
-        if together.shape != alone.shape or not bool(
-            ((together - alone).abs() <= AGREEMENT[self.dtype] * scale).all()
-        ):
+        if not is_same(together, run_alone(self.network, points).reshape(len(points), -1)):
             raise UnsupportedOperation(
                 "forward", "the network", "the recorded program does not reproduce its output"
             )
 
     def outputs(self, segments: Sequence[Segment], t: Sequence[Tensor]) -> list[Tensor]:
         """Values (m, k) of the network at places (m,) of each segment, in float64."""
-        owner = torch.arange(len(t)).repeat_interleave(torch.tensor([len(x) for x in t]))
-        owner = owner.to(self.device)
+        counts = [len(x) for x in t]
+        owner = torch.arange(len(t)).repeat_interleave(torch.tensor(counts)).to(self.device)
         starts, ends = (torch.stack(x) for x in zip(*segments, strict=True))
-        places = torch.cat(list(t)).to(self.device)
-        found = [
-            _along(self.piecewise, starts, ends, owner[part], places[part])
-            for part in torch.split(torch.arange(len(owner), device=self.device), self.chunk)
-        ]
-        return list(torch.split(torch.cat(found), [len(x) for x in t]))
+        values = self.along(starts, ends, owner, torch.cat(list(t)).to(self.device))
+        return list(torch.split(values, counts))
+
+    def along(
+        self,
+        starts: Tensor,
+        ends: Tensor,
+        owner: Tensor,
+        t: Tensor,
+        watch: Callable[..., None] | None = None,
+        rounding: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Run the network at places t (P,) of the segments (s, *input) that own them.
+
+        `watch` is told which of the places are run, as a slice, and what `Piecewise.run` tells;
+        `rounding` are `Rounding.least` and `.is_coarse` of each segment, (s, n). Returns the
+        outputs, float64 (P, k).
+        """
+        outputs = []
+        for first in range(0, len(owner), self.chunk):
+            rows = slice(first, min(first + self.chunk, len(owner)))
+            weight = t[rows].double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
+            inputs = torch.lerp(starts[owner[rows]], ends[owner[rows]], weight)
+            told = None if watch is None else functools.partial(watch, rows)
+            least = None if rounding is None else [x[owner[rows]] for x in rounding]
+            output = self.piecewise.run(inputs, told, least).double()
+            if not torch.isfinite(output).all():
+                raise NotFinite("the network's output is not finite on the segment")
+            outputs.append(output)
+        return torch.cat(outputs)
 
 
-def _along(
-    piecewise: Piecewise,
-    starts: Tensor,
-    ends: Tensor,
-    owner: Tensor,
-    t: Tensor,
-    watch: Watch | None = None,
-    rounding: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """Run a network at places t (P,) of the segments (s, *input) that own them; float64 (P, k)."""
-    weight = t.double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
-    inputs = torch.lerp(starts[owner], ends[owner], weight)
-    output = piecewise.run(inputs, watch, rounding).double()
-    if not torch.isfinite(output).all():
-        raise NotFinite("the network's output is not finite on the segment")
-    return output
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked for; see `estimate_all`."""
 
-
-def _middles(steps: int) -> Tensor:
-    return (2 * torch.arange(steps, dtype=torch.float64) + 1) / (2 * steps)
+    tolerance: float
+    evaluations: int
+    budget: int
 
 
 @dataclass
 class _State:
     """What is known of one segment."""
 
+    estimator: Estimator
     segment: Segment
-    rounding: Rounding | None = None
+    rounding: Rounding
     crossings: _Crossings | None = None
     values: Tensor = field(default_factory=lambda: torch.zeros(0))
     deviation: _Deviation | None = None
-    steps_counted: int = 0
     is_exact: bool = False
     is_rough: bool = False
     wasted: int = 0
 
+    def left_by_rounding(self) -> Tensor:
+        """What rounding leaves of the distances of values to their chord: (k,)."""
+        values, measured = self.values, self.rounding.output
+        size = values.abs().amax() if values.numel() else values.new_zeros(())
+        expected = 2 * torch.finfo(self.estimator.dtype).eps * size
+        # Where it is far more, outputs are what is left of larger numbers.
+        beyond = measured > 2 * BEYOND * expected
+        return torch.where(beyond, 2 * measured, expected).expand(values.shape[1])
 
-def estimate_segment(
-    model: nn.Module,
-    start: Tensor,
-    end: Tensor,
-    *,
-    tolerance: float = TOLERANCE,
-    evaluations: int = EVALUATIONS,
-    dtype: torch.dtype | None = None,
-    memory: int | None = None,
-) -> SegmentEstimate:
-    """Count a network's boundaries on a straight segment, and integrate its distance to the chord.
+    def is_close(self, tolerance: float) -> bool:
+        """Tell whether the distances to the chord are known."""
+        assert self.deviation is not None
+        error, total, floor = (
+            torch.linalg.vector_norm(x)
+            for x in (self.deviation.error, self.deviation.parts.total, self.left_by_rounding())
+        )
+        return bool(error <= torch.maximum(total * tolerance, 2 * floor))
 
-    No breakpoint is found: a hundred forward passes tell what an exact trace tells with one a
-    region. Between neighbours of a uniform grid each unit that is on another piece has crossed
-    a boundary, so that `at_least` never exceeds the number of them (but where ties of a kind
-    that is not recognised make several units cross at one place, see the documentation);
-    `crossings` is what halving the grid again and again would come to.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It is copied, not changed, run in eval mode, on the model's device.
-    start, end : tensor of shape (*input)
-        One input each, without the axis of samples.
-    tolerance : float
-        Grids are halved until the standard error of the crossings, relative to them, and the
-        error of the deviations, relative to theirs (Euclidean norms over logits), are within it.
-    evaluations : int
-        Most forward passes. If they don't suffice ``converged`` is false.
-    dtype : torch.dtype, optional
-        What the network is computed in; by default float32, and float64 where that would not do.
-    memory : int, optional
-        Bytes that may be used beside the model; by default half of what is free. Where patterns
-        would take more, grids are not halved any further.
-
-    Returns
-    -------
-    SegmentEstimate
-        Of a network that is not piecewise affine without ``crossings``: ``refused`` says why.
-
-    Raises
-    ------
-    nlbench.NotFinite, nlbench.RequestError
-        As `trace_segment`.
-
-    References
-    ----------
-    Counting transitions of activation codes: Novak et al., "Sensitivity and Generalization in
-    Neural Networks: an Empirical Study", ICLR 2018.
-
-    Examples
-    --------
-    >>> found = estimate_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([2.0]))
-    >>> found.at_least, found.crossings, found.error
-    (1, 1.0, 0.0)
-    """
-    check_ends(start[None], end[None])
-    if not 0 < tolerance < 1:
-        raise RequestError(f"a tolerance of {tolerance}, expected more than 0 and less than 1")
-    try:
-        found = estimate_all(
-            model,
-            on_device(model, start[None], end[None]),
+    def estimate(self, tolerance: float) -> SegmentEstimate:
+        """Give what there is to know."""
+        crossings, deviation = self.crossings, self.deviation
+        assert crossings is not None
+        assert deviation is not None
+        steps, sites = len(self.values) - 1, self.estimator.piecewise.program.sites
+        start, end = self.segment
+        return SegmentEstimate(
+            t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=self.values.device),
+            values=self.values.clone(),
+            length=float(torch.linalg.vector_norm((end - start).double())),
+            above=deviation.parts.above.clone(),
+            below=deviation.parts.below.clone(),
+            variation=deviation.parts.variation.clone(),
+            deviation_error=deviation.error + self.left_by_rounding(),
+            crossings=crossings.total,
+            at_least=crossings.at_least,
+            error=crossings.error,
+            contributions=dict(zip(sites, crossings.by_step.tolist(), strict=True)),
+            twice=crossings.twice,
+            undecided=crossings.undecided,
+            evaluations=steps + 1 + PROBES + self.wasted,
             tolerance=tolerance,
-            evaluations=evaluations,
-            dtype=dtype,
-            memory=memory,
+            converged=self.is_close(tolerance) and crossings.is_close(tolerance),
+            precision=torch.finfo(self.estimator.dtype).eps,
         )
-        estimate = next(iter(found))
-    except UnsupportedOperation as error:
-        estimate = next(
-            integrate_along(
-                model,
-                start[None],
-                end[None],
-                tolerance=tolerance,
-                evaluations=evaluations,
-                refused=str(error),
-                memory=memory,
-            )
-        )
-    assert estimate is not None
-    return estimate
 
 
 def check_ends(starts: Tensor, ends: Tensor) -> None:
@@ -1065,39 +979,31 @@ def estimate_all(
     SegmentEstimate or None
         In the order of the segments; None where an exact trace is within the budget.
     """
+    if not 0 < tolerance < 1:
+        raise RequestError(f"a tolerance of {tolerance}, expected more than 0 and less than 1")
     waiting = iter(segments)
     first = next(waiting, None)
     if first is None:
         return
-    estimators: dict[torch.dtype, Estimator] = {}
+    waiting = itertools.chain([first], waiting)
 
-    def estimator(wanted: torch.dtype) -> Estimator:
-        if wanted not in estimators:
-            estimators[wanted] = Estimator(model, wanted, first, memory)
-        return estimators[wanted]
+    @functools.cache
+    def estimator(precision: torch.dtype) -> Estimator:
+        return Estimator(model, precision, first, memory)
 
     single = dtype or torch.float32
-    group: list[Segment] = [first]
-    while group:
-        group += _taken(waiting, estimator(single).together - len(group))
-        wanted = tolerance, evaluations, budget
-        states = _estimated(estimator, single, group, *wanted, dtype is None)
+    wanted = _Wanted(tolerance, evaluations, budget)
+    while group := list(itertools.islice(waiting, estimator(single).together)):
+        states = _estimated(estimator, single, group, wanted, dtype is None)
         again = [i for i, state in enumerate(states) if state.is_rough]
         if again:
             for few in _in_groups(again, estimator(torch.float64).together):
                 some = [group[i] for i in few]
-                found = _estimated(estimator, torch.float64, some, *wanted, False)
+                found = _estimated(estimator, torch.float64, some, wanted, False)
                 for i, state in zip(few, found, strict=True):
-                    wasted = states[i].wasted + state.wasted
-                    states[i] = replace(state, is_rough=True, wasted=wasted)
+                    states[i] = replace(state, wasted=states[i].wasted + state.wasted)
         for state in states:
-            used = torch.float64 if state.is_rough else single
-            yield None if state.is_exact else _result(estimator(used), state, tolerance)
-        group = _taken(waiting, 1)
-
-
-def _taken(waiting: Iterator[Segment], count: int) -> list[Segment]:
-    return [segment for _, segment in zip(range(count), waiting, strict=False)]
+            yield None if state.is_exact else state.estimate(tolerance)
 
 
 def _in_groups(items: Sequence[T], most: int) -> list[Sequence[T]]:
@@ -1108,9 +1014,7 @@ def _estimated(
     estimator_in: Callable[[torch.dtype], Estimator],
     dtype: torch.dtype,
     segments: Sequence[Segment],
-    tolerance: float,
-    evaluations: int,
-    budget: int,
+    wanted: _Wanted,
     may_be_rough: bool,
 ) -> list[_State]:
     """Give what there is to know of segments, again with less at once where memory runs out."""
@@ -1119,10 +1023,9 @@ def _estimated(
 
     def attempt(points: int) -> list[_State]:
         estimator.chunk = points
-        states = [_State(segment) for segment in segments]
-        for few in _in_groups(states, max(1, len(states) * points // before)):
-            _estimate(estimator, estimator_in, few, tolerance, evaluations, budget, may_be_rough)
-        return states
+        groups = _in_groups(segments, max(1, len(segments) * points // before))
+        found = (_estimate(estimator, estimator_in, few, wanted, may_be_rough) for few in groups)
+        return list(itertools.chain.from_iterable(found))
 
     states, estimator.chunk = halving(attempt, before, estimator.device)
     estimator.together = max(1, estimator.together * estimator.chunk // before)
@@ -1133,32 +1036,26 @@ def _estimated(
 def _estimate(
     estimator: Estimator,
     estimator_in: Callable[[torch.dtype], Estimator],
-    states: Sequence[_State],
-    tolerance: float,
-    evaluations: int,
-    budget: int,
+    segments: Sequence[Segment],
+    wanted: _Wanted,
     may_be_rough: bool,
-) -> None:
-    """Fill in what there is to know of segments."""
-    rounding = []
-    for state in states:
-        start, end = (x.to(estimator.dtype) for x in state.segment)
-        state.segment = start, end
-        state.rounding = estimator.piecewise.rounding(torch.lerp(start, end, 0.5)[None])
-        rounding.append(state.rounding)
-    active = list(states)
+) -> list[_State]:
+    """Give what there is to know of segments."""
+    states = []
+    for segment in segments:
+        start, end = (x.to(estimator.dtype) for x in segment)
+        rounding = estimator.piecewise.rounding(torch.lerp(start, end, 0.5)[None])
+        states.append(_State(estimator, (start, end), rounding))
+    active, tolerance = list(states), wanted.tolerance
     group = _Group(
-        estimator.piecewise,
-        [state.segment for state in states],
-        rounding,
-        estimator.chunk,
+        estimator, [state.segment for state in states], [state.rounding for state in states]
     )
     group.begin()
     has_windows = any(isinstance(p, Leaders) for p in estimator.piecewise.pieces.values())
     lost = LOST if estimator.dtype == torch.float32 or has_windows else 0.0
     while active:
         group.halve()
-        full = 2 * group.steps + 1 + PROBES > evaluations or (
+        full = 2 * group.steps + 1 + PROBES > wanted.evaluations or (
             2 * group.bytes_kept * 2 > estimator.budget / 2
         )
         if group.steps == TOLD and full:
@@ -1169,8 +1066,8 @@ def _estimate(
         for i, state in enumerate(active):
             undecided = doubtful[i] / group.steps
             state.crossings = _Crossings.of(counts[:, i], undecided, lost)
-            state.values, state.steps_counted = group.values[i], group.steps
-            if group.steps == TOLD and _leaves(estimator, state, tolerance, budget, may_be_rough):
+            state.values = group.values[i]
+            if group.steps == TOLD and _leaves(state, wanted, may_be_rough):
                 continue
             met = state.crossings.is_close(tolerance) and (
                 group.steps >= CHEAP or state.crossings.is_settled(tolerance)
@@ -1184,7 +1081,8 @@ def _estimate(
         active = [active[i] for i in going]
         if group.steps == TOLD:
             _leave_out_copies(group, active, estimator_in(torch.float64))
-    _integrate(estimator, [s for s in states if not s.is_exact], tolerance, evaluations)
+    _integrate(estimator, [s for s in states if not (s.is_exact or s.is_rough)], wanted)
+    return states
 
 
 def _leave_out_copies(group: _Group, states: Sequence[_State], precise: Estimator) -> None:
@@ -1193,16 +1091,14 @@ def _leave_out_copies(group: _Group, states: Sequence[_State], precise: Estimato
         state.wasted += len(_WATCHED)
 
 
-def _leaves(
-    estimator: Estimator, state: _State, tolerance: float, budget: int, may_be_rough: bool
-) -> bool:
+def _leaves(state: _State, wanted: _Wanted, may_be_rough: bool) -> bool:
     """Tell, from nine points, whether a segment is for an exact trace or for more precision."""
     assert state.crossings is not None
-    state.is_exact = state.crossings.total + 1 <= budget
+    state.is_exact = state.crossings.total + 1 <= wanted.budget
     if state.is_exact or not may_be_rough:
         return state.is_exact
-    rounding = _rounding(estimator, state)
-    deviation = _Deviation.of(state.values, None).total
+    rounding, tolerance = state.left_by_rounding(), wanted.tolerance
+    deviation = _Deviation.of(state.values, None).parts.total
     lost = float(torch.linalg.vector_norm(rounding))
     allowed = SURE * tolerance * state.crossings.total
     if (
@@ -1213,22 +1109,8 @@ def _leaves(
     return state.is_rough
 
 
-def _rounding(estimator: Estimator, state: _State) -> Tensor:
-    """What rounding leaves of the distances of values to their chord: (k,)."""
-    assert state.rounding is not None
-    values, measured = state.values, state.rounding.output
-    size = values.abs().amax() if values.numel() else values.new_zeros(())
-    expected = 2 * torch.finfo(estimator.dtype).eps * size
-    # Where it is far more, outputs are what is left of larger numbers.
-    beyond = measured > 2 * BEYOND * expected
-    return torch.where(beyond, 2 * measured, expected).expand(values.shape[1])
-
-
-def _integrate(
-    estimator: Estimator, states: list[_State], tolerance: float, evaluations: int
-) -> None:
+def _integrate(estimator: Estimator, states: Sequence[_State], wanted: _Wanted) -> None:
     """Halve grids until the distances to the chord are known."""
-    states = [s for s in states if not (s.is_rough and estimator.dtype == torch.float32)]
     if not states:
         return
     seen = estimator.outputs([s.segment for s in states], [probes()] * len(states))
@@ -1237,53 +1119,14 @@ def _integrate(
         going = []
         for state, beside in late:
             state.deviation = _Deviation.of(state.values, beside)
-            steps = len(state.values) - 1
-            if not _is_close(estimator, state, tolerance) and (
-                2 * steps + 1 + PROBES <= evaluations
-            ):
+            needed = 2 * len(state.values) - 1 + PROBES
+            if not state.is_close(wanted.tolerance) and needed <= wanted.evaluations:
                 going.append((state, beside))
         late = going
         if late:
             chosen = [state for state, _ in late]
-            middles = [_middles(len(state.values) - 1) for state in chosen]
+            counts = [len(state.values) - 1 for state in chosen]
+            middles = [(2 * torch.arange(n, dtype=torch.float64) + 1) / (2 * n) for n in counts]
             found = estimator.outputs([state.segment for state in chosen], middles)
             for state, middle in zip(chosen, found, strict=True):
                 state.values = _interleaved(state.values[None], middle[None])[0]
-
-
-def _is_close(estimator: Estimator, state: _State, tolerance: float) -> bool:
-    assert state.deviation is not None
-    error = torch.linalg.vector_norm(state.deviation.error)
-    allowed = torch.linalg.vector_norm(state.deviation.total) * tolerance
-    floor = torch.linalg.vector_norm(_rounding(estimator, state))
-    return bool(error <= torch.maximum(allowed, 2 * floor))
-
-
-def _result(estimator: Estimator, state: _State, tolerance: float) -> SegmentEstimate:
-    crossings, deviation = state.crossings, state.deviation
-    assert crossings is not None
-    assert deviation is not None
-    start, end = state.segment
-    steps = len(state.values) - 1
-    is_close = _is_close(estimator, state, tolerance)
-    return SegmentEstimate(
-        t=torch.linspace(0, 1, steps + 1, dtype=torch.float64, device=start.device),
-        values=state.values.clone(),
-        length=float(torch.linalg.vector_norm((end - start).double())),
-        above=deviation.parts.above.clone(),
-        below=deviation.parts.below.clone(),
-        variation=deviation.parts.variation.clone(),
-        deviation_error=deviation.error + _rounding(estimator, state),
-        crossings=crossings.total,
-        at_least=crossings.at_least,
-        error=crossings.error,
-        contributions=dict(
-            zip(estimator.piecewise.program.sites, crossings.by_step.tolist(), strict=True)
-        ),
-        twice=crossings.twice,
-        undecided=crossings.undecided,
-        evaluations=steps + 1 + PROBES + state.wasted,
-        tolerance=tolerance,
-        converged=is_close and crossings.is_close(tolerance),
-        precision=torch.finfo(estimator.dtype).eps,
-    )

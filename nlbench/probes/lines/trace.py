@@ -179,19 +179,31 @@ def slope_changes(trace: SegmentTrace) -> int:
 
 @dataclass(frozen=True)
 class ChordParts:
-    """Integrals of what lies between functions f and the chord g of [0, 1].
+    """What lies between functions f and the chord g of a segment.
 
     Parameters
     ----------
     above, below : float64 tensor of shape (..., k)
-        Of the positive and of the negative part of f - g over t, both positive.
+        Integrals of the positive and of the negative part of f - g, both positive.
     variation : float64 tensor of shape (..., k)
-        Total variation of f - g.
+        Total variation of f - g, which is the sum of its changes over the regions of a
+        piecewise-affine function.
     """
 
     above: Tensor
     below: Tensor
     variation: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Absolute deviation: above and below together."""
+        return self.above + self.below
+
+    def __add__(self, other: ChordParts) -> ChordParts:
+        """Of two segments together."""
+        return ChordParts(
+            self.above + other.above, self.below + other.below, self.variation + other.variation
+        )
 
 
 def chord_parts(t: Tensor, values: Tensor) -> ChordParts:

@@ -34,11 +34,10 @@ from .rule import (
     sign_changes,
 )
 
-__all__ = ["bending", "changed", "kinked", "pushed", "rule_of_kinks"]
+__all__ = ["bending", "kinked", "pushed", "rule_of_kinks"]
 
 
 Margins = Callable[[Sequence[Tensor]], list[Tensor]]
-Noises = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 Shift = Callable[[Sequence[Tensor], Tensor], list[Tensor]]
 
 
@@ -71,47 +70,15 @@ def _parts(moving: Tensor) -> tuple[Tensor, Tensor]:
     return value, torch.zeros_like(value) if rate is None else rate
 
 
-def changed(apart: Callable[[Tensor, Tensor], Tensor], state: Tensor) -> Tensor:
-    """Tell between which neighbours, of a row of samples, some unit changes to another piece.
-
-    Where a sample lies on a boundary its neighbours are compared, and the change is taken to
-    be behind it.
-
-    Parameters
-    ----------
-    apart : callable
-        From two rows of states to whether a unit is on different pieces.
-    state : tensor of shape (P, ...)
-
-    Returns
-    -------
-    bool tensor of shape (P - 1,)
-
-    Examples
-    --------
-    >>> sign = torch.tensor([[0], [1], [0], [-1], [-1]])
-    >>> changed(lambda a, b: a * b < 0, sign).tolist()
-    [False, False, True, False]
-    """
-    pairs = apart(state[:-1], state[1:])
-    if len(state) > 2:
-        pairs[1:] |= apart(state[:-2], state[2:]) & ~pairs[:-1] & ~pairs[1:]
-    return pairs.flatten(1).any(1)
-
-
-def bending(
-    apply: Apply, bound: Bound, margins: Margins, noises: Noises, shift: Shift, shifted: int = 0
-) -> Rule:
+def bending(apply: Apply, bound: Bound, kinks: Kinks, shift: Shift, shifted: int = 0) -> Rule:
     """Make the rule of units each of which bends where a margin of its own is zero.
 
     Parameters
     ----------
     apply, bound : callable
         See `Rule`.
-    margins : callable
-        From the inputs to tensors that are zero where units bend, affine in the inputs.
-    noises : callable
-        From inputs and bounds to what can't be told from zero, one a margin.
+    kinks : Kinks
+        Their margins are affine in the inputs.
     shift : callable
         From inputs, or rates, and a change to inputs whose margins are changed by that.
     shifted : int
@@ -119,18 +86,11 @@ def bending(
     """
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
-        pairs = zip(margins(inputs), noises(inputs, bounds), strict=True)
+        pairs = zip(kinks.distances(inputs), kinks.noises(inputs, bounds), strict=True)
         found = [sign_changes(margin, noise) for margin, noise in pairs]
         if len(found) == 1:
             return found[0]
         return torch.cat([i for i, _ in found]), torch.cat([s for _, s in found])
-
-    def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        different = torch.zeros(len(inputs[0]) - 1, dtype=torch.bool, device=inputs[0].device)
-        for margin, noise in zip(margins(inputs), noises(inputs, bounds), strict=True):
-            sign = (margin > noise).to(torch.int8) - (margin < -noise).to(torch.int8)
-            different |= changed(lambda a, b: a * b < 0, sign)
-        return different
 
     def advance(
         inputs: Sequence[Tensor],
@@ -140,9 +100,9 @@ def bending(
     ) -> Front:
         found = []
         for pair, noise, rest in zip(
-            _pushed(margins, inputs, rates),
-            noises(inputs, bounds),
-            noises(rates, rate_bounds),
+            _pushed(kinks.distances, inputs, rates),
+            kinks.noises(inputs, bounds),
+            kinks.noises(rates, rate_bounds),
             strict=True,
         ):
             value, speed = pair
@@ -159,7 +119,7 @@ def bending(
             rates = shift(rates, torch.where(still, -speed, 0.0))
         return Front(*pushed(apply, inputs, rates), found)
 
-    return Rule(apply, bound, bend, advance=advance, differ=differ)
+    return Rule(apply, bound, bend, advance=advance, pieces=kinks)
 
 
 def kinked(
@@ -182,20 +142,11 @@ def kinked(
     if not kinks:
         return Rule(call.apply, scaled(_size(slopes[0])))
 
-    def units(inputs: Sequence[Tensor]) -> list[tuple[Tensor, float]]:
-        x = inputs[0] if mask is None else inputs[0] * mask
-        return [(x, c) for c in kinks]
-
-    def margins(inputs: Sequence[Tensor]) -> list[Tensor]:
-        return [x - c if c else x for x, c in units(inputs)]
-
-    def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
-        noise = noise_of(inputs[0].dtype)
-        return [noise * (bounds[0] + abs(c)) for c in kinks]
+    pieces = Kinks(lambda x: x[0] if mask is None else x[0] * mask, kinks)
 
     def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
-        for c, noise in zip(kinks, noises(inputs, bounds), strict=True):
+        for c, noise in zip(kinks, pieces.noises(inputs, bounds), strict=True):
             x = x.masked_fill((x - c).abs() <= noise, c)
         result: Tensor = call.apply([x])
         return result
@@ -203,8 +154,7 @@ def kinked(
     def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
         return [inputs[0] + change]
 
-    rule = bending(call.apply, _by_slopes(kinks, slopes), margins, noises, shift)
-    return replace(rule, land=land, pieces=Kinks(units, tuple(kinks)))
+    return replace(bending(call.apply, _by_slopes(kinks, slopes), pieces, shift), land=land)
 
 
 def _size(slope: Tensor | float) -> Tensor | float:

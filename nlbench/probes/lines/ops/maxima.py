@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,7 +17,7 @@ from torch.nn import functional
 from nlbench.probes.ops import line_rule
 
 from .arithmetic import error_of
-from .kinks import bending, changed
+from .kinks import bending
 from .rule import (
     Call,
     Crossings,
@@ -33,6 +34,8 @@ from .rule import (
     noise_of,
     unit_crossings,
 )
+
+Lead = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
 
 __all__ = [
     "envelopes",
@@ -57,9 +60,8 @@ def larger_of_two(call: Call) -> Rule:
         first, second = (inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2])
         return torch.sub(first, second)
 
-    def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
-        difference = margin(inputs)
-        return [noise_of(difference.dtype) * joined(errors(bounds, difference))]
+    def error(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        return joined(errors(bounds, margin(inputs)))
 
     def errors(bounds: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         # A constant is exact.
@@ -85,8 +87,8 @@ def larger_of_two(call: Call) -> Rule:
 
     first, second = call.args[:2]
     shifted = first.index if isinstance(first, Input) else second.index
-    rule = bending(call.apply, bound, lambda inputs: [margin(inputs)], noises, shift, shifted)
-    return replace(rule, pieces=Kinks(lambda inputs: [(margin(inputs), 0.0)]))
+    kinks = Kinks(margin, error=error)
+    return bending(call.apply, bound, kinks, shift, shifted)
 
 
 @line_rule("amax", "amin", bends="where another becomes the largest")
@@ -162,11 +164,8 @@ def _sum_of_magnitudes(call: Call, axes: list[int]) -> Rule:
         total: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=kept)
         return total
 
-    def noises(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
-        return [noise_of(inputs[0].dtype) * bounds[0]]
-
-    rule = bending(apply, bound, lambda x: [x[0]], noises, lambda x, change: [x[0] + change])
-    return replace(rule, pieces=Kinks(lambda x: [(x[0], 0.0)]))
+    kinks = Kinks(lambda x: x[0])
+    return bending(apply, bound, kinks, lambda x, change: [x[0] + change])
 
 
 MOST = 256
@@ -223,20 +222,6 @@ def sorted_along(call: Call) -> Rule:
         seen = torch.isin(upper, known) | torch.isin(upper + 1, known)
         return interval[seen], share[seen]
 
-    def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        x, error = lines(inputs[0]), noise(inputs, bounds).expand_as(lines(inputs[0]))
-        owner = x.argsort(dim=-1, descending=True, stable=True)[..., ranks]
-
-        def clear(row: Tensor, one: Tensor, other: Tensor) -> Tensor:
-            gap = (x[row].gather(-1, one) - x[row].gather(-1, other)).abs()
-            return gap > error[row].gather(-1, one) + error[row].gather(-1, other)
-
-        def apart(a: Tensor, b: Tensor) -> Tensor:
-            one, other = owner[a], owner[b]
-            return clear(a, one, other) & clear(b, one, other)
-
-        return changed(apart, torch.arange(len(x), device=x.device))
-
     def advance(
         inputs: Sequence[Tensor],
         rates: Sequence[Tensor],
@@ -267,18 +252,8 @@ def sorted_along(call: Call) -> Rule:
 
     rest = math.prod(call.shapes[0][1:]) // max(1, size)
     workspace = rest * max(4 * len(pairs), 2 * size * len(ranks))
-    # Each rank that is given ends where the next begins.
-    tops = {top for rank in ranks for top in (rank, rank + 1) if 0 < top < size}
-    pieces = Ranks(lambda x: lines(x[0]).reshape(len(x[0]), -1, size), tuple(sorted(tops)))
-    return Rule(
-        call.apply,
-        bound,
-        bend,
-        advance=advance,
-        differ=differ,
-        workspace=workspace,
-        pieces=pieces,
-    )
+    pieces = Ranks(lambda x: lines(x[0]).reshape(len(x[0]), -1, size), ranks)
+    return Rule(call.apply, bound, bend, advance=advance, workspace=workspace, pieces=pieces)
 
 
 def _ranks(call: Call, size: int) -> list[int]:
@@ -309,11 +284,10 @@ def max_pool(call: Call) -> Rule:
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
     )
-    rule = envelopes(call, windows, lambda x: x.flatten(-axes))
-    return replace(rule, pieces=_leaders(call, axes))
+    return envelopes(call, windows, lambda x: x.flatten(-axes), lead=_lead_of_pooling(call, axes))
 
 
-def _leaders(call: Call, axes: int) -> Leaders:
+def _lead_of_pooling(call: Call, axes: int) -> Lead:
     """Ask PyTorch which member of each window leads."""
     if call.name.startswith("adaptive"):
         pool = getattr(functional, f"adaptive_max_pool{axes}d")
@@ -333,7 +307,7 @@ def _leaders(call: Call, axes: int) -> Leaders:
         positions: Tensor = pool(x, return_indices=True, **settings)[1]
         return positions.flatten(2), x.flatten(2)
 
-    return Leaders(lead)
+    return lead
 
 
 def envelopes(
@@ -341,6 +315,7 @@ def envelopes(
     windows: Tensor,
     lines: Callable[[Tensor], Tensor],
     restored: Callable[[Tensor], Tensor] | None = None,
+    lead: Lead | None = None,
 ) -> Rule:
     """Make the rule of a call that takes the largest of each of some sets of lines.
 
@@ -354,11 +329,10 @@ def envelopes(
         negative.
     restored : callable, optional
         From maxima, (P, channels, windows), to the output; by default they are reshaped.
+    lead : callable, optional
+        A quicker way to tell who leads, see `Leaders`.
     """
-
-    @cache
-    def members(device: torch.device) -> Tensor:
-        return windows.to(device)
+    own = cache(windows.to)
 
     def output(maxima: Tensor) -> Tensor:
         if restored is not None:
@@ -378,12 +352,11 @@ def envelopes(
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         x = lines(inputs[0])
-        return window_overtakes(x, members(x.device), noise(inputs, bounds))
+        return window_overtakes(x, own(x.device), noise(inputs, bounds))
 
-    def differ(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+    def possible(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         x = lines(inputs[0])
-        top, _ = window_leaders(x, members(x.device), noise(inputs, bounds))
-        return changed(lambda a, b: ~(a & b).any(-1), top)
+        return window_leaders(x, own(x.device), noise(inputs, bounds))[0].movedim(-1, 0)
 
     def advance(
         inputs: Sequence[Tensor],
@@ -392,7 +365,7 @@ def envelopes(
         rate_bounds: Sequence[Tensor],
     ) -> Front:
         x, rate = lines(inputs[0]), lines(rates[0])
-        front = window_front(x, rate, members(x.device), noise(inputs, bounds))
+        front = window_front(x, rate, own(x.device), noise(inputs, bounds))
         return replace(front, value=output(front.value), rate=output(front.rate))
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], result: Tensor) -> Tensor:
@@ -400,31 +373,25 @@ def envelopes(
         if given.shape[-1] == 1 and bounds[0].ndim == result.ndim:
             return bounds[0]
         x = lines(inputs[0])
-        return output(window_tops(x, members(x.device), given)).abs()
+        return output(window_tops(x, own(x.device), given)).abs()
 
-    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def first_of_largest(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x = lines(inputs[0])
         x = x.reshape(len(x), -1, x.shape[-1])
-        own = members(x.device)
-        first = x[:, :, own].argmax(-1)
-        return own.expand(*first.shape, -1).gather(-1, first[..., None]).squeeze(-1), x
+        first = x[:, :, own(x.device)].argmax(-1, keepdim=True)
+        return own(x.device).expand(*first.shape[:-1], -1).gather(-1, first).squeeze(-1), x
 
     # Members, who is largest, and which change places.
-    rest = math.prod(call.shapes[0][1:]) // max(1, lines_of(call, lines))
+    positions_there = lines(torch.empty(call.shapes[0], device="meta")).shape[-1]
+    rest = math.prod(call.shapes[0][1:]) // max(1, positions_there)
     return Rule(
         call.apply,
         bound,
         bend,
         advance=advance,
-        differ=differ,
         workspace=4 * windows.numel() * max(1, rest),
-        pieces=Leaders(lead),
+        pieces=Leaders(lead or first_of_largest, possible),
     )
-
-
-def lines_of(call: Call, lines: Callable[[Tensor], Tensor]) -> int:
-    """How many positions the lines of a call have."""
-    return int(lines(torch.empty(call.shapes[0], device="meta")).shape[-1])
 
 
 def pooling_windows(
@@ -472,15 +439,8 @@ def pooling_windows(
             [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
             for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
         ]
-    windows = []
-    for members in itertools.product(*axes):
-        cells = []
-        for cell in itertools.product(*members):
-            flat = 0
-            for n, i in zip(size, cell, strict=True):
-                flat = flat * n + i
-            cells.append(flat)
-        windows.append(cells)
+    flat = np.arange(math.prod(size)).reshape(size)
+    windows = [flat[np.ix_(*members)].ravel().tolist() for members in itertools.product(*axes)]
     most = max(map(len, windows))
     return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
 
@@ -610,7 +570,7 @@ def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
 def _members(x: Tensor, windows: Tensor) -> Tensor:
     """Give the members of each window, (P, channels, windows, members); of one number, that."""
     x = x.reshape(len(x), -1, x.shape[-1])
-    return x[..., None] if x.shape[-1] == 1 else x[:, :, windows.to(x.device)]
+    return x[..., None] if x.shape[-1] == 1 else x[:, :, windows]
 
 
 def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

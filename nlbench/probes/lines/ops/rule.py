@@ -40,6 +40,7 @@ __all__ = [
     "Pieces",
     "Ranks",
     "Rule",
+    "changes",
     "channel_errors",
     "collapsed",
     "compact",
@@ -67,7 +68,6 @@ Bound = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
 Bend = Callable[[Sequence[Tensor], Sequence[Tensor]], Crossings]
 
 Land = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-Differ = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 # How many times the estimated error a value can be off; the estimate is of the size of the
 # true error, over all depths (docs/how-it-works.md). In single precision that would hide a
@@ -176,14 +176,34 @@ class Kinks:
 
     Parameters
     ----------
-    margins : callable
-        From the inputs at P points to those values, (P, ...), and numbers.
-    rests : tuple of float
-        Outputs at which a unit may rest for a while, other than 0.
+    value : callable
+        From the inputs at P points to those values, (P, ...).
+    numbers : sequence of float
+        A unit may rest there for a while.
+    error : callable, optional
+        From the inputs and their bounds to that of the values; by default the first input's.
     """
 
-    margins: Callable[[Sequence[Tensor]], list[tuple[Tensor, float]]]
-    rests: tuple[float, ...] = ()
+    value: Callable[[Sequence[Tensor]], Tensor]
+    numbers: Sequence[float] = (0.0,)
+    error: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = lambda inputs, bounds: bounds[0]
+
+    def distances(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Give what is zero where units bend, (P, ...) by number."""
+        value = self.value(inputs)
+        return [value - number if number else value for number in self.numbers]
+
+    def noises(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
+        """Give up to where a distance can't be told from zero."""
+        noise, error = noise_of(inputs[0].dtype), self.error(inputs, bounds)
+        return [noise * (error + abs(number)) for number in self.numbers]
+
+    def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        """See `changes`."""
+        pairs = list(zip(self.distances(inputs), self.noises(inputs, bounds), strict=True))
+        below = torch.stack([margin < -noise for margin, noise in pairs], 1)
+        above = torch.stack([margin > noise for margin, noise in pairs], 1)
+        return torch.stack([below, above]).logical_not_()
 
 
 @dataclass(frozen=True)
@@ -195,33 +215,76 @@ class Leaders:
     lead : callable
         From the inputs at P points to positions (P, rows, groups) of the leaders, int64, and to
         the values (P, rows, positions) among which they are.
+    possible : callable
+        See `changes`.
     """
 
     lead: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
+    possible: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Groups of units that are put in order.
-
-    Of some ranks it counts which units are on which side of them: who is among the `tops`[0]
-    largest, among the `tops`[1] largest, …. Where two units change places there one goes and one
-    comes, so that as many boundaries are crossed between two points as units have gone, at
-    least.
+    """Groups of units that are put in order, some of which are passed on.
 
     Parameters
     ----------
     lines : callable
-        From the inputs at P points to (P, groups, units).
-    tops : tuple of int
-        Each at least 1 and less than there are units.
+        From the inputs at P points to (P, groups, units); also from their bounds.
+    ranks : sequence of int
+        Which are passed on; 0 is the largest.
     """
 
     lines: Callable[[Sequence[Tensor]], Tensor]
-    tops: tuple[int, ...]
+    ranks: Sequence[int]
+
+    def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        """See `changes`: of each rank that is passed on, who may have it."""
+        x = self.lines(inputs)
+        error = self.lines([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
+        error = noise_of(x.dtype) * error
+        owner = x.argsort(dim=-1, descending=True, stable=True)[..., self.ranks]
+        apart = (x[..., None, :] - x.gather(-1, owner)[..., None]).abs()
+        near = apart <= error[..., None, :] + error.gather(-1, owner)[..., None]
+        return near.movedim(-1, 0)
 
 
 Pieces = Kinks | Leaders | Ranks
+
+
+def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+    """Tell between which neighbours, of a row of samples, some unit changes to another piece.
+
+    That is where none of the pieces on which it may be at the one, for all that the bounds say,
+    is one of those at the other: `possible` of the pieces gives them, a bool tensor of shape
+    (pieces, P, ...). Where a sample lies on a boundary its neighbours are compared, and the change
+    is taken to be behind it.
+
+    Parameters
+    ----------
+    pieces : Kinks, Leaders or Ranks
+    inputs, bounds
+        See `Rule`.
+
+    Returns
+    -------
+    bool tensor of shape (P - 1,)
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0], [1.0], [0.0], [-1.0], [-1.0]])
+    >>> changes(Kinks(lambda inputs: inputs[0]), [x], [torch.zeros(5, 1)]).tolist()
+    [False, False, True, False]
+    """
+    possible = pieces.possible(inputs, bounds)
+
+    def apart(by: int) -> Tensor:
+        return ~(possible[:, :-by] & possible[:, by:]).any(0)
+
+    found = apart(1)
+    if possible.shape[1] > 2:
+        found[1:] |= apart(2) & ~found[:-1] & ~found[1:]
+    return found.flatten(1).any(1)
 
 
 @dataclass(frozen=True)
@@ -250,11 +313,9 @@ class Rule:
         Numbers a point that `apply` or `bend` need beside inputs and output, if many.
     reserve : int
         The same, however many points.
-    differ : callable, optional
-        From inputs and their bounds to a bool for each two neighbouring points, whether
-        some unit is on another piece.
     pieces : Kinks, Leaders or Ranks, optional
-        How to tell which piece each unit is on, for estimates; None: that isn't known.
+        How to tell which piece each unit is on, for estimates, samples and checks; None: that
+        isn't known.
     direct : callable, optional
         The call as it is, where `apply` is another way to compute it, made for float64.
     """
@@ -264,7 +325,6 @@ class Rule:
     bend: Bend | None = None
     land: Land | None = None
     advance: Advance | None = None
-    differ: Differ | None = None
     workspace: int = 0
     reserve: int = 0
     pieces: Pieces | None = None
@@ -273,6 +333,7 @@ class Rule:
 
 def peak(x: Tensor) -> Tensor:
     """Give the largest magnitude at each point, (P, 1, ...); NaN if there is one."""
+    # Both apart are 20 times as fast as `aminmax` on a CPU.
     flat = x.reshape(len(x), -1)
     if flat.shape[1] == 0:
         return x.new_zeros((len(x),) + (1,) * (x.ndim - 1))

@@ -46,14 +46,9 @@ def expand(call: Call) -> Rule:
     "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "diagonal", "unfold",
     "im2col", "tril", "triu", "rot90", "as_strided", "t",
 )  # fmt: skip
-def rearrangement(call: Call) -> Rule:
-    only_first_traced(call)
-    return Rule(call.apply, moved(call.apply))
-
-
 @line_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 @line_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
-def repetition(call: Call) -> Rule:
+def rearrangement(call: Call) -> Rule:
     only_first_traced(call)
     return Rule(call.apply, moved(call.apply))
 

@@ -149,6 +149,13 @@ def test_inputs_that_are_no_images_have_paths_all_the_same(kind):
     assert {observation.place for observation in observations} == {"path0", "path1", "path2"}
 
 
+def test_of_a_long_path_the_first_segments_are_drawn():
+    settings = lines(paths="random", number=1, anchors=66)
+    shown, observations, _ = shown_to(nn.ReLU(), torch.rand(8, 2), settings)
+    expected = [observation.trace.length for observation in observations[:64]]
+    assert shown["drawing"]["lengths"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_random_paths_need_two_samples_for_their_statistics():
     with pytest.raises(RequestError, match="need 2 samples, there are 1"):
         shown_to(nn.ReLU(), torch.rand(1, 5), lines(paths="random", number=3))

@@ -227,13 +227,6 @@ def test_what_the_output_does_not_need_is_left_out():
     assert [step.operation for step in program.steps] == ["mul"]
 
 
-def test_width_counts_what_is_alive_at_once():
-    _, program = recorded(Net(lambda m, x: F.relu(m.a(x)) + x, a=nn.Linear(4, 4)), 4)
-    assert program.width == 12
-    chain = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 2))
-    assert recorded(chain, 4)[1].width == 20
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
@@ -251,7 +244,7 @@ def test_a_weight_that_is_computed_before_each_pass_is_copied():
     weight = net[0].weight
     program = checked_program(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
     x = torch.randn(5, 3)
-    torch.testing.assert_close(run_program(program, x.double()).float(), net(x).detach())
+    torch.testing.assert_close(run_program(program, x.double()).float(), net(x).detach().flatten(1))
     assert net[0].weight.requires_grad
     assert weight.dtype == torch.float32
 

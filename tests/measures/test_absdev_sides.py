@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
 
-from nlbench.measures.absdev import Deviation, deviation_of
+from nlbench.measures.absdev import deviation_of
+from nlbench.probes.lines import ChordParts
 from nlbench.probes.lines.lines import SegmentTrace, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
@@ -104,17 +105,17 @@ def test_an_affine_function_added_changes_nothing(trace, offset, slope):
 def test_it_grows_with_the_network_and_a_negative_factor_swaps_the_sides(trace, factor):
     found = deviation_of(trace)
     larger = deviation_of(trace_of(trace.t, factor * trace.values, trace.length))
-    expected = Deviation(factor * found.above, factor * found.below, factor * found.variation)
+    expected = ChordParts(factor * found.above, factor * found.below, factor * found.variation)
     alike(larger, expected, 10 * scale_of(trace))
     turned = deviation_of(trace_of(trace.t, -trace.values, trace.length))
-    alike(turned, Deviation(found.below, found.above, found.variation), scale_of(trace))
+    alike(turned, ChordParts(found.below, found.above, found.variation), scale_of(trace))
 
 
 @given(traces(), st.floats(0, 10))
 def test_the_areas_grow_with_the_length_and_the_variation_does_not(trace, length):
     found = deviation_of(trace_of(trace.t, trace.values, 1.0))
     longer = deviation_of(trace_of(trace.t, trace.values, length))
-    expected = Deviation(length * found.above, length * found.below, found.variation)
+    expected = ChordParts(length * found.above, length * found.below, found.variation)
     alike(longer, expected, 10 * scale_of(trace))
 
 
