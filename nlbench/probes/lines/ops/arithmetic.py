@@ -19,14 +19,14 @@ from .rule import (
     Input,
     NotAffine,
     Rule,
-    channel_errors,
+    channel_squares,
     collapsed,
     inner_axis,
     joined,
     kept,
     only_first_traced,
     peaks,
-    squared_sums,
+    squared_errors,
 )
 
 UNEVEN = 1e3
@@ -225,13 +225,14 @@ def linear(call: Call) -> Rule:
     offset = _offset(bias, units)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        errors = channel_errors(x[0], bounds[0], -1, inputs)
+        squares, size = channel_squares(x[0], bounds[0], -1, inputs)
         if group > 1:
-            padded = torch.nn.functional.pad(errors, (0, -inputs % group))
-            errors = padded.reshape(len(padded), -1, group).amax(-1)
-        sums = squared_sums(errors, *sums_of_squares())
-        shape = (len(sums), *(1,) * (output.ndim - 2), output.shape[-1])
-        return joined([sums.reshape(shape), *offset])
+            padded = torch.nn.functional.pad(squares, (0, -inputs % group))
+            squares = padded.reshape(len(padded), -1, group).amax(-1)
+        factors, most = sums_of_squares()
+        errors = (squares @ factors.mT).sqrt_().mul_(size * most)
+        shape = (len(errors), *(1,) * (output.ndim - 2), output.shape[-1])
+        return joined([errors.reshape(shape), *offset])
 
     return Rule(call.apply, bound)
 
@@ -304,24 +305,13 @@ def _channels(
     """Bound of a convolution: `by_group`, (groups, outputs, inputs), are summed over its kernel."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        errors = channel_errors(x[0], bounds[0], 1, terms)
-        parts = errors.reshape(-1, groups, inputs).unbind(1)
-        squares, size = by_group()
-        sums = torch.cat([squared_sums(p, s, size) for p, s in zip(parts, squares, strict=True)], 1)
-        shape = (*sums.shape, *(1,) * (output.ndim - 2))
-        return joined([sums.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
+        squares, size = channel_squares(x[0], bounds[0], 1, terms)
+        factors, most = by_group()
+        each = squares.reshape(-1, groups, inputs).transpose(0, 1) @ factors.mT
+        errors = each.transpose(0, 1).flatten(1).sqrt().mul_(size * most)
+        shape = (*errors.shape, *(1,) * (output.ndim - 2))
+        return joined([errors.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
 
-    if groups > 1 and inputs == 1:
-
-        def depthwise(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-            squares, size = by_group()
-            flat = squares.squeeze(-1)
-            errors = channel_errors(x[0], bounds[0], 1, terms)
-            sums = (errors[:, :, None] * (flat.sqrt() * size)).flatten(1)
-            shape = (*sums.shape, *(1,) * (output.ndim - 2))
-            return joined([sums.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
-
-        return depthwise
     return bound
 
 
@@ -388,11 +378,8 @@ def _by_squares(apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: f
     """Bound of a sum of products; `apply` sums squares, those of constants over `size`."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        error = bounds[0].expand_as(x[0]) * (x[0] != 0)
-        error = torch.hypot(error, x[0] * (math.sqrt(terms) / 2))
-        most = peaks(error, list(range(1, error.ndim)))
-        most = torch.where(most > 0, most, 1).reshape(-1, *(1,) * (error.ndim - 1))
-        sums = apply([(error / most).square()]).clamp(min=0).sqrt()
+        squares, most = squared_errors(x[0], bounds[0], terms)
+        sums = apply([squares]).clamp(min=0).sqrt()
         return sums * (most * size).reshape(-1, *(1,) * (sums.ndim - 1))
 
     return bound
@@ -472,12 +459,11 @@ def adaptive_average_pooling(call: Call) -> Rule:
 
 def _averages(axes: int, terms: int, divisor: int) -> Bound:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        if x[0].ndim == axes + 1:
-            error = channel_errors(x[0][:, None], bounds[0][:, None], 1, terms)
-        else:
-            error = channel_errors(x[0], bounds[0], 1, terms)
-        shape = (*error.shape, *(1,) * (output.ndim - 2))[: output.ndim]
-        return error.reshape(shape) * (math.sqrt(terms) / abs(divisor))
+        single = x[0].ndim == axes + 1  # Without an axis of channels.
+        own, given = (x[0][:, None], bounds[0][:, None]) if single else (x[0], bounds[0])
+        squares, size = channel_squares(own, given, 1, terms)
+        errors = squares.sqrt_().mul_(size * (math.sqrt(terms) / abs(divisor)))
+        return errors.reshape(*errors.shape, *(1,) * (output.ndim - 2))
 
     return bound
 
