@@ -247,6 +247,7 @@ class LiveBytes(DispatchMode):
         super().__init__()
         self.peak = 0
         self._sizes: dict[StorageWeakRef, int] = {}
+        self._most = 0  # What `now` is at most.
 
     @property
     def now(self) -> int:
@@ -256,7 +257,8 @@ class LiveBytes(DispatchMode):
             for storage, size in self._sizes.items()
             if not storage.expired()  # type: ignore[no-untyped-call]
         }
-        return sum(self._sizes.values())
+        self._most = sum(self._sizes.values())
+        return self._most
 
     def restart(self) -> int:
         """Begin another peak, with what lives now."""
@@ -267,14 +269,16 @@ class LiveBytes(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
         made = {_storage(t): t for t in tensors_in((result,)) if not t.is_meta}
-        self._sizes |= {
-            storage: tensor.untyped_storage().nbytes()
-            for storage, tensor in made.items()
-            if storage not in given
-        }
-        self.peak = max(self.peak, self.now)
+        # Most operations look at memory that is known, or write into it.
+        made = {storage: t for storage, t in made.items() if storage not in self._sizes}
+        given = {_storage(t) for t in tensors_in((args, kwargs))} if made else set()
+        new = {s: t.untyped_storage().nbytes() for s, t in made.items() if s not in given}
+        self._sizes |= new
+        self._most += sum(new.values())
+        # What has ended since is looked for only where the peak may have grown.
+        if self._most > self.peak:
+            self.peak = max(self.peak, self.now)
         return result
 
 
