@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
 from nlbench.measure import Source
@@ -92,7 +92,7 @@ def redshift_network(
 
 
 def perceptron(
-    activation: str, weights: str, *, recipe: str = "vanilla", **settings: float
+    activation: str, weights: str, *, recipe: str = "vanilla", **settings: Any
 ) -> Callable[..., nn.Sequential]:
     """Give the function that builds a network of `redshift_network`, whose weights are in words."""
 
