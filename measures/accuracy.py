@@ -44,10 +44,13 @@ def accuracy_score(logits: Tensor, labels: Tensor) -> Tensor:
     >>> accuracy_score(torch.eye(3), torch.tensor([0, 1, 1])).item()
     0.6666666666666666
     """
-    right, asked = _counts(logits, labels)
+    return torch.tensor(_share(*_counts(logits, labels)), dtype=torch.float64)
+
+
+def _share(right: int, asked: int) -> float:
     if not asked:
         raise Undefined("there is nothing to predict")
-    return torch.tensor(right / asked, dtype=torch.float64)
+    return right / asked
 
 
 def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
@@ -95,6 +98,4 @@ class Accuracy(Measure):
 
     def compute(self) -> Result:
         """Give the share over all batches."""
-        if not self._asked:
-            raise Undefined("there is nothing to predict")
-        return Result({"value": self._right / self._asked}, n=self._samples)
+        return Result({"value": _share(self._right, self._asked)}, n=self._samples)

@@ -14,6 +14,8 @@ from nlbench.measure import Source
 from nlbench.registry import Family
 from nlbench.subjects.model import ModelInfo, model, model_info
 
+from .redshift import perceptron, vector_length
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -65,7 +67,9 @@ class Ladders(Family):
             slope = float(found[2])
             return _cnn(slope) if found[1] == "cnn" else _vgg8(slope)
         if (found := _MLP.fullmatch(name)) and int(found[3]) > 0:
-            return _mlp(found[1], float(found[2]), int(found[3]))
+            weights = f"weights times {found[2]}"
+            gain, depth = float(found[2]), int(found[3])
+            return perceptron(found[1], weights, recipe="adam", scale=gain, depth=depth)
         if kind == "twin" and twin in TWINS:
             return _twin(twin)
         hint = nearest(name, self.names(), "ladders/")
@@ -130,30 +134,12 @@ def _vgg8(slope: float) -> Callable[..., nn.Module]:
     return model(trained=known.trained, source=known.source)(build)
 
 
-def _mlp(activation: str, gain: float, depth: int) -> Callable[..., nn.Module]:
-    from .redshift import REDSHIFT, redshift_network
-
-    def build(num_classes: int = 1, input_shape: tuple[int, ...] = (2,)) -> nn.Module:
-        return redshift_network(
-            _vector(input_shape), num_classes, activation=activation, scale=gain, depth=depth
-        )
-
-    build.__doc__ = "Random perceptron of the neural-redshift experiment."
-    return model(source=REDSHIFT, recipe="adam")(build)
-
-
-def _vector(shape: tuple[int, ...]) -> int:
-    if len(shape) != 1:
-        raise RequestError(f"it takes vectors, not inputs of shape {shape}")
-    return shape[0]
-
-
 def _twin(twin: str) -> Callable[..., nn.Module]:
     def build(num_classes: int = 10, input_shape: tuple[int, ...] = (8,)) -> nn.Module:
         import torch
         from torch import nn
 
-        inputs = _vector(input_shape)
+        inputs = vector_length(input_shape)
         first, second, last = nn.Linear(inputs, 16), nn.Linear(16, 12), nn.Linear(12, num_classes)
         turn = torch.linalg.qr(torch.randn(num_classes, num_classes, dtype=torch.float64)).Q
         with torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError
 from nlbench.measure import Source
@@ -91,46 +91,51 @@ def redshift_network(
     return nn.Sequential(*layers[:-1])
 
 
-def _registered(
-    activation: str = "relu", scale: float = 1.0, lowered: float = 0.0
+def perceptron(
+    activation: str, weights: str, *, recipe: str = "vanilla", **settings: Any
 ) -> Callable[..., nn.Sequential]:
+    """Give the function that builds a network of `redshift_network`, whose weights are in words."""
+
     def build(num_classes: int = 1, input_shape: tuple[int, ...] = (2,)) -> nn.Sequential:
-        if len(input_shape) != 1:
-            raise RequestError(
-                f"it takes vectors, such as the points of the dataset grid, not {input_shape}"
-            )
         return redshift_network(
-            input_shape[0], num_classes, activation=activation, scale=scale, lowered=lowered
+            vector_length(input_shape), num_classes, activation=activation.lower(), **settings
         )
 
-    shown = {"relu": "ReLU"}.get(activation, activation)
-    weights = "lowered" if lowered and scale != 1 else "lowered by 0.05" if lowered else ""
-    weights = ", ".join(filter(None, (weights, "times 6" if scale != 1 else "")))
-    weights = f"weights {weights}" if weights else "Glorot weights"
-    build.__doc__ = f"Random perceptron of the neural-redshift experiment: {shown}, {weights}."
-    return model(source=REDSHIFT)(build)
+    build.__doc__ = f"Random perceptron of the neural-redshift experiment: {activation}, {weights}."
+    return model(source=REDSHIFT, recipe=recipe)(build)
 
 
-redshift_mlp = _registered()
+def vector_length(shape: tuple[int, ...]) -> int:
+    """Give the length of inputs that are vectors; refuse others."""
+    if len(shape) != 1:
+        raise RequestError(f"it takes vectors, such as the points of the dataset grid, not {shape}")
+    return shape[0]
+
+
+redshift_mlp = perceptron("ReLU", "Glorot weights")
 """Random perceptron of the neural-redshift experiment: ReLU, Glorot weights."""
 
-redshift_mlp_tanh = _registered("tanh")
+redshift_mlp_tanh = perceptron("tanh", "Glorot weights")
 """Random perceptron of the neural-redshift experiment: tanh, Glorot weights."""
 
-redshift_mlp_x6 = _registered(scale=MAGNIFIED)
+redshift_mlp_x6 = perceptron("ReLU", "weights times 6", scale=MAGNIFIED)
 """Random perceptron of the neural-redshift experiment: ReLU, weights times 6."""
 
-redshift_mlp_tanh_x6 = _registered("tanh", scale=MAGNIFIED)
+redshift_mlp_tanh_x6 = perceptron("tanh", "weights times 6", scale=MAGNIFIED)
 """Random perceptron of the neural-redshift experiment: tanh, weights times 6."""
 
-redshift_mlp_shifted = _registered(lowered=LOWERED)
+redshift_mlp_shifted = perceptron("ReLU", "weights lowered by 0.05", lowered=LOWERED)
 """Random perceptron of the neural-redshift experiment: ReLU, weights lowered by 0.05."""
 
-redshift_mlp_shifted_tanh = _registered("tanh", lowered=LOWERED)
+redshift_mlp_shifted_tanh = perceptron("tanh", "weights lowered by 0.05", lowered=LOWERED)
 """Random perceptron of the neural-redshift experiment: tanh, weights lowered by 0.05."""
 
-redshift_mlp_shifted_x6 = _registered(scale=MAGNIFIED, lowered=LOWERED)
+redshift_mlp_shifted_x6 = perceptron(
+    "ReLU", "weights lowered, times 6", scale=MAGNIFIED, lowered=LOWERED
+)
 """Random perceptron of the neural-redshift experiment: ReLU, weights lowered, times 6."""
 
-redshift_mlp_shifted_tanh_x6 = _registered("tanh", scale=MAGNIFIED, lowered=LOWERED)
+redshift_mlp_shifted_tanh_x6 = perceptron(
+    "tanh", "weights lowered, times 6", scale=MAGNIFIED, lowered=LOWERED
+)
 """Random perceptron of the neural-redshift experiment: tanh, weights lowered, times 6."""

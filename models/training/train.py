@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nlbench import registry
-from nlbench.content.files import locked, make_folder, remove_parts, write_atomically
+from nlbench.content.files import (
+    locked,
+    make_folder,
+    parse_json,
+    read_text,
+    remove_parts,
+    write_atomically,
+)
 from nlbench.content.hashing import file_hash
 from nlbench.errors import (
     NlbenchError,
@@ -282,10 +289,7 @@ class TrainingLog:
         file = self.folder / "manifest.json"
         if not file.is_file():
             return {}
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RequestError(f"can't read {file}: {error}") from error
+        content = parse_json(read_text(file), str(file), finite=False)
         return content if isinstance(content, dict) else {}
 
     def _write(self) -> None:

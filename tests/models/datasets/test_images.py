@@ -245,7 +245,7 @@ def test_an_image_that_is_cut_short_is_found_before_a_training(animals, name):
         data.train.check()
     (animals / name).write_bytes(b"")
     with pytest.raises(RequestError, match=f"can't read the image .*{name}"):
-        Classification(data, vanilla, 0.0, 0)
+        Classification(data, vanilla, 0)
 
 
 def test_damage_in_the_middle_of_a_png_is_found_before_a_training(animals):
