@@ -23,7 +23,7 @@ from grids import QUICK, quick_request, write_grid_plugin
 
 GOAL = 3.0
 CODE = (
-    "import sys; from nlbench.cli.app import main\n"
+    "import sys; from nlbench.cli import main\n"
     "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code, done.code\n"
     "assert 'torch' not in sys.modules"
 )

@@ -357,7 +357,7 @@ def _about(distribution: metadata.Distribution) -> tuple[str, str]:
 
 def _folder_of(distribution: metadata.Distribution) -> str:
     """Name of the folder with its metadata: what is known without parsing or even having them."""
-    return Path(str(getattr(distribution, "_path", distribution))).stem
+    return str(getattr(getattr(distribution, "_path", None), "stem", distribution))
 
 
 def _provider(point: EntryPoint) -> str:

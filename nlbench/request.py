@@ -15,7 +15,6 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nlbench.content.files import read_text, write_if_changed
 from nlbench.errors import RequestError, nearest, shown
 from nlbench.options import OptionValue, parse_number
 
@@ -466,6 +465,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     import tomllib
 
+    from nlbench.content.files import read_text
+
     try:
         content = tomllib.loads(read_text(path, LARGEST_CONFIG))
     except (ValueError, RecursionError) as error:
@@ -495,6 +496,8 @@ LARGEST_CONFIG = 2**20
 
 def write_request(path: Path, request: Request) -> None:
     """Write a request so that ``nlbench run --config`` asks for the same again."""
+    from nlbench.content.files import write_if_changed
+
     text = "# nlbench run --config with this file asks for the same again\n" + to_toml(request)
     write_if_changed(path, text)
 

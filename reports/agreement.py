@@ -1,4 +1,7 @@
-"""Agreement of measures: whether two of them order networks, or sites, alike."""
+"""Agreement of measures: whether two of them order networks, or sites, alike.
+
+SciPy's statistics take half a second to import, so that only what needs them does.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import kendalltau, spearmanr
 
 from .leaderboard import CONFIDENCE, Row, sense_of
 from .tables import Scores
@@ -86,6 +88,8 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> spearman([1, 2, 3, 4, 5], [2, 4, 6, 8, 9]).value
     1.0
     """
+    from scipy.stats import spearmanr
+
     x, y = _pairs(x, y)
     if not _varies(x, y):
         return _none(len(x))
@@ -110,6 +114,8 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
     >>> round(kendall([1, 2, 3], [1, 3, 2]).value, 4)
     0.3333
     """
+    from scipy.stats import kendalltau
+
     x, y = _pairs(x, y)
     if not _varies(x, y):
         return _none(len(x))

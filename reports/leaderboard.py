@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm as normal
-from scipy.stats import rankdata
-from scipy.stats import t as student
 
 from .tables import Cell, Scores, Subject
 
@@ -325,8 +322,11 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
 
 def _widening(n: int) -> float:
     """How much farther apart means of `n` values are than those that are drawn again."""
+    # Of `scipy.stats` these are the quantiles, too, and its import takes half a second.
+    from scipy.special import ndtri, stdtrit
+
     end = (1 + CONFIDENCE) / 2
-    return float(student.ppf(end, n - 1) / normal.ppf(end) * math.sqrt(n / (n - 1)))
+    return float(stdtrit(n - 1, end) / ndtri(end) * math.sqrt(n / (n - 1)))
 
 
 def rank_intervals(
@@ -356,7 +356,8 @@ def rank_intervals(
     """
     numbers = np.asarray(scores, dtype=np.float64)
     tail = (1 - confidence) / 2
-    first, last = rankdata(-numbers, "min", axis=0), rankdata(-numbers, "max", axis=0)
+    table = pd.DataFrame(-numbers)
+    first, last = table.rank(method="min").to_numpy(), table.rank(method="max").to_numpy()
     if np.any(errors):
         off = np.broadcast_to(np.asarray(errors, dtype=np.float64), len(numbers))[:, None]
         least, most = numbers - off, numbers + off
@@ -380,7 +381,9 @@ def _rank(
     ranks = 1 + (least[None, :] > most[:, None]).sum(axis=1)
     best, worst = rank_intervals(means, errors=errors)
     quantiles = (
-        (rankdata(values) - 1) / (len(values) - 1) if len(values) > 1 else np.full(1, math.nan)
+        (pd.Series(values).rank().to_numpy() - 1) / (len(values) - 1)
+        if len(values) > 1
+        else np.full(1, math.nan)
     )
     for place, i in enumerate(kept):
         entries[i] = replace(

@@ -8,6 +8,7 @@ its text each time, which ``nlbench --help`` does for every command.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from nlbench.signals import ignore_interruptions, interruptible
@@ -19,8 +20,12 @@ def main() -> None:
     """Run a command; an interruption is one line from the first import on."""
     with interruptible():
         try:
+            # What is imported stays: looking for garbage in it would take a fifth of `--help`.
+            gc.disable()
             from .app import main as run_command
 
+            gc.freeze()
+            gc.enable()
             run_command()
         except KeyboardInterrupt:
             print("nlbench: interrupted", file=sys.stderr)

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
-from nlbench.content.files import write_atomically
-from nlbench.errors import RequestError, shown, system_text
+from nlbench.errors import RequestError, shown
 
 __all__ = ["new_measure"]
 
@@ -124,6 +123,8 @@ def new_measure(
     ] = None,
 ) -> None:
     """Write a package with a measure of your own: entry point, formula and tests."""
+    from nlbench.content.files import make_folder, write_atomically
+
     _check_name(name)
     dashed = name.replace("_", "-")
     folder = out or Path(f"nlbench-{dashed}")
@@ -135,12 +136,9 @@ def new_measure(
         f"src/nlbench_{name}/__init__.py": _MODULE,
         f"tests/test_{name}.py": _TEST,
     }
-    try:
-        for path, text in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / path, Template(text).substitute(name=name, dashed=dashed))
-    except OSError as error:
-        raise RequestError(f"can't write to {folder}: {system_text(error)}") from error
+    for path, text in files.items():
+        make_folder((folder / path).parent)
+        write_atomically(folder / path, Template(text).substitute(name=name, dashed=dashed))
     print(
         f"folder   {folder}\n"
         f"formula  {folder / 'src' / f'nlbench_{name}' / '__init__.py'}\n"

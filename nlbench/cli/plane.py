@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
-from nlbench.content.files import make_folder
 from nlbench.errors import RequestError
 from nlbench.request import parse_size
 
@@ -47,6 +46,7 @@ def plane(
     ] = None,
 ) -> None:
     """Draw a network's boundaries and decisions on the plane through samples."""
+    from nlbench.content.files import make_folder
     from nlbench.store.run_folder import load_run
 
     numbers = _numbers(samples)
