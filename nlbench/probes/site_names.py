@@ -13,9 +13,17 @@ import itertools
 import os
 import sys
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import Layouts
 from .ops import FunctionCall, Operation, named_modules, tensors_in
@@ -98,7 +107,7 @@ class HandwrittenCall:
     def __post_init__(self) -> None:
         self._shape = self.given.shape
         # The input and what was made of it.
-        self._own = [weakref.ref(self.given)]
+        self._own: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({self.given: None})
         # What it has called: operations that are not affine, and how many that are.
         self._bent: list[Operation] = []
         self._affine = 0
@@ -108,7 +117,7 @@ class HandwrittenCall:
         if not sampled or operation.name in QUESTIONS:
             return False
         # Data that came in another way, such as an attribute, is a second input.
-        if not operation.acts or not all(map(self._is_own, sampled)):
+        if not operation.acts or not all(tensor in self._own for tensor in sampled):
             self.possible = False
         return True
 
@@ -119,14 +128,11 @@ class HandwrittenCall:
             return
         if not isinstance(output, Tensor) or output.shape != self._shape:
             self.possible = False
-        self._own += [weakref.ref(tensor) for tensor in outputs]
+        self._own.update(dict.fromkeys(outputs))
         if operation.is_bent(sampled):
             self._bent.append(operation)
         else:
             self._affine += 1
-
-    def _is_own(self, tensor: Tensor) -> bool:
-        return any(reference() is tensor for reference in self._own)
 
     @property
     def kind(self) -> str:

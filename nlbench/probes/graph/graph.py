@@ -8,12 +8,13 @@ over samples, where a measure asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import (
     NlbenchError,
@@ -287,14 +288,13 @@ class ChannelTracker(SiteNames):
         # Names by what the units of a call bear until they are settled.
         self._sites: dict[str, SiteName] = {}
         self._builder = Builder()
-        self._inputs = {id(tensor): axis for tensor, axis in pairs}
-        # Tensors by identity; `_alive` keeps them, so that no identity is used again.
-        self._nodes: dict[int, Tensor] = {}
-        self._alive: list[Tensor] = list(inputs)
-        self._refused: dict[int, UnsupportedOperation] = {}
+        self._inputs: MutableMapping[Tensor, int] = WeakTensorKeyDictionary(dict(pairs))
+        self._nodes: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+        self._bound_at: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._refused: MutableMapping[Tensor, UnsupportedOperation] = WeakTensorKeyDictionary()
         self._tokens: set[int] = set()  # Nodes of integer inputs.
-        self._masks: set[int] = set()  # Tensors made of truth values about integer inputs.
-        self._bound_at: dict[int, int] = {}
+        # Made of truth values about integer inputs.
+        self._masks: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         self._changed_at: dict[int, int] = {}
         self._clock = 0
 
@@ -334,8 +334,7 @@ class ChannelTracker(SiteNames):
             # Where a sentence is padded, say: a mask, through which no number flows.
             output = call.run()
             self._memory.forget(output)
-            self._masks.add(id(output))
-            self._alive.append(output)
+            self._masks[output] = None
             return output
         if name in CONSTANTS:
             output = call.run()
@@ -374,10 +373,9 @@ class ChannelTracker(SiteNames):
 
     def _constant(self, name: str, output: Any, given: list[Tensor]) -> Any:
         """Hand on what is made of constants; a mask may hide numbers, but not become some."""
-        if name not in CONSTANTS and any(id(tensor) in self._masks for tensor in given):
+        if name not in CONSTANTS and any(tensor in self._masks for tensor in given):
             made = list(tensors_in((output,)))
-            self._masks.update(id(tensor) for tensor in made)
-            self._alive.extend(made)
+            self._masks.update(dict.fromkeys(made))
             if name in MIXING:
                 why = "it computes with truth values about the input"
                 self._refuse(made, given, self._refusal(name, why))
@@ -400,31 +398,26 @@ class ChannelTracker(SiteNames):
         nodes = rule(call)
         numbers = [nodes] if isinstance(nodes, Tensor) else [n for n in nodes if n is not None]
         for tensor, own in zip(made, numbers, strict=False):
-            changed = any(tensor is t for t in given) and own is not self._nodes.get(id(tensor))
+            changed = any(tensor is t for t in given) and own is not self._nodes.get(tensor)
             self._bind(tensor, own, changed)
         indices = made[len(numbers) :]
         self._refuse(indices, given, self._refusal(call.name, "it uses the positions of maxima"))
 
-    def _refusals(self, given: Iterable[Tensor]) -> list[UnsupportedOperation]:
+    def _refusals(self, given: Sequence[Tensor]) -> list[UnsupportedOperation]:
         """Why tensors can't be followed, with those that no watched function has made."""
-        given = list(given)
         for tensor in given:
-            is_known = any(
-                id(tensor) in place for place in (self._nodes, self._inputs, self._refused)
-            )
+            is_known = any(tensor in seen for seen in (self._nodes, self._inputs, self._refused))
             if not is_known and self._memory.reaches(tensor):
-                self._refused[id(tensor)] = self._refusal(
+                self._refused[tensor] = self._refusal(
                     "an unknown function",
                     "it makes or changes a tensor where that can't be watched",
                 )
-                self._alive.append(tensor)
-        return [self._refused[id(t)] for t in given if id(t) in self._refused]
+        return [self._refused[tensor] for tensor in given if tensor in self._refused]
 
     def _refuse(self, made: list[Tensor], given: list[Tensor], why: UnsupportedOperation) -> None:
         """Remember why tensors can't be followed; it matters if the output comes of them."""
         for tensor in made:
-            self._refused[id(tensor)] = why
-            self._alive.append(tensor)
+            self._refused[tensor] = why
             if any(tensor is t for t in given):
                 self._mark_changed(tensor)
 
@@ -438,8 +431,8 @@ class ChannelTracker(SiteNames):
     def _begin(self, name: str, given: Iterable[Tensor]) -> None:
         """Make the nodes of an input when the first function takes it."""
         for tensor in given:
-            if id(tensor) in self._inputs and name not in QUESTIONS:
-                axis = self._inputs.pop(id(tensor))
+            if tensor in self._inputs and name not in QUESTIONS:
+                axis = self._inputs.pop(tensor)
                 self._bind(tensor, self._input_nodes(tensor, axis), changed=False)
 
     def _input_nodes(self, tensor: Tensor, axis: int) -> Tensor:
@@ -454,15 +447,14 @@ class ChannelTracker(SiteNames):
     def _bind(self, tensor: Tensor, nodes: Tensor, changed: bool) -> None:
         if changed:
             self._mark_changed(tensor)
-        self._nodes[id(tensor)] = nodes
-        self._bound_at[id(tensor)] = self._clock
-        self._alive.append(tensor)
+        self._nodes[tensor] = nodes
+        self._bound_at[tensor] = self._clock
 
     def _nodes_of(self, value: Any) -> Tensor | None:
-        nodes = self._nodes.get(id(value))
+        nodes = self._nodes.get(value) if isinstance(value, Tensor) else None
         if nodes is None:
             return None
-        if self._changed_at.get(storage_of(value), 0) > self._bound_at[id(value)]:
+        if self._changed_at.get(storage_of(value), 0) > self._bound_at[value]:
             raise self._refusal(
                 "an in-place operation",
                 "a tensor is read whose memory was changed under another name",

@@ -44,16 +44,11 @@ class _Followed:
     """The output of a call, and what stands for it, as long as it lives."""
 
     def __init__(self, output: Tensor) -> None:
-        self._live = [weakref.ref(output)]
+        self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
 
     def goes_on(self, outputs: Sequence[Tensor]) -> None:
         """Follow it into what is made of it."""
-        self._live += [weakref.ref(tensor) for tensor in outputs]
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether nothing can happen to it any more."""
-        return all(reference() is None for reference in self._live)
+        self._live.update(dict.fromkeys(outputs))
 
 
 class Gate(_Followed):
@@ -75,7 +70,7 @@ class Gate(_Followed):
         self, operation: Operation, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
         """Note an operation on it; return what stands for the gate from now on."""
-        others = [tensor for tensor in operands if not self._stands_for(tensor)]
+        others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
         if _arranges(operation) or operation.acts == "keeps" or is_scaled:
             self.goes_on(outputs)
@@ -87,18 +82,16 @@ class Gate(_Followed):
         ):
             self._multiplies = True
             # In place the product has taken the gate's own tensor.
-            self._live = [r for r in self._live if all(r() is not tensor for tensor in outputs)]
+            for tensor in outputs:
+                self._live.pop(tensor, None)
         else:
             self._refuted = True
         return []
 
-    def _stands_for(self, tensor: Tensor) -> bool:
-        return any(reference() is tensor for reference in self._live)
-
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes the verdict."""
-        return self._refuted or self.is_gone
+        return self._refuted or not self._live
 
     @property
     def is_gate(self) -> bool:
@@ -168,7 +161,7 @@ class Fate(_Followed):
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes its role."""
-        return self.role == "attention" or self.is_gone
+        return self.role == "attention" or not self._live
 
 
 class Logits:
