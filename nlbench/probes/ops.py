@@ -28,10 +28,6 @@ A rule for the lines and one for the graph, above the functions that say them::
 
     @graph_rule("conv2d")
     def channels_of_a_convolution(call): ...
-
-An operation of one's own, as people register it::
-
-    nlbench.register_op(torch.ops.mylib.hat, kind="hat", kinks=(-1.0, 0.0, 1.0))
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -34,7 +34,6 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import Layouts
@@ -231,19 +230,15 @@ class SiteNames(TorchFunctionMode):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Know, for as long as this lasts, which module is running."""
-        handles: list[RemovableHandle] = []
-        try:
+        with ExitStack() as hooked:
             for module in self._paths:
                 # The last hook before and the first after forward, so that a user's own hooks
                 # count as called from outside.
-                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
-                handles.append(
-                    module.register_forward_hook(self._leave, prepend=True, always_call=True)
-                )
+                before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                hooked.callback(before.remove)
+                after = module.register_forward_hook(self._leave, prepend=True, always_call=True)
+                hooked.callback(after.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @property
     def running(self) -> nn.Module | None:
@@ -418,7 +413,8 @@ class SiteNames(TorchFunctionMode):
         # PyTorch's own activation modules are known, and the rest of its modules are none.
         if type(module) in self._named or type(module).__module__.startswith("torch.nn."):
             return False
-        return all(_is_per_channel(parameter) for parameter in module.parameters())
+        sizes = ((tensor.numel(), max(tensor.shape, default=1)) for tensor in module.parameters())
+        return all(numbers == longest for numbers, longest in sizes)
 
 
 _NOT_THE_MODELS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
@@ -457,10 +453,6 @@ def running_module(own: Container[nn.Module]) -> nn.Module | None:
             return module
         frame = frame.f_back
     return None
-
-
-def _is_per_channel(parameter: Tensor) -> bool:
-    return parameter.numel() == max(parameter.shape, default=1)
 
 
 # What only asks how a tensor is made.

@@ -8,6 +8,7 @@ over samples, where a measure asks for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,13 @@ from nlbench.probes.model_state import (
     refuse_unobservable,
     without_fast_path,
 )
-from nlbench.probes.ops import DispatchMode, FunctionCall, tensors_in, written_in
+from nlbench.probes.ops import (
+    DispatchMode,
+    FunctionCall,
+    in_each_dimension,
+    tensors_in,
+    written_in,
+)
 from nlbench.probes.precision import autocast_now, exact_by_default
 from nlbench.probes.site_names import QUESTIONS, SiteName, SiteNames
 
@@ -152,17 +159,14 @@ def observe(
     """
     graph = channel_graph(model, samples.inputs[:1].to(resources.device))
     facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
-    found: list[Mapping[str, Tensor]] = []
     as_now = autocast_now()
 
+    @functools.cache
     def activity() -> Mapping[str, Tensor]:
-        if not found:
-            parts = -(-len(samples.inputs) // int(options["batch"]))
-            batches = torch.tensor_split(samples.inputs, parts)
-            on_device = (batch.to(resources.device) for batch in batches)
-            with as_now():
-                found.append(unit_activity(model, graph, on_device))
-        return found[0]
+        parts = -(-len(samples.inputs) // int(options["batch"]))
+        batches = torch.tensor_split(samples.inputs, parts)
+        with as_now():
+            return unit_activity(model, graph, (batch.to(resources.device) for batch in batches))
 
     observation = replace(graph, activity=activity, samples=len(samples.inputs))
     for listener in listeners:
@@ -170,31 +174,30 @@ def observe(
     step()
 
 
-CONSTANTS = frozenset(
-    [f"{value}_like" for value in ("zeros", "ones", "full", "empty", "rand", "randn")]
-    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
-)
+CONSTANTS = {
+    "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like",
+    "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros",
+}  # fmt: skip
 """Operations that take nothing but shape and kind from a tensor."""
 
-COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 """Operations whose truth values about integers, as token ids, are masks."""
 
-DECISIONS = COMPARISONS | frozenset(
-    ("isnan", "isinf", "isfinite", "all", "any", "logical_and", "logical_or", "logical_not")
-)
+DECISIONS = COMPARISONS | {
+    "all", "any", "isfinite", "isinf", "isnan", "logical_and", "logical_not", "logical_or",
+}  # fmt: skip
 """Operations whose truth values a network may read; nothing else may come of them."""
 
-NUMBERS = frozenset(
-    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
-) | {"__dlpack__", "untyped_storage", "storage", "data_ptr"}
+NUMBERS = {
+    "__array__", "__complex__", "__dlpack__", "__float__", "__index__", "__int__", "data_ptr",
+    "item", "numpy", "storage", "tolist", "untyped_storage",
+}  # fmt: skip
 """Functions, as they are called, that hand a tensor's numbers to whatever is not PyTorch."""
 
-MIXING = frozenset(("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "einsum")) | {
-    "embedding",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-}
+MIXING = {
+    "addmm", "baddbmm", "bmm", "einsum", "embedding", "linear", "matmul", "mm", "rmatmul",
+    *in_each_dimension("conv"),
+}  # fmt: skip
 """Operations by which truth values would become numbers that flow, as one-hot tokens do."""
 
 
@@ -251,7 +254,7 @@ def storage_of(tensor: Tensor) -> int:
     """Identify a tensor's memory; the tensor itself where it has none of its own."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError:
         return -id(tensor)
 
 
