@@ -15,7 +15,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import (
-    Callable,
     Container,
     Hashable,
     Iterable,
@@ -177,16 +176,18 @@ class SiteNames(TorchFunctionMode):
 
     Examples
     --------
-    >>> model = nn.Sequential(nn.ReLU(), nn.Tanh())
-    >>> names = SiteNames(model)
-    >>> names.on_name = lambda name: print(name)
-    >>> x = torch.zeros(2, 3)
+    >>> class Printing(SiteNames):
+    ...     def call(self, call):
+    ...         print(call.name, "is", self.current)
+    ...         return super().call(call)
+    >>> model, x = nn.Sequential(nn.ReLU(), nn.Tanh()), torch.zeros(2, 3)
+    >>> names = Printing(model)
     >>> with names.hooked():
     ...     names.begin(x)
     ...     with names:
     ...         _ = model(x)
-    0
-    1
+    relu is 0
+    tanh is 1
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -197,7 +198,6 @@ class SiteNames(TorchFunctionMode):
         self._written: WeakSet[nn.Module] = WeakSet()
         self._named = named_modules()
         self._thread = threading.get_ident()
-        self.on_name: Callable[[SiteName], None] = lambda name: None
         self.begin()
 
     def begin(
@@ -268,7 +268,6 @@ class SiteNames(TorchFunctionMode):
         made = SiteName(self._number(base), base, kind, _origin())
         if self.handwritten is not None:
             self.handwritten.names.append(made)
-        self.on_name(made)
         return made
 
     def next(self, base: str) -> str:

@@ -32,6 +32,7 @@ from nlbench.probes.model_state import (
     evaluation_mode,
     given_tensor,
     refuse_unobservable,
+    tensors_of,
     without_fast_path,
 )
 from nlbench.probes.ops import (
@@ -129,16 +130,16 @@ def _tracked(
 def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers without numbers, but for the slopes of PReLU, which matter."""
     slopes = {
-        f"{name}.{own}" if name else own
-        for name, module in model.named_modules(remove_duplicate=False)
+        id(tensor)
+        for module in model.modules()
         if isinstance(module, nn.PReLU)
-        for own in module.state_dict()
+        for tensor in tensors_of(module)
     }
     made: dict[int, Tensor] = {}
     stand_ins = {}
     for tensors in (model.named_parameters, model.named_buffers):
         for name, tensor in tensors(remove_duplicate=False):
-            if name not in slopes:
+            if id(tensor) not in slopes:
                 empty = torch.empty_like(tensor, device="meta")
                 stand_ins[name] = made.setdefault(id(tensor), empty)
     return stand_ins

@@ -299,8 +299,8 @@ class _Pass:
             self._taken.add(site.name)
         elif site.name not in self._chosen:
             return
-        if x is None or y is None:
-            raise RuntimeError(f"{site.name} is chosen, but nothing was kept of it")
+        assert x is not None
+        assert y is not None
         unreduced = Unreduced(x.numbers, y.numbers)
         self._on_observation(SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced))
 
@@ -509,10 +509,9 @@ def observe(
             clock, order = time.thread_time, (observation.batch, observation.site.index)
         packages: dict[object, Shared] = {}
         for listener, wanted in zip(listeners, names, strict=True):
-            package = getattr(listener, "package", listener)
-            if package not in packages:
-                packages[package] = Shared(observation.x, observation.y, clock)
-            shown = _copied(observation, wanted, packages[package])
+            own = Shared(observation.x, observation.y, clock)
+            shared = packages.setdefault(getattr(listener, "package", listener), own)
+            shown = _copied(observation, wanted, shared)
             if order is None:
                 listener.update(shown)
             else:
