@@ -19,7 +19,7 @@ from nlbench.errors import RequestError, Undefined
 
 from .background import rng_restored, rng_state
 from .model_state import attributes_kept
-from .ops import DispatchMode, tensors_in
+from .ops import DispatchMode, storage_of, tensors_in
 
 __all__ = [
     "Fitting",
@@ -267,19 +267,15 @@ class LiveBytes(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {_storage(tensor) for tensor in tensors_in((args, kwargs))}
-        made = {_storage(t): t for t in tensors_in((result,)) if not t.is_meta}
+        given = {storage_of(tensor) for tensor in tensors_in((args, kwargs))}
+        made = {storage_of(t): t for t in tensors_in((result,)) if not t.is_meta}
         self._sizes |= {
             storage: tensor.untyped_storage().nbytes()
             for storage, tensor in made.items()
-            if storage not in given
+            if storage is not None and storage not in given
         }
         self.peak = max(self.peak, self.now)
         return result
-
-
-def _storage(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def bytes_a_sample(model: nn.Module, samples: Tensor) -> int:

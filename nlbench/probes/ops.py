@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,6 +69,7 @@ __all__ = [
     "page",
     "qualified_name",
     "register_op",
+    "storage_of",
     "supported",
     "tensors_in",
     "written_in",
@@ -597,6 +599,14 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
         elif isinstance(value, dict):
             yield from tensors_in(value.values())
+
+
+def storage_of(tensor: Tensor) -> StorageWeakRef | None:
+    """Refer to a tensor's memory; None where it has none of its own, as a sparse one."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
 
 
 def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -9,7 +9,7 @@ over samples, where a measure asks for it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from nlbench.probes.ops import (
     DispatchMode,
     FunctionCall,
     in_each_dimension,
+    storage_of,
     tensors_in,
     written_in,
 )
@@ -226,15 +227,15 @@ class DependentMemory(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
         # By storage, since views share it; the tensors are kept so that none is used again.
-        self._reached: dict[int, Tensor] = {storage_of(tensor): tensor for tensor in inputs}
+        self._reached: dict[Hashable, Tensor] = {memory_of(tensor): tensor for tensor in inputs}
 
     def reaches(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's memory holds anything that comes of the input."""
-        return storage_of(tensor) in self._reached
+        return memory_of(tensor) in self._reached
 
     def forget(self, tensor: Tensor) -> None:
         """Take a tensor as a constant, of which only the shape comes of the input."""
-        self._reached.pop(storage_of(tensor), None)
+        self._reached.pop(memory_of(tensor), None)
 
     def __torch_dispatch__(
         self,
@@ -247,16 +248,13 @@ class DependentMemory(DispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **kwargs)
         if any(map(self.reaches, tensors_in((args, kwargs)))):
             for tensor in (*tensors_in((output,)), *written_in(func, args, kwargs)):
-                self._reached[storage_of(tensor)] = tensor
+                self._reached[memory_of(tensor)] = tensor
         return output
 
 
-def storage_of(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> Hashable:
     """Identify a tensor's memory; the tensor itself where it has none of its own."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except RuntimeError:
-        return -id(tensor)
+    return storage_of(tensor) or -id(tensor)
 
 
 class ChannelTracker(SiteNames):
@@ -299,7 +297,7 @@ class ChannelTracker(SiteNames):
         self._tokens: set[int] = set()  # Nodes of integer inputs.
         # Made of truth values about integer inputs.
         self._masks: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
-        self._changed_at: dict[int, int] = {}
+        self._changed_at: dict[Hashable, int] = {}
         self._clock = 0
 
     def graph(self, output: Tensor) -> ChannelGraph:
@@ -427,7 +425,7 @@ class ChannelTracker(SiteNames):
 
     def _mark_changed(self, tensor: Tensor) -> None:
         self._clock += 1
-        self._changed_at[storage_of(tensor)] = self._clock
+        self._changed_at[memory_of(tensor)] = self._clock
 
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
         return UnsupportedOperation(name, self.place, why)
@@ -458,7 +456,7 @@ class ChannelTracker(SiteNames):
         nodes = self._nodes.get(value) if isinstance(value, Tensor) else None
         if nodes is None:
             return None
-        if self._changed_at.get(storage_of(value), 0) > self._bound_at[value]:
+        if self._changed_at.get(memory_of(value), 0) > self._bound_at[value]:
             raise self._refusal(
                 "an in-place operation",
                 "a tensor is read whose memory was changed under another name",
