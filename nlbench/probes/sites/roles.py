@@ -94,9 +94,9 @@ class Gate(_Followed):
         return self._refuted or not self._live
 
     @property
-    def is_gate(self) -> bool:
-        """Whether it multiplied another tensor than its own input, and nothing else."""
-        return self._multiplies and not self._refuted
+    def role(self) -> str:
+        """``gate`` if it multiplied another tensor than its own input, and did nothing else."""
+        return "gate" if self._multiplies and not self._refuted else ""
 
 
 class Gates:
@@ -172,14 +172,14 @@ class Logits:
         self._divided: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         self._fates: MutableMapping[Tensor, Fate] = WeakTensorKeyDictionary()
 
-    def begin(self, kind: str, given: Tensor, output: Tensor) -> Fate | None:
+    def begin(self, kind: str, given: Tensor, output: Tensor) -> list[Fate]:
         """Follow the output of a call from here on, if it may have a role of this sort."""
         is_product = given in self._products and given.ndim > 2
         divided_by = self._divided.get(given) if kind == "tanh" else None
         if not is_product and divided_by is None:
-            return None
+            return []
         fate = self._fates[output] = Fate(output, is_product, divided_by)
-        return fate
+        return [fate]
 
     def follow(
         self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]
