@@ -20,6 +20,7 @@ import torch
 from numpy.random import MT19937
 
 from nlbench.errors import RequestError
+from nlbench.probes.background import torch_generators
 from nlbench.probes.precision import float32_precision
 from nlbench.registry import installed, version_of
 
@@ -284,13 +285,7 @@ class Stream:
         if not name:
             return
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
-        self._torch.append(torch.default_generator)
-        if device is not None and device.type == "cuda":
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self._torch.append(torch.cuda.default_generators[index])
-        elif device is not None and device.type == "mps":
-            self._torch.append(torch.mps._get_default_mps_generator())
+        self._torch = torch_generators(device or torch.device("cpu"))
         self._states: tuple[Any, ...] = (
             [torch.Generator(g.device).manual_seed(seed).get_state() for g in self._torch],
             MT19937(seed),

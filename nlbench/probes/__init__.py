@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -19,6 +19,8 @@ from nlbench.options import Option, OptionValue
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from .budget import Found
 
 __all__ = [
     "LazyProbe",
@@ -108,9 +110,7 @@ class Resources:
 
     device: torch.device
     memory: int | None = None
-    found: MutableMapping[nn.Module, MutableMapping[Hashable, int]] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    found: Found = field(default_factory=weakref.WeakKeyDictionary)
     threads: int | None = None
 
 

@@ -418,7 +418,9 @@ class Layouts:
             batch = None
         if channels == "second":
             channel = 1
-        elif channels == "last" or (channels == "normalized" and _normalizes_last(call)):
+        elif channels == "last" or (
+            channels == "normalized" and len(call.argument(1, "normalized_shape") or ()) == 1
+        ):
             channel = output.ndim - 1
         elif channels == "mixed":
             # A two-dimensional weight on the right makes features of the last axis.
@@ -444,10 +446,6 @@ def _lost(rows: int, batch: int) -> Undefined:
         f"its first axis has {rows} entries, the batch {batch}: "
         "which axis holds the samples is not known"
     )
-
-
-def _normalizes_last(call: FunctionCall) -> bool:
-    return len(call.argument(1, "normalized_shape") or ()) == 1
 
 
 def channel_axes(

@@ -29,6 +29,7 @@ __all__ = [
     "rng_restored",
     "rng_state",
     "threads_beside",
+    "torch_generators",
 ]
 
 
@@ -83,29 +84,34 @@ def rng_state(device: torch.device) -> bytes:
     >>> rng_state(cpu) == before
     False
     """
-    states: list[Any] = [random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002
-    states.append(torch.get_rng_state().numpy())
+    own = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    return pickle.dumps((*own, *(g.get_state().numpy() for g in torch_generators(device))))
+
+
+def torch_generators(device: torch.device) -> list[torch.Generator]:
+    """Give the global generators that PyTorch draws from: the CPU's, and a GPU's beside it."""
+    generators = [torch.default_generator]
     if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device).numpy())
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
     elif device.type == "mps":
-        states.append(torch.mps.get_rng_state().numpy())
-    return pickle.dumps(states)
+        generators.append(torch.mps._get_default_mps_generator())
+    return generators
 
 
 @contextmanager
 def rng_restored(device: torch.device) -> Iterator[None]:
     """Put the global random generators back to where they were."""
     own, arrays = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
-    devices = [device] if device.type == "cuda" else []
-    apples = torch.mps.get_rng_state() if device.type == "mps" else None
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            if apples is not None:
-                torch.mps.set_rng_state(apples)
-            random.setstate(own)
-            np.random.set_state(arrays)  # noqa: NPY002
+    states = [(generator, generator.get_state()) for generator in torch_generators(device)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+        random.setstate(own)
+        np.random.set_state(arrays)  # noqa: NPY002
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from nlbench.errors import RequestError, Undefined
 
 from .background import rng_restored, rng_state
 from .model_state import attributes_kept
-from .ops import DispatchMode, tensors_in
+from .ops import DispatchMode, storage_of, tensors_in
 
 __all__ = [
     "Fitting",
@@ -269,10 +269,10 @@ class LiveBytes(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = {_storage(t): t for t in tensors_in((result,)) if not t.is_meta}
+        made = {storage_of(t): t for t in tensors_in((result,)) if not t.is_meta}
         # Most operations look at memory that is known, or write into it.
-        made = {storage: t for storage, t in made.items() if storage not in self._sizes}
-        given = {_storage(t) for t in tensors_in((args, kwargs))} if made else set()
+        made = {s: t for s, t in made.items() if s is not None and s not in self._sizes}
+        given = {storage_of(t) for t in tensors_in((args, kwargs))} if made else set()
         new = {s: t.untyped_storage().nbytes() for s, t in made.items() if s not in given}
         self._sizes |= new
         self._most += sum(new.values())
@@ -280,10 +280,6 @@ class LiveBytes(DispatchMode):
         if self._most > self.peak:
             self.peak = max(self.peak, self.now)
         return result
-
-
-def _storage(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def bytes_a_sample(model: nn.Module, samples: Tensor) -> int:

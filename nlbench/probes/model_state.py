@@ -202,22 +202,15 @@ def _fast_path_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-_FAST_PATH = SharedSetting(_fast_path_off)
-_ATTENTION = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
+without_fast_path = SharedSetting(_fast_path_off)
+"""Has transformer layers call their activations one by one.
 
+In evaluation PyTorch replaces a whole `torch.nn.TransformerEncoderLayer` by one kernel, whose
+activations nobody can see and whose output differs by rounding.
+"""
 
-def without_fast_path() -> AbstractContextManager[None]:
-    """Have transformer layers call their activations one by one.
-
-    In evaluation PyTorch replaces a whole `torch.nn.TransformerEncoderLayer` by one kernel,
-    whose activations nobody can see and whose output differs by rounding.
-    """
-    return _FAST_PATH()
-
-
-def with_plain_attention() -> AbstractContextManager[None]:
-    """Have attention computed step by step: its fused forms have no second derivatives."""
-    return _ATTENTION()
+with_plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
+"""Has attention computed step by step: its fused forms have no second derivatives."""
 
 
 def refuse_unobservable(model: nn.Module) -> None:

@@ -28,10 +28,6 @@ A rule for the lines and one for the graph, above the functions that say them::
 
     @graph_rule("conv2d")
     def channels_of_a_convolution(call): ...
-
-An operation of one's own, as people register it::
-
-    nlbench.register_op(torch.ops.mylib.hat, kind="hat", kinks=(-1.0, 0.0, 1.0))
 """
 
 from __future__ import annotations
@@ -46,6 +42,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -72,6 +69,7 @@ __all__ = [
     "page",
     "qualified_name",
     "register_op",
+    "storage_of",
     "supported",
     "tensors_in",
     "written_in",
@@ -601,6 +599,14 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value)
         elif isinstance(value, dict):
             yield from tensors_in(value.values())
+
+
+def storage_of(tensor: Tensor) -> StorageWeakRef | None:
+    """Refer to a tensor's memory; None where it has none of its own, as a sparse one."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
 
 
 def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

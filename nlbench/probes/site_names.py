@@ -13,10 +13,17 @@ import itertools
 import os
 import sys
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -26,7 +33,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import Layouts
 from .ops import FunctionCall, Operation, named_modules, tensors_in
@@ -98,7 +105,7 @@ class HandwrittenCall:
     def __post_init__(self) -> None:
         self._shape = self.given.shape
         # The input and what was made of it.
-        self._own = [weakref.ref(self.given)]
+        self._own: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({self.given: None})
         # What it has called: operations that are not affine, and how many that are.
         self._bent: list[Operation] = []
         self._affine = 0
@@ -108,7 +115,7 @@ class HandwrittenCall:
         if not sampled or operation.name in QUESTIONS:
             return False
         # Data that came in another way, such as an attribute, is a second input.
-        if not operation.acts or not all(map(self._is_own, sampled)):
+        if not operation.acts or not all(tensor in self._own for tensor in sampled):
             self.possible = False
         return True
 
@@ -119,14 +126,11 @@ class HandwrittenCall:
             return
         if not isinstance(output, Tensor) or output.shape != self._shape:
             self.possible = False
-        self._own += [weakref.ref(tensor) for tensor in outputs]
+        self._own.update(dict.fromkeys(outputs))
         if operation.is_bent(sampled):
             self._bent.append(operation)
         else:
             self._affine += 1
-
-    def _is_own(self, tensor: Tensor) -> bool:
-        return any(reference() is tensor for reference in self._own)
 
     @property
     def kind(self) -> str:
@@ -172,16 +176,18 @@ class SiteNames(TorchFunctionMode):
 
     Examples
     --------
-    >>> model = nn.Sequential(nn.ReLU(), nn.Tanh())
-    >>> names = SiteNames(model)
-    >>> names.on_name = lambda name: print(name)
-    >>> x = torch.zeros(2, 3)
+    >>> class Printing(SiteNames):
+    ...     def call(self, call):
+    ...         print(call.name, "is", self.current)
+    ...         return super().call(call)
+    >>> model, x = nn.Sequential(nn.ReLU(), nn.Tanh()), torch.zeros(2, 3)
+    >>> names = Printing(model)
     >>> with names.hooked():
     ...     names.begin(x)
     ...     with names:
     ...         _ = model(x)
-    0
-    1
+    relu is 0
+    tanh is 1
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -192,7 +198,6 @@ class SiteNames(TorchFunctionMode):
         self._written: WeakSet[nn.Module] = WeakSet()
         self._named = named_modules()
         self._thread = threading.get_ident()
-        self.on_name: Callable[[SiteName], None] = lambda name: None
         self.begin()
 
     def begin(
@@ -225,19 +230,15 @@ class SiteNames(TorchFunctionMode):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Know, for as long as this lasts, which module is running."""
-        handles: list[RemovableHandle] = []
-        try:
+        with ExitStack() as hooked:
             for module in self._paths:
                 # The last hook before and the first after forward, so that a user's own hooks
                 # count as called from outside.
-                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
-                handles.append(
-                    module.register_forward_hook(self._leave, prepend=True, always_call=True)
-                )
+                before = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                hooked.callback(before.remove)
+                after = module.register_forward_hook(self._leave, prepend=True, always_call=True)
+                hooked.callback(after.remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @property
     def running(self) -> nn.Module | None:
@@ -267,7 +268,6 @@ class SiteNames(TorchFunctionMode):
         made = SiteName(self._number(base), base, kind, _origin())
         if self.handwritten is not None:
             self.handwritten.names.append(made)
-        self.on_name(made)
         return made
 
     def next(self, base: str) -> str:
@@ -412,7 +412,8 @@ class SiteNames(TorchFunctionMode):
         # PyTorch's own activation modules are known, and the rest of its modules are none.
         if type(module) in self._named or type(module).__module__.startswith("torch.nn."):
             return False
-        return all(_is_per_channel(parameter) for parameter in module.parameters())
+        sizes = ((tensor.numel(), max(tensor.shape, default=1)) for tensor in module.parameters())
+        return all(numbers == longest for numbers, longest in sizes)
 
 
 _NOT_THE_MODELS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
@@ -451,10 +452,6 @@ def running_module(own: Container[nn.Module]) -> nn.Module | None:
             return module
         frame = frame.f_back
     return None
-
-
-def _is_per_channel(parameter: Tensor) -> bool:
-    return parameter.numel() == max(parameter.shape, default=1)
 
 
 # What only asks how a tensor is made.

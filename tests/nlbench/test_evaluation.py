@@ -254,7 +254,7 @@ def test_a_path_without_length_is_refused(settings):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten())
     result = nlbench.evaluate(model, torch.rand(4, 3, 8, 8), ["density"], settings=settings)
     assert result["density"].status == "failed"
-    assert "the path has no length" in result["density"].reason
+    assert "the paths have no length" in result["density"].reason
 
 
 @pytest.mark.parametrize(

@@ -245,10 +245,11 @@ def _differentiated(
         if tangent is None:
             tangent = torch.zeros_like(primal)
         return primal.detach(), tangent.detach()
-    except (NotImplementedError, RuntimeError) as error:
-        if not _FORWARD.search(str(error)):
+    except RuntimeError as error:
+        missing = _FORWARD.search(str(error))
+        if missing is None:
             raise
-        operation = _operation(str(error))
+    operation = missing.group(1) or "an autograd function of the model's own"
     return _through_vector_jacobian_products(function, inputs, directions, operation)
 
 
@@ -269,11 +270,6 @@ def _load_rules() -> None:
 
 # What PyTorch says of an operation, or of a user's autograd function, without forward mode.
 _FORWARD = re.compile(r"forward AD with (\S+)|forward mode AD", re.IGNORECASE)
-
-
-def _operation(message: str) -> str:
-    found = _FORWARD.search(message)
-    return (found and found.group(1)) or "an autograd function of the model's own"
 
 
 def _through_vector_jacobian_products(

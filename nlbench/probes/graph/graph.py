@@ -8,12 +8,14 @@ over samples, where a measure asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.errors import (
     NlbenchError,
@@ -30,9 +32,17 @@ from nlbench.probes.model_state import (
     evaluation_mode,
     given_tensor,
     refuse_unobservable,
+    tensors_of,
     without_fast_path,
 )
-from nlbench.probes.ops import DispatchMode, FunctionCall, tensors_in, written_in
+from nlbench.probes.ops import (
+    DispatchMode,
+    FunctionCall,
+    in_each_dimension,
+    storage_of,
+    tensors_in,
+    written_in,
+)
 from nlbench.probes.precision import autocast_now, exact_by_default
 from nlbench.probes.site_names import QUESTIONS, SiteName, SiteNames
 
@@ -121,16 +131,16 @@ def _tracked(
 def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers without numbers, but for the slopes of PReLU, which matter."""
     slopes = {
-        f"{name}.{own}" if name else own
-        for name, module in model.named_modules(remove_duplicate=False)
+        id(tensor)
+        for module in model.modules()
         if isinstance(module, nn.PReLU)
-        for own in module.state_dict()
+        for tensor in tensors_of(module)
     }
     made: dict[int, Tensor] = {}
     stand_ins = {}
     for tensors in (model.named_parameters, model.named_buffers):
         for name, tensor in tensors(remove_duplicate=False):
-            if name not in slopes:
+            if id(tensor) not in slopes:
                 empty = torch.empty_like(tensor, device="meta")
                 stand_ins[name] = made.setdefault(id(tensor), empty)
     return stand_ins
@@ -151,17 +161,14 @@ def observe(
     """
     graph = channel_graph(model, samples.inputs[:1].to(resources.device))
     facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
-    found: list[Mapping[str, Tensor]] = []
     as_now = autocast_now()
 
+    @functools.cache
     def activity() -> Mapping[str, Tensor]:
-        if not found:
-            parts = -(-len(samples.inputs) // int(options["batch"]))
-            batches = torch.tensor_split(samples.inputs, parts)
-            on_device = (batch.to(resources.device) for batch in batches)
-            with as_now():
-                found.append(unit_activity(model, graph, on_device))
-        return found[0]
+        parts = -(-len(samples.inputs) // int(options["batch"]))
+        batches = torch.tensor_split(samples.inputs, parts)
+        with as_now():
+            return unit_activity(model, graph, (batch.to(resources.device) for batch in batches))
 
     observation = replace(graph, activity=activity, samples=len(samples.inputs))
     for listener in listeners:
@@ -169,31 +176,30 @@ def observe(
     step()
 
 
-CONSTANTS = frozenset(
-    [f"{value}_like" for value in ("zeros", "ones", "full", "empty", "rand", "randn")]
-    + [f"new_{value}" for value in ("zeros", "ones", "full", "empty", "tensor")]
-)
+CONSTANTS = {
+    "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like",
+    "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros",
+}  # fmt: skip
 """Operations that take nothing but shape and kind from a tensor."""
 
-COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
 """Operations whose truth values about integers, as token ids, are masks."""
 
-DECISIONS = COMPARISONS | frozenset(
-    ("isnan", "isinf", "isfinite", "all", "any", "logical_and", "logical_or", "logical_not")
-)
+DECISIONS = COMPARISONS | {
+    "all", "any", "isfinite", "isinf", "isnan", "logical_and", "logical_not", "logical_or",
+}  # fmt: skip
 """Operations whose truth values a network may read; nothing else may come of them."""
 
-NUMBERS = frozenset(
-    ("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__")
-) | {"__dlpack__", "untyped_storage", "storage", "data_ptr"}
+NUMBERS = {
+    "__array__", "__complex__", "__dlpack__", "__float__", "__index__", "__int__", "data_ptr",
+    "item", "numpy", "storage", "tolist", "untyped_storage",
+}  # fmt: skip
 """Functions, as they are called, that hand a tensor's numbers to whatever is not PyTorch."""
 
-MIXING = frozenset(("linear", "matmul", "rmatmul", "mm", "bmm", "addmm", "baddbmm", "einsum")) | {
-    "embedding",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-}
+MIXING = {
+    "addmm", "baddbmm", "bmm", "einsum", "embedding", "linear", "matmul", "mm", "rmatmul",
+    *in_each_dimension("conv"),
+}  # fmt: skip
 """Operations by which truth values would become numbers that flow, as one-hot tokens do."""
 
 
@@ -221,15 +227,15 @@ class DependentMemory(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: Iterable[Tensor]) -> None:
         super().__init__()
         # By storage, since views share it; the tensors are kept so that none is used again.
-        self._reached: dict[int, Tensor] = {storage_of(tensor): tensor for tensor in inputs}
+        self._reached: dict[Hashable, Tensor] = {memory_of(tensor): tensor for tensor in inputs}
 
     def reaches(self, tensor: Tensor) -> bool:
         """Tell whether a tensor's memory holds anything that comes of the input."""
-        return storage_of(tensor) in self._reached
+        return memory_of(tensor) in self._reached
 
     def forget(self, tensor: Tensor) -> None:
         """Take a tensor as a constant, of which only the shape comes of the input."""
-        self._reached.pop(storage_of(tensor), None)
+        self._reached.pop(memory_of(tensor), None)
 
     def __torch_dispatch__(
         self,
@@ -242,16 +248,13 @@ class DependentMemory(DispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **kwargs)
         if any(map(self.reaches, tensors_in((args, kwargs)))):
             for tensor in (*tensors_in((output,)), *written_in(func, args, kwargs)):
-                self._reached[storage_of(tensor)] = tensor
+                self._reached[memory_of(tensor)] = tensor
         return output
 
 
-def storage_of(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> Hashable:
     """Identify a tensor's memory; the tensor itself where it has none of its own."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return -id(tensor)
+    return storage_of(tensor) or -id(tensor)
 
 
 class ChannelTracker(SiteNames):
@@ -287,15 +290,14 @@ class ChannelTracker(SiteNames):
         # Names by what the units of a call bear until they are settled.
         self._sites: dict[str, SiteName] = {}
         self._builder = Builder()
-        self._inputs = {id(tensor): axis for tensor, axis in pairs}
-        # Tensors by identity; `_alive` keeps them, so that no identity is used again.
-        self._nodes: dict[int, Tensor] = {}
-        self._alive: list[Tensor] = list(inputs)
-        self._refused: dict[int, UnsupportedOperation] = {}
+        self._inputs: MutableMapping[Tensor, int] = WeakTensorKeyDictionary(dict(pairs))
+        self._nodes: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+        self._bound_at: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        self._refused: MutableMapping[Tensor, UnsupportedOperation] = WeakTensorKeyDictionary()
         self._tokens: set[int] = set()  # Nodes of integer inputs.
-        self._masks: set[int] = set()  # Tensors made of truth values about integer inputs.
-        self._bound_at: dict[int, int] = {}
-        self._changed_at: dict[int, int] = {}
+        # Made of truth values about integer inputs.
+        self._masks: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+        self._changed_at: dict[Hashable, int] = {}
         self._clock = 0
 
     def graph(self, output: Tensor) -> ChannelGraph:
@@ -334,8 +336,7 @@ class ChannelTracker(SiteNames):
             # Where a sentence is padded, say: a mask, through which no number flows.
             output = call.run()
             self._memory.forget(output)
-            self._masks.add(id(output))
-            self._alive.append(output)
+            self._masks[output] = None
             return output
         if name in CONSTANTS:
             output = call.run()
@@ -374,10 +375,9 @@ class ChannelTracker(SiteNames):
 
     def _constant(self, name: str, output: Any, given: list[Tensor]) -> Any:
         """Hand on what is made of constants; a mask may hide numbers, but not become some."""
-        if name not in CONSTANTS and any(id(tensor) in self._masks for tensor in given):
+        if name not in CONSTANTS and any(tensor in self._masks for tensor in given):
             made = list(tensors_in((output,)))
-            self._masks.update(id(tensor) for tensor in made)
-            self._alive.extend(made)
+            self._masks.update(dict.fromkeys(made))
             if name in MIXING:
                 why = "it computes with truth values about the input"
                 self._refuse(made, given, self._refusal(name, why))
@@ -400,37 +400,32 @@ class ChannelTracker(SiteNames):
         nodes = rule(call)
         numbers = [nodes] if isinstance(nodes, Tensor) else [n for n in nodes if n is not None]
         for tensor, own in zip(made, numbers, strict=False):
-            changed = any(tensor is t for t in given) and own is not self._nodes.get(id(tensor))
+            changed = any(tensor is t for t in given) and own is not self._nodes.get(tensor)
             self._bind(tensor, own, changed)
         indices = made[len(numbers) :]
         self._refuse(indices, given, self._refusal(call.name, "it uses the positions of maxima"))
 
-    def _refusals(self, given: Iterable[Tensor]) -> list[UnsupportedOperation]:
+    def _refusals(self, given: Sequence[Tensor]) -> list[UnsupportedOperation]:
         """Why tensors can't be followed, with those that no watched function has made."""
-        given = list(given)
         for tensor in given:
-            is_known = any(
-                id(tensor) in place for place in (self._nodes, self._inputs, self._refused)
-            )
+            is_known = any(tensor in seen for seen in (self._nodes, self._inputs, self._refused))
             if not is_known and self._memory.reaches(tensor):
-                self._refused[id(tensor)] = self._refusal(
+                self._refused[tensor] = self._refusal(
                     "an unknown function",
                     "it makes or changes a tensor where that can't be watched",
                 )
-                self._alive.append(tensor)
-        return [self._refused[id(t)] for t in given if id(t) in self._refused]
+        return [self._refused[tensor] for tensor in given if tensor in self._refused]
 
     def _refuse(self, made: list[Tensor], given: list[Tensor], why: UnsupportedOperation) -> None:
         """Remember why tensors can't be followed; it matters if the output comes of them."""
         for tensor in made:
-            self._refused[id(tensor)] = why
-            self._alive.append(tensor)
+            self._refused[tensor] = why
             if any(tensor is t for t in given):
                 self._mark_changed(tensor)
 
     def _mark_changed(self, tensor: Tensor) -> None:
         self._clock += 1
-        self._changed_at[storage_of(tensor)] = self._clock
+        self._changed_at[memory_of(tensor)] = self._clock
 
     def _refusal(self, name: str, why: str) -> UnsupportedOperation:
         return UnsupportedOperation(name, self.place, why)
@@ -438,8 +433,8 @@ class ChannelTracker(SiteNames):
     def _begin(self, name: str, given: Iterable[Tensor]) -> None:
         """Make the nodes of an input when the first function takes it."""
         for tensor in given:
-            if id(tensor) in self._inputs and name not in QUESTIONS:
-                axis = self._inputs.pop(id(tensor))
+            if tensor in self._inputs and name not in QUESTIONS:
+                axis = self._inputs.pop(tensor)
                 self._bind(tensor, self._input_nodes(tensor, axis), changed=False)
 
     def _input_nodes(self, tensor: Tensor, axis: int) -> Tensor:
@@ -454,15 +449,14 @@ class ChannelTracker(SiteNames):
     def _bind(self, tensor: Tensor, nodes: Tensor, changed: bool) -> None:
         if changed:
             self._mark_changed(tensor)
-        self._nodes[id(tensor)] = nodes
-        self._bound_at[id(tensor)] = self._clock
-        self._alive.append(tensor)
+        self._nodes[tensor] = nodes
+        self._bound_at[tensor] = self._clock
 
     def _nodes_of(self, value: Any) -> Tensor | None:
-        nodes = self._nodes.get(id(value))
+        nodes = self._nodes.get(value) if isinstance(value, Tensor) else None
         if nodes is None:
             return None
-        if self._changed_at.get(storage_of(value), 0) > self._bound_at[id(value)]:
+        if self._changed_at.get(memory_of(value), 0) > self._bound_at[value]:
             raise self._refusal(
                 "an in-place operation",
                 "a tensor is read whose memory was changed under another name",

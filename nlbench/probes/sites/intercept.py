@@ -90,18 +90,15 @@ class Call:
     y : Side or None
         Its output; None where nobody wants it.
     role : {"activation", "gate", "attention", "softcap"}
-    gate : Gate or None
-        What tells whether it is a gate, where that is not known at once.
-    fate : Fate or None
-        What tells whether it is a part of attention.
+    undecided : list of Gate or Fate
+        What tells whether it has another role, where that is not known at once.
     """
 
     site: SiteName
     begun: Begun
     y: Side | None
     role: str = "activation"
-    gate: Gate | None = None
-    fate: Fate | None = None
+    undecided: list[Gate | Fate] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -116,8 +113,7 @@ class Call:
     @property
     def is_settled(self) -> bool:
         """Whether its role is known."""
-        undecided = (self.gate, self.fate)
-        return all(one is None or one.is_settled for one in undecided)
+        return all(one.is_settled for one in self.undecided)
 
 
 @dataclass
@@ -208,13 +204,13 @@ class Watch(SiteNames):
         self.follow(call, output, is_site=True)
         seen = Call(site, begun, self._end(begun, output))
         if kind in GATE_KINDS:
-            seen.gate = self._gates.begin(given, output)
+            seen.undecided.append(self._gates.begin(given, output))
         elif kind == "glu":
             seen.role = "gate"
         elif kind == "softmax" and given.ndim > 2:
             seen.role = "attention"
         if kind not in ("glu", "softmax"):
-            seen.fate = self._logits.begin(kind, given, output)
+            seen.undecided += self._logits.begin(kind, given, output)
         self._add(seen)
         return output
 
@@ -325,10 +321,8 @@ class Watch(SiteNames):
             self._tell(self._waiting.popleft())
 
     def _tell(self, call: Call) -> None:
-        if call.gate is not None and call.gate.is_gate:
-            call.role = "gate"
-        if call.fate is not None and call.fate.role:
-            call.role = call.fate.role
+        for one in call.undecided:
+            call.role = one.role or call.role
         self._paused, before = True, self._paused
         try:
             self._on_call(call)

@@ -44,16 +44,11 @@ class _Followed:
     """The output of a call, and what stands for it, as long as it lives."""
 
     def __init__(self, output: Tensor) -> None:
-        self._live = [weakref.ref(output)]
+        self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
 
     def goes_on(self, outputs: Sequence[Tensor]) -> None:
         """Follow it into what is made of it."""
-        self._live += [weakref.ref(tensor) for tensor in outputs]
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether nothing can happen to it any more."""
-        return all(reference() is None for reference in self._live)
+        self._live.update(dict.fromkeys(outputs))
 
 
 class Gate(_Followed):
@@ -75,7 +70,7 @@ class Gate(_Followed):
         self, operation: Operation, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
         """Note an operation on it; return what stands for the gate from now on."""
-        others = [tensor for tensor in operands if not self._stands_for(tensor)]
+        others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
         if _arranges(operation) or operation.acts == "keeps" or is_scaled:
             self.goes_on(outputs)
@@ -87,23 +82,21 @@ class Gate(_Followed):
         ):
             self._multiplies = True
             # In place the product has taken the gate's own tensor.
-            self._live = [r for r in self._live if all(r() is not tensor for tensor in outputs)]
+            for tensor in outputs:
+                self._live.pop(tensor, None)
         else:
             self._refuted = True
         return []
 
-    def _stands_for(self, tensor: Tensor) -> bool:
-        return any(reference() is tensor for reference in self._live)
-
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes the verdict."""
-        return self._refuted or self.is_gone
+        return self._refuted or not self._live
 
     @property
-    def is_gate(self) -> bool:
-        """Whether it multiplied another tensor than its own input, and nothing else."""
-        return self._multiplies and not self._refuted
+    def role(self) -> str:
+        """``gate`` if it multiplied another tensor than its own input, and did nothing else."""
+        return "gate" if self._multiplies and not self._refuted else ""
 
 
 class Gates:
@@ -168,7 +161,7 @@ class Fate(_Followed):
     @property
     def is_settled(self) -> bool:
         """Whether nothing that can still happen changes its role."""
-        return self.role == "attention" or self.is_gone
+        return self.role == "attention" or not self._live
 
 
 class Logits:
@@ -179,14 +172,14 @@ class Logits:
         self._divided: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
         self._fates: MutableMapping[Tensor, Fate] = WeakTensorKeyDictionary()
 
-    def begin(self, kind: str, given: Tensor, output: Tensor) -> Fate | None:
+    def begin(self, kind: str, given: Tensor, output: Tensor) -> list[Fate]:
         """Follow the output of a call from here on, if it may have a role of this sort."""
         is_product = given in self._products and given.ndim > 2
         divided_by = self._divided.get(given) if kind == "tanh" else None
         if not is_product and divided_by is None:
-            return None
+            return []
         fate = self._fates[output] = Fate(output, is_product, divided_by)
-        return fate
+        return [fate]
 
     def follow(
         self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -35,20 +34,6 @@ class Pair(Protocol):
         """What another function makes of them."""
 
 
-@dataclass(frozen=True)
-class _Result:
-    """What a function made, or the error that it raised, and the seconds that it takes alone."""
-
-    made: Any
-    error: Exception | None
-    seconds: float
-
-    def get(self) -> Any:
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        return self.made
-
-
 class Shared:
     """One batch of one site, for the measures of one package.
 
@@ -67,7 +52,8 @@ class Shared:
 
     def __init__(self, x: Tensor, y: Tensor, clock: Callable[[], float] | None = None) -> None:
         self._given, self._clock = (x, y), clock or time.perf_counter
-        self._results: dict[Callable[[Pair], Any], _Result] = {}
+        # What a function made, or the error that it raised, and the seconds that it takes alone.
+        self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
         self.lent = 0.0
 
     @cached_property
@@ -83,21 +69,23 @@ class Shared:
     def shared(self, function: Callable[[Pair], Made]) -> Made:
         """What a function makes of the batch, or has made of it."""
         if function in self._results:
-            self.lent += self._results[function].seconds
+            self.lent += self._results[function][1]
         else:
             self._results[function] = self._computed(function)
-        made: Made = self._results[function].get()
+        made: Made | Exception = self._results[function][0]
+        if isinstance(made, Exception):
+            raise made.with_traceback(None)
         return made
 
-    def _computed(self, function: Callable[[Pair], Any]) -> _Result:
-        made, error = None, None
+    def _computed(self, function: Callable[[Pair], Any]) -> tuple[Any, float]:
         lent, begin = self.lent, self._clock()
         try:
             made = function(self)
-        except Exception as raised:
-            error = raised
+        except Exception as error:
+            # Raised for each that asks.
+            made = error
         # Alone it would have taken what it was lent of other functions too.
-        return _Result(made, error, self._clock() - begin + self.lent - lent)
+        return made, self._clock() - begin + self.lent - lent
 
 
 class Borrowed:

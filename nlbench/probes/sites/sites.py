@@ -299,8 +299,8 @@ class _Pass:
             self._taken.add(site.name)
         elif site.name not in self._chosen:
             return
-        if x is None or y is None:
-            raise RuntimeError(f"{site.name} is chosen, but nothing was kept of it")
+        assert x is not None
+        assert y is not None
         unreduced = Unreduced(x.numbers, y.numbers)
         self._on_observation(SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced))
 
@@ -317,15 +317,6 @@ def _difference(first: Sequence[_Identity], second: Sequence[_Identity]) -> str:
         if one != other:
             return f" ({other[0]} for {one[0]})" if one[0] != other[0] else f" (another {one[0]})"
     return ""
-
-
-@dataclass
-class _Piece:
-    """What the parts of a batch have shown of one site so far."""
-
-    call: Call
-    x: list[Side] = field(default_factory=list)
-    y: list[Side] = field(default_factory=list)
 
 
 class _Parts:
@@ -347,7 +338,8 @@ class _Parts:
     def of(self, batch: Tensor, most: int) -> Iterator[Tensor]:
         """Give the parts of a batch, one after the other."""
         self._sizes = part_sizes(len(batch), most)
-        self._sites: dict[str, _Piece] = {}
+        # What the parts have shown of each site so far: its input and its output.
+        self._pieces: dict[str, list[tuple[Side, Side]]] = {}
         first: list[_Identity] | None = None
         for number, part in enumerate(torch.split(batch, self._sizes)):
             self._number, self.calls = number, []
@@ -363,26 +355,24 @@ class _Parts:
         """Take in a call of the part at hand."""
         index = len(self.calls)
         self.calls.append((call.name, call.kind, call.site.origin))
-        if len(self._sizes) == 1:
-            self._tell(call, index, call.begun.side, call.y)
-            return
-        site = self._sites.setdefault(call.name, _Piece(call))
+        pieces = self._pieces.setdefault(call.name, [])
         if call.begun.side is not None and call.y is not None:
-            site.x.append(call.begun.side)
-            site.y.append(call.y)
+            pieces.append((call.begun.side, call.y))
         if self._number == len(self._sizes) - 1:
-            self._tell(call, index, *self._whole(site))
-            # Its parts are of no more use.
-            site.x, site.y = [], []
+            del self._pieces[call.name]
+            if call.name not in self._told:
+                self._told.add(call.name)
+                self._on_call(call, index, *self._whole(call, pieces))
 
-    def _whole(self, site: _Piece) -> tuple[Side | None, Side | None]:
-        call = site.call
-        if not site.x:
+    def _whole(
+        self, call: Call, pieces: Sequence[tuple[Side, Side]]
+    ) -> tuple[Side | None, Side | None]:
+        if not pieces:
             return None, None
-        rows = [len(side.reduced) for side in site.x]
-        if not call.begun.sampled and set(rows) == {1}:
+        rows = [len(x.reduced) for x, _ in pieces]
+        if len(self._sizes) == 1 or (not call.begun.sampled and set(rows) == {1}):
             # A table that does not come from the input is one row, not one a part.
-            return site.x[0], site.y[0]
+            return pieces[0]
         a_sample = {own / size for own, size in zip(rows, self._sizes, strict=False)}
         # A single sample's rows may as well be the tokens of a sample that is elsewhere.
         are_unsure = max(self._sizes) == 1 and a_sample != {1.0}
@@ -391,12 +381,7 @@ class _Parts:
                 f"{call.name}: which axis holds the samples is not known, and the batch does not "
                 "fit into memory as a whole"
             )
-        return joined(site.x), joined(site.y)
-
-    def _tell(self, call: Call, index: int, x: Side | None, y: Side | None) -> None:
-        if call.name not in self._told:
-            self._told.add(call.name)
-            self._on_call(call, index, x, y)
+        return joined([x for x, _ in pieces]), joined([y for _, y in pieces])
 
 
 def _observe_batch(watch: Watch, batch: Tensor, seen: _Pass, fits: Fitting) -> None:
@@ -524,10 +509,9 @@ def observe(
             clock, order = time.thread_time, (observation.batch, observation.site.index)
         packages: dict[object, Shared] = {}
         for listener, wanted in zip(listeners, names, strict=True):
-            package = getattr(listener, "package", listener)
-            if package not in packages:
-                packages[package] = Shared(observation.x, observation.y, clock)
-            shown = _copied(observation, wanted, packages[package])
+            own = Shared(observation.x, observation.y, clock)
+            shared = packages.setdefault(getattr(listener, "package", listener), own)
+            shown = _copied(observation, wanted, shared)
             if order is None:
                 listener.update(shown)
             else:

@@ -93,7 +93,7 @@ def test_a_sparse_buffer_gets_its_values_back():
             return torch.relu(x @ self.edges)
 
     model = OnAGraph()
-    observe_sites(model, [torch.ones(2, 3)], lambda observation: None)
+    observe_sites(model, [torch.ones(2, 3)], lambda observation: None, memory=2**20)
     assert torch.equal(model.edges.to_dense(), torch.eye(3))
 
 
