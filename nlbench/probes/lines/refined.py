@@ -320,8 +320,8 @@ class _Group:
 
     def _begun(self, new: _Found, switched: _Found) -> None:
         count, self.steps = len(self), FIRST
-        nodes = torch.arange(FIRST + 1, device=self._device).repeat(count)
-        owner = torch.arange(count, device=self._device).repeat_interleave(FIRST + 1)
+        every = torch.arange(count * (FIRST + 1), device=self._device)
+        owner, nodes = every // (FIRST + 1), every % (FIRST + 1)
         self._sides, self._leads = {}, {}
         seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         about: dict[tuple[int, int], tuple[Tensor, bool]] = {}
@@ -489,17 +489,18 @@ class _Group:
                 noises[mine, at] = found.noise[j, 0]
 
         index = torch.tensor(which, device=self._device)
-        owner = torch.arange(len(which), device=self._device).repeat_interleave(len(_WATCHED))
+        owner = torch.arange(len(which) * len(_WATCHED), device=self._device) // len(_WATCHED)
         places = (2 * torch.tensor(_WATCHED) + 1).to(self._device) / (2 * TOLD)
         starts, stops_at = self._starts[index].double(), self._ends[index].double()
         precise.along(starts, stops_at, owner, places.repeat(len(which)), watch)
         far = (_ALIKE * noises.amax(1).cpu())[kind]
         is_paired = torch.tensor([sides.is_paired for sides in self._sides.values()])
         again = _bend_alike(row, values.cpu(), far, is_paired[margin])
-        repeats = _flags_at(row[again], column[again], words.shape).to(self._device)
-        parts = torch.split(repeats, list(widths), 1)
-        for sides, repeated in zip(self._sides.values(), parts, strict=True):
-            sides.counted[index] &= ~repeated
+        if bool(again.any()):
+            repeats = _flags_at(row[again], column[again], words.shape).to(self._device)
+            parts = torch.split(repeats, list(widths), 1)
+            for sides, repeated in zip(self._sides.values(), parts, strict=True):
+                sides.counted[index] &= ~repeated
 
     def _run(self, owner: Tensor, t: Tensor, watch: Callable[..., None]) -> Tensor:
         rounding = self._least, self._is_coarse

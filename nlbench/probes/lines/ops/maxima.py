@@ -471,7 +471,7 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     share : tensor of shape (m,)
         Where between left (0) and right (1).
     """
-    top, members = window_leaders(x, windows, noise)
+    top, members, _ = window_leaders(x, windows, noise)
     top, members = top.flatten(1, 2), members.flatten(1, 2)
     # The maximum is convex: a member that is largest at both points is so between them.
     moved = ~(top[:-1] & top[1:]).any(-1)
@@ -485,7 +485,7 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     return interval[line], share
 
 
-def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Tell which members of each window share the first place.
 
     Parameters
@@ -497,18 +497,14 @@ def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, T
     -------
     top : bool tensor of shape (P, channels, windows, members)
     members : tensor of shape (P, channels, windows, members)
+    noise : tensor of shape (P, channels, windows, members), each axis of full size or 1
+        Of each member's distance from the largest: the larger of the two's.
     """
-    members = _members(x, windows)
-    return members >= members.amax(-1, keepdim=True) - _noise(members, noise, windows), members
-
-
-def _noise(members: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
-    """Give the noise of each member's distance from the largest: the larger of the two's."""
-    noise = _members(noise, windows)
+    members, noise = _members(x, windows), _members(noise, windows)
     if noise.shape[-1] > 1:
         largest = members.argmax(-1, keepdim=True)
         noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
-    return noise
+    return members >= members.amax(-1, keepdim=True) - noise, members, noise
 
 
 def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Front:
@@ -534,11 +530,11 @@ def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Fro
     >>> front.value.item(), front.margins[0].value.tolist(), front.margins[0].rate.tolist()
     (3.0, [[[[0.0, 2.0]]]], [[[[0.0, -2.0]]]])
     """
-    top, members = window_leaders(x, windows, noise)
+    top, members, noise = window_leaders(x, windows, noise)
     rates = _members(rate, windows)
     first = rates.masked_fill(~top, -math.inf).argmax(-1, keepdim=True)
     value, speed = members.gather(-1, first), rates.gather(-1, first)
-    lead = Margin(value - members, speed - rates, _noise(members, noise, windows))
+    lead = Margin(value - members, speed - rates, noise)
     return Front(value.squeeze(-1), speed.squeeze(-1), [lead])
 
 
