@@ -352,7 +352,6 @@ class _Group:
             counted = torch.full_like(unplaced, -1)
             self._sides[key] = _Sides(states, counted, unplaced, is_paired)
         self._at_nodes += met.sum(1)
-        self._leads = {key: _by_segment([lead], count) for key, lead in self._leads.items()}
         self._switches.append(self._switched(switched, FIRST))
 
     def _halved(self, new: _Found, switched: _Found) -> None:
@@ -525,10 +524,10 @@ class _Group:
 
     def _first_leads(self, step: Step, windows: Windows, rows: slice, found: _Found) -> None:
         if step.output not in self._leads:
-            shape = (len(self) * (FIRST + 1), windows.state.shape[1])
-            self._leads[step.output] = windows.state.new_full(shape, -1)
-            shape = (len(self), *windows.values.shape[1:])
-            self._at_start[step.output] = windows.values.new_zeros(shape)
+            kept_shape = len(self), FIRST + 1, windows.state.shape[1]
+            self._leads[step.output] = windows.state.new_full(kept_shape, -1)
+            there = windows.values.new_zeros(len(self), *windows.values.shape[1:])
+            self._at_start[step.output] = there
         kept = self._leads[step.output]
         row = torch.arange(rows.start, rows.stop, device=self._device)
         s, node = row // (FIRST + 1), row % (FIRST + 1)
@@ -537,15 +536,13 @@ class _Group:
         before = torch.full_like(windows.state, -1)
         for i, at in enumerate(range(rows.start, rows.stop)):
             # Whose leader is the one before depends on the one before that.
-            if at % (FIRST + 1):
-                before[i] = kept[at - 1]
+            segment, place = divmod(at, FIRST + 1)
+            if place:
+                before[i] = kept[segment, place - 1]
                 windows.keep(before[i : i + 1], slice(i, i + 1))
-            kept[at] = windows.state[i]
-        first = self._rows_at(rows, FIRST + 1, 1)
-        before[first] = self._led_from_start(step, windows, s, first, before[first])
-        kept[row[first] - 1] = before[first]
-        interval = s * FIRST + node - 1
-        self._add_switches(step, windows, before, interval, found)
+            kept[segment, place] = windows.state[i]
+        self._lead_from_start(step, windows, s, before, self._rows_at(rows, FIRST + 1, 1))
+        self._add_switches(step, windows, before, s * FIRST + node - 1, found)
 
     def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
         """Give which of some rows are so far into their segment, without a look at the device."""
@@ -566,24 +563,23 @@ class _Group:
         steps, kept = self.steps, self._leads[step.output]
         left = kept[s, i]
         doubtful = windows.keep(left, slice(None)) * windows.is_coarse
-        first = self._rows_at(rows, steps, 0)
-        left[first] = self._led_from_start(step, windows, s, first, left[first])
-        kept[s[first], 0] = left[first]
+        self._lead_from_start(step, windows, s, left, self._rows_at(rows, steps, 0))
         interval = (s * steps + i) * 2
         self._add_switches(step, windows, left, interval, found)
         self._add_switches(step, windows, kept[s, i + 1], interval + 1, found)
         return doubtful
 
-    def _led_from_start(
-        self, step: Step, windows: Windows, s: Tensor, rows: Tensor, lead: Tensor
-    ) -> Tensor:
-        """Leaders at the start: of those that are tied there, the one that leads behind it."""
-        if not len(rows):
-            return lead
-        there = self._at_start[step.output][s[rows]]
-        ours, theirs = windows.state[rows], lead
+    def _lead_from_start(
+        self, step: Step, windows: Windows, s: Tensor, before: Tensor, first: Tensor
+    ) -> None:
+        """Of those that are tied at the start the one that leads behind it leads there, too."""
+        if not len(first):
+            return
+        there = self._at_start[step.output][s[first]]
+        ours, theirs = windows.state[first], before[first]
         tied = value_of(there, ours) >= value_of(there, theirs) - noise_among(there)
-        return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+        before[first] = torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+        self._leads[step.output][s[first], 0] = before[first]
 
     def _add_switches(
         self, step: Step, windows: Windows, other: Tensor, interval: Tensor, found: _Found

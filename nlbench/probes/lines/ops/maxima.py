@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nlbench.probes.ops import line_rule
 
-from .arithmetic import error_of
+from .arithmetic import error_of, of_axes
 from .kinks import bending
 from .rule import (
     Call,
@@ -294,11 +294,7 @@ def _lead_of_pooling(call: Call, axes: int) -> Lead:
         settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
     else:
         pool = getattr(functional, f"max_pool{axes}d")
-        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-        given = dict(zip(names, call.args[1:], strict=False)) | dict(call.kwargs)
-        settings = {name: given[name] for name in names if name in given}
-        if not settings.get("stride"):
-            settings.pop("stride", None)
+        settings = _pool_settings(call.args, call.kwargs)
 
     def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x = inputs[0]
@@ -429,12 +425,11 @@ def pooling_windows(
             for n, m in zip(size, out, strict=True)
         ]
     else:
-        settings = dict(zip(("kernel_size", "stride", "padding", "dilation"), args[1:5]))  # noqa: B905
-        settings.update(kwargs)
-        kernel = _per_axis(settings["kernel_size"], len(size))
-        stride = _per_axis(settings.get("stride") or kernel, len(size))
-        padding = _per_axis(settings.get("padding", 0), len(size))
-        dilation = _per_axis(settings.get("dilation", 1), len(size))
+        settings = _pool_settings(args, kwargs)
+        kernel = of_axes(settings["kernel_size"], len(size))
+        stride = of_axes(settings.get("stride", kernel), len(size))
+        padding = of_axes(settings.get("padding", 0), len(size))
+        dilation = of_axes(settings.get("dilation", 1), len(size))
         axes = [
             [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
             for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
@@ -445,10 +440,12 @@ def pooling_windows(
     return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
 
 
-def _per_axis(value: int | Sequence[int], axes: int) -> list[int]:
-    if isinstance(value, int):
-        return [value] * axes
-    return list(value) * (axes if len(value) == 1 else 1)
+def _pool_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the settings of max pooling that are given, the input first."""
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    settings = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
+    # No stride, or an empty one, is the size of the kernel.
+    return {name: settings[name] for name in names if settings.get(name) not in (None, [], ())}
 
 
 def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
