@@ -70,14 +70,6 @@ def larger_of_two(call: Call) -> Rule:
             for a in call.args[:2]
         ]
 
-    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
-        moved, first, second = list(inputs), *call.args[:2]
-        if isinstance(first, Input):
-            moved[first.index] = inputs[first.index] + change
-        else:
-            moved[second.index] = inputs[second.index] - change
-        return moved
-
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         first, second = errors(bounds, output)
         if output.shape not in (first.shape, second.shape):
@@ -86,9 +78,8 @@ def larger_of_two(call: Call) -> Rule:
         return torch.where(~larger if "min" in call.name else larger, first, second)
 
     first, second = call.args[:2]
-    shifted = first.index if isinstance(first, Input) else second.index
-    kinks = Kinks(margin, error=error)
-    return bending(call.apply, bound, kinks, shift, shifted)
+    shifted, sign = (first.index, 1.0) if isinstance(first, Input) else (second.index, -1.0)
+    return bending(call.apply, bound, Kinks(margin, error=error), shifted, sign)
 
 
 @line_rule("amax", "amin", bends="where another becomes the largest")
@@ -164,8 +155,7 @@ def _sum_of_magnitudes(call: Call, axes: list[int]) -> Rule:
         total: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=kept)
         return total
 
-    kinks = Kinks(lambda x: x[0])
-    return bending(apply, bound, kinks, lambda x, change: [x[0] + change])
+    return bending(apply, bound, Kinks(lambda x: x[0]))
 
 
 MOST = 256
