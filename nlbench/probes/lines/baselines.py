@@ -103,21 +103,20 @@ def trace_adaptively(
     ----------
     Gamba et al., "Are All Linear Regions Created Equal?", AISTATS 2022, appendix C.
     """
-    waiting: Iterator[tuple[int, Segment]] = enumerate(segments)
+    waiting = iter(segments)
     first = next(waiting, None)
     if first is None:
         return
-    waiting = itertools.chain([first], waiting)
-    start, end = first[1]
-    needs = needs or point_memory_of(program, torch.stack([start, end]))
-    _, together = share_out(needs.times(CARRIED), start.device, memory, together)
+    numbered = enumerate(itertools.chain([first], waiting))
+    needs = needs or point_memory_of(program, torch.stack(first))
+    _, together = share_out(needs.times(CARRIED), first[0].device, memory, together)
     walks: list[_Walk] = []
     finished: dict[int, SegmentTrace] = {}
     following = 0
     while True:
         # No more than a few traces wait for one before them.
         room = min(together - len(walks), 2 * together - len(walks) - len(finished))
-        walks += [_Walk(i, a, b) for i, (a, b) in itertools.islice(waiting, max(0, room))]
+        walks += [_Walk(i, a, b) for i, (a, b) in itertools.islice(numbered, max(0, room))]
         if not walks:
             break
         _step(program, walks, sensitivity)
@@ -145,19 +144,19 @@ def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
         left = 1 - t
         ends = sight.ahead >= left - COINCIDENT
         ahead = torch.where(ends, left, sight.ahead)
-        values = sight.value.double() + ahead[:, None] * sight.rate.double()
+        here = sight.value.double()
         rows = zip(
             walks,
             torch.where(ends, 1.0, t + ahead).tolist(),
-            values.cpu(),
+            (here + ahead[:, None] * sight.rate.double()).cpu(),
             torch.where(ends, -1, sight.site).tolist(),
             sight.passed.tolist(),
-            sight.value.double().cpu(),
+            here.cpu(),
             strict=True,
         )
-    for walk, place, value, site, passed, here in rows:
+    for walk, place, value, site, passed, first in rows:
         if not walk.met:
-            walk.met, walk.values, walk.origins = [0.0], [here], [-1]
+            walk.met, walk.values, walk.origins = [0.0], [first], [-1]
         walk.passed += passed
         if place - walk.met[-1] > COINCIDENT or place == 1:
             walk.met.append(place)

@@ -179,8 +179,10 @@ def _check_rounding(program: Program, points: Tensor, t: Tensor, together: int) 
             for seen in walk(program, points_at(points[0], points[1], part)):
                 if seen.step.rule.bend is not None:
                     noise, size = sizes.get(seen.step.site, (0.0, 0.0))
-                    own_noise, own_size = _noise_and_size(seen)
-                    sizes[seen.step.site] = max(noise, own_noise), max(size, own_size)
+                    off = max(float(bound.max()) for bound in seen.bounds)
+                    noise = max(noise, off * noise_of(seen.output.dtype))
+                    size = max(size, *(float(peak(x).max()) for x in seen.inputs))
+                    sizes[seen.step.site] = noise, size
     for step in program.steps:
         noise, size = sizes.get(step.site, (0.0, 0.0))
         # What is within the noise altogether is zero but for rounding.
@@ -196,24 +198,18 @@ def _compare(seen: Computed, pieces: Pieces, sites: Sequence[str]) -> None:
     for number, expected in enumerate(sites):
         if expected and expected != step.site:
             continue
-        inputs = [x[2 * number : 2 * number + 2] for x in seen.inputs]
-        if expected:
-            undecided = [torch.zeros_like(peak(x)) for x in inputs]
-        else:
+        pair = slice(2 * number, 2 * number + 2)
+        inputs = [x[pair] for x in seen.inputs]
+        undecided = [torch.zeros_like(peak(x)) for x in inputs]
+        if not expected:
             share = UNDECIDED[seen.output.dtype]
-            errors = (bound[2 * number : 2 * number + 2] for bound in seen.bounds)
             undecided = [
-                torch.maximum(MEASURED * torch.finfo(x.dtype).eps * error, share * peak(x))
+                torch.maximum(MEASURED * torch.finfo(x.dtype).eps * bound[pair], share * peak(x))
                 / noise_of(x.dtype)
-                for x, error in zip(inputs, errors, strict=True)
+                for x, bound in zip(inputs, seen.bounds, strict=True)
             ]
-        apart = changes(pieces, inputs, undecided)
-        if expected and not bool(apart.any()):
+        is_apart = bool(changes(pieces, inputs, undecided).any())
+        if expected and not is_apart:
             raise step.refusal("a traced breakpoint is none of the network's")
-        if not expected and bool(apart.any()):
+        if is_apart and not expected:
             raise step.refusal("a unit crosses a boundary that the trace has not")
-
-
-def _noise_and_size(seen: Computed) -> tuple[float, float]:
-    noise = max(float(bound.max()) for bound in seen.bounds) * noise_of(seen.output.dtype)
-    return noise, max(float(peak(x).max()) for x in seen.inputs)

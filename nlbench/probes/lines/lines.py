@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ __all__ = [
     "trace_segments",
 ]
 
+
+Trace = Callable[..., Iterator[SegmentTrace]]
 
 CHECKED_TOGETHER = 16
 """Most points of a trace to be compared with the network at once."""
@@ -305,19 +308,18 @@ def estimate_segment(
     >>> found.at_least, found.crossings, found.error
     (1, 1.0, 0.0)
     """
-    check_ends(start[None], end[None])
-    ends = torch.stack([start, end.to(start.device)])
-    (seen,) = _observed(
+    (trace,) = _or_integrated(
         model,
-        ends[None],
+        start[None],
+        end[None],
         method="refined",
         tolerance=tolerance,
         evaluations=evaluations,
         dtype=dtype,
         memory=memory,
     )
-    assert isinstance(seen.trace, SegmentEstimate)
-    return seen.trace
+    assert isinstance(trace, SegmentEstimate)
+    return trace
 
 
 def observe_paths(
@@ -369,63 +371,107 @@ def observe_paths(
         raise RequestError(
             f"paths of shape {tuple(paths.shape)}, expected (paths, 2 anchors or more, *input)"
         )
-    starts, ends = _ends(paths)
-
-    def traced(starts: Tensor, ends: Tensor, method: str) -> Iterator[SegmentTrace]:
-        return trace_segments(
-            model,
-            starts,
-            ends,
-            method=method,
-            dtype=dtype or torch.float64,
-            memory=memory,
-            sensitivity=sensitivity,
-            resolution=resolution,
-        )
-
-    traces: Iterator[SegmentTrace | SegmentEstimate]
-    if method not in ("refined", "auto"):
-        traces = traced(starts, ends, method)
-    else:
-        check_ends(starts, ends)
-        estimates = estimate_all(
-            model,
-            on_device(model, starts, ends),
-            tolerance=tolerance,
-            evaluations=evaluations,
-            dtype=dtype,
-            memory=memory,
-            budget=budget if method == "auto" else 0,
-        )
-        traces = _completed(estimates, starts, ends, traced)
-        if method == "auto":
-            traces = _or_exact(traces, lambda: traced(starts, ends, "exact"))
+    traces = _traced(
+        model,
+        *_ends(paths),
+        method=method,
+        dtype=dtype,
+        memory=memory,
+        sensitivity=sensitivity,
+        resolution=resolution,
+        tolerance=tolerance,
+        evaluations=evaluations,
+        budget=budget,
+    )
     yield from _placed(traces, paths)
 
 
-def _or_exact(
-    traces: Iterator[SegmentTrace | SegmentEstimate],
-    exact: Callable[[], Iterator[SegmentTrace]],
+def _ends(paths: Tensor) -> tuple[Tensor, Tensor]:
+    """Give where the segments of paths start and end: (n, *input) each."""
+    return paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
+
+
+def _placed(
+    traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor
+) -> Iterator[TracedSegment]:
+    """Say of traces where on their paths they lie."""
+    for index, trace in enumerate(traces):
+        yield TracedSegment(*divmod(index, paths.shape[1] - 1), trace)
+
+
+def _traced(
+    model: nn.Module,
+    starts: Tensor,
+    ends: Tensor,
+    *,
+    method: str,
+    dtype: torch.dtype | None,
+    memory: int | None,
+    tolerance: float,
+    evaluations: int,
+    budget: int = 0,
+    **how: Any,
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
-    """Trace exactly where an operation's boundaries can't be counted without breakpoints."""
+    """Trace or estimate segments by any of the methods of `observe_paths`."""
+    precision = dtype or torch.float64
+    traced: Trace = partial(trace_segments, model, dtype=precision, memory=memory, **how)
+    if method not in ("refined", "auto"):
+        yield from traced(starts, ends, method=method)
+        return
+    check_ends(starts, ends)
+    estimates = estimate_all(
+        model,
+        on_device(model, starts, ends),
+        tolerance=tolerance,
+        evaluations=evaluations,
+        dtype=dtype,
+        memory=memory,
+        budget=budget if method == "auto" else 0,
+    )
     try:
-        # Found out before the first segment.
-        yield from traces
+        yield from _completed(estimates, starts, ends, traced)
     except UnknownPieces:
-        yield from exact()
+        # Found out before the first segment: an operation's boundaries can't be counted without
+        # breakpoints.
+        if method != "auto":
+            raise
+        yield from traced(starts, ends)
+
+
+def _or_integrated(
+    model: nn.Module,
+    starts: Tensor,
+    ends: Tensor,
+    *,
+    tolerance: float,
+    evaluations: int,
+    memory: int | None,
+    **how: Any,
+) -> Iterator[SegmentTrace | SegmentEstimate]:
+    """Do what `_traced` does, but integrate what is not piecewise affine."""
+    seen = 0
+    both: dict[str, Any] = {"tolerance": tolerance, "evaluations": evaluations, "memory": memory}
+    try:
+        for trace in _traced(model, starts, ends, **both, **how):
+            yield trace
+            seen += 1
+        return
+    except UnsupportedOperation as error:
+        refused = str(error)
+    yield from integrate_along(model, starts[seen:], ends[seen:], refused=refused, **both)
 
 
 def _completed(
     estimates: Iterator[SegmentEstimate | None],
     starts: Tensor,
     ends: Tensor,
-    traced: Callable[[Tensor, Tensor, str], Iterator[SegmentTrace]],
+    traced: Trace,
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
     """Put exact traces where there is no estimate."""
     first = 0
     while some := list(itertools.islice(estimates, TOGETHER)):
         left = [first + i for i, estimate in enumerate(some) if estimate is None]
-        traces = traced(starts[left], ends[left], "exact") if left else iter(())
+        traces = traced(starts[left], ends[left]) if left else iter(())
         for estimate in some:
             yield next(traces) if estimate is None else estimate
         first += len(some)
@@ -469,9 +515,9 @@ def observe(
     facts["paths_hash"] = tensor_hash(paths)
     drawn: list[TracedSegment] = []
     errors: dict[str, list[SegmentEstimate]] = {}
-    for observation in _observed(
+    traces = _or_integrated(
         model,
-        paths.to(resources.device),
+        *_ends(paths.to(resources.device)),
         method=str(options["method"]),
         dtype=None if options["dtype"] == "auto" else getattr(torch, str(options["dtype"])),
         memory=resources.memory,
@@ -480,7 +526,8 @@ def observe(
         tolerance=float(options["tolerance"]),
         evaluations=int(options["evaluations"]),
         budget=int(options["budget"]),
-    ):
+    )
+    for observation in _placed(traces, paths):
         for listener in listeners:
             listener.update(observation)
         if observation.path == 0 and len(drawn) < SEGMENTS:
@@ -492,43 +539,6 @@ def observe(
     facts["drawing"] = drawing_of(drawn)
     if errors:
         facts["remarks"] = {place: _remark(traces) for place, traces in errors.items()}
-
-
-def _observed(
-    model: nn.Module,
-    paths: Tensor,
-    *,
-    tolerance: float,
-    evaluations: int,
-    memory: int | None,
-    **how: Any,
-) -> Iterator[TracedSegment]:
-    """Do what `observe_paths` does, but integrate what is not piecewise affine."""
-    seen = 0
-    both: dict[str, Any] = {"tolerance": tolerance, "evaluations": evaluations, "memory": memory}
-    try:
-        for observation in observe_paths(model, paths, **both, **how):
-            yield observation
-            seen += 1
-        return
-    except UnsupportedOperation as error:
-        refused = str(error)
-    starts, ends = _ends(paths)
-    traces = integrate_along(model, starts[seen:], ends[seen:], refused=refused, **both)
-    yield from _placed(traces, paths, seen)
-
-
-def _ends(paths: Tensor) -> tuple[Tensor, Tensor]:
-    """Give where the segments of paths start and end: (n, *input) each."""
-    return paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
-
-
-def _placed(
-    traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor, first: int = 0
-) -> Iterator[TracedSegment]:
-    """Say of traces of segments, from number `first` on, where they lie on their paths."""
-    for index, trace in enumerate(traces, first):
-        yield TracedSegment(*divmod(index, paths.shape[1] - 1), trace)
 
 
 def _remark(traces: Sequence[SegmentEstimate]) -> str:

@@ -76,7 +76,7 @@ _WATCHED = (0, 2, 5, 7)
 """Steps of the second grid at whose middle units are compared with each other."""
 TOLD_APART = 1e-7
 """Share of its largest value that may be rounding of a unit that is compared with others."""
-_A_COMPARED = 160
+_A_COMPARED = 224
 """Bytes that a unit takes that is compared with others."""
 _ROOM = 2**9
 """Crossings of a step that a GPU has places for at once."""
@@ -185,11 +185,10 @@ class _Found:
             whole = whole[:, :-1]
         self._columns = [whole[:, whole[0] >= 0]]
 
-    def copies(self) -> tuple[Tensor, ...] | None:
+    def copies(self) -> tuple[Tensor, ...]:
         """Tell which repeat another: a flag each, with interval, step, margin and unit."""
-        if not self._columns or not self._columns[0].shape[1]:
-            return None
-        interval, unit, first, second, close, step, margin = self._columns[0]
+        (columns,) = self._columns or [torch.zeros(7, 0)]
+        interval, unit, first, second, close, step, margin = columns
         again = _repeated(interval, torch.stack([first, second], 1), close)
         return again, *(x.long() for x in (interval, step, margin, unit))
 
@@ -214,8 +213,8 @@ def _repeated(group: Tensor, values: Tensor, close: Tensor) -> Tensor:
     return again
 
 
-def _bend_alike(known: Tensor, far: Tensor, is_signed: Tensor) -> Tensor:
-    """Tell which units bend at the places where an earlier one does, all along a segment.
+def _bend_alike(owner: Tensor, known: Tensor, far: Tensor, is_signed: Tensor) -> Tensor:
+    """Tell which units bend at the places where an earlier one of their segment does, all along.
 
     They are equal, up to their sign, or multiples of one another by one factor at places on both
     sides of the kink. Of units that don't vary from place to place nothing is told: all that they
@@ -223,6 +222,8 @@ def _bend_alike(known: Tensor, far: Tensor, is_signed: Tensor) -> Tensor:
 
     Parameters
     ----------
+    owner : int64 tensor of shape (m,)
+        The segments.
     known : float64 tensor of shape (m, places)
         Distances from the kink, 0 where they can't be told from it. They are overwritten.
     far : float64 tensor of shape (m,)
@@ -237,7 +238,8 @@ def _bend_alike(known: Tensor, far: Tensor, is_signed: Tensor) -> Tensor:
     multiples = (known > 0).any(1) & (known < 0).any(1) & (far / scale <= TOLD_APART)
     varies = known.amax(1) - known.amin(1) > far
     # Each that does not vary is a group of its own.
-    group = torch.where(varies, multiples.long(), 2 + torch.arange(len(known)))
+    alone = 2 * len(known) + torch.arange(len(known))
+    group = torch.where(varies, 2 * owner + multiples, alone)
     scale = scale.masked_fill_(~multiples, 1.0)
     return _repeated(group, known.div_(scale[:, None]), far / scale)
 
@@ -318,8 +320,8 @@ class _Group:
 
     def _begun(self, new: _Found, switched: _Found) -> None:
         count, self.steps = len(self), FIRST
-        nodes = torch.arange(FIRST + 1, device=self._device).repeat(count)
-        owner = torch.arange(count, device=self._device).repeat_interleave(FIRST + 1)
+        every = torch.arange(count * (FIRST + 1), device=self._device)
+        owner, nodes = every // (FIRST + 1), every % (FIRST + 1)
         self._sides, self._leads = {}, {}
         seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
         about: dict[tuple[int, int], tuple[Tensor, bool]] = {}
@@ -350,7 +352,6 @@ class _Group:
             counted = torch.full_like(unplaced, -1)
             self._sides[key] = _Sides(states, counted, unplaced, is_paired)
         self._at_nodes += met.sum(1)
-        self._leads = {key: _by_segment([lead], count) for key, lead in self._leads.items()}
         self._switches.append(self._switched(switched, FIRST))
 
     def _halved(self, new: _Found, switched: _Found) -> None:
@@ -464,13 +465,16 @@ class _Group:
     ) -> None:
         """Look at the flagged units of some segments: (m, W), of each margin so many words."""
         known = list(self._sides)
-        units = [
-            bits_of(one[None])[1] for row in words.cpu() for one in torch.split(row, list(widths))
-        ]
-        stops = list(itertools.accumulate((len(one) for one in units), initial=0))
-        chosen = torch.cat(units).to(self._device)
+        row, column = bits_of(words.cpu())
+        stops = 64 * torch.tensor(widths).cumsum(0)
+        margin = torch.bucketize(column, stops, right=True)
+        # By segment and margin.
+        kind = row * len(known) + margin
+        ends = torch.bincount(kind, minlength=len(words) * len(known)).cumsum(0).tolist()
+        spans = [slice(*pair) for pair in itertools.pairwise([0, *ends])]
+        chosen = (column - (stops - 64 * torch.tensor(widths))[margin]).to(self._device)
         values = torch.empty(len(chosen), len(_WATCHED), dtype=torch.float64, device=self._device)
-        noises = torch.zeros(len(units), len(_WATCHED), dtype=torch.float64, device=self._device)
+        noises = torch.zeros(len(spans), len(_WATCHED), dtype=torch.float64, device=self._device)
 
         def watch(rows: slice, step: Step, number: int, found: Margins | Windows) -> None:
             if isinstance(found, Windows):
@@ -479,35 +483,22 @@ class _Group:
             for j in range(len(found.values)):
                 s, at = divmod(rows.start + j, len(_WATCHED))
                 mine = s * len(known) + place
-                span = slice(stops[mine], stops[mine + 1])
-                apart = found.values[j].index_select(0, chosen[span]) - found.kink
-                values[span, at] = apart.masked_fill_(apart.abs() <= found.noise[j], 0.0)
+                apart = found.values[j].index_select(0, chosen[spans[mine]]) - found.kink
+                values[spans[mine], at] = apart.masked_fill_(apart.abs() <= found.noise[j], 0.0)
                 noises[mine, at] = found.noise[j, 0]
 
         index = torch.tensor(which, device=self._device)
-        owner = torch.arange(len(which), device=self._device).repeat_interleave(len(_WATCHED))
+        owner = torch.arange(len(which) * len(_WATCHED), device=self._device) // len(_WATCHED)
         places = (2 * torch.tensor(_WATCHED) + 1).to(self._device) / (2 * TOLD)
-        starts, ends = self._starts[index].double(), self._ends[index].double()
-        precise.along(starts, ends, owner, places.repeat(len(which)), watch)
-        far = _ALIKE * noises.amax(1).cpu()
-        is_paired = torch.tensor([self._sides[key].is_paired for key in known])
-        values, lengths = values.cpu(), torch.tensor([len(one) for one in units])
-        masks = []
-        for i in range(len(which)):
-            mine = slice(i * len(known), (i + 1) * len(known))
-            again = _bend_alike(
-                values[stops[mine.start] : stops[mine.stop]],
-                far[mine].repeat_interleave(lengths[mine]),
-                is_paired.repeat_interleave(lengths[mine]),
-            )
-            parts = zip(
-                units[mine], torch.split(again, lengths[mine].tolist()), widths, strict=True
-            )
-            masks.append(torch.cat([_flagged(one[repeated], w) for one, repeated, w in parts]))
-        mask = torch.stack(masks)
-        if bool(mask.any()):
-            repeats = torch.split(mask.to(self._device), list(widths), 1)
-            for sides, repeated in zip(self._sides.values(), repeats, strict=True):
+        starts, stops_at = self._starts[index].double(), self._ends[index].double()
+        precise.along(starts, stops_at, owner, places.repeat(len(which)), watch)
+        far = (_ALIKE * noises.amax(1).cpu())[kind]
+        is_paired = torch.tensor([sides.is_paired for sides in self._sides.values()])
+        again = _bend_alike(row, values.cpu(), far, is_paired[margin])
+        if bool(again.any()):
+            repeats = _flags_at(row[again], column[again], words.shape).to(self._device)
+            parts = torch.split(repeats, list(widths), 1)
+            for sides, repeated in zip(self._sides.values(), parts, strict=True):
                 sides.counted[index] &= ~repeated
 
     def _run(self, owner: Tensor, t: Tensor, watch: Callable[..., None]) -> Tensor:
@@ -515,35 +506,28 @@ class _Group:
         return self._estimator.along(self._starts, self._ends, owner, t, watch, rounding)
 
     def _leave_out_new_copies(self, new: _Found, steps: int) -> None:
-        found = new.copies()
-        if found is None:
-            return
-        again = found[0].nonzero().squeeze(1)
-        interval, step, margin, unit = (x[again] for x in found[1:])
+        again, *found = new.copies()
+        interval, step, margin, unit = (x[again] for x in found)
         outputs = {place: output for output, place in self._places.items()}
         for key in set(zip(step.tolist(), margin.tolist(), strict=True)):
             mine = (step == key[0]) & (margin == key[1])
             counted = self._sides[outputs[key[0]], key[1]].counted
-            for s in set((interval[mine] // steps).tolist()):
-                mask = _flagged(unit[mine & (interval // steps == s)], counted.shape[1])
-                counted[s] &= ~mask.to(self._device)
+            repeats = _flags_at(interval[mine] // steps, unit[mine], counted.shape)
+            counted &= ~repeats.to(self._device)
 
     def _switched(self, found: _Found, steps: int) -> Tensor:
         """Count switches of leaders that differ, by segment and step: (s, steps that bend)."""
-        result = torch.zeros(len(self), len(self._places))
-        copies = found.copies()
-        if copies is not None:
-            again, interval, step, _, _ = copies
-            place = (interval[~again] // steps) * len(self._places) + step[~again]
-            result.view(-1).index_add_(0, place, torch.ones_like(place, dtype=result.dtype))
-        return result
+        again, interval, step, _, _ = found.copies()
+        kinds = len(self._places)
+        place = (interval[~again] // steps) * kinds + step[~again]
+        return torch.bincount(place, minlength=len(self) * kinds).reshape(len(self), kinds).float()
 
     def _first_leads(self, step: Step, windows: Windows, rows: slice, found: _Found) -> None:
         if step.output not in self._leads:
-            shape = (len(self) * (FIRST + 1), windows.state.shape[1])
-            self._leads[step.output] = windows.state.new_full(shape, -1)
-            shape = (len(self), *windows.values.shape[1:])
-            self._at_start[step.output] = windows.values.new_zeros(shape)
+            kept_shape = len(self), FIRST + 1, windows.state.shape[1]
+            self._leads[step.output] = windows.state.new_full(kept_shape, -1)
+            there = windows.values.new_zeros(len(self), *windows.values.shape[1:])
+            self._at_start[step.output] = there
         kept = self._leads[step.output]
         row = torch.arange(rows.start, rows.stop, device=self._device)
         s, node = row // (FIRST + 1), row % (FIRST + 1)
@@ -552,15 +536,13 @@ class _Group:
         before = torch.full_like(windows.state, -1)
         for i, at in enumerate(range(rows.start, rows.stop)):
             # Whose leader is the one before depends on the one before that.
-            if at % (FIRST + 1):
-                before[i] = kept[at - 1]
+            segment, place = divmod(at, FIRST + 1)
+            if place:
+                before[i] = kept[segment, place - 1]
                 windows.keep(before[i : i + 1], slice(i, i + 1))
-            kept[at] = windows.state[i]
-        first = self._rows_at(rows, FIRST + 1, 1)
-        before[first] = self._led_from_start(step, windows, s, first, before[first])
-        kept[row[first] - 1] = before[first]
-        interval = s * FIRST + node - 1
-        self._add_switches(step, windows, before, interval, found)
+            kept[segment, place] = windows.state[i]
+        self._lead_from_start(step, windows, s, before, self._rows_at(rows, FIRST + 1, 1))
+        self._add_switches(step, windows, before, s * FIRST + node - 1, found)
 
     def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
         """Give which of some rows are so far into their segment, without a look at the device."""
@@ -581,24 +563,23 @@ class _Group:
         steps, kept = self.steps, self._leads[step.output]
         left = kept[s, i]
         doubtful = windows.keep(left, slice(None)) * windows.is_coarse
-        first = self._rows_at(rows, steps, 0)
-        left[first] = self._led_from_start(step, windows, s, first, left[first])
-        kept[s[first], 0] = left[first]
+        self._lead_from_start(step, windows, s, left, self._rows_at(rows, steps, 0))
         interval = (s * steps + i) * 2
         self._add_switches(step, windows, left, interval, found)
         self._add_switches(step, windows, kept[s, i + 1], interval + 1, found)
         return doubtful
 
-    def _led_from_start(
-        self, step: Step, windows: Windows, s: Tensor, rows: Tensor, lead: Tensor
-    ) -> Tensor:
-        """Leaders at the start: of those that are tied there, the one that leads behind it."""
-        if not len(rows):
-            return lead
-        there = self._at_start[step.output][s[rows]]
-        ours, theirs = windows.state[rows], lead
+    def _lead_from_start(
+        self, step: Step, windows: Windows, s: Tensor, before: Tensor, first: Tensor
+    ) -> None:
+        """Of those that are tied at the start the one that leads behind it leads there, too."""
+        if not len(first):
+            return
+        there = self._at_start[step.output][s[first]]
+        ours, theirs = windows.state[first], before[first]
         tied = value_of(there, ours) >= value_of(there, theirs) - noise_among(there)
-        return torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+        before[first] = torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+        self._leads[step.output][s[first], 0] = before[first]
 
     def _add_switches(
         self, step: Step, windows: Windows, other: Tensor, interval: Tensor, found: _Found
@@ -618,11 +599,11 @@ class _Group:
         found.add(interval[row], self._places[step.output], 0, group, values, close, moving)
 
 
-def _flagged(units: Tensor, words: int) -> Tensor:
-    """Give packed flags (W,) of which those of some units are set."""
-    flags = torch.zeros(1, 64 * words, dtype=torch.bool)
-    flags[0, units] = True
-    return packed(flags)[0]
+def _flags_at(rows: Tensor, units: Tensor, shape: Sequence[int]) -> Tensor:
+    """Give packed flags (n, W) of which some are set."""
+    place = torch.unique(rows * (64 * shape[1]) + units)
+    flags = torch.zeros(shape[0] * shape[1], dtype=torch.int64)
+    return flags.index_add_(0, place // 64, 1 << place % 64).reshape(tuple(shape))
 
 
 def _any(words: Tensor) -> Tensor:

@@ -38,7 +38,6 @@ __all__ = ["bending", "kinked", "pushed", "rule_of_kinks"]
 
 
 Margins = Callable[[Sequence[Tensor]], list[Tensor]]
-Shift = Callable[[Sequence[Tensor], Tensor], list[Tensor]]
 
 
 def pushed(
@@ -70,7 +69,7 @@ def _parts(moving: Tensor) -> tuple[Tensor, Tensor]:
     return value, torch.zeros_like(value) if rate is None else rate
 
 
-def bending(apply: Apply, bound: Bound, kinks: Kinks, shift: Shift, shifted: int = 0) -> Rule:
+def bending(apply: Apply, bound: Bound, kinks: Kinks, shifted: int = 0, sign: float = 1.0) -> Rule:
     """Make the rule of units each of which bends where a margin of its own is zero.
 
     Parameters
@@ -78,12 +77,15 @@ def bending(apply: Apply, bound: Bound, kinks: Kinks, shift: Shift, shifted: int
     apply, bound : callable
         See `Rule`.
     kinks : Kinks
-        Their margins are affine in the inputs.
-    shift : callable
-        From inputs, or rates, and a change to inputs whose margins are changed by that.
+        Their values are affine in the inputs.
     shifted : int
-        Which input it changes.
+        The input that is changed to change a margin,
+    sign : float
+        and what of the margin's change: 1 or -1.
     """
+
+    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
+        return [x + sign * change if i == shifted else x for i, x in enumerate(inputs)]
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         pairs = zip(kinks.distances(inputs), kinks.noises(inputs, bounds), strict=True)
@@ -151,10 +153,7 @@ def kinked(
         result: Tensor = call.apply([x])
         return result
 
-    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
-        return [inputs[0] + change]
-
-    return replace(bending(call.apply, _by_slopes(kinks, slopes), pieces, shift), land=land)
+    return replace(bending(call.apply, _by_slopes(kinks, slopes), pieces), land=land)
 
 
 def _size(slope: Tensor | float) -> Tensor | float:

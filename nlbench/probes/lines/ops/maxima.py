@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nlbench.probes.ops import line_rule
 
-from .arithmetic import error_of
+from .arithmetic import error_of, of_axes
 from .kinks import bending
 from .rule import (
     Call,
@@ -70,14 +70,6 @@ def larger_of_two(call: Call) -> Rule:
             for a in call.args[:2]
         ]
 
-    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
-        moved, first, second = list(inputs), *call.args[:2]
-        if isinstance(first, Input):
-            moved[first.index] = inputs[first.index] + change
-        else:
-            moved[second.index] = inputs[second.index] - change
-        return moved
-
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         first, second = errors(bounds, output)
         if output.shape not in (first.shape, second.shape):
@@ -86,9 +78,8 @@ def larger_of_two(call: Call) -> Rule:
         return torch.where(~larger if "min" in call.name else larger, first, second)
 
     first, second = call.args[:2]
-    shifted = first.index if isinstance(first, Input) else second.index
-    kinks = Kinks(margin, error=error)
-    return bending(call.apply, bound, kinks, shift, shifted)
+    shifted, sign = (first.index, 1.0) if isinstance(first, Input) else (second.index, -1.0)
+    return bending(call.apply, bound, Kinks(margin, error=error), shifted, sign)
 
 
 @line_rule("amax", "amin", bends="where another becomes the largest")
@@ -164,8 +155,7 @@ def _sum_of_magnitudes(call: Call, axes: list[int]) -> Rule:
         total: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=kept)
         return total
 
-    kinks = Kinks(lambda x: x[0])
-    return bending(apply, bound, kinks, lambda x, change: [x[0] + change])
+    return bending(apply, bound, Kinks(lambda x: x[0]))
 
 
 MOST = 256
@@ -294,11 +284,7 @@ def _lead_of_pooling(call: Call, axes: int) -> Lead:
         settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
     else:
         pool = getattr(functional, f"max_pool{axes}d")
-        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-        given = dict(zip(names, call.args[1:], strict=False)) | dict(call.kwargs)
-        settings = {name: given[name] for name in names if name in given}
-        if not settings.get("stride"):
-            settings.pop("stride", None)
+        settings = _pool_settings(call.args, call.kwargs)
 
     def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x = inputs[0]
@@ -429,12 +415,11 @@ def pooling_windows(
             for n, m in zip(size, out, strict=True)
         ]
     else:
-        settings = dict(zip(("kernel_size", "stride", "padding", "dilation"), args[1:5]))  # noqa: B905
-        settings.update(kwargs)
-        kernel = _per_axis(settings["kernel_size"], len(size))
-        stride = _per_axis(settings.get("stride") or kernel, len(size))
-        padding = _per_axis(settings.get("padding", 0), len(size))
-        dilation = _per_axis(settings.get("dilation", 1), len(size))
+        settings = _pool_settings(args, kwargs)
+        kernel = of_axes(settings["kernel_size"], len(size))
+        stride = of_axes(settings.get("stride", kernel), len(size))
+        padding = of_axes(settings.get("padding", 0), len(size))
+        dilation = of_axes(settings.get("dilation", 1), len(size))
         axes = [
             [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
             for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
@@ -445,10 +430,12 @@ def pooling_windows(
     return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
 
 
-def _per_axis(value: int | Sequence[int], axes: int) -> list[int]:
-    if isinstance(value, int):
-        return [value] * axes
-    return list(value) * (axes if len(value) == 1 else 1)
+def _pool_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the settings of max pooling that are given, the input first."""
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    settings = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
+    # No stride, or an empty one, is the size of the kernel.
+    return {name: settings[name] for name in names if settings.get(name) not in (None, [], ())}
 
 
 def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -471,7 +458,7 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     share : tensor of shape (m,)
         Where between left (0) and right (1).
     """
-    top, members = window_leaders(x, windows, noise)
+    top, members, _ = window_leaders(x, windows, noise)
     top, members = top.flatten(1, 2), members.flatten(1, 2)
     # The maximum is convex: a member that is largest at both points is so between them.
     moved = ~(top[:-1] & top[1:]).any(-1)
@@ -485,7 +472,7 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     return interval[line], share
 
 
-def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Tell which members of each window share the first place.
 
     Parameters
@@ -497,18 +484,14 @@ def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, T
     -------
     top : bool tensor of shape (P, channels, windows, members)
     members : tensor of shape (P, channels, windows, members)
+    noise : tensor of shape (P, channels, windows, members), each axis of full size or 1
+        Of each member's distance from the largest: the larger of the two's.
     """
-    members = _members(x, windows)
-    return members >= members.amax(-1, keepdim=True) - _noise(members, noise, windows), members
-
-
-def _noise(members: Tensor, noise: Tensor, windows: Tensor) -> Tensor:
-    """Give the noise of each member's distance from the largest: the larger of the two's."""
-    noise = _members(noise, windows)
+    members, noise = _members(x, windows), _members(noise, windows)
     if noise.shape[-1] > 1:
         largest = members.argmax(-1, keepdim=True)
         noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
-    return noise
+    return members >= members.amax(-1, keepdim=True) - noise, members, noise
 
 
 def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Front:
@@ -534,11 +517,11 @@ def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Fro
     >>> front.value.item(), front.margins[0].value.tolist(), front.margins[0].rate.tolist()
     (3.0, [[[[0.0, 2.0]]]], [[[[0.0, -2.0]]]])
     """
-    top, members = window_leaders(x, windows, noise)
+    top, members, noise = window_leaders(x, windows, noise)
     rates = _members(rate, windows)
     first = rates.masked_fill(~top, -math.inf).argmax(-1, keepdim=True)
     value, speed = members.gather(-1, first), rates.gather(-1, first)
-    lead = Margin(value - members, speed - rates, _noise(members, noise, windows))
+    lead = Margin(value - members, speed - rates, noise)
     return Front(value.squeeze(-1), speed.squeeze(-1), [lead])
 
 

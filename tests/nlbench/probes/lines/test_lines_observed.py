@@ -119,15 +119,15 @@ def test_a_quadrature_that_does_not_reach_its_tolerance_is_remarked_on(images):
 def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, monkeypatch):
     import nlbench.probes.lines.lines as tested
 
-    original = tested.observe_paths
+    original = tested._traced
 
     def interrupted(*args, **options):
-        for index, observation in enumerate(original(*args, **options)):
+        for index, trace in enumerate(original(*args, **options)):
             if index == 2:
                 raise UnsupportedOperation("sort", "here", "not piecewise affine")
-            yield observation
+            yield trace
 
-    monkeypatch.setattr(tested, "observe_paths", interrupted)
+    monkeypatch.setattr(tested, "_traced", interrupted)
     settings = lines(number=1, anchors=4, radius=2)
     _, observations, taken = shown_to(convolutional(), images, settings)
     assert [type(observation.trace) for observation in observations] == [SegmentTrace] * 2 + [
