@@ -219,14 +219,16 @@ _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn"
 def _plugins() -> dict[str, str]:
     """Distributions that register anything with nlbench, with their versions."""
     points = entry_points()
+    # Of many entry points each distribution is asked once: to be asked it reads its metadata.
     owners = {
-        point.dist.name: point.dist.version
+        point.dist
         for group in points.groups
         if group.startswith("nlbench.")
         for point in points.select(group=group)
         if point.dist is not None
     }
-    return {name: owners[name] for name in sorted(owners) if name != "nlbench"}
+    versions = {owner.name: owner.version for owner in owners}
+    return {name: versions[name] for name in sorted(versions) if name != "nlbench"}
 
 
 def _processor() -> str:
