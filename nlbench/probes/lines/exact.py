@@ -139,21 +139,16 @@ def with_breakpoints(chunk: Chunk, site: int, coincident: float) -> Chunk:
     distinct = spaced(new, coincident, owner[interval])
     if distinct is not None:
         interval, share, new = interval[distinct], share[distinct], new[distinct]
-    t, owner = torch.cat([t, new]), torch.cat([owner, owner[interval]])
-    order = _order(t, owner) if several else t.argsort()
-    old = torch.arange(len(origins), device=t.device)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=t.device)
-    return Chunk(
-        chunk.step,
-        t[order],
-        torch.cat([origins, torch.full_like(interval, site)])[order],
-        owner[order],
-        chunk.parent,
-        torch.cat([old, interval])[order],
-        torch.cat([torch.zeros(len(old), dtype=t.dtype, device=t.device), share])[order],
-        place[len(old) :],
-    )
+    # Each lies behind the left end of its interval and those that have been put in before it.
+    place = interval + torch.arange(1, len(new) + 1, device=t.device)
+    is_old = torch.ones(len(t) + len(new), dtype=torch.bool, device=t.device)
+    is_old[place] = False
+    left = is_old.cumsum(0) - 1
+    t, origins = t[left], origins[left]
+    t[place], origins[place] = new, site
+    whole = torch.zeros_like(t)
+    whole[place] = share
+    return Chunk(chunk.step, t, origins, owner[left], chunk.parent, left, whole, place)
 
 
 def spaced(t: Tensor, gap: float, owner: Tensor) -> Tensor | None:

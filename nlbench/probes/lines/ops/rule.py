@@ -365,22 +365,32 @@ def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
     interval, unit, share : tensor of shape (m,)
         The unit as an index into those of a point.
     """
+    flat, spread = margin.flatten(1), _by_unit(noise, margin)
     # Each search for what is True makes a GPU's host wait, and a mask is such a search: there all
     # is decided before the only one. A CPU would rather not compare all units, but the few that
     # may have changed sides.
-    flat, spread = margin.reshape(len(margin), -1), noise.expand_as(margin)
     if margin.is_cuda:
-        found = _opposite(margin[:-1], margin[1:], spread[:-1], spread[1:])
-        interval, unit = _places(found.reshape(len(found), -1))
+        wide = noise.expand_as(margin)
+        found = _opposite(margin[:-1], margin[1:], wide[:-1], wide[1:])
+        interval, unit = _places(found.flatten(1))
+        left, right = flat[interval, unit], flat[interval + 1, unit]
     else:
         above = margin > noise
-        interval, unit = _places((above[:-1] ^ above[1:]).reshape(len(above) - 1, -1))
-        cell = torch.unravel_index(unit, margin.shape[1:])
-        near, far = spread[(interval, *cell)], spread[(interval + 1, *cell)]
-        found = _opposite(flat[interval, unit], flat[interval + 1, unit], near, far)
-        interval, unit = interval[found], unit[found]
-    left, right = flat[interval, unit].double(), flat[interval + 1, unit].double()
+        interval, unit = _places((above[:-1] ^ above[1:]).flatten(1))
+        left, right = flat[interval, unit], flat[interval + 1, unit]
+        cell = unit // max(1, flat.shape[1] // max(1, spread.shape[1]))
+        found = _opposite(left, right, spread[interval, cell], spread[interval + 1, cell])
+        interval, unit, left, right = interval[found], unit[found], left[found], right[found]
+    left, right = left.double(), right.double()
     return interval, unit, left / (left - right)
+
+
+def _by_unit(noise: Tensor, margin: Tensor) -> Tensor:
+    """Flatten the noise of units, (P, n): each number is that of as many units in a row."""
+    axes = max((i + 1 for i, size in enumerate(noise.shape) if size > 1), default=0)
+    if noise.shape[:axes] != margin.shape[:axes] or not axes:
+        noise = noise.expand_as(margin)
+    return noise.flatten(1)
 
 
 def _opposite(left: Tensor, right: Tensor, near: Tensor, far: Tensor) -> Tensor:
