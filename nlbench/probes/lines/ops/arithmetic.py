@@ -302,9 +302,9 @@ def _beside(call: Call) -> Apply | None:
         return None
     convolve = functional.conv2d if axes == 1 else functional.conv3d
     settings = (
-        [1, *_of_axes(stride, axes)],
-        [0, *_of_axes(padding, axes)],
-        [1, *_of_axes(dilation, axes)],
+        [1, *of_axes(stride, axes)],
+        [0, *of_axes(padding, axes)],
+        [1, *of_axes(dilation, axes)],
     )
 
     def apply(points: Sequence[Tensor]) -> Tensor:
