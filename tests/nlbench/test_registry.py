@@ -305,6 +305,14 @@ def test_a_malformed_entry_point_is_named_with_its_package(tmp_path, monkeypatch
     assert registry.load("measures", "r2")
 
 
+def test_of_two_packages_of_one_name_the_first_on_the_path_counts(tmp_path, monkeypatch):
+    for place, text in (("old", b"[nlbench.measures]\ngone = json:dumps\n"), ("new", b"")):
+        (tmp_path / place).mkdir()
+        installed(tmp_path / place, "twice", text)
+        monkeypatch.syspath_prepend(str(tmp_path / place))
+    assert "gone" not in registry.entries("measures")
+
+
 def test_a_package_without_metadata_is_named_by_its_folder(tmp_path, monkeypatch):
     installed(tmp_path, "nameless", b"[nlbench.measures]\nmine = json:dumps\n", "")
     monkeypatch.syspath_prepend(str(tmp_path))
