@@ -72,8 +72,6 @@ __all__ = [
 ]
 
 
-Trace = Callable[..., Iterator[SegmentTrace]]
-
 CHECKED_TOGETHER = 16
 """Most points of a trace to be compared with the network at once."""
 CARRIED_AT_LEAST = 4
@@ -413,8 +411,9 @@ def _traced(
     **how: Any,
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
     """Trace or estimate segments by any of the methods of `observe_paths`."""
-    precision = dtype or torch.float64
-    traced: Trace = partial(trace_segments, model, dtype=precision, memory=memory, **how)
+    traced: Callable[..., Iterator[SegmentTrace]] = partial(
+        trace_segments, model, dtype=dtype or torch.float64, memory=memory, **how
+    )
     if method not in ("refined", "auto"):
         yield from traced(starts, ends, method=method)
         return
@@ -465,7 +464,7 @@ def _completed(
     estimates: Iterator[SegmentEstimate | None],
     starts: Tensor,
     ends: Tensor,
-    traced: Trace,
+    traced: Callable[[Tensor, Tensor], Iterator[SegmentTrace]],
 ) -> Iterator[SegmentTrace | SegmentEstimate]:
     """Put exact traces where there is no estimate."""
     first = 0
