@@ -515,10 +515,10 @@ def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Te
     others = [i for i in range(1, x.ndim) if i != axis]
     if not others or not x.numel():
         return squared_errors(x.sum(others) if others else x, bound, terms)
-    flat = x.movedim(axis, 1).flatten(2)
+    flat = (x if axis == 1 else x.movedim(axis, 1)).flatten(2)
     largest, given = peaks(flat, [2]), bound.amax(others)
     size = _not_zero(torch.maximum(largest, given).amax(1, keepdim=True))
-    share = _share_of_nonzero(flat).clamp_(min=SPARSEST).mul_(largest > 0)
+    share = torch.maximum(_share_of_nonzero(flat), largest.sign().mul_(SPARSEST))
     rounding = (largest * (math.sqrt(terms) / 2 / size)).square_()
     return rounding.addcmul_(share, (given / size).square_()), size
 
@@ -539,7 +539,8 @@ def peaks(x: Tensor, axes: Sequence[int], keepdim: bool = False) -> Tensor:
     """Give the largest magnitude over some axes; NaN if there is one."""
     if 0 in (x.shape[i] for i in axes):
         return x.abs().sum(list(axes), keepdim=keepdim)
-    return torch.maximum(x.amax(axes, keepdim), x.amin(axes, keepdim).neg_())
+    over = tuple(axes)
+    return torch.maximum(x.amax(over, keepdim), x.amin(over, keepdim).neg_())
 
 
 def single(bound: Tensor) -> bool:

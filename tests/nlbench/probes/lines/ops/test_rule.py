@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,19 @@ def test_a_value_within_the_noise_is_zero():
     noise = torch.tensor([[0.01], [0.01]])
     interval, share = sign_changes(margin, noise)
     assert (interval.tolist(), share.tolist()) == ([0], [0.5])
+
+
+@pytest.mark.parametrize(
+    "shape", [(6, 4, 3), (6, 4, 1), (6, 1, 3), (6, 1, 1), (1, 4, 1), (1, 1, 1)]
+)
+def test_noise_that_units_share_is_that_of_each(shape):
+    torch.manual_seed(0)
+    margin, noise = torch.randn(6, 4, 3), 2 * torch.rand(shape)
+    shared = sign_changes(margin, noise)
+    alone = sign_changes(margin, noise.expand_as(margin).contiguous())
+    assert 0 < len(shared[0]) < len(sign_changes(margin, torch.zeros_like(noise))[0])
+    assert torch.equal(shared[0], alone[0])
+    assert torch.equal(shared[1], alone[1])
 
 
 def test_the_peak_is_the_largest_magnitude_of_each_point():
