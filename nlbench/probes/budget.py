@@ -269,9 +269,14 @@ class LiveBytes(DispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        made = {storage_of(t): t for t in tensors_in((result,)) if not t.is_meta}
         # Most operations look at memory that is known, or write into it.
-        made = {s: t for s, t in made.items() if s is not None and s not in self._sizes}
+        made = {
+            storage: tensor
+            for tensor in tensors_in((result,))
+            if not tensor.is_meta
+            and (storage := storage_of(tensor)) is not None
+            and storage not in self._sizes
+        }
         given = {storage_of(t) for t in tensors_in((args, kwargs))} if made else set()
         new = {s: t.untyped_storage().nbytes() for s, t in made.items() if s not in given}
         self._sizes |= new
