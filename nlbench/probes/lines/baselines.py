@@ -372,7 +372,7 @@ def _look_sampling(
             site.masked_fill_(is_first, program.sites.index(step.site))
 
     with torch.no_grad():
-        output = run_program(program, inputs, look)
+        output = run_program(program, inputs, look).reshape(len(inputs), -1)
     if not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite on the segment")
     return output, site

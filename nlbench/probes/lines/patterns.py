@@ -263,7 +263,8 @@ class Piecewise:
                 for number, found in enumerate(self._looks(step, x)):
                     watch(step, number, _coarser(found, rounding, next(seen)))
 
-        return run_program(self.program, inputs, look, is_direct=self.is_direct)
+        output = run_program(self.program, inputs, look, is_direct=self.is_direct)
+        return output.reshape(len(inputs), -1)
 
     def _looks(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
         pieces = self.pieces[step.output]

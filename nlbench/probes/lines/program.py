@@ -304,7 +304,7 @@ def run_program(
     *,
     is_direct: bool = False,
 ) -> Tensor:
-    """Run a program on a batch of inputs, (m, ...) to (m, k).
+    """Run a program on a batch of inputs, (m, ...) to (m, ...).
 
     `look` is shown each step and what it is given, before it is run; with `is_direct` calls are run
     as they are, where a rule computes them in another way.
@@ -318,7 +318,7 @@ def run_program(
         values[step.output] = (direct or step.rule.apply)(x)
         for value in step.ends:
             del values[value]
-    return values[program.output].reshape(len(inputs), -1)
+    return values[program.output]
 
 
 def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:

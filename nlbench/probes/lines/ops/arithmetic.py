@@ -319,7 +319,7 @@ def transposed_convolution(call: Call) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     axes = weight.ndim - 2
-    stride, groups = of_axes(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
+    stride, groups = _of_axes(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
     reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     inputs = weight.shape[0] // groups
     squares = _squares(weight, axes)
@@ -333,8 +333,7 @@ def transposed_convolution(call: Call) -> Rule:
     return Rule(call.apply, _channels(by_group, groups, inputs, terms, bias))
 
 
-def of_axes(value: Any, axes: int) -> list[int]:
-    """Give a setting of each axis, which may be given once for all."""
+def _of_axes(value: Any, axes: int) -> list[int]:
     given = [value] if isinstance(value, int) else list(value)
     return given * axes if len(given) == 1 else given
 
@@ -483,7 +482,7 @@ def total(call: Call) -> Rule:
 def average_pooling(call: Call) -> Rule:
     only_first_traced(call)
     axes = int(call.name[-2])
-    terms = math.prod(of_axes(call.argument(1, "kernel_size"), axes))
+    terms = math.prod(_of_axes(call.argument(1, "kernel_size"), axes))
     divisor = call.argument(6, "divisor_override") or terms
     return Rule(call.apply, _averages(axes, terms, divisor))
 
