@@ -496,7 +496,7 @@ def average_pooling(call: Call) -> Rule:
     if stride != kernel or padded or tiled != list(call.shapes[0][-axes:]) or terms > TILE:
         return Rule(call.apply, _averages(axes, terms, divisor))
     # The same sums, in the same order.
-    members = [
+    members: list[tuple[Any, ...]] = [
         (..., *(slice(first, None, k) for first, k in zip(firsts, kernel, strict=True)))
         for firsts in itertools.product(*map(range, kernel))
     ]
