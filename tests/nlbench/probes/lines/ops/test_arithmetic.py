@@ -24,3 +24,19 @@ def test_a_convolution_of_few_positions_is_that_of_each_sample(layer):
     expected = torch.cat([layer(one[None]) for one in x])
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AvgPool1d(2),
+        nn.AvgPool2d((3, 2)),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.AvgPool3d(2),
+        nn.AvgPool2d(3, padding=1),
+    ],
+)
+def test_averages_of_windows_side_by_side_are_those_of_pooling(pool):
+    x = torch.randn(5, 2, *{1: (6,), 2: (6, 6), 3: (4, 2, 6)}[int(type(pool).__name__[-2])])
+    x = x.double()
+    assert torch.equal(run_program(program_of(pool, x[:1].clone()), x), pool(x))
