@@ -320,7 +320,7 @@ def transposed_convolution(call: Call) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     axes = weight.ndim - 2
-    stride, groups = _of_axes(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
+    stride, groups = of_axes(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
     reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     inputs = weight.shape[0] // groups
     squares = _squares(weight, axes)
@@ -334,7 +334,8 @@ def transposed_convolution(call: Call) -> Rule:
     return Rule(call.apply, _channels(by_group, groups, inputs, terms, bias))
 
 
-def _of_axes(value: Any, axes: int) -> list[int]:
+def of_axes(value: Any, axes: int) -> list[int]:
+    """Give a setting of each axis, which may be given once for all."""
     given = [value] if isinstance(value, int) else list(value)
     return given * axes if len(given) == 1 else given
 
@@ -487,12 +488,12 @@ TILE = 9
 def average_pooling(call: Call) -> Rule:
     only_first_traced(call)
     axes = int(call.name[-2])
-    kernel = _of_axes(call.argument(1, "kernel_size"), axes)
+    kernel = of_axes(call.argument(1, "kernel_size"), axes)
     terms = math.prod(kernel)
     divisor = call.argument(6, "divisor_override") or terms
-    stride = _of_axes(call.argument(2, "stride") or kernel, axes)
+    stride = of_axes(call.argument(2, "stride") or kernel, axes)
     tiled = [n * k for n, k in zip(call.shape[-axes:], kernel, strict=True)]
-    padded = any(_of_axes(call.argument(3, "padding", 0), axes))
+    padded = any(of_axes(call.argument(3, "padding", 0), axes))
     if stride != kernel or padded or tiled != list(call.shapes[0][-axes:]) or terms > TILE:
         return Rule(call.apply, _averages(axes, terms, divisor))
     # The same sums, in the same order.

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nlbench.probes.ops import line_rule
 
-from .arithmetic import error_of
+from .arithmetic import error_of, of_axes
 from .kinks import bending
 from .rule import (
     Call,
@@ -416,10 +416,10 @@ def pooling_windows(
         ]
     else:
         settings = _pool_settings(args, kwargs)
-        kernel = _per_axis(settings["kernel_size"], len(size))
-        stride = _per_axis(settings.get("stride", kernel), len(size))
-        padding = _per_axis(settings.get("padding", 0), len(size))
-        dilation = _per_axis(settings.get("dilation", 1), len(size))
+        kernel = of_axes(settings["kernel_size"], len(size))
+        stride = of_axes(settings.get("stride", kernel), len(size))
+        padding = of_axes(settings.get("padding", 0), len(size))
+        dilation = of_axes(settings.get("dilation", 1), len(size))
         axes = [
             [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
             for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
@@ -428,11 +428,6 @@ def pooling_windows(
     windows = [flat[np.ix_(*members)].ravel().tolist() for members in itertools.product(*axes)]
     most = max(map(len, windows))
     return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
-
-
-def _per_axis(value: int | Sequence[int], axes: int) -> list[int]:
-    given = [value] if isinstance(value, int) else list(value)
-    return given * axes if len(given) == 1 else given
 
 
 def _pool_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
