@@ -93,14 +93,14 @@ class Chunk:
         """Interpolate what is alive at its points."""
         new = self.share.nonzero().squeeze(1) if self.between is None else self.between
         left, share = self.left[new], self.share[new]
-        one_by_one = list(zip(*(column.tolist() for column in (new, left, share)), strict=True))
+        columns = [] if share.is_cuda else [column.tolist() for column in (new, left, share)]
 
         def at_rows(x: Tensor) -> Tensor:
             result = x.index_select(0, self.left)
             if x[:1].numel() >= ROW and not x.is_cuda:
                 # Without copies of what lies on both sides.
                 rows, ends = result.unbind(), x.unbind()
-                for row, before, weight in one_by_one:
+                for row, before, weight in zip(*columns, strict=True):
                     rows[row].lerp_(ends[before + 1], weight)
             elif len(new):
                 weight = share.to(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1))
@@ -152,12 +152,11 @@ def with_breakpoints(chunk: Chunk, site: int, coincident: float) -> Chunk:
     # Each lies behind the left end of its interval and those that have been put in before it.
     place = interval + torch.arange(1, len(new) + 1, device=t.device)
     is_old = torch.ones(len(t) + len(new), dtype=torch.bool, device=t.device)
-    is_old[place] = False
+    is_old.index_fill_(0, place, False)
     left = is_old.cumsum(0) - 1
-    t, origins = t[left], origins[left]
-    t[place], origins[place] = new, site
-    whole = torch.zeros_like(t)
-    whole[place] = share
+    t = t[left].index_copy_(0, place, new)
+    origins = origins[left].index_fill_(0, place, site)
+    whole = torch.zeros_like(t).index_copy_(0, place, share)
     return Chunk(chunk.step, t, origins, owner[left], chunk.parent, left, whole, place)
 
 
