@@ -24,7 +24,7 @@ from .agreement import Correlation, paired_share
 from .exports import markdown_table, to_csv
 from .leaderboard import CONFIDENCE, REPEATS, resampled_means
 from .manifest import flat
-from .tables import Cell, Scores, Subject
+from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, number
 
 if TYPE_CHECKING:
@@ -334,7 +334,9 @@ def _names(first: Run, second: Run) -> tuple[str, str]:
     return (f"{one} (1)", f"{other} (2)") if one == other else (one, other)
 
 
-def _aligned(one: Sequence[Subject], other: Sequence[Subject]) -> list[tuple[Subject, Subject]]:
+def _aligned(
+    one: Sequence[TableSubject], other: Sequence[TableSubject]
+) -> list[tuple[TableSubject, TableSubject]]:
     known = {subject.identity: subject for subject in other}
     pairs = [(s, known[s.identity]) for s in one if s.identity in known]
     if not pairs and len(one) == len(other) == 1:
@@ -342,11 +344,11 @@ def _aligned(one: Sequence[Subject], other: Sequence[Subject]) -> list[tuple[Sub
     return pairs
 
 
-def _label(mine: Subject, theirs: Subject) -> str:
+def _label(mine: TableSubject, theirs: TableSubject) -> str:
     return mine.label if mine.identity == theirs.identity else f"{mine.label} → {theirs.label}"
 
 
-def _difference(subject: str, measure: str, before: Cell, after: Cell) -> Difference:
+def _difference(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
     notes = [
         f"{word}: {cell.status}: {cell.reason}"
         for word, cell in (("first", before), ("second", after))

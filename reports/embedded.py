@@ -17,7 +17,7 @@ from nlbench.errors import RequestError
 from .fingerprint import Scale
 from .layout import NamedRun
 from .leaderboard import Row, family_of, sense_of
-from .tables import Cell, Scores, Subject
+from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, interval_decimals
 
 __all__ = ["COLUMNS", "numbered", "pack", "read_page", "to_script", "unpack"]
@@ -116,7 +116,7 @@ def _measure(
     }
 
 
-def _subject(subject: Subject, run: NamedRun) -> dict[str, Any]:
+def _subject(subject: TableSubject, run: NamedRun) -> dict[str, Any]:
     facts: Mapping[str, Any] = next(
         (
             known
@@ -147,7 +147,11 @@ def _entry(entry: Any) -> list[Any]:
 
 
 def _cell(
-    cell: Cell, subject: Subject, measure: str, runs: Mapping[str, NamedRun], lists: _Lists
+    cell: TableCell,
+    subject: TableSubject,
+    measure: str,
+    runs: Mapping[str, NamedRun],
+    lists: _Lists,
 ) -> dict[str, Any]:
     packed: dict[str, Any] = {"s": cell.status, "n": cell.n}
     if cell.reason:

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from .tables import Cell, Scores, Subject
+from .tables import Scores, TableCell, TableSubject
 
 __all__ = [
     "CONFIDENCE",
-    "Entry",
     "Row",
+    "Standing",
     "family_of",
     "leaderboard",
     "leaderboard_frame",
@@ -38,7 +38,7 @@ Measures = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Standing:
     """What a leaderboard says in one place: a number, how sure it is, and its rank.
 
     Parameters
@@ -93,15 +93,15 @@ class Row:
     Parameters
     ----------
     label : str
-    subjects : tuple of Subject
+    subjects : tuple of TableSubject
         One, or one a seed.
-    entries : mapping of str to Entry
+    entries : mapping of str to Standing
         By measure.
     """
 
     label: str
-    subjects: tuple[Subject, ...]
-    entries: Mapping[str, Entry]
+    subjects: tuple[TableSubject, ...]
+    entries: Mapping[str, Standing]
 
     @property
     def family(self) -> str:
@@ -152,7 +152,7 @@ def leaderboard(
     list of Row
         Subjects without a number in the measure that orders them come last.
     """
-    groups: dict[object, list[Subject]] = {}
+    groups: dict[object, list[TableSubject]] = {}
     for subject in scores.subjects:
         groups.setdefault(subject.group if together else subject.label, []).append(subject)
     members = [tuple(sorted(group, key=lambda subject: subject.seed)) for group in groups.values()]
@@ -176,7 +176,7 @@ def _sorting(value: float, sense: int) -> tuple[bool, float]:
     return (math.isnan(value), 0.0 if math.isnan(value) else -sense * value)
 
 
-def _labels(members: Sequence[tuple[Subject, ...]]) -> list[str]:
+def _labels(members: Sequence[tuple[TableSubject, ...]]) -> list[str]:
     """Label of each row: of a subject, or what all its seeds share."""
     found = []
     for group in members:
@@ -197,12 +197,12 @@ def _column(
     scores: Scores,
     about: Mapping[str, Any],
     name: str,
-    members: Sequence[tuple[Subject, ...]],
+    members: Sequence[tuple[TableSubject, ...]],
     labels: Sequence[str],
     repeats: int,
-) -> list[Entry]:
+) -> list[Standing]:
     probe = str(about.get("probe", ""))
-    plain: list[Entry] = []
+    plain: list[Standing] = []
     samples: list[NDArray[np.float64]] = []
     for group in members:
         cells = [scores[subject.label, name] for subject in group]
@@ -239,13 +239,13 @@ def _bounds(about: Mapping[str, Any]) -> tuple[float, float]:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
-def _of_cell(cell: Cell, probe: str) -> tuple[Entry, NDArray[np.float64]]:
-    """Entry of one subject, and what to draw from: its places, if its number is their mean."""
+def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]]:
+    """Standing of one subject, and what to draw from: its places, if its number is their mean."""
     places = cell.place_values
     value = cell.value
     std = cell.statistics.get("std", math.nan) if len(places) > 1 else math.nan
     error = _error_of(cell)
-    entry = Entry(value, std, math.nan, math.nan, cell.n, "", cell.status, cell.reason, error)
+    entry = Standing(value, std, math.nan, math.nan, cell.n, "", cell.status, cell.reason, error)
     if not math.isfinite(value):
         return entry, np.empty(0)
     if len(places) > 1 and math.isclose(float(places.mean()), value, rel_tol=1e-9, abs_tol=1e-12):
@@ -254,8 +254,10 @@ def _of_cell(cell: Cell, probe: str) -> tuple[Entry, NDArray[np.float64]]:
     return entry, np.array([value])
 
 
-def _of_seeds(cells: Sequence[Cell], group: Sequence[Subject]) -> tuple[Entry, NDArray[np.float64]]:
-    """Entry of several seeds: their mean; one that failed leaves none."""
+def _of_seeds(
+    cells: Sequence[TableCell], group: Sequence[TableSubject]
+) -> tuple[Standing, NDArray[np.float64]]:
+    """Standing of several seeds: their mean; one that failed leaves none."""
     values = np.array([cell.value for cell in cells])
     found = values[np.isfinite(values)]
     missing = [(c, s) for c, s in zip(cells, group, strict=True) if not math.isfinite(c.value)]
@@ -265,7 +267,7 @@ def _of_seeds(cells: Sequence[Cell], group: Sequence[Subject]) -> tuple[Entry, N
         cell, subject = (failed or missing)[0]
         reason = f"seed {subject.seed}: {cell.reason}"
         nan = math.nan
-        return Entry(nan, nan, nan, nan, n, "", cell.status, reason), np.empty(0)
+        return Standing(nan, nan, nan, nan, n, "", cell.status, reason), np.empty(0)
     reasons = dict.fromkeys(cell.reason for cell in cells if cell.status == "ok" and cell.reason)
     said = [f"seed {s.seed} is {c.status}: {c.reason}" for c, s in missing]
     std = float(found.std(ddof=1)) if len(found) > 1 else math.nan
@@ -273,10 +275,10 @@ def _of_seeds(cells: Sequence[Cell], group: Sequence[Subject]) -> tuple[Entry, N
     over = "seeds" if len(found) > 1 else ""
     mean = float(found.mean())
     error = float(np.mean([_error_of(cell) for cell in cells if math.isfinite(cell.value)]))
-    return Entry(mean, std, math.nan, math.nan, n, over, "ok", reason, error), found
+    return Standing(mean, std, math.nan, math.nan, n, over, "ok", reason, error), found
 
 
-def _error_of(cell: Cell) -> float:
+def _error_of(cell: TableCell) -> float:
     """How far off a number may be by its own account: the statistic ``error`` of estimates."""
     error = cell.statistics.get("error", 0.0)
     return error if math.isfinite(error) else 0.0
@@ -369,7 +371,7 @@ def rank_intervals(
 
 
 def _rank(
-    entries: list[Entry], kept: Sequence[int], means: NDArray[np.float64], sense: int
+    entries: list[Standing], kept: Sequence[int], means: NDArray[np.float64], sense: int
 ) -> None:
     """Give entries their ranks; `means` are the more the more nonlinear."""
     found = [entries[i] for i in kept]
@@ -403,7 +405,7 @@ def leaderboard_frame(rows: Sequence[Row], measures: Sequence[str]) -> pd.DataFr
     -------
     DataFrame
         One row a subject, its index ``run, model, weights, data, seeds, subject``; columns
-        ``(measure, field)`` with the fields of `Entry`.
+        ``(measure, field)`` with the fields of `Standing`.
     """
     index = pd.MultiIndex.from_tuples(
         [

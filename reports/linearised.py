@@ -18,7 +18,7 @@ from .layout import NamedRun, Table, TextCell
 from .svg import STYLE, in_page_colours, to_svg
 from .text import count
 
-__all__ = ["Family", "Network", "Tradeoff", "compared", "families", "tradeoffs"]
+__all__ = ["LinearisedFamily", "Network", "Tradeoff", "compared", "families", "tradeoffs"]
 
 MODES = {
     "post-training": ("linearised after training", "#0072B2", "o"),
@@ -55,7 +55,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Family:
+class LinearisedFamily:
     """Networks that differ in nothing but mode, ω and seed."""
 
     label: str
@@ -121,7 +121,7 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
     return found
 
 
-def families(runs: Sequence[NamedRun]) -> list[Family]:
+def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
     """Collect linearised networks by run, model and dataset."""
     found: dict[str, list[Network]] = {}
     for run in runs:
@@ -148,7 +148,7 @@ def families(runs: Sequence[NamedRun]) -> list[Family]:
             network = Network(*_training(subject), accuracy, length, linear, layers)
             found.setdefault(label, []).append(network)
     return [
-        Family(one_line(label), tuple(networks))
+        LinearisedFamily(one_line(label), tuple(networks))
         for label, networks in found.items()
         if any(network.mode in MODES for network in networks)
     ]
@@ -177,7 +177,7 @@ def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
     }
 
 
-def compared(family: Family) -> Iterator[str]:
+def compared(family: LinearisedFamily) -> Iterator[str]:
     """Say how accurate the modes are at the same path length.
 
     The means over seeds are joined by straight lines, and looked up at the path lengths of
@@ -208,7 +208,7 @@ def compared(family: Family) -> Iterator[str]:
         )
 
 
-def _curve(family: Family, mode: str, above: float = -1.0) -> list[tuple[float, float]]:
+def _curve(family: LinearisedFamily, mode: str, above: float = -1.0) -> list[tuple[float, float]]:
     return [
         (
             statistics.fmean(network.length for network in group),
@@ -219,7 +219,7 @@ def _curve(family: Family, mode: str, above: float = -1.0) -> list[tuple[float, 
     ]
 
 
-def draw_tradeoff(family: Family) -> Figure:
+def draw_tradeoff(family: LinearisedFamily) -> Figure:
     """Draw accuracy against path length, a series a mode."""
     with matplotlib.style.context(["default", STYLE]):
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
@@ -245,7 +245,7 @@ def draw_tradeoff(family: Family) -> Figure:
     return figure
 
 
-def _draw_mode(axes: Axes, family: Family, mode: str) -> None:
+def _draw_mode(axes: Axes, family: LinearisedFamily, mode: str) -> None:
     label, colour, mark = MODES[mode]
     means = []
     for omega, group in family.groups(mode):
@@ -277,7 +277,7 @@ def _draw_mode(axes: Axes, family: Family, mode: str) -> None:
         axes.plot(*zip(*means, strict=True), color=colour, linewidth=1, marker=mark, label=label)
 
 
-def draw_shape(family: Family) -> Figure:
+def draw_shape(family: LinearisedFamily) -> Figure:
     """Draw the share of nonlinear units of each layer, a panel for each ω."""
     mode = "post-training" if family.groups("post-training") else "from-start"
     groups = [(omega, group) for omega, group in family.groups(mode) if group[0].layers]
@@ -321,7 +321,7 @@ def draw_shape(family: Family) -> Figure:
     return figure
 
 
-def _table(family: Family) -> Table:
+def _table(family: LinearisedFamily) -> Table:
     head = ("mode", "ω", "seeds", "accuracy, %", "linear units, %", "path length")
     rows = []
     for mode in ("reference", *MODES):

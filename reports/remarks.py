@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .layout import NamedRun
-from .leaderboard import Entry, Row, sort_measure
+from .leaderboard import Row, Standing, sort_measure
 from .tables import Scores, Series
 from .text import count, settings_text
 
@@ -78,7 +78,7 @@ def summary_sentence(
     return " ".join(said)
 
 
-def _sure(entry: Entry) -> str:
+def _sure(entry: Standing) -> str:
     if entry.best == entry.worst:
         return f" (rank {entry.best})"
     return f" (rank {entry.best} to {entry.worst})"

@@ -14,14 +14,21 @@ from scipy.spatial.distance import squareform
 from .leaderboard import Row
 from .tables import Scores
 
-__all__ = ["MOST", "Comparison", "compare_signatures", "dtw_distances", "plane", "signature_maps"]
+__all__ = [
+    "MOST",
+    "SignatureComparison",
+    "compare_signatures",
+    "dtw_distances",
+    "plane",
+    "signature_maps",
+]
 
 MOST = 80
 """Networks of a heatmap: beyond, its rows can't be read."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SignatureComparison:
     """Distances between signatures, and what they show.
 
     Parameters
@@ -126,12 +133,12 @@ def plane(distances: ArrayLike) -> NDArray[np.float64]:
     return points
 
 
-def compare_signatures(signatures: Sequence[ArrayLike]) -> Comparison:
+def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:
     """Work out distances, dendrogram and map of at least two signatures."""
     distances = dtw_distances(signatures)
     merges = linkage(squareform(distances, checks=False), "average", optimal_ordering=True)
     order = tuple(int(leaf) for leaf in leaves_list(merges))
-    return Comparison(distances, merges, order, plane(distances))
+    return SignatureComparison(distances, merges, order, plane(distances))
 
 
 def signature_maps(

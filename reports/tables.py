@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from nlbench.errors import RequestError
 
 __all__ = [
-    "Cell",
     "Place",
     "Scores",
     "Series",
-    "Subject",
+    "TableCell",
+    "TableSubject",
     "labelled",
     "per_place",
     "subject_columns",
@@ -76,7 +76,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Subject:
+class TableSubject:
     """What names a subject of the table.
 
     Parameters
@@ -112,7 +112,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One subject by one measure: what the table says of it.
 
     Parameters
@@ -144,7 +144,7 @@ class Cell:
         return values[np.isfinite(values)]
 
 
-_ABSENT = Cell({}, 0, "absent", "nothing is recorded")
+_ABSENT = TableCell({}, 0, "absent", "nothing is recorded")
 
 
 class Scores:
@@ -171,7 +171,7 @@ class Scores:
         table = labelled(table)
         runs = table["run"] if "run" in table.columns else [""] * len(table)
         self._cells: dict[tuple[str, str], _Growing] = {}
-        subjects: dict[str, Subject] = {}
+        subjects: dict[str, TableSubject] = {}
         names = dict.fromkeys(measures)
         columns = ["subject", "measure", "place", "statistic", "value", "n", "status", "reason"]
         identities = ["model", "weights", "data", "seed"]
@@ -181,7 +181,7 @@ class Scores:
         for label, measure, place, statistic, value, n, status, reason, run, *identity in rows:
             if label not in subjects:
                 model, weights, data, seed = identity
-                subjects[label] = Subject(
+                subjects[label] = TableSubject(
                     label, str(run), str(model), str(weights), str(data), int(seed or 0)
                 )
             names.setdefault(measure)
@@ -191,9 +191,9 @@ class Scores:
             cell.add(place, statistic, value, n, status, reason)
         self.subjects = tuple(subjects.values())
         self.measures = tuple(names)
-        self._done: dict[tuple[str, str], Cell] = {}
+        self._done: dict[tuple[str, str], TableCell] = {}
 
-    def __getitem__(self, key: tuple[str, str]) -> Cell:
+    def __getitem__(self, key: tuple[str, str]) -> TableCell:
         """Cell of a subject's label and a measure; its status is ``absent`` without a record."""
         if key not in self._done:
             self._done[key] = self._cells[key].done() if key in self._cells else _ABSENT
@@ -216,7 +216,7 @@ class _Growing:
         if place not in self.about or statistic == "value":
             self.about[place] = (0 if n is None or n != n else int(n), status, reason)
 
-    def done(self) -> Cell:
+    def done(self) -> TableCell:
         places = tuple(
             Place(name, found, *self.about[name])
             for name, found in self.statistics.items()
@@ -224,7 +224,7 @@ class _Growing:
         )
         if "" not in self.statistics:
             return replace(_ABSENT, places=places)
-        return Cell(self.statistics[""], *self.about[""], places)
+        return TableCell(self.statistics[""], *self.about[""], places)
 
 
 def subject_columns(scores: pd.DataFrame) -> list[str]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from nlbench.errors import one_line
 
-from .leaderboard import Entry, Row, leaderboard, sort_measure
+from .leaderboard import Row, Standing, leaderboard, sort_measure
 from .remarks import gpus_of
 from .tables import Scores
 from .text import (
@@ -111,13 +111,13 @@ def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[st
     return [head, *(_text(entry, decimals) for entry in entries)]
 
 
-def _with_spread(entry: Entry, decimals: int | None) -> str:
+def _with_spread(entry: Standing, decimals: int | None) -> str:
     return (
         value_with_std(entry.value, entry.std, decimals) if entry.status == "ok" else entry.status
     )
 
 
-def _text(entry: Entry, decimals: int | None) -> str:
+def _text(entry: Standing, decimals: int | None) -> str:
     if entry.status != "ok":
         return entry.status
     ranks = ranks_text(entry.best, entry.worst)

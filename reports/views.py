@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from .agreement import Correlation
 from .fingerprint import Scale, strip
-from .leaderboard import Entry, Row, sort_measure
-from .tables import Cell, Scores
+from .leaderboard import Row, Standing, sort_measure
+from .tables import Scores, TableCell
 from .text import bounds_text, direction, number, settings_text
 
 __all__ = ["Heatmap", "Meaning", "board_view", "heatmaps", "meanings"]
@@ -211,7 +211,7 @@ def _strip(
     return strip(values, Scale(**about["strip"]), kinds, title=title)
 
 
-def _mean_places(cells: Sequence[Cell]) -> list[float]:
+def _mean_places(cells: Sequence[TableCell]) -> list[float]:
     """Number of each place, over seeds with the same places their mean; NaN where none has one."""
     names = [place.name for place in cells[0].places]
     alike = [cell for cell in cells if [place.name for place in cell.places] == names]
@@ -243,7 +243,7 @@ def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
     return shown
 
 
-def _board_cell(entry: Entry, about: Mapping[str, Any], mark: Scale | None) -> BoardCell:
+def _board_cell(entry: Standing, about: Mapping[str, Any], mark: Scale | None) -> BoardCell:
     if entry.status != "ok" or not math.isfinite(entry.value):
         status = entry.status if entry.status != "ok" else "undefined"
         return BoardCell(status, remark=entry.reason or "no finite number")

@@ -37,7 +37,7 @@ from nlbench.plan import (
     load_probe,
     what_changed,
 )
-from nlbench.probes import Probe, ProbeOptions, Resources, Step
+from nlbench.probes import OnStep, Probe, ProbeOptions, Resources
 from nlbench.probes.background import rng_restored
 from nlbench.probes.budget import Found, give_back, is_out_of_memory
 from nlbench.probes.model_state import cpu_copy
@@ -210,7 +210,7 @@ def observe(
     settings: ProbeOptions,
     *,
     resources: Resources,
-    step: Step = lambda: None,
+    step: OnStep = lambda: None,
     streams: Sequence[str] = (),
     monitor: Monitor | None = None,
 ) -> list[Outcome]:
@@ -298,7 +298,7 @@ def _observe_once(
     measures: Sequence[Entry],
     settings: ProbeOptions,
     resources: Resources,
-    step: Step,
+    step: OnStep,
     monitor: Monitor,
 ) -> list[Outcome]:
     probe = load_probe(measures[0][0][0].probe)

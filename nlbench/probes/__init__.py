@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = [
     "LazyProbe",
     "Listener",
+    "OnStep",
     "Probe",
     "ProbeOptions",
     "Resources",
     "Samples",
-    "Step",
 ]
 
 ProbeOptions = Mapping[str, OptionValue]
 
-Step = Callable[[], None]
+OnStep = Callable[[], None]
 """Called after each batch or segment, for progress."""
 
 
@@ -196,7 +196,7 @@ class Probe(ABC):
         listeners: Sequence[Listener],
         *,
         resources: Resources,
-        step: Step,
+        step: OnStep,
         facts: dict[str, Any],
     ) -> None:
         """Observe once, and tell every listener each observation.

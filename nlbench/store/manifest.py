@@ -18,13 +18,13 @@ from .record import Record, RecordedMeasure
 if TYPE_CHECKING:
     from nlbench.execution.numerics import Machine
 
-__all__ = ["Call", "Manifest", "make_manifest", "now"]
+__all__ = ["Manifest", "RunCall", "make_manifest", "now"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class RunCall:
     """One call that added to a run."""
 
     started: str | None = None
@@ -60,7 +60,7 @@ class Manifest(Mapping[str, Any]):
         Of the models.
     seconds : float
         That all calls have taken.
-    calls : tuple of Call
+    calls : tuple of RunCall
         Every call that added to the run.
     unfinished : bool
         Whether it was interrupted, or is being written.
@@ -101,7 +101,7 @@ class Manifest(Mapping[str, Any]):
     unfinished: bool = False
     saving: bool = False
     merged: Merged = field(default_factory=Merged)
-    calls: tuple[Call, ...] = ()
+    calls: tuple[RunCall, ...] = ()
     order: tuple[str, ...] = ()
     dtype: str = ""
     subjects: tuple[SubjectFacts, ...] = ()

@@ -34,7 +34,7 @@ from nlbench.errors import RequestError, one_line, system_text
 from nlbench.measure import Result, Value
 from nlbench.signals import uninterrupted
 
-from .manifest import Call, Manifest, now
+from .manifest import Manifest, RunCall, now
 from .record import FORMAT, Record, is_plain_name, parse_content, plain
 
 if TYPE_CHECKING:
@@ -436,7 +436,7 @@ class RunFolder:
         """
         self._places = {key: place for place, key in enumerate(order)}
         self._began = self._written = time.perf_counter()
-        self._call = Call(started=now(), command=manifest.command, request=manifest.request)
+        self._call = RunCall(started=now(), command=manifest.command, request=manifest.request)
         self._earlier = self.manifest
         self.manifest = replace(
             manifest,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlbench.errors import RequestError
 from nlbench.reports.agreement import kendall, paired_share
-from nlbench.reports.signatures import Comparison, compare_signatures
+from nlbench.reports.signatures import SignatureComparison, compare_signatures
 
 from .classifiers import (
     CLASSIFIERS,
@@ -162,7 +162,7 @@ def _colour(name: str) -> str:
     return _COLOURS[list(FAMILIES).index(CLASSIFIERS[name].family)]
 
 
-def _dendrogram(names: Sequence[str], compared: Comparison) -> Figure:
+def _dendrogram(names: Sequence[str], compared: SignatureComparison) -> Figure:
     from scipy.cluster.hierarchy import dendrogram
 
     figure, axes = page_figure(1.0 + 0.17 * len(names))
@@ -181,7 +181,7 @@ def _dendrogram(names: Sequence[str], compared: Comparison) -> Figure:
     return figure
 
 
-def _map(names: Sequence[str], compared: Comparison) -> Figure:
+def _map(names: Sequence[str], compared: SignatureComparison) -> Figure:
     figure, axes = page_figure(4.0)
     for family in dict.fromkeys(CLASSIFIERS[name].family for name in names):
         of = [i for i, name in enumerate(names) if CLASSIFIERS[name].family == family]

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nlbench.reports.agreement import paired_share
-from nlbench.reports.signatures import Comparison, compare_signatures
+from nlbench.reports.signatures import SignatureComparison, compare_signatures
 
 from .drawing import COLOURS, page_figure
 from .site_scores import AFFINITY, signatures, site_scores
@@ -188,7 +188,7 @@ def _figure(
     return figure
 
 
-def _map(names: Sequence[str], compared: Comparison) -> Figure:
+def _map(names: Sequence[str], compared: SignatureComparison) -> Figure:
     figure, axes = page_figure(2.7)
     for place, network in enumerate(dict.fromkeys(names)):
         of = [i for i, name in enumerate(names) if name == network]

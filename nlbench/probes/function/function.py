@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from nlbench.errors import Undefined
-from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 from nlbench.probes.background import rng_restored
 from nlbench.probes.budget import (
     Fitting,
@@ -312,7 +312,7 @@ def observe(
     options: ProbeOptions,
     listeners: Sequence[Listener],
     resources: Resources,
-    step: Step,
+    step: OnStep,
     facts: dict[str, Any],
 ) -> None:
     """Show a subject's model as a function, with batches of its samples in a random order."""

@@ -25,7 +25,7 @@ from nlbench.errors import (
     UnsupportedOperation,
     first_line,
 )
-from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 from nlbench.probes.axes import channel_axes
 from nlbench.probes.model_state import (
     attributes_kept,
@@ -47,7 +47,7 @@ from nlbench.probes.precision import autocast_now, exact_by_default
 from nlbench.probes.site_names import QUESTIONS, SiteName, SiteNames
 
 from .channel_graph import Builder, ChannelGraph, Units
-from .rules import Call, Refused, unit
+from .rules import ChannelCall, Refused, unit
 
 __all__ = ["ChannelTracker", "channel_graph", "observe", "unit_activity"]
 
@@ -152,7 +152,7 @@ def observe(
     options: ProbeOptions,
     listeners: Sequence[Listener],
     resources: Resources,
-    step: Step,
+    step: OnStep,
     facts: dict[str, Any],
 ) -> None:
     """Show the channel graph of a model.
@@ -358,7 +358,7 @@ class ChannelTracker(SiteNames):
             why = "numbers are computed with its answer, which is not followed"
             self._refuse(made, given, self._refusal(name, why))
         elif made:
-            seen = Call(
+            seen = ChannelCall(
                 call,
                 output,
                 site,
@@ -393,7 +393,7 @@ class ChannelTracker(SiteNames):
                 return False
         return True
 
-    def _follow_nodes(self, call: Call, made: list[Tensor]) -> None:
+    def _follow_nodes(self, call: ChannelCall, made: list[Tensor]) -> None:
         rule, given = call.operation.graph or (unit if call.site else None), call.tensors
         if rule is None:
             raise Refused("it is not known how it mixes channels")

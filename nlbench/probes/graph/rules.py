@@ -24,14 +24,14 @@ from nlbench.probes.ops import FunctionCall, graph_rule, in_each_dimension, tens
 
 from .channel_graph import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
-__all__ = ["Call", "Refused", "unit"]
+__all__ = ["ChannelCall", "Refused", "unit"]
 
 
 class Refused(Exception):
     """Why a call can't be followed; whoever catches it knows where it is."""
 
 
-class Call(FunctionCall):
+class ChannelCall(FunctionCall):
     """One call of an operation, and what is known of the channels of what it was given.
 
     Parameters
@@ -119,19 +119,19 @@ class Call(FunctionCall):
                 )
 
 
-def unit(call: Call) -> Tensor:
+def unit(call: ChannelCall) -> Tensor:
     """A unit on each channel: any activation that has no rule of its own."""
     return call.builder.activated(call.first, call.site)
 
 
 @graph_rule("glu")
-def _gated(call: Call) -> Tensor:
+def _gated(call: ChannelCall) -> Tensor:
     half, gate = call.first.chunk(2, call.argument(1, "dim", -1))
     return call.builder.paired(half, call.builder.activated(gate, call.site))
 
 
 @graph_rule("prelu")
-def _sloped(call: Call) -> Tensor:
+def _sloped(call: ChannelCall) -> Tensor:
     """A unit is linear where its slope is 1."""
     nodes, weight = call.first, call.real(call.argument(1, "weight"))
     call.only(call.argument(0, "input"))
@@ -145,14 +145,14 @@ def _sloped(call: Call) -> Tensor:
 
 
 @graph_rule("leaky_relu")
-def _leaking(call: Call) -> Tensor:
+def _leaking(call: ChannelCall) -> Tensor:
     bends = call.argument(1, "negative_slope", 0.01) != 1
     active = torch.full((1,), float(bends), dtype=torch.float64)
     return call.builder.activated(call.first, call.site, active)
 
 
 @graph_rule("matmul", "rmatmul", "mm", "bmm")
-def product(call: Call) -> Tensor:
+def product(call: ChannelCall) -> Tensor:
     """Follow a product of two matrices."""
     first, second = call.args[:2]
     if call.name == "rmatmul":
@@ -161,13 +161,13 @@ def product(call: Call) -> Tensor:
 
 
 @graph_rule("addmm", "baddbmm")
-def added_product(call: Call) -> Tensor:
+def added_product(call: ChannelCall) -> Tensor:
     """Follow ``addmm`` and its like: a product added to a tensor."""
     made = _matrix_product(call, call.argument(1, "mat1"), call.argument(2, "mat2"))
     return call.builder.paired(call.nodes(call.argument(0, "input")), made).expand(call.shape)
 
 
-def _matrix_product(call: Call, first: Tensor, second: Tensor) -> Tensor:
+def _matrix_product(call: ChannelCall, first: Tensor, second: Tensor) -> Tensor:
     one, other = call.nodes_of(first), call.nodes_of(second)
     if one is None and other is not None and first.ndim > 1 and other.ndim > 1:
         return call.builder.dense(other, call.shape[-2], axis=-2).expand(call.shape)
@@ -181,7 +181,7 @@ def _matrix_product(call: Call, first: Tensor, second: Tensor) -> Tensor:
 
 
 @graph_rule("einsum")
-def einsum(call: Call) -> Tensor:
+def einsum(call: ChannelCall) -> Tensor:
     """Follow a sum over products of two tensors."""
     operands = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
     equation = str(call.args[0]).replace(" ", "")
@@ -219,7 +219,7 @@ def einsum(call: Call) -> Tensor:
 
 
 @graph_rule("scaled_dot_product_attention")
-def attention(call: Call) -> Tensor:
+def attention(call: ChannelCall) -> Tensor:
     """Scaled dot-product attention of (..., tokens, channels) tensors."""
     query, key, value = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
     call.only(query, key, value)
@@ -234,7 +234,7 @@ def attention(call: Call) -> Tensor:
 
 
 @graph_rule("multi_head_attention_forward")
-def multi_head(call: Call) -> Tensor | tuple[Tensor, Tensor]:
+def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with its projections, of (tokens, batch, channels) tensors."""
     given = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
     call.only(*given)
@@ -262,7 +262,7 @@ def multi_head(call: Call) -> Tensor | tuple[Tensor, Tensor]:
     "feature_alpha_dropout", "batch_norm", "instance_norm", "layer_norm", "group_norm",
     "rms_norm", "normalize", "local_response_norm", "softmax", "log_softmax"
 )  # fmt: skip
-def _kept(call: Call) -> Tensor:
+def _kept(call: ChannelCall) -> Tensor:
     """Entries stay where they are."""
     given = call.argument(0, "input")
     call.only(given)
@@ -279,7 +279,7 @@ def _kept(call: Call) -> Tensor:
     "to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda", "contiguous",
     "clone", "detach", "alias", "requires_grad", "data", "real", "neg", "positive"
 )  # fmt: skip
-def _converted(call: Call) -> Tensor:
+def _converted(call: ChannelCall) -> Tensor:
     given = call.argument(0, "input")
     if given.is_floating_point() and not call.output.is_floating_point():
         raise Refused("it rounds to whole numbers")
@@ -287,7 +287,7 @@ def _converted(call: Call) -> Tensor:
 
 
 @graph_rule("view", "reshape", "flatten", "ravel", "unflatten", "view_as", "reshape_as")
-def _reshaped(call: Call) -> Tensor:
+def _reshaped(call: ChannelCall) -> Tensor:
     if any(isinstance(value, torch.dtype) for value in (*call.args, *call.kwargs.values())):
         raise Refused("it reads the same memory as another type")
     made = tidied(call.first.reshape(call.shape))
@@ -307,12 +307,12 @@ def _long_axes(nodes: Tensor) -> int:
     "movedim", "moveaxis", "H", "mH", "select", "narrow", "split", "chunk", "tensor_split",
     "split_with_sizes", "unbind", "roll", "flip"
 )  # fmt: skip
-def _moved(call: Call) -> Any:
+def _moved(call: ChannelCall) -> Any:
     """Entries move about: do the same to the numbers of their nodes."""
     return _likewise(call, call.first)
 
 
-def _likewise(call: Call, numbers: Tensor) -> Any:
+def _likewise(call: ChannelCall, numbers: Tensor) -> Any:
     """Move numbers about as the call moves the entries of what it is given."""
     others = call.args[1:]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "input"}
@@ -323,12 +323,12 @@ def _likewise(call: Call, numbers: Tensor) -> Any:
 
 
 @graph_rule("expand", "expand_as", "broadcast_to")
-def _expanded(call: Call) -> Tensor:
+def _expanded(call: ChannelCall) -> Tensor:
     call.builder.positions.copied = True
     return tidied(call.broadcast(call.argument(0, "input")))
 
 
-def _tell_apart(call: Call, given: Tensor, constant: Tensor) -> None:
+def _tell_apart(call: ChannelCall, given: Tensor, constant: Tensor) -> None:
     """Note it where a constant makes different numbers of copies of the same one."""
     nodes, channel = call.nodes(given), call.channel_of(given)
     for axis in range(-constant.ndim, 0):
@@ -340,7 +340,7 @@ def _tell_apart(call: Call, given: Tensor, constant: Tensor) -> None:
             call.builder.positions.joined = True
 
 
-def _taken(call: Call, axes: Iterable[int]) -> Tensor:
+def _taken(call: ChannelCall, axes: Iterable[int]) -> Tensor:
     """Entries are picked along axes: of channels, one that is taken again is another one."""
     given = call.argument(0, "input")
     nodes: Tensor = _moved(call)
@@ -354,14 +354,14 @@ def _taken(call: Call, axes: Iterable[int]) -> Tensor:
 
 
 @graph_rule("index_select", "take_along_dim")
-def _selected(call: Call) -> Tensor:
+def _selected(call: ChannelCall) -> Tensor:
     """``index_select``, ``take_along_dim``: the axis is named."""
     named = call.argument(1 if call.name == "index_select" else 2, "dim")
     return _taken(call, () if named is None else (named,))
 
 
 @graph_rule("getitem")
-def _indexed(call: Call) -> Tensor:
+def _indexed(call: ChannelCall) -> Tensor:
     """``x[...]``: tensors and lists pick, slices and masks take no entry twice."""
     given, index = call.args
     parts = index if isinstance(index, tuple) else (index,)
@@ -401,7 +401,7 @@ def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
 
 
 @graph_rule("repeat", "tile")
-def _repeated(call: Call) -> Tensor:
+def _repeated(call: ChannelCall) -> Tensor:
     """Positions repeated are one channel still; repeated channels are more channels."""
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
@@ -424,14 +424,14 @@ def _repeated(call: Call) -> Tensor:
 
 
 @graph_rule("repeat_interleave")
-def _interleaved(call: Call) -> Tensor:
+def _interleaved(call: ChannelCall) -> Tensor:
     """As `_repeated`, each entry beside its copies."""
     named = call.argument(2, "dim")
     return _taken(call, range(call.first.ndim) if named is None else (named,))
 
 
 @graph_rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
-def _shuffled(call: Call) -> Tensor:
+def _shuffled(call: ChannelCall) -> Tensor:
     """As `_moved`, for operations that move no integers."""
     # In float64, which holds every number of a node exactly.
     moved: Tensor = call.function(call.first.double(), *call.args[1:], **call.kwargs)
@@ -439,14 +439,14 @@ def _shuffled(call: Call) -> Tensor:
 
 
 @graph_rule("linear")
-def _linear(call: Call) -> Tensor:
+def _linear(call: ChannelCall) -> Tensor:
     given = call.argument(0, "input")
     call.only(given)
     return call.builder.dense(call.nodes(given), call.shape[-1])
 
 
 @graph_rule(*in_each_dimension("conv", "conv_transpose"))
-def _convolution(call: Call) -> Tensor:
+def _convolution(call: ChannelCall) -> Tensor:
     given = call.argument(0, "input")
     call.only(given)
     groups = int(call.argument(6, "groups", 1))
@@ -459,7 +459,7 @@ def _convolution(call: Call) -> Tensor:
 @graph_rule(
     *in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
 )
-def _pooled(call: Call) -> Tensor:
+def _pooled(call: ChannelCall) -> Tensor:
     """Positions along the last axes meet."""
     nodes, axes = call.first, range(-int(call.name[-2]), 0)
     positions = call.builder.positions
@@ -478,14 +478,14 @@ def _pooled(call: Call) -> Tensor:
 
 
 @graph_rule("interpolate", "upsample")
-def _interpolated(call: Call) -> Tensor:
+def _interpolated(call: ChannelCall) -> Tensor:
     nodes = call.first
     call.builder.positions.copied = True
     return call.builder.reduced(nodes, range(2, nodes.ndim), keep=True).expand(call.shape)
 
 
 @graph_rule("mean", "sum", "amax", "amin", "nanmean", "nansum", "max", "min")
-def _reduced(call: Call) -> Tensor:
+def _reduced(call: ChannelCall) -> Tensor:
     nodes = call.first
     axes = call.kwargs.get("dim", call.kwargs.get("axis", call.args[1] if call.args[1:] else None))
     if isinstance(axes, Tensor) or "other" in call.kwargs:
@@ -515,7 +515,7 @@ _DIVISIONS = ("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide")
     "add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply",
     *_DIVISIONS
 )  # fmt: skip
-def _merged(call: Call) -> Tensor:
+def _merged(call: ChannelCall) -> Tensor:
     """Sums and products; of a constant nothing comes."""
     first, second = call.argument(0, "input"), call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
@@ -537,7 +537,7 @@ def _merged(call: Call) -> Tensor:
 
 
 @graph_rule("addcmul")
-def _added_product(call: Call) -> Tensor:
+def _added_product(call: ChannelCall) -> Tensor:
     """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
     given = [call.argument(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
     if given[1] is given[2] and call.nodes_of(given[1]) is not None:
@@ -550,7 +550,7 @@ def _added_product(call: Call) -> Tensor:
 
 
 @graph_rule("cat", "concat", "concatenate")
-def _concatenated(call: Call) -> Tensor:
+def _concatenated(call: ChannelCall) -> Tensor:
     """Channels side by side; a constant beside positions of a channel joins that channel."""
     axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
@@ -571,7 +571,7 @@ def _concatenated(call: Call) -> Tensor:
 
 
 @graph_rule("stack")
-def _stacked(call: Call) -> Tensor:
+def _stacked(call: ChannelCall) -> Tensor:
     """Channels side by side, along an axis of their own."""
     axis = call.argument(1, "dim", 0) % call.output.ndim
     nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.argument(0, "tensors")]
@@ -590,7 +590,7 @@ def _each_its_own(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 @graph_rule("pad")
-def _padded(call: Call) -> Tensor:
+def _padded(call: ChannelCall) -> Tensor:
     """Edges of positions belong to the channel; channels added are constant."""
     nodes = call.first
     pads = list(call.argument(1, "pad"))
@@ -612,7 +612,7 @@ def _padded(call: Call) -> Tensor:
 
 
 @graph_rule("setitem")
-def _assigned(call: Call) -> Tensor:
+def _assigned(call: ChannelCall) -> Tensor:
     """``x[index] = value``: the numbers are assigned likewise."""
     target, index, value = call.args
     call.fixed(index)
@@ -642,14 +642,14 @@ def _assigned(call: Call) -> Tensor:
 
 
 @graph_rule("embedding")
-def _embedded(call: Call) -> Tensor:
+def _embedded(call: ChannelCall) -> Tensor:
     index, weight = call.argument(0, "input"), call.argument(1, "weight")
     call.only(index)
     return call.builder.dense(call.nodes(index)[..., None], int(weight.shape[1]))
 
 
 @graph_rule("masked_fill")
-def _masked(call: Call) -> Tensor:
+def _masked(call: ChannelCall) -> Tensor:
     given, mask, value = call.args[0], call.argument(1, "mask"), call.argument(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
         raise Refused("what it puts in depends on the input")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from nlbench.content.hashing import tensor_hash
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation, nearest
-from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 from nlbench.probes.budget import LiveBytes, share_out
 from nlbench.probes.model_state import precise_device, typed_copy
 from nlbench.probes.precision import each_exact
@@ -501,7 +501,7 @@ def observe(
     options: ProbeOptions,
     listeners: Sequence[Listener],
     resources: Resources,
-    step: Step,
+    step: OnStep,
     facts: dict[str, Any],
 ) -> None:
     """Show a network restricted to each segment of a subject's paths.

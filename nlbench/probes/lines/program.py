@@ -47,7 +47,7 @@ from nlbench.probes.ops import (
 from nlbench.probes.site_names import SiteName, SiteNames
 
 from .ops import kinks
-from .ops.rule import Call, Input, NotAffine, Rule, peak
+from .ops.rule import Input, NotAffine, RecordedCall, Rule, peak
 
 __all__ = [
     "AGREEMENT",
@@ -711,7 +711,9 @@ class Recorder(DispatchMode):
         shapes = tuple(tuple(a.shape) for a in traced)
         result = func(*args, **kwargs)
         self._constants |= constants
-        self._add(Call(name, function, spec, spec_kwargs, shapes, ()), traced, result, written)
+        self._add(
+            RecordedCall(name, function, spec, spec_kwargs, shapes, ()), traced, result, written
+        )
         return result
 
     def _decompose(
@@ -737,7 +739,9 @@ class Recorder(DispatchMode):
         missing = "".join(f" ({error})" for error in load_errors())
         return f"it is not known; register it with nlbench.register_op{missing}"
 
-    def _add(self, call: Call, traced: list[Tensor], result: Any, written: list[Tensor]) -> None:
+    def _add(
+        self, call: RecordedCall, traced: list[Tensor], result: Any, written: list[Tensor]
+    ) -> None:
         inputs = [self._values[a] for a in traced]
         for part, tensor in enumerate([result] if isinstance(result, Tensor) else result):
             if not written and tensor in self._values:
@@ -779,7 +783,9 @@ class Recorder(DispatchMode):
             raise self._refusal("copy", "it writes into a tensor of another kind or shape")
         if isinstance(source, Input):
             tensor = traced[source.index]
-            call = Call("expand", _expanded, (Input(0), shape), {}, (tuple(tensor.shape),), shape)
+            call = RecordedCall(
+                "expand", _expanded, (Input(0), shape), {}, (tuple(tensor.shape),), shape
+            )
             if tensor.dtype != self._dtype or tensor.ndim != len(shape):
                 raise self._refusal("copy", "it moves or drops the axis of samples")
             self._add_step("copy", [self._values[tensor]], _rule_of(call), target)
@@ -837,7 +843,7 @@ class Recorder(DispatchMode):
         ]
         shape = tuple(tensor.shape)
         shapes = tuple((1, *self._shape_of(v)) for v in numbers)
-        call = Call("assigned", _expanded, (*arguments, places, source), {}, shapes, shape)
+        call = RecordedCall("assigned", _expanded, (*arguments, places, source), {}, shapes, shape)
         self._add_step("copy", list(numbers), _rule_of(call), tensor)
 
     def _shape_of(self, value: int) -> tuple[int, ...]:
@@ -872,7 +878,7 @@ def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
     return name in _MAKES_CONSTANTS or (name in _FOLLOWS_SHAPE and not isinstance(spec[0], Input))
 
 
-def _rule_of(call: Call) -> Rule:
+def _rule_of(call: RecordedCall) -> Rule:
     operation = known(call.name)
     if not operation.traced:
         raise NotAffine("not piecewise affine")

@@ -31,7 +31,7 @@ from .trace import SegmentEstimate, points_at
 __all__ = [
     "DEGREE",
     "NODES",
-    "Batches",
+    "BatchedNetwork",
     "Parts",
     "coefficients",
     "evaluate",
@@ -48,7 +48,7 @@ _SEVERAL = 5
 
 
 @dataclass
-class Batches:
+class BatchedNetwork:
     """A network that is run in batches.
 
     Parameters
@@ -62,7 +62,7 @@ class Batches:
     size: int
 
     @classmethod
-    def of(cls, network: nn.Module, examples: Tensor, memory: int | None = None) -> Batches:
+    def of(cls, network: nn.Module, examples: Tensor, memory: int | None = None) -> BatchedNetwork:
         """Find the size of a batch.
 
         It is 1 for a network that gives an input another output when it comes with others.
@@ -343,10 +343,10 @@ def integrate_along(
     device = precise_device(network, starts)
     starts = starts.detach().to(device).double()
     ends = ends.detach().to(device).double()
-    batches: Batches | None = None
+    batches: BatchedNetwork | None = None
     for start, end in zip(starts, ends, strict=True):
         if batches is None:
-            batches = Batches.of(network, torch.stack([start, end]), memory)
+            batches = BatchedNetwork.of(network, torch.stack([start, end]), memory)
         yield smooth_estimate(
             _on_segment(batches, start, end),
             float(torch.linalg.vector_norm(end - start)),
@@ -356,7 +356,7 @@ def integrate_along(
         )
 
 
-def _on_segment(batches: Batches, start: Tensor, end: Tensor) -> Callable[[Array], Array]:
+def _on_segment(batches: BatchedNetwork, start: Tensor, end: Tensor) -> Callable[[Array], Array]:
     def function(t: Array) -> Array:
         places = torch.as_tensor(t, device=start.device)
         return np.asarray(batches(points_at(start, end, places)).cpu().numpy())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nlbench.options import Option
-from nlbench.probes import Listener, Probe, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import Listener, OnStep, Probe, ProbeOptions, Resources, Samples
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Outputs(Probe):
         listeners: Sequence[Listener],
         *,
         resources: Resources,
-        step: Step,
+        step: OnStep,
         facts: dict[str, Any],
     ) -> None:
         """See `nlbench.probes.Probe.observe`.

@@ -25,7 +25,7 @@ from nlbench.probes.site_names import HandwrittenCall, SiteName, SiteNames
 from .reduce import Function, Side, capture
 from .roles import GATE_KINDS, Fate, Gate, Gates, Logits, Unseen
 
-__all__ = ["Begun", "Call", "FusedSoftmaxes", "Kept", "Watch"]
+__all__ = ["Begun", "FusedSoftmaxes", "Kept", "SiteCall", "Watch"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Begun:
 
 
 @dataclass
-class Call:
+class SiteCall:
     """One call of an activation.
 
     Parameters
@@ -122,7 +122,7 @@ class _Written:
 
     unseen: int
     begun: Begun | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[SiteCall] = field(default_factory=list)
 
 
 class Watch(SiteNames):
@@ -142,7 +142,7 @@ class Watch(SiteNames):
         self,
         model: nn.Module,
         kept: Kept,
-        on_call: Callable[[Call], None],
+        on_call: Callable[[SiteCall], None],
         on_unseen: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.kept = kept
@@ -153,7 +153,7 @@ class Watch(SiteNames):
     def _reset(self, *inputs: Tensor) -> None:
         constants = itertools.chain(self.model.parameters(), self.model.buffers())
         self.begin(*inputs, constants=constants if inputs else ())
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[SiteCall] = deque()
         # What is known of handwritten activations that are running.
         self._begun: dict[int, _Written] = {}
         self._gates = Gates()
@@ -202,7 +202,7 @@ class Watch(SiteNames):
         begun = self._begin(x, site.text, kind, axis if kind == "softmax" else None)
         output = call.run()
         self.follow(call, output, is_site=True)
-        seen = Call(site, begun, self._end(begun, output))
+        seen = SiteCall(site, begun, self._end(begun, output))
         if kind in GATE_KINDS:
             seen.undecided.append(self._gates.begin(given, output))
         elif kind == "glu":
@@ -233,7 +233,7 @@ class Watch(SiteNames):
         def on_softmax(x: Tensor, y: Tensor, axis: int) -> None:
             site = self.name("softmax")
             begun = self._begin(x, site.text, "softmax", axis)
-            self._add(Call(site, begun, self._end(begun, y), "attention"))
+            self._add(SiteCall(site, begun, self._end(begun, y), "attention"))
 
         with FusedSoftmaxes(on_softmax):
             return call.run()
@@ -283,7 +283,7 @@ class Watch(SiteNames):
         # a kind that only all of its operations tell.
         return self.kept.wanted(self.next(self._paths[handwritten.module]), None)
 
-    def _add(self, call: Call) -> None:
+    def _add(self, call: SiteCall) -> None:
         handwritten = self.handwritten
         if handwritten is None:
             self._waiting.append(call)
@@ -314,13 +314,13 @@ class Watch(SiteNames):
             self._waiting.append(written.calls[0])
         else:
             assert written.begun is not None
-            self._waiting.append(Call(name, written.begun, self._end(written.begun, output)))
+            self._waiting.append(SiteCall(name, written.begun, self._end(written.begun, output)))
 
     def _tell_settled(self) -> None:
         while self._waiting and self._waiting[0].is_settled:
             self._tell(self._waiting.popleft())
 
-    def _tell(self, call: Call) -> None:
+    def _tell(self, call: SiteCall) -> None:
         for one in call.undecided:
             call.role = one.role or call.role
         self._paused, before = True, self._paused

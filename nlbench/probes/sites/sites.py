@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
-from nlbench.probes import Listener, ProbeOptions, Resources, Samples, Step
+from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 from nlbench.probes.background import Background, overlap_pays, rng_state, threads_beside
 from nlbench.probes.budget import Fitting, Found, halving, part_sizes, refuse_mixing
 from nlbench.probes.model_state import (
@@ -28,7 +28,7 @@ from nlbench.probes.model_state import (
 )
 from nlbench.probes.precision import exact_by_default
 
-from .intercept import Call, Kept, Watch
+from .intercept import Kept, SiteCall, Watch
 from .reduce import Function, Side, Unreduced, joined
 from .select import Picker, Selection
 from .shared import Borrowed, Pair, Shared
@@ -289,7 +289,7 @@ class _Pass:
                 "one site"
             )
 
-    def _see(self, call: Call, index: int, x: Side | None, y: Side | None) -> None:
+    def _see(self, call: SiteCall, index: int, x: Side | None, y: Side | None) -> None:
         begun = call.begun
         site = Site(call.name, call.kind, index, begun.shape, begun.axis, begun.assumed, call.role)
         if self._chosen is None:
@@ -330,7 +330,7 @@ class _Parts:
         part goes. After memory has run out what was told is not told again.
     """
 
-    def __init__(self, on_call: Callable[[Call, int, Side | None, Side | None], None]) -> None:
+    def __init__(self, on_call: Callable[[SiteCall, int, Side | None, Side | None], None]) -> None:
         self._on_call = on_call
         self._told: set[str] = set()
         self.calls: list[_Identity] = []
@@ -351,7 +351,7 @@ class _Parts:
                     "batch that does not fit into memory can't be put together"
                 )
 
-    def take(self, call: Call) -> None:
+    def take(self, call: SiteCall) -> None:
         """Take in a call of the part at hand."""
         index = len(self.calls)
         self.calls.append((call.name, call.kind, call.site.origin))
@@ -365,7 +365,7 @@ class _Parts:
                 self._on_call(call, index, *self._whole(call, pieces))
 
     def _whole(
-        self, call: Call, pieces: Sequence[tuple[Side, Side]]
+        self, call: SiteCall, pieces: Sequence[tuple[Side, Side]]
     ) -> tuple[Side | None, Side | None]:
         if not pieces:
             return None, None
@@ -409,7 +409,7 @@ def _rows(watch: Watch, seen: _Pass, pair: Tensor) -> dict[str, Tensor]:
     """What the activations of some samples are, at the sites that are wanted."""
     found: dict[str, Tensor] = {}
 
-    def take(call: Call) -> None:
+    def take(call: SiteCall) -> None:
         for name, side in (("", call.begun.side), (" (output)", call.y)):
             if side is not None:
                 norm = side.numbers["norm"]
@@ -481,7 +481,7 @@ def observe(
     options: ProbeOptions,
     listeners: Sequence[Listener],
     resources: Resources,
-    step: Step,
+    step: OnStep,
     facts: dict[str, Any],
 ) -> None:
     """Show every activation call of a subject, batch by batch.

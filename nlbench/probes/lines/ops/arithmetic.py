@@ -18,9 +18,9 @@ from nlbench.probes.ops import line_rule, not_affine
 from .rule import (
     Apply,
     Bound,
-    Call,
     Input,
     NotAffine,
+    RecordedCall,
     Rule,
     channel_squares,
     collapsed,
@@ -58,7 +58,7 @@ def _even(term: Any, channels: Sequence[int]) -> Any:
 
 
 @line_rule("add", "sub", "rsub", "subtract")
-def sum_of_two(call: Call) -> Rule:
+def sum_of_two(call: RecordedCall) -> Rule:
     alpha = abs(float(call.kwargs.get("alpha", 1)))
     first, second = (_even(term, call.shape) for term in call.args[:2])
     if first == second if isinstance(first, Input) else False:
@@ -75,7 +75,7 @@ def sum_of_two(call: Call) -> Rule:
 
 
 @line_rule("mul", "multiply", "div", "divide", "true_divide", caveat="by a constant")
-def scaling(call: Call) -> Rule:
+def scaling(call: RecordedCall) -> Rule:
     first, second = call.args[:2]
     if isinstance(first, Input) and isinstance(second, Input):
         raise NotAffine("a product of two values that both depend on the input")
@@ -93,14 +93,14 @@ def scaling(call: Call) -> Rule:
 
 
 @line_rule("pow", caveat="to the power of 1")
-def power(call: Call) -> Rule:
+def power(call: RecordedCall) -> Rule:
     if not isinstance(call.args[0], Input) or call.args[1] != 1:
         raise NotAffine("not piecewise affine")
     return Rule(call.apply, kept)
 
 
 @line_rule("lerp", caveat="with a constant weight")
-def interpolated(call: Call) -> Rule:
+def interpolated(call: RecordedCall) -> Rule:
     first, second, weight = call.args[:3]
     if isinstance(weight, Input):
         raise NotAffine("a product of two values that both depend on the input")
@@ -117,7 +117,7 @@ def interpolated(call: Call) -> Rule:
 
 
 @line_rule("addcmul", "addcdiv", caveat="of two factors one is constant, of divisors all")
-def product_added(call: Call) -> Rule:
+def product_added(call: RecordedCall) -> Rule:
     summand, one, other = call.args[:3]
     if isinstance(other, Input) and (isinstance(one, Input) or call.name == "addcdiv"):
         raise NotAffine("a product of two values that both depend on the input")
@@ -132,17 +132,17 @@ def product_added(call: Call) -> Rule:
 
 
 @line_rule("where", caveat="with a constant mask")
-def choice(call: Call) -> Rule:
+def choice(call: RecordedCall) -> Rule:
     return _chosen(call, *call.args[:3])
 
 
 @line_rule("masked_fill", caveat="with a constant mask")
-def masking(call: Call) -> Rule:
+def masking(call: RecordedCall) -> Rule:
     given, mask, value = call.args[:3]
     return _chosen(call, mask, value, given)
 
 
-def _chosen(call: Call, mask: Any, first: Any, second: Any) -> Rule:
+def _chosen(call: RecordedCall, mask: Any, first: Any, second: Any) -> Rule:
     """Rule of what takes one term where a mask is true, and another where it is false."""
     if isinstance(mask, Input):
         raise NotAffine("what it chooses depends on the input")
@@ -209,7 +209,7 @@ def _offset(bias: Tensor | None, units: Sequence[int]) -> list[Tensor]:
 
 
 @line_rule("linear")
-def linear(call: Call) -> Rule:
+def linear(call: RecordedCall) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     inputs = weight.shape[-1]
@@ -241,7 +241,7 @@ def linear(call: Call) -> Rule:
 
 
 @line_rule("conv1d", "conv2d", "conv3d")
-def convolution(call: Call) -> Rule:
+def convolution(call: RecordedCall) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     terms = weight[0].numel()
@@ -283,7 +283,7 @@ FEW = 64
 """Positions of an output up to which samples side by side are convolved faster."""
 
 
-def _beside(call: Call) -> Apply | None:
+def _beside(call: RecordedCall) -> Apply | None:
     """Give a convolution as one of another axis, that of samples, where that is faster.
 
     In float64 a CPU convolves each sample by itself, as a product of matrices with as many
@@ -316,7 +316,7 @@ def _beside(call: Call) -> Apply | None:
 
 
 @line_rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def transposed_convolution(call: Call) -> Rule:
+def transposed_convolution(call: RecordedCall) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     axes = weight.ndim - 2
@@ -357,7 +357,7 @@ def _channels(
 
 
 @line_rule("batch_norm", caveat="with running statistics only")
-def batch_norm(call: Call) -> Rule:
+def batch_norm(call: RecordedCall) -> Rule:
     if any(isinstance(a, Input) for a in call.args[1:]):
         raise NotAffine("its parameters depend on the input")
     weight, bias, mean, var, training = call.args[1:6]
@@ -372,7 +372,7 @@ def batch_norm(call: Call) -> Rule:
 
 
 @line_rule("matmul", "mm", "bmm", "addmm", "einsum", caveat="one factor is constant")
-def contraction(call: Call) -> Rule:
+def contraction(call: RecordedCall) -> Rule:
     """Products of matrices of which one is constant, and sums over products as einsum's."""
     operands = call.args[1] if call.name == "einsum" else call.args[-2:]
     if sum(isinstance(a, Input) for a in operands) > 1:
@@ -397,7 +397,7 @@ def _largest(x: Tensor) -> Tensor:
     return torch.where(size > 0, size, 1)
 
 
-def _terms(call: Call) -> int:
+def _terms(call: RecordedCall) -> int:
     """How many products are summed for one number of the output."""
     if call.name != "einsum":
         first = call.args[-2]
@@ -426,7 +426,7 @@ def _by_squares(apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: f
     return bound
 
 
-def _sum_and_product(call: Call) -> Rule:
+def _sum_and_product(call: RecordedCall) -> Rule:
     """``addmm``: a product added to a tensor."""
     summand, first, second = call.args[:3]
     alpha, beta = (abs(float(call.kwargs.get(name, 1))) for name in ("alpha", "beta"))
@@ -461,7 +461,7 @@ def _sum_and_product(call: Call) -> Rule:
 
 
 @line_rule("sum", "mean")
-def total(call: Call) -> Rule:
+def total(call: RecordedCall) -> Rule:
     only_first_traced(call)
     axes = call.argument(1, "dim")
     shape = call.shapes[0]
@@ -485,7 +485,7 @@ TILE = 9
 
 
 @line_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def average_pooling(call: Call) -> Rule:
+def average_pooling(call: RecordedCall) -> Rule:
     only_first_traced(call)
     axes = int(call.name[-2])
     kernel = of_axes(call.argument(1, "kernel_size"), axes)
@@ -516,7 +516,7 @@ def average_pooling(call: Call) -> Rule:
 
 
 @line_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_average_pooling(call: Call) -> Rule:
+def adaptive_average_pooling(call: RecordedCall) -> Rule:
     only_first_traced(call)
     axes = int(call.name[-2])
     sizes = zip(call.shapes[0][-axes:], call.shape[-axes:], strict=True)
@@ -541,7 +541,7 @@ _UPSAMPLED = "linear1d bilinear2d bicubic2d trilinear3d _bilinear2d_aa _bicubic2
 @line_rule(
     *(f"{'_' * name.startswith('_')}upsample_{name.removeprefix('_')}" for name in _UPSAMPLED)
 )
-def interpolation(call: Call) -> Rule:
+def interpolation(call: RecordedCall) -> Rule:
     """Weights add up to 1; those of cubic interpolation have a 2-norm of at most 1.3."""
     only_first_traced(call)
 
@@ -555,14 +555,14 @@ def interpolation(call: Call) -> Rule:
 
 
 @line_rule("cumsum")
-def running_sum(call: Call) -> Rule:
+def running_sum(call: RecordedCall) -> Rule:
     only_first_traced(call)
     axis = inner_axis(call, 1)
     return Rule(call.apply, _by_squares(call.apply, call.shape[axis], 1.0))
 
 
 @line_rule("col2im")
-def folding(call: Call) -> Rule:
+def folding(call: RecordedCall) -> Rule:
     """``fold``: each position is a sum over the windows that it lies in."""
     only_first_traced(call)
     return Rule(

@@ -19,13 +19,13 @@ from .rule import (
     SPARSEST,
     Apply,
     Bound,
-    Call,
     Crossings,
     Front,
     Input,
     Kinks,
     Margin,
     NotAffine,
+    RecordedCall,
     Rule,
     kept,
     noise_of,
@@ -126,7 +126,7 @@ def bending(apply: Apply, bound: Bound, kinks: Kinks, shifted: int = 0, sign: fl
 
 def kinked(
     kinks: Sequence[float],
-    call: Call,
+    call: RecordedCall,
     slopes: Sequence[Tensor | float],
     mask: Tensor | None = None,
 ) -> Rule:
@@ -136,7 +136,7 @@ def kinked(
     ----------
     kinks : sequence of float
         In order.
-    call : Call
+    call : RecordedCall
     slopes : sequence of tensor or float
         Of the pieces from left to right: one more than there are kinks.
     mask : tensor, optional
@@ -189,7 +189,7 @@ def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Boun
     return bound
 
 
-def rule_of_kinks(operation: Operation, call: Call) -> Rule:
+def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
     """Rule of an operation of which nothing is known but its kinks: the rest is asked of it."""
     if not isinstance(call.args[0], Input):
         raise NotAffine("its parameters depend on the input")
@@ -228,7 +228,7 @@ def rule_of_kinks(operation: Operation, call: Call) -> Rule:
 
 
 @line_rule("relu", bends="at 0")
-def relu(call: Call) -> Rule:
+def relu(call: RecordedCall) -> Rule:
     def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         # A product of numbers, as to select by a mask of bools takes ten times as long;
         # the absolute value makes 0 of -0.
@@ -244,12 +244,12 @@ def relu(call: Call) -> Rule:
 
 
 @line_rule("abs", "absolute", bends="at 0")
-def absolute(call: Call) -> Rule:
+def absolute(call: RecordedCall) -> Rule:
     return kinked((0.0,), call, (1.0, 1.0))
 
 
 @line_rule("leaky_relu", bends="at 0")
-def leaky_relu(call: Call) -> Rule:
+def leaky_relu(call: RecordedCall) -> Rule:
     slope = float(call.argument(1, "negative_slope", 0.01))
     if slope == 1:
         return Rule(call.apply, kept)
@@ -257,7 +257,7 @@ def leaky_relu(call: Call) -> Rule:
 
 
 @line_rule("rrelu", bends="at 0")
-def rrelu(call: Call) -> Rule:
+def rrelu(call: RecordedCall) -> Rule:
     if call.argument(3, "training", False):
         raise NotAffine("it draws at random")
     slope = (call.argument(1, "lower", 1 / 8) + call.argument(2, "upper", 1 / 3)) / 2
@@ -265,7 +265,7 @@ def rrelu(call: Call) -> Rule:
 
 
 @line_rule("prelu", bends="at 0, where its slope is not 1")
-def prelu(call: Call) -> Rule:
+def prelu(call: RecordedCall) -> Rule:
     only_first_traced(call)
     slope: Tensor = call.argument(1, "weight")
     units = (1, -1) + (1,) * (len(call.shape) - 2) if slope.numel() > 1 else ()
@@ -277,7 +277,7 @@ def prelu(call: Call) -> Rule:
     return kinked((0.0,), call, slopes, None if bool(bends.all()) else bends)
 
 
-def _clip(low: Any, high: Any, call: Call) -> Rule:
+def _clip(low: Any, high: Any, call: RecordedCall) -> Rule:
     if isinstance(low, (Input, Tensor)) or isinstance(high, (Input, Tensor)):
         raise NotAffine("bounds that are tensors are not supported")
     if low is not None and high is not None and float(low) >= float(high):
@@ -288,27 +288,27 @@ def _clip(low: Any, high: Any, call: Call) -> Rule:
 
 
 @line_rule("hardtanh", bends="at both bounds")
-def hardtanh(call: Call) -> Rule:
+def hardtanh(call: RecordedCall) -> Rule:
     return _clip(call.argument(1, "min_val", -1.0), call.argument(2, "max_val", 1.0), call)
 
 
 @line_rule("relu6", bends="at 0 and 6")
-def relu6(call: Call) -> Rule:
+def relu6(call: RecordedCall) -> Rule:
     return _clip(0.0, 6.0, call)
 
 
 @line_rule("clamp", "clip", "clamp_min", bends="at its bounds", caveat="bounds are numbers")
-def clamp(call: Call) -> Rule:
+def clamp(call: RecordedCall) -> Rule:
     return _clip(call.argument(1, "min"), call.argument(2, "max"), call)
 
 
 @line_rule("clamp_max", bends="at its bound", caveat="the bound is a number")
-def clamp_max(call: Call) -> Rule:
+def clamp_max(call: RecordedCall) -> Rule:
     return _clip(None, call.argument(1, "max"), call)
 
 
 @line_rule("threshold", bends="at its threshold", caveat="where the value put in is the threshold")
-def threshold(call: Call) -> Rule:
+def threshold(call: RecordedCall) -> Rule:
     threshold, value = float(call.args[1]), float(call.args[2])
     if threshold != value:
         raise NotAffine(f"it jumps from {value:g} to {threshold:g} at {threshold:g}")
@@ -316,7 +316,7 @@ def threshold(call: Call) -> Rule:
 
 
 @line_rule("hardsigmoid", bends="at -3 and 3")
-def hardsigmoid(call: Call) -> Rule:
+def hardsigmoid(call: RecordedCall) -> Rule:
     # PyTorch differentiates its own with a sixth in single precision.
     exact = replace(call, function=lambda x: (x + 3).clamp(0, 6) / 6)
     slopes = (0.0, 1 / 6, 0.0)
@@ -325,6 +325,6 @@ def hardsigmoid(call: Call) -> Rule:
 
 
 @line_rule("softshrink", bends="at -lambd and lambd")
-def softshrink(call: Call) -> Rule:
+def softshrink(call: RecordedCall) -> Rule:
     width = float(call.argument(1, "lambd", 0.5))
     return kinked((-width, width), call, (1.0, 0.0, 1.0)) if width else Rule(call.apply, kept)

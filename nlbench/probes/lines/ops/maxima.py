@@ -19,7 +19,6 @@ from nlbench.probes.ops import line_rule
 from .arithmetic import error_of, of_axes
 from .kinks import bending
 from .rule import (
-    Call,
     Crossings,
     Front,
     Input,
@@ -28,6 +27,7 @@ from .rule import (
     Margin,
     NotAffine,
     Ranks,
+    RecordedCall,
     Rule,
     inner_axis,
     joined,
@@ -50,7 +50,7 @@ __all__ = [
 
 
 @line_rule("maximum", "minimum", "max", "min", "fmax", "fmin", bends="where the two are equal")
-def larger_of_two(call: Call) -> Rule:
+def larger_of_two(call: RecordedCall) -> Rule:
     if len(call.args) > 1 and isinstance(call.args[1], int):
         return largest(call)
     if len(call.args) < 2 or not all(isinstance(a, (Input, Tensor)) for a in call.args[:2]):
@@ -83,7 +83,7 @@ def larger_of_two(call: Call) -> Rule:
 
 
 @line_rule("amax", "amin", bends="where another becomes the largest")
-def largest(call: Call) -> Rule:
+def largest(call: RecordedCall) -> Rule:
     axes = _inner_axes(call)
     sign = -1 if "min" in call.name else 1
     last = tuple(range(-len(axes), 0))
@@ -95,7 +95,7 @@ def largest(call: Call) -> Rule:
     return envelopes(call, windows, lines, lambda y: sign * y.reshape(len(y), *call.shape[1:]))
 
 
-def _inner_axes(call: Call) -> list[int]:
+def _inner_axes(call: RecordedCall) -> list[int]:
     """Give the axes that a call works along, of which none may be that of samples."""
     rank = len(call.shapes[0])
     given = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
@@ -107,7 +107,7 @@ def _inner_axes(call: Call) -> list[int]:
 
 
 @line_rule("cummax", "cummin", bends="where another becomes the largest")
-def running_largest(call: Call) -> Rule:
+def running_largest(call: RecordedCall) -> Rule:
     axis = inner_axis(call, 1)
     sign = -1 if call.name == "cummin" else 1
     size = call.shape[axis]
@@ -126,7 +126,7 @@ def running_largest(call: Call) -> Rule:
     bends="at 0, or where another becomes the largest",
     caveat="orders 1 and infinity",
 )
-def norm(call: Call) -> Rule:
+def norm(call: RecordedCall) -> Rule:
     order = call.argument(1, "ord", 2)
     axes = _inner_axes(call)
     if order == 1:
@@ -143,7 +143,7 @@ def norm(call: Call) -> Rule:
     return envelopes(call, windows, lines)
 
 
-def _sum_of_magnitudes(call: Call, axes: list[int]) -> Rule:
+def _sum_of_magnitudes(call: RecordedCall, axes: list[int]) -> Rule:
     kept = call.argument(3, "keepdim", False)
 
     def apply(points: Sequence[Tensor]) -> Tensor:
@@ -170,7 +170,7 @@ MOST = 256
     bends="where two change places",
     caveat=f"along an axis of at most {MOST}",
 )
-def sorted_along(call: Call) -> Rule:
+def sorted_along(call: RecordedCall) -> Rule:
     """Numbers by their rank along an axis: where two change places, those of both ranks bend."""
     place = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
     rank = len(call.shapes[0])
@@ -246,7 +246,7 @@ def sorted_along(call: Call) -> Rule:
     return Rule(call.apply, bound, bend, advance=advance, workspace=workspace, pieces=pieces)
 
 
-def _ranks(call: Call, size: int) -> list[int]:
+def _ranks(call: RecordedCall, size: int) -> list[int]:
     """Which places, from the largest on, the output has, in its order."""
     if call.name == "kthvalue":
         return [size - int(call.args[1])]
@@ -268,7 +268,7 @@ def _ranks(call: Call, size: int) -> list[int]:
     "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
     "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
 )  # fmt: skip
-def max_pool(call: Call) -> Rule:
+def max_pool(call: RecordedCall) -> Rule:
     """Rule of max pooling: the upper envelope of each window."""
     axes = int(call.name.partition("pool")[2][0])
     windows = pooling_windows(
@@ -277,7 +277,7 @@ def max_pool(call: Call) -> Rule:
     return envelopes(call, windows, lambda x: x.flatten(-axes), lead=_lead_of_pooling(call, axes))
 
 
-def _lead_of_pooling(call: Call, axes: int) -> Lead:
+def _lead_of_pooling(call: RecordedCall, axes: int) -> Lead:
     """Ask PyTorch which member of each window leads."""
     if call.name.startswith("adaptive"):
         pool = getattr(functional, f"adaptive_max_pool{axes}d")
@@ -297,7 +297,7 @@ def _lead_of_pooling(call: Call, axes: int) -> Lead:
 
 
 def envelopes(
-    call: Call,
+    call: RecordedCall,
     windows: Tensor,
     lines: Callable[[Tensor], Tensor],
     restored: Callable[[Tensor], Tensor] | None = None,
@@ -307,7 +307,7 @@ def envelopes(
 
     Parameters
     ----------
-    call : Call
+    call : RecordedCall
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     lines : callable

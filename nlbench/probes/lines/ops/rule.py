@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_iter
 __all__ = [
     "Apply",
     "Bound",
-    "Call",
     "Crossings",
     "Front",
     "Input",
@@ -39,6 +38,7 @@ __all__ = [
     "NotAffine",
     "Pieces",
     "Ranks",
+    "RecordedCall",
     "Rule",
     "changes",
     "channel_squares",
@@ -96,7 +96,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One recorded call.
 
     Parameters
@@ -422,14 +422,14 @@ def kept(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> 
     return bounds[0]
 
 
-def only_first_traced(call: Call, why: str = "its parameters depend on the input") -> None:
+def only_first_traced(call: RecordedCall, why: str = "its parameters depend on the input") -> None:
     """Refuse a call of which another argument than the first depends on the input."""
     others = (*call.args[1:], *call.kwargs.values())
     if not isinstance(call.args[0], Input) or any(isinstance(a, Input) for a in tree_iter(others)):
         raise NotAffine(why)
 
 
-def inner_axis(call: Call, place: int) -> int:
+def inner_axis(call: RecordedCall, place: int) -> int:
     """Give the axis that a call works along, which may not be that of samples."""
     axis = int(call.argument(place, "dim")) % len(call.shapes[0])
     if axis == 0:

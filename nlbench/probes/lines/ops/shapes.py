@@ -12,19 +12,19 @@ from torch.nn import functional
 
 from nlbench.probes.ops import line_rule
 
-from .rule import Call, Input, NotAffine, Rule, inner_axis, kept, moved, only_first_traced
+from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis, kept, moved, only_first_traced
 
 
 @line_rule(
     "neg", "positive", "clone", "contiguous", "detach", "alias", "lift_fresh", "to", "_to_copy"
 )
-def same(call: Call) -> Rule:
+def same(call: RecordedCall) -> Rule:
     only_first_traced(call)
     return Rule(call.apply, kept)
 
 
 @line_rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
-def view(call: Call) -> Rule:
+def view(call: RecordedCall) -> Rule:
     def apply(points: Sequence[Tensor]) -> Tensor:
         return points[0].reshape(len(points[0]), *call.shape[1:])
 
@@ -32,7 +32,7 @@ def view(call: Call) -> Rule:
 
 
 @line_rule("expand", "expand_as")
-def expand(call: Call) -> Rule:
+def expand(call: RecordedCall) -> Rule:
     def apply(points: Sequence[Tensor]) -> Tensor:
         return points[0].expand(len(points[0]), *call.shape[1:])
 
@@ -48,19 +48,19 @@ def expand(call: Call) -> Rule:
 )  # fmt: skip
 @line_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
 @line_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
-def rearrangement(call: Call) -> Rule:
+def rearrangement(call: RecordedCall) -> Rule:
     only_first_traced(call)
     return Rule(call.apply, moved(call.apply))
 
 
 @line_rule("index", "index_select", caveat="constant indices")
-def selection(call: Call) -> Rule:
+def selection(call: RecordedCall) -> Rule:
     only_first_traced(call, "which numbers it takes depends on the input")
     return Rule(call.apply, moved(call.apply))
 
 
 @line_rule("gather", caveat="constant indices")
-def gathering(call: Call) -> Rule:
+def gathering(call: RecordedCall) -> Rule:
     only_first_traced(call, "which numbers it takes depends on the input")
     axis, index = inner_axis(call, 1), call.argument(2, "index")
 
@@ -71,7 +71,7 @@ def gathering(call: Call) -> Rule:
 
 
 @line_rule("max_unpool2d", "max_unpool3d", caveat="constant indices")
-def unpooling(call: Call) -> Rule:
+def unpooling(call: RecordedCall) -> Rule:
     only_first_traced(call, "where it puts numbers depends on the input")
     index, size = call.args[1], call.argument(2, "output_size")
 
@@ -89,7 +89,7 @@ def of_each(constant: Any, count: int) -> Any:
 
 @line_rule("scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="constant indices")
 @line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
-def putting(call: Call) -> Rule:
+def putting(call: RecordedCall) -> Rule:
     """Numbers put, or added, into a tensor at fixed places."""
     tensors = {"scatter": (0, 3), "scatter_add": (0, 3), "slice_scatter": (0, 1)}
     tensors |= {"select_scatter": (0, 1), "index_add": (0, 3), "index_copy": (0, 3)}
@@ -133,7 +133,7 @@ def _is_values(argument: Any) -> bool:
 
 
 @line_rule("assigned", caveat="what `copy_` and assignment to a slice make of a tensor")
-def assigned(call: Call) -> Rule:
+def assigned(call: RecordedCall) -> Rule:
     """A tensor some numbers of which were overwritten, as `Recorder` writes it down."""
     base, value, places, source = call.args
 
@@ -159,7 +159,7 @@ def assigned(call: Call) -> Rule:
 
 
 @line_rule("cat", "concat", "concatenate", "stack")
-def concatenation(call: Call) -> Rule:
+def concatenation(call: RecordedCall) -> Rule:
     # The axis that the parts are joined along; `stack` makes a new one.
     axis = call.argument(1, "dim", 0) % len(call.shape)
 
@@ -193,7 +193,7 @@ def concatenation(call: Call) -> Rule:
 
 @line_rule("pad", "constant_pad_nd")
 @line_rule(*(f"{mode}_pad{axes}d" for mode in ("reflection", "replication") for axes in (1, 2, 3)))
-def padding(call: Call) -> Rule:
+def padding(call: RecordedCall) -> Rule:
     only_first_traced(call)
     if call.name not in ("pad", "constant_pad_nd") or (
         call.name == "pad" and call.argument(2, "mode", "constant") != "constant"
@@ -214,7 +214,7 @@ def padding(call: Call) -> Rule:
 
 
 @line_rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-def dropout(call: Call) -> Rule:
+def dropout(call: RecordedCall) -> Rule:
     if call.args[2]:
         raise NotAffine("it draws at random")
     return Rule(call.apply, kept)

@@ -4,7 +4,7 @@ from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.probes.budget import bytes_a_sample
-from nlbench.probes.lines.quadrature import Batches
+from nlbench.probes.lines.quadrature import BatchedNetwork
 
 
 class Watched(nn.Module):
@@ -19,7 +19,7 @@ class Watched(nn.Module):
 
 def test_the_outputs_are_those_of_each_input():
     x = torch.randn(150, 3, 2)
-    batches = Batches.of(nn.Tanh(), x[:2])
+    batches = BatchedNetwork.of(nn.Tanh(), x[:2])
     assert torch.equal(batches(x), x.tanh().reshape(150, 6))
 
 
@@ -27,7 +27,7 @@ def test_a_small_memory_makes_small_batches():
     net = Watched()
     example = torch.randn(2, 1000, dtype=torch.float64)
     # Half of so little is for what is no tensor; of what fits it is a power of two.
-    batches = Batches.of(net, example, memory=2 * 5 * bytes_a_sample(net, example[:1]))
+    batches = BatchedNetwork.of(net, example, memory=2 * 5 * bytes_a_sample(net, example[:1]))
     net.sizes.clear()
     batches(torch.randn(10, 1000, dtype=torch.float64))
     assert net.sizes == [4, 4, 2]
@@ -35,7 +35,7 @@ def test_a_small_memory_makes_small_batches():
 
 def test_without_memory_for_one_it_is_refused_in_one_line():
     with pytest.raises(RequestError, match=r"^memory: 10 bytes are too few"):
-        Batches.of(nn.Tanh(), torch.randn(2, 3), memory=10)
+        BatchedNetwork.of(nn.Tanh(), torch.randn(2, 3), memory=10)
 
 
 def test_a_network_that_mixes_samples_is_run_one_at_a_time():
@@ -43,7 +43,7 @@ def test_a_network_that_mixes_samples_is_run_one_at_a_time():
         def forward(self, x):
             return x - x.mean(0)
 
-    batches = Batches.of(Mixing(), torch.randn(2, 3))
+    batches = BatchedNetwork.of(Mixing(), torch.randn(2, 3))
     assert batches.size == 1
     assert batches(torch.randn(4, 3)).tolist() == torch.zeros(4, 3).tolist()
 
@@ -53,7 +53,7 @@ def test_a_network_that_mixes_every_second_sample_is_run_one_at_a_time():
         def forward(self, x):
             return x + x.roll(2, 0)
 
-    assert Batches.of(Mixing(), torch.randn(2, 3)).size == 1
+    assert BatchedNetwork.of(Mixing(), torch.randn(2, 3)).size == 1
 
 
 def test_a_network_that_takes_one_sample_is_run_one_at_a_time():
@@ -61,24 +61,24 @@ def test_a_network_that_takes_one_sample_is_run_one_at_a_time():
         def forward(self, x):
             return x.reshape(1, 3)
 
-    assert Batches.of(Single(), torch.randn(2, 3)).size == 1
+    assert BatchedNetwork.of(Single(), torch.randn(2, 3)).size == 1
 
 
 def test_a_network_that_writes_into_its_input_does_no_harm():
     x = torch.randn(2, 3)
     before = x.clone()
-    Batches.of(nn.ReLU(inplace=True), x)(x)
+    BatchedNetwork.of(nn.ReLU(inplace=True), x)(x)
     assert torch.equal(x, before)
 
 
 def test_an_output_that_is_not_finite_is_refused():
     with pytest.raises(NotFinite):
-        Batches(Watched(), 4)(torch.tensor([[float("inf")]]))
+        BatchedNetwork(Watched(), 4)(torch.tensor([[float("inf")]]))
 
 
 def test_an_input_that_does_not_fit_is_refused_in_one_line():
     with pytest.raises(RequestError, match=r"can't be run on inputs of shape \(2, 4\)"):
-        Batches(nn.Linear(3, 2), 4)(torch.randn(2, 4))
+        BatchedNetwork(nn.Linear(3, 2), 4)(torch.randn(2, 4))
 
 
 def test_a_network_that_draws_at_random_is_no_function_of_its_input():
@@ -87,7 +87,7 @@ def test_a_network_that_draws_at_random_is_no_function_of_its_input():
             return nn.functional.dropout(x, 0.5, training=True)
 
     with pytest.raises(Undefined, match="changes from call to call"):
-        Batches.of(Dropping(), torch.randn(2, 300))
+        BatchedNetwork.of(Dropping(), torch.randn(2, 300))
 
 
 class Cramped(nn.Module):
@@ -107,7 +107,7 @@ class Cramped(nn.Module):
 @pytest.mark.parametrize("most", [1, 3])
 def test_where_memory_runs_out_batches_are_halved_and_stay_so(most):
     network, x = Cramped(most), torch.randn(20, 3)
-    batches = Batches.of(network, x[:2])
+    batches = BatchedNetwork.of(network, x[:2])
     assert torch.equal(batches(x), x.square())
     network.sizes.clear()
     batches(x)
@@ -116,4 +116,4 @@ def test_where_memory_runs_out_batches_are_halved_and_stay_so(most):
 
 def test_a_network_that_never_fits_says_so():
     with pytest.raises(torch.OutOfMemoryError):
-        Batches(Cramped(0), 4)(torch.randn(4, 3))
+        BatchedNetwork(Cramped(0), 4)(torch.randn(4, 3))
