@@ -1,4 +1,7 @@
-"""Options: what can be set, its default, and how a given value is checked."""
+"""Options: what can be set, its default, and how a given value is checked.
+
+How ``--set`` is read stands in `nlbench.request`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a report: signature, distribution over paths, bars."""
+"""Figures of a run for Python and notebooks; those of the page are drawn by its template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The record of a cell: one result and everything that decided it."""
+"""The record of a cell: one result and everything that decided it.
+
+`nlbench.store.run_folder` writes and reads its files.
+"""
 
 from __future__ import annotations
 
