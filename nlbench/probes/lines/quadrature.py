@@ -85,7 +85,7 @@ class BatchedNetwork:
 
         Examples
         --------
-        >>> Batches.of(torch.nn.Tanh(), torch.zeros(2, 3)).size
+        >>> BatchedNetwork.of(torch.nn.Tanh(), torch.zeros(2, 3)).size
         64
         """
         alone = run_alone(network, examples)
