@@ -385,7 +385,7 @@ def margins_of(pieces: Kinks | Ranks, x: Sequence[Tensor], flats: Tensor) -> lis
             found.append(margin.masked_fill(resting, 0.0).flatten(1))
         noise = ROUNDING[lines.dtype] * peak(lines.flatten(1))
         return [Margins(torch.cat(found, 1), 0.0, noise, is_paired=True)]
-    flat = pieces.value(x).flatten(1)
+    flat = pieces.value(x)[:, None].flatten(1)
     size = peak(flat)
     return [
         Margins(flat, kink, ROUNDING[flat.dtype] * size.clamp(min=abs(kink)))

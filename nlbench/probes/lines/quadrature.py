@@ -100,10 +100,10 @@ class BatchedNetwork:
         except RequestError:
             together = None
         alone = alone[:2].reshape(2, -1)
-        if together is not None and is_same(together, alone):
+        if together is not None and is_same(together, alone, torch.float64):
             # Where no more fit, nothing is known of how more would do together.
             return cls(network, size if several.size == most else several.size)
-        if not is_same(cls(network, 1)(examples[:2]), alone):
+        if not is_same(cls(network, 1)(examples[:2]), alone, torch.float64):
             raise Undefined(
                 "the network's output for one input changes from call to call: it is no function "
                 "of the input"

@@ -284,7 +284,7 @@ def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) 
     found = apart(1)
     if possible.shape[1] > 2:
         found[1:] |= apart(2) & ~found[:-1] & ~found[1:]
-    return found.flatten(1).any(1)
+    return found[:, None].flatten(1).any(1)
 
 
 @dataclass(frozen=True)
@@ -365,18 +365,18 @@ def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tenso
     interval, unit, share : tensor of shape (m,)
         The unit as an index into those of a point.
     """
-    flat, spread = margin.flatten(1), _by_unit(noise, margin)
+    flat, spread = margin[:, None].flatten(1), _by_unit(noise, margin)
     # Each search for what is True makes a GPU's host wait, and a mask is such a search: there all
     # is decided before the only one. A CPU would rather not compare all units, but the few that
     # may have changed sides.
     if margin.is_cuda:
         wide = noise.expand_as(margin)
         found = _opposite(margin[:-1], margin[1:], wide[:-1], wide[1:])
-        interval, unit = _places(found.flatten(1))
+        interval, unit = _places(found[:, None].flatten(1))
         left, right = flat[interval, unit], flat[interval + 1, unit]
     else:
         above = margin > noise
-        interval, unit = _places((above[:-1] ^ above[1:]).flatten(1))
+        interval, unit = _places((above[:-1] ^ above[1:])[:, None].flatten(1))
         left, right = flat[interval, unit], flat[interval + 1, unit]
         cell = unit // max(1, flat.shape[1] // max(1, spread.shape[1]))
         found = _opposite(left, right, spread[interval, cell], spread[interval + 1, cell])
@@ -390,7 +390,7 @@ def _by_unit(noise: Tensor, margin: Tensor) -> Tensor:
     axes = max((i + 1 for i, size in enumerate(noise.shape) if size > 1), default=0)
     if noise.shape[:axes] != margin.shape[:axes] or not axes:
         noise = noise.expand_as(margin)
-    return noise.flatten(1)
+    return noise[:, None].flatten(1)
 
 
 def _opposite(left: Tensor, right: Tensor, near: Tensor, far: Tensor) -> Tensor:
@@ -498,12 +498,12 @@ def squared_errors(x: Tensor, bound: Tensor, terms: int) -> tuple[Tensor, Tensor
     axes = list(range(1, x.ndim))
     if not x.numel():
         return torch.zeros_like(x), x.new_ones(len(x), *(1,) * len(axes))
-    size = _not_zero(torch.maximum(peaks(x, axes, True), bound.amax(axes, keepdim=True)))
-    # Products, as quotients take longer; and numbers, not bools, by which to multiply does, too.
-    share = size.reciprocal()
+    # What is zero has no error, and so no say in the size.
+    given = torch.where(x != 0, bound, 0.0)
+    size = _not_zero(torch.maximum(peaks(x, axes, True), given.amax(axes, keepdim=True)))
+    share = size.reciprocal()  # Products, as quotients take longer.
     squares = (x * (math.sqrt(terms) / 2 * share)).square_()
-    inherits = torch.ne(x, 0, out=torch.empty_like(squares))
-    return squares.addcmul_(inherits, (bound * share).square_()), size
+    return squares.add_(given.mul_(share).square_()), size
 
 
 def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Tensor, Tensor]:
@@ -517,7 +517,9 @@ def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Te
     if not others or not x.numel():
         return squared_errors(x.sum(others) if others else x, bound, terms)
     flat = (x if axis == 1 else x.movedim(axis, 1)).flatten(2)
-    largest, given = peaks(flat, [2]), bound.amax(others)
+    largest = peaks(flat, [2])
+    # A channel that is zero has no error, and so no say in the size.
+    given = torch.where(largest > 0, bound.amax(others), 0.0)
     size = _not_zero(torch.maximum(largest, given).amax(1, keepdim=True))
     share = torch.maximum(_share_of_nonzero(flat), largest.sign().mul_(SPARSEST))
     rounding = (largest * (math.sqrt(terms) / 2 / size)).square_()
@@ -525,7 +527,10 @@ def channel_squares(x: Tensor, bound: Tensor, axis: int, terms: int) -> tuple[Te
 
 
 def _not_zero(size: Tensor) -> Tensor:
-    return torch.where(size > 0, size, 1)
+    """Replace what is zero, or so small that its reciprocal is no number."""
+    floats = torch.finfo(size.dtype)
+    least = floats.tiny / floats.eps
+    return torch.where(size > least, size, least)
 
 
 def _share_of_nonzero(x: Tensor) -> Tensor:

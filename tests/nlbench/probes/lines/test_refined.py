@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import nlbench
-from nlbench.errors import NotFinite, RequestError
+from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.budget import LiveBytes
 from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
@@ -450,3 +450,49 @@ def test_an_estimate_stays_within_the_memory():
     assert memory / 8 < live.peak <= memory / 2 + copies
     with pytest.raises(RequestError, match=r"^memory: .* are too few"):
         list(estimate_all(network, pairs, tolerance=1e-3, evaluations=34, memory=10**4))
+
+
+class Cast(nn.Module):
+    """A network whose output is of another type than it computes in."""
+
+    def __init__(self, act, dtype, noise=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 8), act, nn.Linear(8, 3))
+        self.dtype, self.noise = dtype, noise
+
+    def forward(self, x):
+        y = self.body(x)
+        return (y + self.noise * torch.randn(3, dtype=y.dtype)).to(self.dtype)
+
+
+@pytest.mark.parametrize("act", [nn.Tanh(), nn.ReLU()])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_outputs_type_is_not_what_decides(act, dtype):
+    ends = torch.linspace(-2, 2, 12).reshape(2, 6)
+    found, plain = (estimate_segment(Cast(act, one), *ends) for one in (dtype, torch.float64))
+    # Steps of half precision are rounding, no other function.
+    totals = absolute_deviation(found), absolute_deviation(plain)
+    torch.testing.assert_close(*totals, rtol=0.02, atol=1e-3)
+
+
+def test_a_smooth_network_that_draws_at_random_is_refused_whatever_its_outputs_type():
+    with pytest.raises(Undefined, match="changes from call to call"):
+        estimate_segment(Cast(nn.Tanh(), torch.float32, noise=1e-5), *torch.randn(2, 6))
+
+
+def test_a_network_may_bend_where_nothing_but_samples_is_left():
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return torch.relu(self.linear(x).sum(1))[:, None]
+
+    torch.manual_seed(0)
+    net, ends = Summed(), (torch.tensor([3.0, 0, 0, 0]), torch.tensor([-3.0, 0, 0, 0]))
+    slope, offset = 3 * net.linear.weight[:, 0].sum().item(), net.linear.bias.sum().item()
+    crosses = abs(offset) < abs(slope)
+    assert trace_segment(net, *ends).crossings == crosses
+    assert estimate_segment(net, *ends).crossings == crosses

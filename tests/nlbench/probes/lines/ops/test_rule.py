@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nlbench.probes.lines.ops.rule import peak, sign_changes
+from nlbench.probes.lines.ops.rule import channel_squares, peak, sign_changes, squared_errors
 
 
 @settings(max_examples=100, deadline=None)
@@ -51,3 +51,17 @@ def test_the_peak_is_the_largest_magnitude_of_each_point():
     assert peak(x).tolist() == [[[3.0]], [[2.0]]]
     assert math.isnan(peak(torch.tensor([[1.0, math.nan]])))
     assert peak(torch.zeros(2, 0)).tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e-40, 1e-30, 1e30])
+def test_what_is_zero_has_no_error_however_large_its_bound(dtype, scale):
+    x = torch.tensor([[0.0, 1.0, 2.0]], dtype=dtype) * scale
+    bound = torch.tensor([[1e30, 1.0, 1.0]], dtype=dtype) * min(scale, 1.0)
+    plain = scale * math.sqrt((1 + 4) / 4 + (2 if scale <= 1 else 0))
+    squares, size = squared_errors(x, bound, 1)
+    assert float((squares.sum().sqrt() * size).item()) == pytest.approx(plain, rel=1e-3)
+    # A channel of many positions that are alike.
+    wide = x[..., None].expand(1, 3, 5).contiguous()
+    squares, size = channel_squares(wide, bound[..., None], 1, 1)
+    assert float((squares.sum().sqrt() * size).item()) == pytest.approx(plain, rel=1e-3)
