@@ -15,6 +15,7 @@ import ast
 import contextlib
 import fnmatch
 import itertools
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -325,7 +326,7 @@ def _installed(
     found: dict[str, Sequence[EntryPoint]] = {}
     problems = []
     for distribution in metadata.distributions():
-        name = _folder_of(distribution).partition("-")[0].lower()
+        name = _key_of(distribution)
         if name in found:
             continue  # The first one on the path counts.
         found[name] = ()
@@ -353,6 +354,15 @@ def _about(distribution: metadata.Distribution) -> tuple[str, str]:
         # Without readable metadata the folder's name has to do.
         name = version = ""
     return name or _folder_of(distribution), version or ""
+
+
+def _key_of(distribution: metadata.Distribution) -> str:
+    """What two installations of one distribution share, however its name is spelled."""
+    folder = getattr(distribution, "_path", None)
+    is_named = getattr(folder, "suffix", "") in (".dist-info", ".egg-info")
+    # The folder's name is there without parsing metadata.
+    name = _folder_of(distribution).partition("-")[0] if is_named else _about(distribution)[0]
+    return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def _folder_of(distribution: metadata.Distribution) -> str:

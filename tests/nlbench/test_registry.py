@@ -313,6 +313,24 @@ def test_of_two_packages_of_one_name_the_first_on_the_path_counts(tmp_path, monk
     assert "gone" not in registry.entries("measures")
 
 
+def test_one_package_spelled_in_two_ways_is_no_conflict(tmp_path, monkeypatch):
+    for name in ("my_pkg", "my.pkg"):
+        (tmp_path / name).mkdir()
+        installed(tmp_path / name, name, b"[nlbench.measures]\nmine = json:dumps\n")
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    assert len(registry.entries("measures")["mine"].providers) == 1
+
+
+def test_eggs_are_packages_each(tmp_path, monkeypatch):
+    for name in ("alpha", "beta"):
+        folder = tmp_path / f"{name}-1.0-py3.11.egg" / "EGG-INFO"
+        folder.mkdir(parents=True)
+        (folder / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (folder / "entry_points.txt").write_text(f"[nlbench.measures]\n{name} = json:dumps\n")
+        monkeypatch.syspath_prepend(str(folder.parent))
+    assert {"alpha", "beta"} <= set(registry.entries("measures"))
+
+
 def test_a_package_without_metadata_is_named_by_its_folder(tmp_path, monkeypatch):
     installed(tmp_path, "nameless", b"[nlbench.measures]\nmine = json:dumps\n", "")
     monkeypatch.syspath_prepend(str(tmp_path))
