@@ -384,6 +384,8 @@ class _Distribution(Family):
 
             lengths = lengths_of(full, shape, count)
             size = math.prod(lengths)
+            if spacing not in ("even", "random"):
+                raise RequestError(f"{full}: spacing: expected even or random, got '{spacing}'")
             if spacing == "even" and size != 1:
                 raise RequestError(
                     f"{full}: points of shape {shape} are drawn at random; "

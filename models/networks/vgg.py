@@ -115,7 +115,7 @@ def check_numbers(name: str, **numbers: int) -> None:
 
 
 def _registered(
-    depth: int, source: Source, trained: Mapping[str, Path] | None = None
+    depth: int, source: Source, what: str, trained: Mapping[str, Path] | None = None
 ) -> Callable[..., VGG]:
     name = f"vgg{depth}"
 
@@ -128,7 +128,7 @@ def _registered(
         return VGG(depth, in_channels, num_classes)
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"""Build VGG{depth} for 32×32 images, with average pooling.
+    build.__doc__ = f"""{what}
 
     Parameters
     ----------
@@ -153,18 +153,19 @@ def _registered(
 vgg8 = _registered(
     8,
     LINEAR_REGIONS,
+    "VGG8 of the linear-regions paper, for 32×32 images: 174,116 parameters.",
     {"digits": Path(__file__).parent / "checkpoints" / "vgg8-digits.safetensors"},
 )
 """VGG8 of the linear-regions paper, for 32×32 images."""
 
-vgg11 = _registered(11, SIMONYAN)
+vgg11 = _registered(11, SIMONYAN, "VGG11 for 32×32 images, with average pooling.")
 """VGG11 for 32×32 images, with average pooling."""
 
-vgg13 = _registered(13, SIMONYAN)
+vgg13 = _registered(13, SIMONYAN, "VGG13 for 32×32 images, with average pooling.")
 """VGG13 for 32×32 images, with average pooling."""
 
-vgg16 = _registered(16, SIMONYAN)
+vgg16 = _registered(16, SIMONYAN, "VGG16 for 32×32 images, with average pooling.")
 """VGG16 for 32×32 images, with average pooling."""
 
-vgg19 = _registered(19, SIMONYAN)
+vgg19 = _registered(19, SIMONYAN, "VGG19 for 32×32 images, with average pooling.")
 """VGG19 for 32×32 images, with average pooling."""

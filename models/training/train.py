@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -589,7 +589,7 @@ def run_trainings(
         with closing(
             called(
                 f"{__name__}:train_as_told",
-                {str(file): _told(request, file, command) for file, request in todo.items()},
+                {str(file): _told(request, file, command, todo) for file, request in todo.items()},
                 after={str(file): request.weights for file, request in todo.items()},
                 workers=workers,
                 threads=threads,
@@ -600,7 +600,10 @@ def run_trainings(
     else:
         with some_threads(threads):
             for file, request in todo.items():
-                train_as_told(_told(request, file, command), partial(heard, file))
+                try:
+                    _train_one(_told(request, file, command, todo), partial(heard, file))
+                except NlbenchError as error:
+                    heard(file, _failure(error))
     if errors:
         raise errors[0]
 
@@ -608,20 +611,37 @@ def run_trainings(
 _KINDS = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
 
 
-def _told(request: TrainingRequest, file: Path, command: str) -> dict[str, Any]:
-    return {"request": asdict(request), "file": str(file), "command": command}
+def _told(
+    request: TrainingRequest, file: Path, command: str, others: Iterable[Path]
+) -> dict[str, Any]:
+    is_next = request.weights in map(str, others)
+    told = {"request": asdict(request), "file": str(file), "command": command}
+    return {**told, "is_next": is_next}
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {"failed": error_text(error), "kind": type(error).__name__}
 
 
 def train_as_told(given: Mapping[str, Any], send: Callable[[dict[str, Any]], object]) -> None:
-    """Train a network, here or in another process, and send what comes of it, epoch by epoch.
+    """Train a network in a process of its own, and send what comes of it, epoch by epoch.
 
     Parameters
     ----------
     given : mapping
-        ``request``, ``file`` and ``command``, as JSON has them.
+        ``request``, ``file``, ``command``, and ``is_next``, whether it starts from a checkpoint
+        that was to be trained before it, as JSON has them.
     send : callable
         Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error}``.
     """
+    try:
+        _train_one(given, send)
+    except Exception as error:
+        # Whatever a model's plugin raises concerns this network only.
+        send(_failure(error))
+
+
+def _train_one(given: Mapping[str, Any], send: Callable[[dict[str, Any]], object]) -> None:
     options = tuple((name, value) for name, value in given["request"]["options"])
     request = TrainingRequest(**{**given["request"], "options": options})
     file, start = Path(given["file"]), Path(request.weights)
@@ -629,12 +649,10 @@ def train_as_told(given: Mapping[str, Any], send: Callable[[dict[str, Any]], obj
     def step(epoch: Any) -> None:
         send({"step": f"training {file.stem}: loss {epoch.loss:.3f}"})
 
-    try:
-        if failure := training_failure(start):
-            reason = f"it needs {start.stem}, whose training failed: {failure}"
-            give_up(file, request, reason)
-            raise RequestError(reason)
-        run_training(request, file, resume=True, progress=step, command=given["command"])
-    except Exception as error:
-        # Whatever a model's plugin raises concerns this network only.
-        send({"failed": error_text(error), "kind": type(error).__name__})
+    if failure := training_failure(start):
+        reason = f"it needs {start.stem}, whose training failed: {failure}"
+        give_up(file, request, reason)
+        raise RequestError(reason)
+    if given["is_next"] and not start.exists():
+        raise RequestError(f"it needs {start.stem}, whose training failed")
+    run_training(request, file, resume=True, progress=step, command=given["command"])

@@ -6,6 +6,7 @@ import torch
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError
 from nlbench.execution.executors import workers_kept
+from nlbench.models.training import train as training_module
 from nlbench.models.training.train import TrainingRequest, run_trainings
 from nlbench.progress import Monitor
 
@@ -130,3 +131,22 @@ def test_a_process_that_is_killed_is_said_with_the_name_of_its_network(tmp_path,
         run_trainings(endless, workers=2, progress=heard)
     assert any("the worker was killed" in line for line in heard.lines)
     assert any(line.startswith("training next: ") for line in heard.lines)
+
+
+def test_of_one_that_cannot_begin_what_starts_from_it_says_so(tmp_path, monkeypatch):
+    made = training_module.run_training
+
+    def failing(training, file, **options):
+        if file.stem == "one":
+            raise error
+        return made(training, file, **options)
+
+    monkeypatch.setattr(training_module, "run_training", failing)
+    heard, error = Heard(), RequestError("no room")
+    with pytest.raises(RequestError, match=r"^training one: no room$"):
+        run_trainings(requests(tmp_path), progress=heard)
+    assert heard.lines == ["training next: it needs one, whose training failed"]
+    # What nobody raised on purpose is a fault to be seen where it is.
+    error = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        run_trainings(requests(tmp_path / "again"))
