@@ -27,10 +27,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from nlbench.probes.budget import point_memory_of
 from nlbench.probes.lines.exact import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.program import Program, checked_program, double_copy
+from nlbench.probes.lines.program import (
+    Program,
+    checked_program,
+    double_copy,
+    point_memory_of,
+)
 from nlbench.probes.lines.trace import SegmentTrace
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
