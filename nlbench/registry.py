@@ -42,6 +42,7 @@ __all__ = [
     "GROUPS",
     "Entry",
     "Family",
+    "about",
     "describe",
     "entries",
     "entry_points",
@@ -337,7 +338,7 @@ def _installed(
         except Exception as error:
             # Whatever is wrong with one file, the others are read without it.
             problems.append(
-                f"the entry points of {_about(distribution)[0]} can't be read "
+                f"the entry points of {about(distribution)[0]} can't be read "
                 f"({one_line(system_text(error))}); mend its "
                 "entry_points.txt or uninstall it"
             )
@@ -346,7 +347,7 @@ def _installed(
 
 
 @lru_cache(maxsize=1024)
-def _about(distribution: metadata.Distribution) -> tuple[str, str]:
+def about(distribution: metadata.Distribution) -> tuple[str, str]:
     """Name and version of a distribution; its metadata are a mail's headers, slow to parse."""
     try:
         name, version = distribution.name, distribution.version
@@ -361,7 +362,7 @@ def _key_of(distribution: metadata.Distribution) -> str:
     folder = getattr(distribution, "_path", None)
     is_named = getattr(folder, "suffix", "") in (".dist-info", ".egg-info")
     # The folder's name is there without parsing metadata.
-    name = _folder_of(distribution).partition("-")[0] if is_named else _about(distribution)[0]
+    name = _folder_of(distribution).partition("-")[0] if is_named else about(distribution)[0]
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
@@ -371,7 +372,7 @@ def _folder_of(distribution: metadata.Distribution) -> str:
 
 
 def _provider(point: EntryPoint) -> str:
-    return " ".join(_about(point.dist)).rstrip() if point.dist else point.value
+    return " ".join(about(point.dist)).rstrip() if point.dist else point.value
 
 
 def _is_readable(point: EntryPoint) -> bool:
@@ -392,7 +393,7 @@ def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=f"nlbench.{group}"):
         # The same distribution is found twice where it lies on the path twice.
-        owner = _about(point.dist)[0] if point.dist else ""
+        owner = about(point.dist)[0] if point.dist else ""
         claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
     return {name: tuple(claims[name].values()) for name in sorted(claims)}
 

@@ -22,7 +22,7 @@ from numpy.random import MT19937
 from nlbench.errors import RequestError
 from nlbench.probes.background import torch_generators
 from nlbench.probes.precision import float32_precision
-from nlbench.registry import installed, version_of
+from nlbench.registry import about, installed, version_of
 
 __all__ = [
     "Machine",
@@ -218,8 +218,8 @@ _PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn"
 
 def _plugins() -> dict[str, str]:
     """Distributions that register anything with nlbench, with their versions."""
-    dists = {point.dist for point in installed()[0] if point.dist is not None}
-    owners = {dist.name: dist.version for dist in dists if dist.name != "nlbench"}
+    owners = dict(about(point.dist) for point in installed()[0] if point.dist is not None)
+    owners.pop("nlbench", None)
     return dict(sorted(owners.items()))
 
 

@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError
+from nlbench.execution.numerics import describe_environment
 from nlbench.registry import Family
 
 
@@ -335,6 +337,7 @@ def test_a_package_without_metadata_is_named_by_its_folder(tmp_path, monkeypatch
     installed(tmp_path, "nameless", b"[nlbench.measures]\nmine = json:dumps\n", "")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "nameless" in registry.entries("measures")["mine"].providers[0]
+    assert "nameless-1.0" in describe_environment(torch.device("cpu"))["plugins"]
 
 
 def test_loading_a_name_imports_and_lists_no_family(plugins, loaded, monkeypatch):
