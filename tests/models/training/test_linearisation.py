@@ -188,15 +188,16 @@ def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
     assert not (tmp_path / "lin").exists()
 
 
+class Heard(Monitor):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def warn(self, message):
+        self.lines.append(message)
+
+
 def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypatch):
-    class Heard(Monitor):
-        def __init__(self):
-            super().__init__()
-            self.lines = []
-
-        def warn(self, message):
-            self.lines.append(message)
-
     def mixed(in_channels=3, num_classes=10):
         layers = nn.Linear(in_channels * 1024, 4), nn.ReLU(), nn.SiLU(), nn.Linear(4, num_classes)
         return nn.Sequential(nn.Flatten(), *layers)
@@ -250,14 +251,6 @@ def test_two_processes_never_train_into_one_folder(tmp_path, start):
 
 
 def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, start):
-    class Heard(Monitor):
-        def __init__(self):
-            super().__init__()
-            self.lines = []
-
-        def warn(self, message):
-            self.lines.append(message)
-
     heard = Heard()
     changes = {**CHANGES, "epochs": 1, "learning_rate": 1e30}
     run = linearise(
