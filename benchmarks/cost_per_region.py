@@ -27,9 +27,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from nlbench.probes.lines.exact import trace_exactly
+from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.program import (
+from nlbench.probes.lines.recording.program import (
     Program,
     checked_program,
     double_copy,

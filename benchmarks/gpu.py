@@ -44,9 +44,9 @@ from torch import Tensor, nn
 import nlbench
 from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution.numerics import describe_environment
+from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measures._transport import optimal_map
 from nlbench.probes.lines import observe_paths, trace_segments
-from nlbench.probes.precision import exact_arithmetic
 
 SITE_MEASURES = ("affinity", "r2", "cka", "norm", "sparsity", "entropy")
 MINUTES = 10.0

@@ -22,8 +22,8 @@ import psutil
 import torch
 from narrow import network, segment
 
-from nlbench.probes.lines.exact import trace_exactly
-from nlbench.probes.lines.program import checked_program
+from nlbench.probes.lines.exact.trace import trace_exactly
+from nlbench.probes.lines.recording.program import checked_program
 
 MIB = 2**20
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.graph import channel_graph
+from nlbench.probes.graph.probe import channel_graph
 
 
 class WithoutNumbers(TorchFunctionMode):

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from narrow import network, segment
 
-from nlbench.probes.lines.exact import trace_exactly
-from nlbench.probes.lines.program import checked_program
+from nlbench.probes.lines.exact.trace import trace_exactly
+from nlbench.probes.lines.recording.program import checked_program
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

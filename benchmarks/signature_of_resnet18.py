@@ -19,8 +19,8 @@ import torchvision
 from torch import Tensor, nn
 
 import nlbench
-from nlbench.probes.precision import exact_arithmetic
-from nlbench.probes.sites.sites import observe_sites
+from nlbench.introspection.precision import exact_arithmetic
+from nlbench.probes.sites.probe import observe_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 

@@ -11,7 +11,7 @@ import torch
 from scipy.linalg import blas
 from torch import Tensor
 
-from nlbench.probes.background import one_thread
+from nlbench.introspection.background import one_thread
 
 __all__ = [
     "gram",

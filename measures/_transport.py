@@ -15,7 +15,7 @@ from scipy.linalg import blas, lapack
 from torch import Tensor
 
 from nlbench.errors import Undefined
-from nlbench.probes.background import one_thread
+from nlbench.introspection.background import one_thread
 
 from ._blas import (
     gram,

@@ -22,7 +22,7 @@ from ._sources import affinity_paper
 from ._transport import optimal_map
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.sites import SiteBatch
+    from nlbench.probes.sites.probe import SiteBatch
 
 __all__ = ["Affinity", "affinity_score"]
 

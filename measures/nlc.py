@@ -13,10 +13,10 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
-from nlbench.probes.function.function import directional_derivative
+from nlbench.probes.function.probe import directional_derivative
 
 if TYPE_CHECKING:
-    from nlbench.probes.function.function import FunctionBatch
+    from nlbench.probes.function.probe import FunctionBatch
 
 __all__ = ["NonlinearityCoefficient", "nonlinearity_coefficient"]
 

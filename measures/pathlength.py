@@ -10,7 +10,7 @@ from nlbench.errors import Undefined
 from nlbench.measure import Measure, Result, Source, Value
 from nlbench.options import Option
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
-from nlbench.probes.graph.graph import channel_graph
+from nlbench.probes.graph.probe import channel_graph
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nlbench.errors import Undefined as Undefined
     from nlbench.errors import UnsupportedOperation as UnsupportedOperation
     from nlbench.evaluation import evaluate as evaluate
+    from nlbench.introspection.operations import register_op as register_op
     from nlbench.measure import Accumulator as Accumulator
     from nlbench.measure import Measure as Measure
     from nlbench.measure import PooledMeasure as PooledMeasure
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from nlbench.measure import Value as Value
     from nlbench.measure import site_measure as site_measure
     from nlbench.options import Option as Option
-    from nlbench.probes.ops import register_op as register_op
     from nlbench.request import Request as Request
     from nlbench.runner import run as run
     from nlbench.store.run_folder import Run as Run
@@ -60,7 +60,7 @@ _HOMES = {
     "evaluate": "evaluation",
     "load_run": "store.run_folder",
     "module_of": "store.signature",
-    "register_op": "probes.ops",
+    "register_op": "introspection.operations",
     "run": "runner",
     "site_measure": "measure",
 }

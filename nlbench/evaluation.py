@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.content.fields import written
-from nlbench.content.hashing import content_key, state_hash
 from nlbench.errors import RequestError
 from nlbench.execution.measure_subject import records_of
 from nlbench.execution.numerics import Machine, default_threads, some_threads
+from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measure import Measure
 from nlbench.plan import checked_measure, load_measures, load_probe, resolve_settings
-from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor, Progress
 from nlbench.request import Settings, parse_names
+from nlbench.serialization.fields import written
+from nlbench.serialization.hashing import content_key, state_hash
 from nlbench.store.manifest import make_manifest
 from nlbench.store.record import RecordedMeasure
 from nlbench.store.run_folder import Run

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.content.fields import read, written
-from nlbench.content.files import parse_json, read_text, write_if_changed
-from nlbench.content.hashing import content_key
 from nlbench.errors import (
     NlbenchError,
     PluginError,
@@ -34,6 +31,9 @@ from nlbench.options import Option, OptionValue, resolve_options
 from nlbench.probes import Probe
 from nlbench.registry import find_source
 from nlbench.request import Request, Settings
+from nlbench.serialization.fields import read, written
+from nlbench.serialization.files import parse_json, read_text, write_if_changed
+from nlbench.serialization.hashing import content_key
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.load import FRESH, SubjectSpec, choose_weights

@@ -465,7 +465,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     import tomllib
 
-    from nlbench.content.files import read_text
+    from nlbench.serialization.files import read_text
 
     try:
         content = tomllib.loads(read_text(path, LARGEST_CONFIG))
@@ -496,7 +496,7 @@ LARGEST_CONFIG = 2**20
 
 def write_request(path: Path, request: Request) -> None:
     """Write a request so that ``nlbench run --config`` asks for the same again."""
-    from nlbench.content.files import write_if_changed
+    from nlbench.serialization.files import write_if_changed
 
     text = "# nlbench run --config with this file asks for the same again\n" + to_toml(request)
     write_if_changed(path, text)

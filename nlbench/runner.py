@@ -250,7 +250,7 @@ def _begin(folder: RunFolder, request: Request, plan: Plan, pool: WorkerPool, co
     import torch
 
     from nlbench.execution.numerics import Machine, some_threads
-    from nlbench.probes.precision import exact_arithmetic
+    from nlbench.introspection.precision import exact_arithmetic
 
     device = torch.device(plan.device)
     with some_threads(pool.threads):

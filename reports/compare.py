@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from nlbench.content.files import make_folder, write_atomically
 from nlbench.errors import RequestError, nearest, one_line
+from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import Correlation, paired_share
 from .exports import markdown_table, to_csv

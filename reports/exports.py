@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from nlbench.content.files import spreadsheet_safe, spreadsheet_text, write_atomically
 from nlbench.errors import RequestError, one_line
+from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
 
 from .leaderboard import Row, leaderboard, sense_of
 from .tables import Scores

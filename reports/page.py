@@ -12,8 +12,8 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from nlbench.content.files import make_folder, write_atomically
 from nlbench.errors import RequestError
+from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import agreement
 from .embedded import pack, to_script

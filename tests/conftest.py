@@ -31,9 +31,9 @@ LONG = (
     "nlbench/conformance/test_pretend_cuda.py",
     "stress/test_malformed.py",
     "nlbench/probes/graph/test_graph_families.py",
-    "nlbench/probes/lines/test_exact.py",
-    "nlbench/probes/lines/ops/test_operations.py",
-    "nlbench/probes/lines/test_refined.py",
+    "nlbench/probes/lines/exact/test_trace.py",
+    "nlbench/probes/lines/rules/test_operations.py",
+    "nlbench/probes/lines/estimation/test_estimator.py",
     "measures/test_affinity_gradients.py",
     "models/training/test_loop.py",
 )

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
 
-from nlbench.content.files import check_is_file
 from nlbench.errors import RequestError
+from nlbench.serialization.files import check_is_file
 from nlbench.subjects.data import Preprocessing
 
 __all__ = [

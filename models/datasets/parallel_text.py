@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nlbench.content.files import read_text
 from nlbench.errors import RequestError
 from nlbench.measure import Source
 from nlbench.options import Option
+from nlbench.serialization.files import read_text
 from nlbench.subjects.data import Sample, dataset
 from nlbench.subjects.load import header_of
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError
 from nlbench.measure import Source
-from nlbench.models.networks.redshift import REDSHIFT
 from nlbench.options import Option
 from nlbench.registry import Family
+from nlbench.studies.networks.redshift import REDSHIFT
 from nlbench.subjects.data import Dataset, dataset
 
 if TYPE_CHECKING:

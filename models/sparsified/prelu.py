@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, first_line
-from nlbench.probes.model_state import refuse_unobservable
+from nlbench.introspection.model_state import refuse_unobservable
 
 from .surgery import (
     SparsePReLU,

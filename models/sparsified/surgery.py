@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from nlbench.errors import RequestError, Undefined, first_line
-from nlbench.probes.axes import channel_axes
-from nlbench.probes.model_state import attributes_kept, evaluation_mode
-from nlbench.probes.ops import FunctionCall
-from nlbench.probes.site_names import SiteNames, running_module
+from nlbench.introspection.axes import channel_axes
+from nlbench.introspection.model_state import attributes_kept, evaluation_mode
+from nlbench.introspection.module_stack import SiteNames, running_module
+from nlbench.introspection.operations import FunctionCall
 
 __all__ = [
     "CHILD",

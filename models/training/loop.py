@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.content.files import write_atomically
-from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
-from nlbench.probes.background import rng_restored
-from nlbench.probes.precision import exact_by_default
+from nlbench.introspection.background import rng_restored
+from nlbench.introspection.precision import exact_by_default
+from nlbench.serialization.files import write_atomically
+from nlbench.serialization.hashing import state_hash
 
 from .recipes import Recipe, vanilla
 from .tasks import LARGEST_SEED, Task, task_of

@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset as TorchDataset
 
 from nlbench.errors import NotFinite, RequestError
+from nlbench.introspection.background import overlap_pays, rng_state
+from nlbench.introspection.model_state import evaluation_mode
 from nlbench.models.datasets.parallel_text import END, PAD, START, ParallelText
 from nlbench.models.datasets.synthetic import Curve
-from nlbench.probes.background import overlap_pays, rng_state
-from nlbench.probes.model_state import evaluation_mode
 from nlbench.subjects.data import Dataset, Items, read_items
 
 if TYPE_CHECKING:

@@ -16,15 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nlbench import registry
-from nlbench.content.files import (
-    locked,
-    make_folder,
-    parse_json,
-    read_text,
-    remove_parts,
-    write_atomically,
-)
-from nlbench.content.hashing import file_hash
 from nlbench.errors import (
     NlbenchError,
     NotFinite,
@@ -35,9 +26,18 @@ from nlbench.errors import (
 )
 from nlbench.execution.executors import called
 from nlbench.execution.numerics import Machine, resolve_device, some_threads
+from nlbench.introspection.precision import exact_arithmetic
 from nlbench.options import OptionValue
-from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor, Progress
+from nlbench.serialization.files import (
+    locked,
+    make_folder,
+    parse_json,
+    read_text,
+    remove_parts,
+    write_atomically,
+)
+from nlbench.serialization.hashing import file_hash
 from nlbench.store.manifest import make_manifest, now
 from nlbench.subjects.load import SubjectSpec, choose_weights, model_source
 from nlbench.subjects.model import model_info

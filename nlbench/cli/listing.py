@@ -155,7 +155,7 @@ def _traceable(names: list[str], data: str) -> list[dict[str, Any]]:
 
 def _operations() -> list[dict[str, str]]:
     """What is known of each operation, and of plugins whose operations can't be had."""
-    from nlbench.probes.ops import load_errors, supported
+    from nlbench.introspection.operations import load_errors, supported
 
     rows = supported()
     for error in load_errors():
@@ -176,7 +176,7 @@ def _commands(context: typer.Context) -> list[dict[str, str]]:
 def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
     if model is None:
         raise RequestError("list sites: name a model with --model")
-    from nlbench.probes.sites.sites import list_sites
+    from nlbench.probes.sites.probe import list_sites
     from nlbench.subjects.load import SubjectSpec, model_source
 
     source = model_source(SubjectSpec(model, "auto", data))
@@ -232,7 +232,7 @@ def traceability(
 def _look(name: str, dataset: "Data") -> tuple[tuple[int, ...], str]:
     import torch
 
-    from nlbench.probes.lines.program import traceable
+    from nlbench.probes.lines.recording.program import traceable
 
     refused: NlbenchError | None = None
     for shape in _shapes(name, dataset):

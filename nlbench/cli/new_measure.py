@@ -123,7 +123,7 @@ def new_measure(
     ] = None,
 ) -> None:
     """Write a package with a measure of your own: entry point, formula and tests."""
-    from nlbench.content.files import make_folder, write_atomically
+    from nlbench.serialization.files import make_folder, write_atomically
 
     _check_name(name)
     dashed = name.replace("_", "-")

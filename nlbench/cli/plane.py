@@ -46,7 +46,7 @@ def plane(
     ] = None,
 ) -> None:
     """Draw a network's boundaries and decisions on the plane through samples."""
-    from nlbench.content.files import make_folder
+    from nlbench.serialization.files import make_folder
     from nlbench.store.run_folder import load_run
 
     numbers = _numbers(samples)

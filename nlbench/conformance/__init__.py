@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError
 from nlbench.execution.measure_subject import observe
+from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measure import INVARIANCES, Measure, Result
 from nlbench.options import OptionValue
 from nlbench.plan import checked_measure, load_probe, resolve_settings
 from nlbench.probes import Resources
-from nlbench.probes.precision import exact_arithmetic
 from nlbench.request import Settings
 from nlbench.subjects.facts import SubjectFacts
 from nlbench.subjects.subject import Subject

@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from nlbench import registry
-from nlbench.content.fields import read, written
-from nlbench.content.files import parse_json
 from nlbench.errors import NlbenchError, PluginError, RequestError, Undefined, error_text
+from nlbench.introspection.background import rng_restored
+from nlbench.introspection.memory import Found, give_back, is_out_of_memory
+from nlbench.introspection.model_state import cpu_copy
+from nlbench.introspection.precision import exact_arithmetic, without_autocast
 from nlbench.measure import Measure, Result, Status
 from nlbench.measure.contract import sound_result
 from nlbench.options import OptionValue
@@ -38,11 +40,9 @@ from nlbench.plan import (
     what_changed,
 )
 from nlbench.probes import OnStep, Probe, ProbeOptions, Resources
-from nlbench.probes.background import rng_restored
-from nlbench.probes.budget import Found, give_back, is_out_of_memory
-from nlbench.probes.model_state import cpu_copy
-from nlbench.probes.precision import exact_arithmetic, without_autocast
 from nlbench.progress import Monitor
+from nlbench.serialization.fields import read, written
+from nlbench.serialization.files import parse_json
 from nlbench.store.manifest import now
 from nlbench.store.record import (
     ProbeFacts,

@@ -20,8 +20,8 @@ import torch
 from numpy.random import MT19937
 
 from nlbench.errors import RequestError
-from nlbench.probes.background import torch_generators
-from nlbench.probes.precision import float32_precision
+from nlbench.introspection.background import torch_generators
+from nlbench.introspection.precision import float32_precision
 from nlbench.registry import about, installed, version_of
 
 __all__ = [
@@ -79,7 +79,7 @@ import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 import torch
 from nlbench.execution import numerics
-from nlbench.probes.precision import exact_arithmetic
+from nlbench.introspection.precision import exact_arithmetic
 device, precision = torch.device(sys.argv[2]), sys.argv[3]
 with numerics.some_threads(int(sys.argv[4])), exact_arithmetic(precision, device.type):
     print(json.dumps(numerics.describe_environment(device, precision)))

@@ -22,7 +22,7 @@ from nlbench.options import Option, OptionValue, resolve_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nlbench.probes.sites.sites import SiteBatch
+    from nlbench.probes.sites.probe import SiteBatch
 
 __all__ = [
     "ENOUGH_PLACES",

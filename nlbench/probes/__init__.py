@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from .budget import Found
+    from nlbench.introspection.memory import Found
 
 __all__ = [
     "LazyProbe",
@@ -239,7 +239,7 @@ class LazyProbe(Probe):
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """See `Probe.observe`."""
         # Imported here: a plan is made without PyTorch.
-        from .precision import exact_by_default
+        from nlbench.introspection.precision import exact_by_default
 
         home = import_module(self.home)
         with exact_by_default():

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from nlbench.content.fields import others, read, written
 from nlbench.errors import RequestError, one_line
 from nlbench.options import OptionValue
+from nlbench.serialization.fields import others, read, written
 from nlbench.subjects.facts import SubjectFacts
 
 from .record import Record, RecordedMeasure

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from nlbench.citation import Source
-from nlbench.content.fields import others, read, written
-from nlbench.content.files import parse_json
 from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
+from nlbench.serialization.fields import others, read, written
+from nlbench.serialization.files import parse_json
 from nlbench.subjects.facts import SubjectFacts
 
 __all__ = [

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.content.files import (
+from nlbench.errors import RequestError, one_line, system_text
+from nlbench.measure import Result, Value
+from nlbench.serialization.files import (
     is_unused,
     locked,
     make_folder,
@@ -30,8 +32,6 @@ from nlbench.content.files import (
     spreadsheet_safe,
     write_atomically,
 )
-from nlbench.errors import RequestError, one_line, system_text
-from nlbench.measure import Result, Value
 from nlbench.signals import uninterrupted
 
 from .manifest import Manifest, RunCall, now

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlbench.content.files import spreadsheet_safe, write_atomically
 from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Result, summarize
+from nlbench.serialization.files import spreadsheet_safe, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -197,7 +197,7 @@ class Signature:
         """Write the table to a file, and give its path; no value is an empty field.
 
         Names that a spreadsheet would run are marked as text; see
-        `nlbench.content.files.spreadsheet_text`.
+        `nlbench.serialization.files.spreadsheet_text`.
         """
         table = self.to_frame()
         table["site"] = [spreadsheet_safe(site) for site in self.sites]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nlbench.content.fields import others
 from nlbench.options import OptionValue
+from nlbench.serialization.fields import others
 
 __all__ = ["SubjectFacts"]
 
@@ -35,7 +35,7 @@ class SubjectFacts:
     batch_norm : str
         Where the statistics of batch norm come from, if from no training.
     weights_hash : str
-        Of parameters and buffers, as `nlbench.content.hashing.state_hash` has it.
+        Of parameters and buffers, as `nlbench.serialization.hashing.state_hash` has it.
     key : str
         Hash of the request that the subject answers.
     rest : mapping

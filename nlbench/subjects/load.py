@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.content.hashing import file_hash, state_hash
 from nlbench.errors import NlbenchError, PluginError, RequestError, shown
 from nlbench.options import OptionValue, resolve_options
+from nlbench.serialization.hashing import file_hash, state_hash
 
 from .data import Data, Dataset, dataset_info
 from .facts import SubjectFacts

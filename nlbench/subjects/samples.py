@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from nlbench.content.hashing import SampleHash, tensor_hash
 from nlbench.errors import RequestError
+from nlbench.serialization.hashing import SampleHash, tensor_hash
 
 from .data import Data, Dataset, Sample
 from .inputs import Arguments, BatchReader

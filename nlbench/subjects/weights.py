@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlbench.content.files import check_is_file, parse_json, read_text, write_atomically
 from nlbench.errors import RequestError, one_line, system_text
+from nlbench.serialization.files import check_is_file, parse_json, read_text, write_atomically
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,10 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch.autograd import gradcheck
 
+from nlbench.introspection.background import one_thread
 from nlbench.measures import _blas
 from nlbench.measures._blas import gram, on_one_core, outer_products, product
 from nlbench.measures.affinity import affinity_score
-from nlbench.probes.background import one_thread
 
 
 @pytest.fixture(params=[True, False], ids=["one core", "several"])

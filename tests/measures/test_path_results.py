@@ -4,7 +4,7 @@ import torch
 
 from nlbench.measure import Result, Value
 from nlbench.measures._path_results import Method, with_means
-from nlbench.probes.lines.lines import SegmentTrace, TracedSegment
+from nlbench.probes.lines.probe import SegmentTrace, TracedSegment
 
 
 def observation(method="exact", **notes):

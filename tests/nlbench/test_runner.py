@@ -15,9 +15,9 @@ from nlbench import registry, runner
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
 from nlbench.execution import numerics
 from nlbench.execution.work_units import Unit
+from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.options import Option
-from nlbench.probes.precision import exact_arithmetic
 from nlbench.progress import Monitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nlbench.content.files import spreadsheet_text
 from nlbench.reports.embedded import read_page
 from nlbench.reports.page import write_page
 from nlbench.reports.text import number
+from nlbench.serialization.files import spreadsheet_text
 from nlbench.store.manifest import Manifest
 from nlbench.store.run_folder import Run
 

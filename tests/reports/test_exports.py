@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.content.files import spreadsheet_text
 from nlbench.reports.exports import (
     latex_text,
     read_csv,
@@ -18,6 +17,7 @@ from nlbench.reports.exports import (
     to_latex,
     to_markdown,
 )
+from nlbench.serialization.files import spreadsheet_text
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import made_run

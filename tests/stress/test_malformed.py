@@ -18,10 +18,10 @@ from torch.utils.data import TensorDataset
 
 import nlbench
 from nlbench.cli.app import main
-from nlbench.content.hashing import state_hash
 from nlbench.errors import RequestError, one_line
 from nlbench.request import Request
 from nlbench.runner import run
+from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.weights import load_weights
 
 BROKEN = "raise RuntimeError('no such luck')\n"

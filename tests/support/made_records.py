@@ -1,6 +1,6 @@
 """Records of plain content, as a file would have it."""
 
-from nlbench.content.fields import read
+from nlbench.serialization.fields import read
 from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, RecordedProbe
 from nlbench.subjects.facts import SubjectFacts
 

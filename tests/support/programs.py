@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nlbench.probes.lines.program import checked_program, double_copy, run_program
+from nlbench.probes.lines.recording.program import checked_program, double_copy, run_program
 
 
 class Net(nn.Module):

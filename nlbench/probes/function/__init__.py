@@ -10,7 +10,7 @@ from nlbench.options import Option
 from nlbench.probes import LazyProbe, ProbeOptions
 
 if TYPE_CHECKING:
-    from .function import FunctionBatch, directional_derivative, observe_function
+    from .probe import FunctionBatch, directional_derivative, observe_function
 
 __all__ = ["FUNCTION", "Function", "FunctionBatch", "directional_derivative", "observe_function"]
 
@@ -20,7 +20,7 @@ class Function(LazyProbe):
 
     name = "function"
     description = "the network as a plain differentiable function of its input"
-    home = "nlbench.probes.function.function"
+    home = "nlbench.probes.function.probe"
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(128, "samples a batch", minimum=1, maximum=1e9)
     }
@@ -35,4 +35,4 @@ FUNCTION = Function()
 
 # Planning a run reads the options above without PyTorch.
 _NAMES = ("FunctionBatch", "directional_derivative", "observe_function")
-__getattr__ = lazy_exports(__name__, dict.fromkeys(_NAMES, "function"))
+__getattr__ = lazy_exports(__name__, dict.fromkeys(_NAMES, "probe"))

@@ -20,7 +20,7 @@ class Graph(LazyProbe):
 
     name = "graph"
     description = "the channel graph from input to output"
-    home = "nlbench.probes.graph.graph"
+    home = "nlbench.probes.graph.probe"
     options: ClassVar[Mapping[str, Option]] = {
         "batch": Option(
             64, "samples a batch, where a measure asks for samples", minimum=1, maximum=1e9

@@ -122,7 +122,7 @@ class ChannelGraph:
     activity : callable
         Runs the network on the subject's samples and gives, by site, the share of samples
         and positions at which each unit's output differs from its input; see
-        `nlbench.probes.graph.graph.unit_activity`.
+        `nlbench.probes.graph.probe.unit_activity`.
     samples : int
         How many samples that takes.
     """

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
-from nlbench.probes.ops import FunctionCall, graph_rule, in_each_dimension, tensors_in
+from nlbench.introspection.operations import FunctionCall, graph_rule, in_each_dimension, tensors_in
 
 from .channel_graph import Builder, compact, differs, distinct, side_by_side, tidied, varies
 

@@ -13,14 +13,8 @@ from nlbench.probes import LazyProbe, ProbeOptions, Resources, Samples
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .lines import (
-        TracedSegment,
-        estimate_segment,
-        observe_paths,
-        trace_segment,
-        trace_segments,
-    )
     from .planes import Plane, plane
+    from .probe import TracedSegment, estimate_segment, observe_paths, trace_segment, trace_segments
     from .trace import ChordParts, SegmentEstimate, SegmentTrace, chord_parts
 
 __all__ = [
@@ -46,7 +40,7 @@ class Lines(LazyProbe):
 
     name = "lines"
     description = "the network restricted to straight segments of input space"
-    home = "nlbench.probes.lines.lines"
+    home = "nlbench.probes.lines.probe"
     options: ClassVar[Mapping[str, Option]] = {
         "paths": Option(
             "closed",
@@ -144,7 +138,7 @@ class Lines(LazyProbe):
         self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
     ) -> str:
         """See `nlbench.probes.Probe.forecast`."""
-        from .lines import forecast
+        from .probe import forecast
 
         return forecast(model, samples, options, resources)
 
@@ -166,12 +160,12 @@ __getattr__ = lazy_exports(
         "Plane": "planes",
         "SegmentEstimate": "trace",
         "SegmentTrace": "trace",
-        "TracedSegment": "lines",
+        "TracedSegment": "probe",
         "chord_parts": "trace",
-        "estimate_segment": "lines",
-        "observe_paths": "lines",
+        "estimate_segment": "probe",
+        "observe_paths": "probe",
         "plane": "planes",
-        "trace_segment": "lines",
-        "trace_segments": "lines",
+        "trace_segment": "probe",
+        "trace_segments": "probe",
     },
 )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, nearest
-from nlbench.probes.model_state import precise_device
+from nlbench.introspection.model_state import precise_device
 
 __all__ = [
     "DIRECTIONS",

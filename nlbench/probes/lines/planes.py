@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.probes.budget import halving
-from nlbench.probes.model_state import precise_device
-from nlbench.probes.precision import exact_by_default
+from nlbench.introspection.memory import halving
+from nlbench.introspection.model_state import precise_device
+from nlbench.introspection.precision import exact_by_default
 
-from .patterns import Margins, Windows
-from .program import Step
-from .refined import Estimator, check_ends
+from .estimation.estimator import Estimator, check_ends
+from .estimation.patterns import Margins, Windows
+from .recording.program import Step
 
 __all__ = ["Plane", "plane"]
 

@@ -21,11 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined, first_line
-from nlbench.probes.budget import PointMemory, bytes_a_sample, halving, is_out_of_memory, share_out
-from nlbench.probes.model_state import precise_device
-from nlbench.probes.precision import each_exact
+from nlbench.introspection.memory import (
+    PointMemory,
+    bytes_a_sample,
+    halving,
+    is_out_of_memory,
+    share_out,
+)
+from nlbench.introspection.model_state import precise_device
+from nlbench.introspection.precision import each_exact
 
-from .program import double_copy, is_same, run_alone
+from .recording.program import double_copy, is_same, run_alone
 from .trace import SegmentEstimate, points_at
 
 __all__ = [

@@ -66,8 +66,8 @@ class Outputs(Probe):
         nlbench.Undefined
             If the samples have no labels, or the network gives no tensor.
         """
-        from nlbench.probes.model_state import evaluation_mode, given_tensor
-        from nlbench.probes.precision import exact_by_default
+        from nlbench.introspection.model_state import evaluation_mode, given_tensor
+        from nlbench.introspection.precision import exact_by_default
 
         seen = 0
         with exact_by_default(), evaluation_mode(model):

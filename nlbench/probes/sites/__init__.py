@@ -12,7 +12,7 @@ from nlbench.probes import LazyProbe, ProbeOptions
 from .select import Selection
 
 if TYPE_CHECKING:
-    from .sites import SiteBatch, list_sites, observe_sites
+    from .probe import SiteBatch, list_sites, observe_sites
 
 __all__ = ["SITES", "SiteBatch", "Sites", "list_sites", "observe_sites"]
 
@@ -22,7 +22,7 @@ class Sites(LazyProbe):
 
     name = "sites"
     description = "input and output of every activation call"
-    home = "nlbench.probes.sites.sites"
+    home = "nlbench.probes.sites.probe"
     shows_on_cpu = True
     options: ClassVar[Mapping[str, Option]] = {
         "reduction": Option(
@@ -57,5 +57,5 @@ SITES = Sites()
 
 # Planning a run reads the options above without PyTorch.
 __getattr__ = lazy_exports(
-    __name__, {"SiteBatch": "sites", "list_sites": "sites", "observe_sites": "sites"}
+    __name__, {"SiteBatch": "probe", "list_sites": "probe", "observe_sites": "probe"}
 )

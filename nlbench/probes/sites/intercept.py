@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.axes import batch_first, softmax_axis
-from nlbench.probes.ops import FUSED, DispatchMode, FunctionCall, tensors_in
-from nlbench.probes.site_names import HandwrittenCall, SiteName, SiteNames
+from nlbench.introspection.axes import batch_first, softmax_axis
+from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
+from nlbench.introspection.operations import FUSED, DispatchMode, FunctionCall, tensors_in
 
 from .reduce import Function, Side, capture
 from .roles import GATE_KINDS, Fate, Gate, Gates, Logits, Unseen

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.probes.ops import FunctionCall, Operation, tensors_in
+from nlbench.introspection.operations import FunctionCall, Operation, tensors_in
 
 __all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits", "Unseen"]
 

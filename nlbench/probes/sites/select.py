@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nlbench.errors import RequestError, nearest
 
 if TYPE_CHECKING:
-    from .sites import Site
+    from .probe import Site
 
 __all__ = ["ROLES", "Picker", "Selection"]
 

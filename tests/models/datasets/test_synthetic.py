@@ -16,11 +16,11 @@ from nlbench.models.datasets.synthetic import (
     synthetic,
     target_values,
 )
-from nlbench.models.networks.ladders import Ladders
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import adam
 from nlbench.request import Request
 from nlbench.runner import run
+from nlbench.studies.networks.ladders import Ladders
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.load import load_dataset
 

@@ -19,9 +19,9 @@ from nlbench.models.sparsified.prelu import (
     randomize,
     sparsify,
 )
-from nlbench.probes.graph.graph import channel_graph
-from nlbench.probes.lines.lines import trace_segment
-from nlbench.probes.sites.sites import list_sites
+from nlbench.probes.graph.probe import channel_graph
+from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.sites.probe import list_sites
 from nlbench.subjects.load import SubjectSpec, header_of, load_subject, transformed
 from nlbench.subjects.weights import save_weights
 

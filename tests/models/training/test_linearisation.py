@@ -9,12 +9,12 @@ from torch import nn
 
 import nlbench
 from nlbench.cli.app import main
-from nlbench.content.files import locked
 from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training import train as training_module
 from nlbench.models.training.linearisation import LinearisingRequest, linearise
 from nlbench.progress import Monitor
+from nlbench.serialization.files import locked
 from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
 
 CHANGES = {"epochs": 2, "batch_size": 16, "slope_rate": 300.0}

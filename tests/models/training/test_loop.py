@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
 from nlbench.models.datasets.digits import digits
 from nlbench.models.datasets.synthetic import synthetic
@@ -17,6 +16,7 @@ from nlbench.models.networks.vgg import vgg8
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import Recipe, vanilla
 from nlbench.models.training.tasks import corrupt_labels
+from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.model import model_info
 from nlbench.subjects.weights import load_weights

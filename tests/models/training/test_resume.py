@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from nlbench.content.hashing import state_hash
 from nlbench.errors import RequestError
 from nlbench.models.training.linearisation import from_start
 from nlbench.models.training.loop import read_state, train, write_state
 from nlbench.models.training.recipes import Recipe
+from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
 
 

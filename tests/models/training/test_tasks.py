@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import Subset
 
-from nlbench.content.hashing import state_hash
 from nlbench.errors import NotFinite, RequestError
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.models.datasets.digits import digits
@@ -37,8 +36,9 @@ from nlbench.models.training.tasks import (
     task_of,
     translate,
 )
-from nlbench.probes.lines.lines import trace_segments
 from nlbench.probes.lines.paths import closed_paths
+from nlbench.probes.lines.probe import trace_segments
+from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
 from nlbench.subjects.model import model_info
 from nlbench.subjects.weights import load_weights

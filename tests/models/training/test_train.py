@@ -10,7 +10,6 @@ from commands import started
 from safetensors import safe_open
 
 from nlbench import registry
-from nlbench.content.hashing import file_hash
 from nlbench.errors import RequestError
 from nlbench.models.training.train import (
     TrainingLog,
@@ -19,6 +18,7 @@ from nlbench.models.training.train import (
     run_training,
     suited_recipe,
 )
+from nlbench.serialization.hashing import file_hash
 
 QUICK = TrainingRequest(
     "vgg8",

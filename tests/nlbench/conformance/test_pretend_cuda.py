@@ -13,20 +13,20 @@ from torch.utils.data import TensorDataset
 import nlbench
 from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution.numerics import Machine, Stream
+from nlbench.introspection.background import rng_restored, rng_state
 from nlbench.measures.affinity import affinity_score
 from nlbench.measures.cka import linear_cka
 from nlbench.measures.r2 import r2_score
 from nlbench.measures.sparsity import share_near_zero
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
-from nlbench.probes.background import rng_restored, rng_state
-from nlbench.probes.function.function import directional_derivative
+from nlbench.probes.function.probe import directional_derivative
 from nlbench.probes.lines import estimate_segment, plane, trace_segment
-from nlbench.probes.lines.exact import trace_exactly
+from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import direction_paths, noise_paths
-from nlbench.probes.lines.program import checked_program as recorded
-from nlbench.probes.lines.program import point_memory_of
-from nlbench.probes.sites import sites
+from nlbench.probes.lines.recording.program import checked_program as recorded
+from nlbench.probes.lines.recording.program import point_memory_of
+from nlbench.probes.sites import probe as sites
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 from nlbench.subjects.data import Dataset

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.execution import numerics
 from nlbench.execution.numerics import Stream, describe_environment, untouched
-from nlbench.probes.background import overlap_pays
-from nlbench.probes.precision import exact_arithmetic
+from nlbench.introspection.background import overlap_pays
+from nlbench.introspection.precision import exact_arithmetic
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

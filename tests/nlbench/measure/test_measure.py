@@ -19,7 +19,7 @@ from nlbench.measure import (
     summarize,
 )
 from nlbench.options import Option
-from nlbench.probes.sites.sites import Site, SiteBatch
+from nlbench.probes.sites.probe import Site, SiteBatch
 
 
 def observation(place, x, y, batch=0):

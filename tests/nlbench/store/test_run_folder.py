@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_records import made_record
 
-from nlbench.content.files import locked
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports.manifest import manifest_text
+from nlbench.serialization.files import locked
 from nlbench.store.manifest import Manifest
 from nlbench.store.record import FORMAT
 from nlbench.store.run_folder import COLUMNS, Run, RunFolder, load_run, merge_runs

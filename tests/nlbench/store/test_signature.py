@@ -197,7 +197,7 @@ def test_a_run_and_a_signature_are_one_line_and_a_run_is_a_table_in_a_notebook()
 
 
 def test_a_site_whose_name_is_a_formula_is_text_in_a_spreadsheet(tmp_path):
-    from nlbench.content.files import spreadsheet_text
+    from nlbench.serialization.files import spreadsheet_text
 
     sites = ("=1+1", "@SUM(A1)", "'quoted", "plain")
     signature = Signature(sites, ("",) * 4, (0.5,) * 4, ("ok",) * 4)

@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nlbench import registry
-from nlbench.content.hashing import state_hash, tensor_hash
 from nlbench.errors import PluginError, RequestError
 from nlbench.measure import Source
 from nlbench.options import Option
+from nlbench.serialization.hashing import state_hash, tensor_hash
 from nlbench.subjects.data import Dataset, Preprocessing, Sample, dataset
 from nlbench.subjects.load import (
     SubjectSpec,

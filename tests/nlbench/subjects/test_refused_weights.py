@@ -13,8 +13,8 @@ from checkpoints import SAFETENSORS, linear, network, saved_with_torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nlbench.content.hashing import file_hash, state_hash
 from nlbench.errors import RequestError
+from nlbench.serialization.hashing import file_hash, state_hash
 from nlbench.subjects.weights import load_weights
 
 

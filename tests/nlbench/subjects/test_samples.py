@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import nlbench
-from nlbench.content.hashing import tensor_hash
 from nlbench.errors import RequestError
+from nlbench.serialization.hashing import tensor_hash
 from nlbench.subjects.samples import Batches, batch_sizes, rebatched, sample_facts
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.Tanh())

@@ -13,8 +13,8 @@ from checkpoints import SAFETENSORS, linear, network, saved_with_torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nlbench.content.hashing import file_hash, state_hash
 from nlbench.errors import RequestError
+from nlbench.serialization.hashing import file_hash, state_hash
 from nlbench.subjects.weights import load_weights, save_weights
 
 

@@ -6,7 +6,7 @@ from commands import call
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.function.function import directional_derivative, observe_function
+from nlbench.probes.function.probe import directional_derivative, observe_function
 
 NETWORKS = {
     "relu": nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 4)),

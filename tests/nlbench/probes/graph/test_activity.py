@@ -10,7 +10,7 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.models.networks.vgg import VGG
 from nlbench.probes import Resources
 from nlbench.probes.graph import GRAPH
-from nlbench.probes.graph.graph import channel_graph, unit_activity
+from nlbench.probes.graph.probe import channel_graph, unit_activity
 from nlbench.subjects.subject import Subject
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.probes.budget import bytes_a_sample
+from nlbench.introspection.memory import bytes_a_sample
 from nlbench.probes.lines.quadrature import BatchedNetwork
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from nlbench.probes.lines.lines import trace_segment
+from nlbench.probes.lines.probe import trace_segment
 
 from segments import Functional
 

@@ -7,7 +7,7 @@ from extended import Affine, Layers, Maxout, Relu, boundaries
 from torch import nn
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.lines import trace_segment
+from nlbench.probes.lines.probe import trace_segment
 
 
 def affine(rows, columns, seed, scale=1.0, bias=False, by="linear"):

@@ -10,8 +10,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.lines import trace_segment
-from nlbench.probes.lines.program import double_copy, traceable
+from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.lines.recording.program import double_copy, traceable
 
 from segments import on_segment, outputs
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.lines.lines import (
+from nlbench.probes.lines.probe import (
     SegmentTrace,
     TracedSegment,
     observe_paths,

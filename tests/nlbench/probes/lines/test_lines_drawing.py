@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.probes.lines.lines import BINS, SegmentTrace, TracedSegment, drawing_of, observe_paths
+from nlbench.probes.lines.probe import BINS, SegmentTrace, TracedSegment, drawing_of, observe_paths
 from nlbench.probes.lines.quadrature import integrate_along
 
 

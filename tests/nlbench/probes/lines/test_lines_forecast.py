@@ -8,7 +8,7 @@ from nlbench.errors import Undefined
 from nlbench.options import resolve_options
 from nlbench.probes import Resources
 from nlbench.probes.lines import LINES, trace_segments
-from nlbench.probes.lines.lines import forecast
+from nlbench.probes.lines.probe import forecast
 from nlbench.subjects.subject import Subject
 
 

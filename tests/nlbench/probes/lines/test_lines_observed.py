@@ -117,7 +117,7 @@ def test_a_quadrature_that_does_not_reach_its_tolerance_is_remarked_on(images):
 
 
 def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, monkeypatch):
-    import nlbench.probes.lines.lines as tested
+    import nlbench.probes.lines.probe as tested
 
     original = tested._traced
 

@@ -11,7 +11,7 @@ from scipy.special import erf
 from torch import nn
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.probes.lines.lines import trace_segment
+from nlbench.probes.lines.probe import trace_segment
 from nlbench.probes.lines.quadrature import PROBES, integrate_along, smooth_estimate
 
 

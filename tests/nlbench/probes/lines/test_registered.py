@@ -8,8 +8,8 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.lines import trace_segment
-from nlbench.probes.lines.ops.rule import Rule, scaled
+from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.lines.rules.rule import Rule, scaled
 from nlbench.probes.sites import list_sites
 
 from segments import Functional, assert_exact

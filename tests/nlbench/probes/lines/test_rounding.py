@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.lines import trace_segment
+from nlbench.probes.lines.probe import trace_segment
 
 from segments import Functional, assert_exact, mlp, networks, on_segment
 

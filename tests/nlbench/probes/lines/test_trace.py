@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.lines.lines import trace_segment
+from nlbench.probes.lines.probe import trace_segment
 from nlbench.probes.lines.trace import SegmentTrace, slope_changes
 
 from segments import mlp

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nlbench.probes.axes import softmax_axis
-from nlbench.probes.ops import FunctionCall
-from nlbench.probes.sites.sites import list_sites, observe_sites
+from nlbench.introspection.axes import softmax_axis
+from nlbench.introspection.operations import FunctionCall
+from nlbench.probes.sites.probe import list_sites, observe_sites
 
 
 class Attention(nn.Module):

@@ -5,7 +5,7 @@ import torchvision
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.sites.sites import list_sites, observe_sites
+from nlbench.probes.sites.probe import list_sites, observe_sites
 
 
 class Given(nn.Module):

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.budget import bytes_a_sample
-from nlbench.probes.sites.sites import observe_sites
+from nlbench.introspection.memory import bytes_a_sample
+from nlbench.probes.sites.probe import observe_sites
 
 OUT_OF_MEMORY = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),

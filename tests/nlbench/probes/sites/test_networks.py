@@ -9,8 +9,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nlbench.probes.model_state import without_fast_path
-from nlbench.probes.sites.sites import list_sites, observe_sites, remark_on_channels
+from nlbench.introspection.model_state import without_fast_path
+from nlbench.probes.sites.probe import list_sites, observe_sites, remark_on_channels
 
 KERNELS = {
     "celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish",

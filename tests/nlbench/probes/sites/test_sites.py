@@ -7,8 +7,8 @@ import torch.nn.functional as F
 import torchvision
 from torch import nn
 
-from nlbench.probes.ops import named_modules
-from nlbench.probes.sites.sites import list_sites, observe_sites, remark_on_channels
+from nlbench.introspection.operations import named_modules
+from nlbench.probes.sites.probe import list_sites, observe_sites, remark_on_channels
 
 
 def looks_of(model, *batches, **options):

@@ -8,9 +8,10 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError
+from nlbench.introspection.background import Background
 from nlbench.measure import Measure, Result, site_measure
-from nlbench.probes.background import Background
-from nlbench.probes.sites import SITES, sites
+from nlbench.probes.sites import SITES
+from nlbench.probes.sites import probe as sites
 
 
 def model():

@@ -1,0 +1,1 @@
+"""Estimates of boundaries and deviation on nested grids, without breakpoints."""

@@ -1,0 +1,1 @@
+"""Exact traces of segments: every breakpoint, layer by layer."""

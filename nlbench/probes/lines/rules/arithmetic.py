@@ -1,0 +1,581 @@
+"""Sums, products with constants, choices by constant masks; layers, averages, interpolation."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nlbench.introspection.operations import line_rule, not_affine
+
+from .rule import (
+    Apply,
+    Bound,
+    Input,
+    NotAffine,
+    RecordedCall,
+    Rule,
+    channel_squares,
+    collapsed,
+    inner_axis,
+    joined,
+    kept,
+    only_first_traced,
+    peaks,
+    squared_errors,
+)
+
+UNEVEN = 1e3
+"""How many times its mean a constant's largest number may be to stand for all of a channel."""
+
+
+def error_of(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Error of a traced term of an operation, or what rounding makes of adding a constant."""
+    if isinstance(term, Input):
+        bound = bounds[term.index]
+        return bound if bound.ndim == like.ndim else collapsed([bound], like.ndim)
+    size = torch.as_tensor(term, device=like.device).to(like.dtype).abs() / 2
+    return size.reshape((1,) * (like.ndim - size.ndim) + tuple(size.shape))
+
+
+def _even(term: Any, channels: Sequence[int]) -> Any:
+    """Replace a constant with positions by its channels' largest numbers, if they are alike."""
+    if not isinstance(term, Tensor) or term.ndim != len(channels) or term.is_meta:
+        return term
+    positions = list(range(2, term.ndim))
+    if not positions or not term.numel():
+        return term
+    size = term.abs()
+    most, mean = size.amax(positions, keepdim=True), size.mean(positions, keepdim=True)
+    return most if bool((most <= UNEVEN * mean).all()) else term
+
+
+@line_rule("add", "sub", "rsub", "subtract")
+def sum_of_two(call: RecordedCall) -> Rule:
+    alpha = abs(float(call.kwargs.get("alpha", 1)))
+    first, second = (_even(term, call.shape) for term in call.args[:2])
+    if first == second if isinstance(first, Input) else False:
+        # Twice the same number is off by twice its error.
+        return Rule(call.apply, lambda x, bounds, output: bounds[0] * (1 + alpha))
+    if alpha == 0:
+        alpha = 0.0
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        one, other = (error_of(term, bounds, output) for term in (first, second))
+        return joined([one, alpha * other]).expand(len(output), *(-1,) * (output.ndim - 1))
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("mul", "multiply", "div", "divide", "true_divide", caveat="by a constant")
+def scaling(call: RecordedCall) -> Rule:
+    first, second = call.args[:2]
+    if isinstance(first, Input) and isinstance(second, Input):
+        raise NotAffine("a product of two values that both depend on the input")
+    divides = call.name in ("div", "divide", "true_divide")
+    if divides and (isinstance(second, Input) or call.kwargs.get("rounding_mode")):
+        raise NotAffine("not piecewise affine")
+    factor = second if isinstance(first, Input) else first
+    size = factor.abs() if isinstance(factor, Tensor) else abs(factor)
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        base = bounds[0] if x[0].ndim == output.ndim else collapsed(bounds, output.ndim)
+        return base / size if divides else base * size
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("pow", caveat="to the power of 1")
+def power(call: RecordedCall) -> Rule:
+    if not isinstance(call.args[0], Input) or call.args[1] != 1:
+        raise NotAffine("not piecewise affine")
+    return Rule(call.apply, kept)
+
+
+@line_rule("lerp", caveat="with a constant weight")
+def interpolated(call: RecordedCall) -> Rule:
+    first, second, weight = call.args[:3]
+    if isinstance(weight, Input):
+        raise NotAffine("a product of two values that both depend on the input")
+    share = torch.as_tensor(weight)
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        part = share.to(output.device, output.dtype).abs()
+        rest = (1 - share.to(output.device, output.dtype)).abs()
+        return joined(
+            [rest * error_of(first, bounds, output), part * error_of(second, bounds, output)]
+        )
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("addcmul", "addcdiv", caveat="of two factors one is constant, of divisors all")
+def product_added(call: RecordedCall) -> Rule:
+    summand, one, other = call.args[:3]
+    if isinstance(other, Input) and (isinstance(one, Input) or call.name == "addcdiv"):
+        raise NotAffine("a product of two values that both depend on the input")
+    value = abs(float(call.kwargs.get("value", 1)))
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        factor, base = (one, other) if isinstance(other, Input) else (other, one)
+        size = factor.abs() * value if call.name == "addcmul" else value / factor.abs()
+        return joined([error_of(summand, bounds, output), size * error_of(base, bounds, output)])
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("where", caveat="with a constant mask")
+def choice(call: RecordedCall) -> Rule:
+    return _chosen(call, *call.args[:3])
+
+
+@line_rule("masked_fill", caveat="with a constant mask")
+def masking(call: RecordedCall) -> Rule:
+    given, mask, value = call.args[:3]
+    return _chosen(call, mask, value, given)
+
+
+def _chosen(call: RecordedCall, mask: Any, first: Any, second: Any) -> Rule:
+    """Rule of what takes one term where a mask is true, and another where it is false."""
+    if isinstance(mask, Input):
+        raise NotAffine("what it chooses depends on the input")
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        return torch.where(
+            mask, _inherited(first, bounds, output), _inherited(second, bounds, output)
+        )
+
+    return Rule(call.apply, bound)
+
+
+def _inherited(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Error of a term that is taken as it is: a constant has none."""
+    return error_of(term, bounds, like) if isinstance(term, Input) else like.new_zeros(())
+
+
+not_affine(
+    "gt", "ge", "lt", "le", "eq", "ne", "greater", "greater_equal", "less", "less_equal", "sign",
+    "sgn", "heaviside", "floor", "ceil", "round", "trunc", "fix", "frac", "floor_divide", "fmod",
+    "remainder", "logical_and", "logical_or", "logical_not", "logical_xor", "argmax", "argmin",
+    "argsort", "isnan", "isinf", "isfinite", "signbit", "copysign", "bitwise_and", "bitwise_or",
+    why="not piecewise affine, as it jumps",
+)  # fmt: skip
+not_affine(
+    "reciprocal", "square", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10",
+    "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh",
+    "acosh", "atanh", "erf", "erfc", "erfinv", "sinc", "logit", "float_power", "hypot",
+    "logaddexp", "xlogy", "special_erf", "special_erfc", "special_entr", "special_log1p",
+    "special_expm1", "special_exp2", "special_sinc", "special_xlogy", "special_i0", "polar",
+    "lgamma", "digamma", "outer", "cross", "dot", "kron", "tensordot", "chain_matmul",
+)  # fmt: skip
+
+
+UNFOLDED = 4 * 2**20
+"""Bytes of unfolded inputs that fit the cache of a core (2 to 8 MiB differ little)."""
+INPUTS = 8192
+"""Inputs of a layer that are told apart by their errors; of more, groups share the largest."""
+
+
+Squares = Callable[[], tuple[Tensor, float]]
+"""Sums of squares of a layer's weights, over the square of a size, and that size."""
+
+
+def _squares(weight: Tensor, kernel: int) -> Squares:
+    """Give what adds up the squares over the last `kernel` axes.
+
+    It is asked for with the first bound: values alone need none, and sums may take as much
+    memory as the weights.
+    """
+
+    def sums() -> tuple[Tensor, float]:
+        if weight.is_meta or not weight.numel():
+            return weight.flatten(weight.ndim - kernel).sum(-1) if kernel else weight, 1.0
+        size = float(weight.abs().max()) or 1.0
+        squares = (weight / size).square_()
+        return (squares.flatten(weight.ndim - kernel).sum(-1) if kernel else squares), size
+
+    return sums
+
+
+def _offset(bias: Tensor | None, units: Sequence[int]) -> list[Tensor]:
+    return [] if bias is None else [bias.abs().reshape(units) / 2]
+
+
+@line_rule("linear")
+def linear(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    weight, bias = call.args[1], call.argument(2, "bias")
+    inputs = weight.shape[-1]
+    group = -(-inputs // INPUTS)
+    by_input = _squares(weight.reshape(-1, inputs), 0)
+
+    @functools.cache
+    def sums_of_squares() -> tuple[Tensor, float]:
+        squares, size = by_input()
+        if group > 1:
+            padded = functional.pad(squares, (0, -inputs % group))
+            squares = padded.reshape(len(padded), -1, group).sum(-1)
+        return squares, size
+
+    units = (1,) * (len(call.shape) - 1) + (-1,)
+    offset = _offset(bias, units)
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        squares, size = channel_squares(x[0], bounds[0], -1, inputs)
+        if group > 1:
+            padded = functional.pad(squares, (0, -inputs % group))
+            squares = padded.reshape(len(padded), -1, group).amax(-1)
+        factors, most = sums_of_squares()
+        errors = (squares @ factors.mT).sqrt_().mul_(size * most)
+        shape = (len(errors), *(1,) * (output.ndim - 2), output.shape[-1])
+        return joined([errors.reshape(shape), *offset])
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("conv1d", "conv2d", "conv3d")
+def convolution(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    weight, bias = call.args[1], call.argument(2, "bias")
+    terms = weight[0].numel()
+    # A convolution lays out the inputs of each output side by side, for all points at once.
+    # On a CPU that has to stay in the cache: few points at a time are up to four times as
+    # fast (16 channels of 32×32: 0.16 ms a point in place of 0.69).
+    unfolded = terms * math.prod(call.shape[2:])
+    part = max(1, UNFOLDED // (weight.element_size() * max(1, unfolded)))
+    beside = _beside(call)
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        x = points[0]
+        if beside is None and (len(x) <= part or x.device.type != "cpu"):
+            result: Tensor = call.apply(points)
+            return result
+        one = beside or call.apply
+        return torch.cat([one([few]) for few in torch.split(x, part)])
+
+    squares = _squares(weight, weight.ndim - 2)
+    groups, inputs = call.shapes[0][1] // max(1, weight.shape[1]), weight.shape[1]
+
+    @functools.cache
+    def by_group() -> tuple[Tensor, float]:
+        sums, size = squares()
+        return sums.reshape(groups, -1, inputs), size
+
+    bound = _channels(by_group, groups, inputs, terms, bias)
+    on_cpu = weight.device.type == "cpu"
+    return Rule(
+        apply,
+        bound,
+        workspace=0 if on_cpu else unfolded,
+        reserve=part * unfolded if on_cpu else 0,
+        direct=call.apply,
+    )
+
+
+FEW = 64
+"""Positions of an output up to which samples side by side are convolved faster."""
+
+
+def _beside(call: RecordedCall) -> Apply | None:
+    """Give a convolution as one of another axis, that of samples, where that is faster.
+
+    In float64 a CPU convolves each sample by itself, as a product of matrices with as many
+    columns as there are positions. Of few positions that takes longer than one product for many
+    samples, most of it to read the weights: of 64 a tenth, of 16 twice, of 4 four times as long.
+    """
+    weight, bias = call.args[1], call.argument(2, "bias")
+    if weight.dtype != torch.float64 or weight.device.type != "cpu":
+        return None
+    axes = weight.ndim - 2
+    stride, padding, dilation = (
+        call.argument(i, name, default)
+        for i, name, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
+    )
+    groups = call.shapes[0][1] // max(1, weight.shape[1])
+    if axes > 2 or groups > 1 or isinstance(padding, str) or math.prod(call.shape[2:]) > FEW:
+        return None
+    convolve = functional.conv2d if axes == 1 else functional.conv3d
+    settings = (
+        [1, *of_axes(stride, axes)],
+        [0, *of_axes(padding, axes)],
+        [1, *of_axes(dilation, axes)],
+    )
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        x = points[0].transpose(0, 1)[None]
+        return convolve(x, weight.unsqueeze(2), bias, *settings)[0].transpose(0, 1)
+
+    return apply
+
+
+@line_rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def transposed_convolution(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    weight, bias = call.args[1], call.argument(2, "bias")
+    axes = weight.ndim - 2
+    stride, groups = of_axes(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
+    reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
+    inputs = weight.shape[0] // groups
+    squares = _squares(weight, axes)
+
+    @functools.cache
+    def by_group() -> tuple[Tensor, float]:
+        sums, size = squares()
+        return sums.reshape(groups, -1, sums.shape[1]).mT, size
+
+    terms = inputs * math.prod(reached)
+    return Rule(call.apply, _channels(by_group, groups, inputs, terms, bias))
+
+
+def of_axes(value: Any, axes: int) -> list[int]:
+    """Give a setting of each axis, which may be given once for all."""
+    given = [value] if isinstance(value, int) else list(value)
+    return given * axes if len(given) == 1 else given
+
+
+def _channels(
+    by_group: Squares, groups: int, inputs: int, terms: int, bias: Tensor | None
+) -> Bound:
+    """Bound of a convolution: `by_group`, (groups, outputs, inputs), are summed over its kernel."""
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        squares, size = channel_squares(x[0], bounds[0], 1, terms)
+        factors, most = by_group()
+        each = squares.reshape(-1, groups, inputs).transpose(0, 1) @ factors.mT
+        errors = each.transpose(0, 1).flatten(1).sqrt().mul_(size * most)
+        shape = (*errors.shape, *(1,) * (output.ndim - 2))
+        return joined([errors.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
+
+    return bound
+
+
+@line_rule("batch_norm", caveat="with running statistics only")
+def batch_norm(call: RecordedCall) -> Rule:
+    if any(isinstance(a, Input) for a in call.args[1:]):
+        raise NotAffine("its parameters depend on the input")
+    weight, bias, mean, var, training = call.args[1:6]
+    eps = call.args[7]
+    if training or mean is None or var is None:
+        raise NotAffine("it uses the statistics of the batch")
+    units = (1, -1) + (1,) * (len(call.shape) - 2)
+    slope = (var + eps).rsqrt() if weight is None else weight.abs() * (var + eps).rsqrt()
+    offset = mean.abs() * slope if bias is None else mean.abs() * slope + bias.abs()
+    slope, offset = slope.reshape(units), offset.reshape(units)
+    return Rule(call.apply, lambda x, bounds, output: torch.hypot(bounds[0] * slope, offset))
+
+
+@line_rule("matmul", "mm", "bmm", "addmm", "einsum", caveat="one factor is constant")
+def contraction(call: RecordedCall) -> Rule:
+    """Products of matrices of which one is constant, and sums over products as einsum's."""
+    operands = call.args[1] if call.name == "einsum" else call.args[-2:]
+    if sum(isinstance(a, Input) for a in operands) > 1:
+        raise NotAffine("a product of two values that both depend on the input")
+    if call.name == "addmm":
+        return _sum_and_product(call)
+    if call.name == "bmm":
+        # The constant's leading axis is 1, which bmm, unlike matmul, doesn't broadcast.
+        call = replace(call, name="matmul", function=torch.matmul)
+    constants = [a for a in operands if isinstance(a, Tensor)]
+    size = math.prod(float(_largest(a)) for a in constants)
+    squared = [(a / _largest(a)).square() if isinstance(a, Tensor) else a for a in operands]
+    args = (call.args[0], squared) if call.name == "einsum" else tuple(squared)
+    return Rule(call.apply, _by_squares(replace(call, args=args).apply, _terms(call), size))
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Give the largest magnitude, or 1 where there is none."""
+    if x.is_meta or not x.numel():
+        return torch.ones((), dtype=x.dtype)
+    size = x.abs().max()
+    return torch.where(size > 0, size, 1)
+
+
+def _terms(call: RecordedCall) -> int:
+    """How many products are summed for one number of the output."""
+    if call.name != "einsum":
+        first = call.args[-2]
+        return (call.shapes[first.index] if isinstance(first, Input) else first.shape)[-1]
+    terms, _, result = str(call.args[0]).replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for labels, operand in zip(terms.split(","), call.args[1], strict=True):
+        shape = call.shapes[operand.index] if isinstance(operand, Input) else operand.shape
+        start, dots, end = labels.partition("...")
+        sizes.update(zip(start, shape, strict=False))
+        if dots and end:
+            sizes.update(zip(end, shape[-len(end) :], strict=True))
+    if "->" not in str(call.args[0]):
+        result = "".join(label for label in sizes if terms.count(label) == 1)
+    return math.prod(n for label, n in sizes.items() if label not in result)
+
+
+def _by_squares(apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: float) -> Bound:
+    """Bound of a sum of products; `apply` sums squares, those of constants over `size`."""
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        squares, most = squared_errors(x[0], bounds[0], terms)
+        sums = apply([squares]).clamp(min=0).sqrt()
+        return sums * (most * size).reshape(-1, *(1,) * (sums.ndim - 1))
+
+    return bound
+
+
+def _sum_and_product(call: RecordedCall) -> Rule:
+    """``addmm``: a product added to a tensor."""
+    summand, first, second = call.args[:3]
+    alpha, beta = (abs(float(call.kwargs.get(name, 1))) for name in ("alpha", "beta"))
+    of_product: Bound | None = None
+    if isinstance(first, Input) or isinstance(second, Input):
+        product = replace(call, name="matmul", function=torch.matmul, args=(first, second))
+        product = replace(product, kwargs={})
+        at = (first if isinstance(first, Input) else second).index
+        # The product alone, whose traced tensor is its first.
+        alone = replace(
+            product,
+            args=tuple(Input(0) if isinstance(a, Input) else a for a in (first, second)),
+            shapes=(call.shapes[at],),
+        )
+        inner = contraction(alone).bound
+
+        def of_product(x: Any, bounds: Any, output: Tensor) -> Tensor:
+            return inner([x[at]], [bounds[at]], output)
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        errors = []
+        if isinstance(summand, Input):
+            given = bounds[summand.index]
+            errors.append(beta * given.reshape((1,) * (output.ndim - given.ndim) + given.shape))
+        elif isinstance(summand, Tensor):
+            errors.append((beta * summand.abs() / 2).expand_as(output[:1]))
+        if of_product is not None:
+            errors.append(alpha * of_product(x, bounds, output))
+        return joined(errors)
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("sum", "mean")
+def total(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    axes = call.argument(1, "dim")
+    shape = call.shapes[0]
+    if axes is None or axes == []:
+        axes = list(range(len(shape)))
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    terms = math.prod(shape[axis] for axis in axes)
+    divisor = max(1, terms) if call.name == "mean" else 1
+    keep = bool(call.argument(2, "keepdim", False))
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        error = torch.hypot(bounds[0].expand_as(x[0]), x[0] * (math.sqrt(terms) / 2))
+        norm: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=keep)
+        return norm / divisor
+
+    return Rule(call.apply, bound)
+
+
+TILE = 9
+"""Members of windows, side by side, that a CPU adds up in half the time of average pooling."""
+
+
+@line_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def average_pooling(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    axes = int(call.name[-2])
+    kernel = of_axes(call.argument(1, "kernel_size"), axes)
+    terms = math.prod(kernel)
+    divisor = call.argument(6, "divisor_override") or terms
+    stride = of_axes(call.argument(2, "stride") or kernel, axes)
+    tiled = [n * k for n, k in zip(call.shape[-axes:], kernel, strict=True)]
+    padded = any(of_axes(call.argument(3, "padding", 0), axes))
+    if stride != kernel or padded or tiled != list(call.shapes[0][-axes:]) or terms > TILE:
+        return Rule(call.apply, _averages(axes, terms, divisor))
+    # The same sums, in the same order.
+    members: list[tuple[Any, ...]] = [
+        (..., *(slice(first, None, k) for first, k in zip(firsts, kernel, strict=True)))
+        for firsts in itertools.product(*map(range, kernel))
+    ]
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        x = points[0]
+        if x.dtype != torch.float64 or x.device.type != "cpu" or len(members) < 2:
+            result: Tensor = call.apply(points)
+            return result
+        total = x[members[0]] + x[members[1]]
+        for member in members[2:]:
+            total += x[member]
+        return total.div_(divisor)
+
+    return Rule(apply, _averages(axes, terms, divisor), direct=call.apply)
+
+
+@line_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_average_pooling(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    axes = int(call.name[-2])
+    sizes = zip(call.shapes[0][-axes:], call.shape[-axes:], strict=True)
+    terms = math.prod(max(1, n // max(1, m)) for n, m in sizes)
+    return Rule(call.apply, _averages(axes, terms, terms))
+
+
+def _averages(axes: int, terms: int, divisor: int) -> Bound:
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        single = x[0].ndim == axes + 1  # Without an axis of channels.
+        own, given = (x[0][:, None], bounds[0][:, None]) if single else (x[0], bounds[0])
+        squares, size = channel_squares(own, given, 1, terms)
+        errors = squares.sqrt_().mul_(size * (math.sqrt(terms) / abs(divisor)))
+        return errors.reshape(*errors.shape, *(1,) * (output.ndim - 2))
+
+    return bound
+
+
+_UPSAMPLED = "linear1d bilinear2d bicubic2d trilinear3d _bilinear2d_aa _bicubic2d_aa".split()  # noqa: SIM905
+
+
+@line_rule(
+    *(f"{'_' * name.startswith('_')}upsample_{name.removeprefix('_')}" for name in _UPSAMPLED)
+)
+def interpolation(call: RecordedCall) -> Rule:
+    """Weights add up to 1; those of cubic interpolation have a 2-norm of at most 1.3."""
+    only_first_traced(call)
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        positions = list(range(2, x[0].ndim))
+        size = peaks(x[0], positions)
+        error = torch.hypot(bounds[0].amax(positions).expand_as(size), size)
+        return 1.3 * error.reshape(*size.shape, *(1,) * len(positions))
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("cumsum")
+def running_sum(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    axis = inner_axis(call, 1)
+    return Rule(call.apply, _by_squares(call.apply, call.shape[axis], 1.0))
+
+
+@line_rule("col2im")
+def folding(call: RecordedCall) -> Rule:
+    """``fold``: each position is a sum over the windows that it lies in."""
+    only_first_traced(call)
+    return Rule(
+        call.apply, _by_squares(call.apply, math.prod(call.argument(2, "kernel_size")), 1.0)
+    )
+
+
+not_affine(
+    "native_layer_norm", "layer_norm", "group_norm", "native_group_norm", "instance_norm",
+    "rms_norm", "_fused_rms_norm", "cosine_similarity", "cdist", "_cdist_forward", "var",
+    "var_mean", "std", "std_mean", "prod", "cumprod", "logsumexp", "logcumsumexp",
+    "scaled_dot_product_attention", "multi_head_attention_forward",
+    "_native_multi_head_attention", "lstm", "lstm_cell", "gru",
+    "gru_cell", "rnn_tanh", "rnn_tanh_cell", "_transformer_encoder_layer_fwd", "_softmax",
+    "_log_softmax", "log_softmax", "local_response_norm", "grid_sampler", "grid_sampler_2d",
+)  # fmt: skip

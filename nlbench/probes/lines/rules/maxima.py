@@ -1,0 +1,634 @@
+"""Where the largest changes: of two tensors, along axes, in windows of pooling, and by rank."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nlbench.introspection.operations import line_rule
+
+from .arithmetic import error_of, of_axes
+from .kinks import bending
+from .rule import (
+    Crossings,
+    Front,
+    Input,
+    Kinks,
+    Leaders,
+    Margin,
+    NotAffine,
+    Ranks,
+    RecordedCall,
+    Rule,
+    inner_axis,
+    joined,
+    noise_of,
+    unit_crossings,
+)
+
+Lead = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
+
+__all__ = [
+    "envelopes",
+    "max_pool",
+    "overtakes",
+    "pooling_windows",
+    "window_front",
+    "window_leaders",
+    "window_overtakes",
+    "window_tops",
+]
+
+
+@line_rule("maximum", "minimum", "max", "min", "fmax", "fmin", bends="where the two are equal")
+def larger_of_two(call: RecordedCall) -> Rule:
+    if len(call.args) > 1 and isinstance(call.args[1], int):
+        return largest(call)
+    if len(call.args) < 2 or not all(isinstance(a, (Input, Tensor)) for a in call.args[:2]):
+        raise NotAffine("the maximum over all axes mixes the samples of a batch")
+
+    def margin(inputs: Sequence[Tensor]) -> Tensor:
+        first, second = (inputs[a.index] if isinstance(a, Input) else a for a in call.args[:2])
+        return torch.sub(first, second)
+
+    def error(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        return joined(errors(bounds, margin(inputs)))
+
+    def errors(bounds: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        # A constant is exact.
+        return [
+            error_of(a, bounds, like) if isinstance(a, Input) else like.new_zeros((1,) * like.ndim)
+            for a in call.args[:2]
+        ]
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        first, second = errors(bounds, output)
+        if output.shape not in (first.shape, second.shape):
+            return torch.maximum(first, second).expand(len(output), *(-1,) * (output.ndim - 1))
+        larger = margin(inputs) >= 0
+        return torch.where(~larger if "min" in call.name else larger, first, second)
+
+    first, second = call.args[:2]
+    shifted, sign = (first.index, 1.0) if isinstance(first, Input) else (second.index, -1.0)
+    return bending(call.apply, bound, Kinks(margin, error=error), shifted, sign)
+
+
+@line_rule("amax", "amin", bends="where another becomes the largest")
+def largest(call: RecordedCall) -> Rule:
+    axes = _inner_axes(call)
+    sign = -1 if "min" in call.name else 1
+    last = tuple(range(-len(axes), 0))
+
+    def lines(x: Tensor) -> Tensor:
+        return sign * x.movedim(axes, last).flatten(-len(axes))
+
+    windows = torch.arange(math.prod(call.shapes[0][axis] for axis in axes))[None]
+    return envelopes(call, windows, lines, lambda y: sign * y.reshape(len(y), *call.shape[1:]))
+
+
+def _inner_axes(call: RecordedCall) -> list[int]:
+    """Give the axes that a call works along, of which none may be that of samples."""
+    rank = len(call.shapes[0])
+    given = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
+    given = [given] if isinstance(given, int) else list(given or range(rank))
+    axes = sorted(axis % rank for axis in given)
+    if 0 in axes:
+        raise NotAffine("it mixes the samples of a batch")
+    return axes
+
+
+@line_rule("cummax", "cummin", bends="where another becomes the largest")
+def running_largest(call: RecordedCall) -> Rule:
+    axis = inner_axis(call, 1)
+    sign = -1 if call.name == "cummin" else 1
+    size = call.shape[axis]
+    # The first so many, repeating the first one.
+    windows = torch.arange(size).expand(size, size).tril()
+    others = [n for i, n in enumerate(call.shape[1:], 1) if i != axis]
+
+    def restored(maxima: Tensor) -> Tensor:
+        return sign * maxima.reshape(len(maxima), *others, size).movedim(-1, axis)
+
+    return envelopes(call, windows, lambda x: sign * x.movedim(axis, -1), restored)
+
+
+@line_rule(
+    "linalg_vector_norm",
+    bends="at 0, or where another becomes the largest",
+    caveat="orders 1 and infinity",
+)
+def norm(call: RecordedCall) -> Rule:
+    order = call.argument(1, "ord", 2)
+    axes = _inner_axes(call)
+    if order == 1:
+        return _sum_of_magnitudes(call, axes)
+    if order != math.inf:
+        raise NotAffine("not piecewise affine")
+    last = tuple(range(-len(axes), 0))
+
+    def lines(x: Tensor) -> Tensor:
+        flat = x.movedim(axes, last).flatten(-len(axes))
+        return torch.cat([flat, -flat], -1)
+
+    windows = torch.arange(2 * math.prod(call.shapes[0][axis] for axis in axes))[None]
+    return envelopes(call, windows, lines)
+
+
+def _sum_of_magnitudes(call: RecordedCall, axes: list[int]) -> Rule:
+    kept = call.argument(3, "keepdim", False)
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        return points[0].abs().sum(axes, keepdim=kept)
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        terms = math.prod(call.shapes[0][axis] for axis in axes)
+        error = torch.hypot(bounds[0].expand_as(inputs[0]), inputs[0] * (math.sqrt(terms) / 2))
+        total: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=kept)
+        return total
+
+    return bending(apply, bound, Kinks(lambda x: x[0]))
+
+
+MOST = 256
+"""Numbers that may be sorted: each pair of them is looked at."""
+
+
+@line_rule(
+    "sort",
+    "topk",
+    "kthvalue",
+    "median",
+    bends="where two change places",
+    caveat=f"along an axis of at most {MOST}",
+)
+def sorted_along(call: RecordedCall) -> Rule:
+    """Numbers by their rank along an axis: where two change places, those of both ranks bend."""
+    place = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
+    rank = len(call.shapes[0])
+    axis = call.argument(place, "dim", -1)
+    if call.name == "sort" and isinstance(axis, bool):
+        axis = call.argument(2, "dim", -1)  # The overload that may be stable.
+    if not isinstance(axis, int):
+        raise NotAffine("over all axes it mixes the samples of a batch")
+    axis %= rank
+    if axis == 0:
+        raise NotAffine("it mixes the samples of a batch")
+    size = call.shapes[0][axis]
+    if size > MOST:
+        raise NotAffine(f"it sorts {size} numbers, at most {MOST} are supported")
+    ranks = _ranks(call, size)
+    pairs = torch.combinations(torch.arange(size), 2)
+
+    def lines(x: Tensor) -> Tensor:
+        return x.movedim(axis, -1)
+
+    def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        return noise_of(inputs[0].dtype) * lines(bounds[0].expand_as(inputs[0]))
+
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        x, error = lines(inputs[0]), noise(inputs, bounds)
+        first, second = (pairs[:, i].to(x.device) for i in (0, 1))
+        margin = x[..., first] - x[..., second]
+        uncertain = torch.hypot(error[..., first], error[..., second])
+        interval, unit, share = unit_crossings(margin, uncertain)
+        *rest, pair = torch.unravel_index(unit, margin.shape[1:])
+        weight = share[:, None].to(x.dtype)
+        at = torch.lerp(x[(interval, *rest)], x[(interval + 1, *rest)], weight)
+        level = (at.gather(1, first[pair][:, None]) + at.gather(1, second[pair][:, None])) / 2
+        # How many are larger, but for the two, is the rank that they change.
+        above = at > level
+        above.scatter_(1, first[pair][:, None], False).scatter_(1, second[pair][:, None], False)
+        upper = above.sum(1)
+        known = torch.tensor(ranks, device=x.device)
+        seen = torch.isin(upper, known) | torch.isin(upper + 1, known)
+        return interval[seen], share[seen]
+
+    def advance(
+        inputs: Sequence[Tensor],
+        rates: Sequence[Tensor],
+        bounds: Sequence[Tensor],
+        rate_bounds: Sequence[Tensor],
+    ) -> Front:
+        x, rate, error = lines(inputs[0]), lines(rates[0]), noise(inputs, bounds)
+        # Of numbers that are the same but for rounding that which rises fastest is first.
+        most = rate.abs().amax(-1, keepdim=True)
+        ahead = x + rate / torch.where(most > 0, most, 1) * error.amax(-1, keepdim=True)
+        owner = ahead.argsort(dim=-1, descending=True, stable=True)[..., ranks]
+        value, speed = x.gather(-1, owner), rate.gather(-1, owner)
+        own = error.expand_as(x)
+        margin = Margin(
+            value[..., None] - x[..., None, :],
+            speed[..., None] - rate[..., None, :],
+            torch.hypot(own.gather(-1, owner)[..., None], own[..., None, :]),
+        )
+        return Front(restored(value), restored(speed), [margin])
+
+    def restored(by_rank: Tensor) -> Tensor:
+        return by_rank.movedim(-1, axis).reshape(len(by_rank), *call.shape[1:])
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        x = lines(inputs[0])
+        owner = x.argsort(dim=-1, descending=True, stable=True)[..., ranks]
+        return restored(lines(bounds[0].expand_as(inputs[0])).gather(-1, owner))
+
+    rest = math.prod(call.shapes[0][1:]) // max(1, size)
+    workspace = rest * max(4 * len(pairs), 2 * size * len(ranks))
+    pieces = Ranks(lambda x: lines(x[0]).reshape(len(x[0]), -1, size), ranks)
+    return Rule(call.apply, bound, bend, advance=advance, workspace=workspace, pieces=pieces)
+
+
+def _ranks(call: RecordedCall, size: int) -> list[int]:
+    """Which places, from the largest on, the output has, in its order."""
+    if call.name == "kthvalue":
+        return [size - int(call.args[1])]
+    if call.name == "median":
+        return [size - 1 - (size - 1) // 2]
+    if call.name == "topk":
+        count = int(call.args[1])
+        if not call.argument(4, "sorted", True):
+            raise NotAffine("the order of what it gives is not fixed")
+        return list(
+            range(count) if call.argument(3, "largest", True) else range(size)[::-1][:count]
+        )
+    by_name = call.kwargs.get("descending")
+    given = next((a for a in call.args[2:] if isinstance(a, bool)), False)
+    return list(range(size) if (given if by_name is None else by_name) else range(size)[::-1])
+
+
+@line_rule(
+    "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
+)  # fmt: skip
+def max_pool(call: RecordedCall) -> Rule:
+    """Rule of max pooling: the upper envelope of each window."""
+    axes = int(call.name.partition("pool")[2][0])
+    windows = pooling_windows(
+        call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
+    )
+    return envelopes(call, windows, lambda x: x.flatten(-axes), lead=_lead_of_pooling(call, axes))
+
+
+def _lead_of_pooling(call: RecordedCall, axes: int) -> Lead:
+    """Ask PyTorch which member of each window leads."""
+    if call.name.startswith("adaptive"):
+        pool = getattr(functional, f"adaptive_max_pool{axes}d")
+        settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
+    else:
+        pool = getattr(functional, f"max_pool{axes}d")
+        settings = _pool_settings(call.args, call.kwargs)
+
+    def lead(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        x = inputs[0]
+        if x.ndim == axes + 1:  # Without an axis of channels.
+            x = x.unsqueeze(1)
+        positions: Tensor = pool(x, return_indices=True, **settings)[1]
+        return positions.flatten(2), x.flatten(2)
+
+    return lead
+
+
+def envelopes(
+    call: RecordedCall,
+    windows: Tensor,
+    lines: Callable[[Tensor], Tensor],
+    restored: Callable[[Tensor], Tensor] | None = None,
+    lead: Lead | None = None,
+) -> Rule:
+    """Make the rule of a call that takes the largest of each of some sets of lines.
+
+    Parameters
+    ----------
+    call : RecordedCall
+    windows : tensor of shape (windows, members)
+        See `pooling_windows`.
+    lines : callable
+        From the input at P points to (P, ..., positions), each the input at some place or its
+        negative.
+    restored : callable, optional
+        From maxima, (P, channels, windows), to the output; by default they are reshaped.
+    lead : callable, optional
+        A quicker way to tell who leads, see `Leaders`.
+    """
+    own = cache(windows.to)
+
+    def output(maxima: Tensor) -> Tensor:
+        if restored is not None:
+            return restored(maxima)
+        return maxima.reshape(len(maxima), *call.shape[1:])
+
+    def positions(x: Tensor, bound: Tensor) -> Tensor:
+        """Bounds in the order of the lines: one of each channel, or of each position."""
+        if bound.ndim == x.ndim and call.name.partition("pool")[1]:
+            axes = int(call.name.partition("pool")[2][0])
+            if all(size == 1 for size in bound.shape[-axes:]):
+                return bound.flatten(-axes)
+        return lines(bound.expand_as(x)).abs()
+
+    def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
+
+    def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
+        x = lines(inputs[0])
+        return window_overtakes(x, own(x.device), noise(inputs, bounds))
+
+    def possible(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        x = lines(inputs[0])
+        return window_leaders(x, own(x.device), noise(inputs, bounds))[0].movedim(-1, 0)
+
+    def advance(
+        inputs: Sequence[Tensor],
+        rates: Sequence[Tensor],
+        bounds: Sequence[Tensor],
+        rate_bounds: Sequence[Tensor],
+    ) -> Front:
+        x, rate = lines(inputs[0]), lines(rates[0])
+        front = window_front(x, rate, own(x.device), noise(inputs, bounds))
+        return replace(front, value=output(front.value), rate=output(front.rate))
+
+    def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], result: Tensor) -> Tensor:
+        given = positions(inputs[0], bounds[0])
+        if given.shape[-1] == 1 and bounds[0].ndim == result.ndim:
+            return bounds[0]
+        x = lines(inputs[0])
+        return output(window_tops(x, own(x.device), given)).abs()
+
+    def first_of_largest(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        x = lines(inputs[0])
+        x = x.reshape(len(x), -1, x.shape[-1])
+        first = x[:, :, own(x.device)].argmax(-1, keepdim=True)
+        return own(x.device).expand(*first.shape[:-1], -1).gather(-1, first).squeeze(-1), x
+
+    # Members, who is largest, and which change places.
+    positions_there = lines(torch.empty(call.shapes[0], device="meta")).shape[-1]
+    rest = math.prod(call.shapes[0][1:]) // max(1, positions_there)
+    return Rule(
+        call.apply,
+        bound,
+        bend,
+        advance=advance,
+        workspace=4 * windows.numel() * max(1, rest),
+        pieces=Leaders(lead or first_of_largest, possible),
+    )
+
+
+def pooling_windows(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    size: Sequence[int],
+    out: Sequence[int],
+) -> Tensor:
+    """List the inputs of each max-pooling window.
+
+    Parameters
+    ----------
+    name : str
+        ``max_pool2d``, ``adaptive_max_pool1d``, ….
+    args, kwargs
+        The call's arguments, the input first.
+    size, out : sequence of int
+        Spatial sizes of input and output.
+
+    Returns
+    -------
+    tensor of shape (windows, members)
+        Positions in the flattened spatial axes. A window that is cut by the border
+        repeats its first member, which changes no maximum.
+
+    Examples
+    --------
+    >>> pooling_windows("max_pool1d", (None, 2), {"padding": 1}, (4,), (3,)).tolist()
+    [[0, 0], [1, 2], [3, 3]]
+    """
+    if name.startswith("adaptive"):
+        axes = [
+            [list(range(o * n // m, math.ceil((o + 1) * n / m))) for o in range(m)]
+            for n, m in zip(size, out, strict=True)
+        ]
+    else:
+        settings = _pool_settings(args, kwargs)
+        kernel = of_axes(settings["kernel_size"], len(size))
+        stride = of_axes(settings.get("stride", kernel), len(size))
+        padding = of_axes(settings.get("padding", 0), len(size))
+        dilation = of_axes(settings.get("dilation", 1), len(size))
+        axes = [
+            [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
+            for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
+        ]
+    flat = np.arange(math.prod(size)).reshape(size)
+    windows = [flat[np.ix_(*members)].ravel().tolist() for members in itertools.product(*axes)]
+    most = max(map(len, windows))
+    return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
+
+
+def _pool_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the settings of max pooling that are given, the input first."""
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    settings = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
+    # No stride, or an empty one, is the size of the kernel.
+    return {name: settings[name] for name in names if settings.get(name) not in (None, [], ())}
+
+
+def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Find where the largest member of a window changes between neighbouring points.
+
+    Parameters
+    ----------
+    x : tensor of shape (P, ..., positions)
+        Spatial axes flattened; affine between neighbouring points.
+    windows : tensor of shape (windows, members)
+        See `pooling_windows`.
+    noise : tensor of shape (P, ..., positions)
+        Members this close to the largest share the first place: by the noise of either.
+        Each axis but the first may be 1.
+
+    Returns
+    -------
+    interval : tensor of shape (m,)
+        Index of the left point.
+    share : tensor of shape (m,)
+        Where between left (0) and right (1).
+    """
+    top, members, _ = window_leaders(x, windows, noise)
+    top, members = top.flatten(1, 2), members.flatten(1, 2)
+    # The maximum is convex: a member that is largest at both points is so between them.
+    moved = ~(top[:-1] & top[1:]).any(-1)
+    interval, window = moved.nonzero().unbind(1)
+    share, line = overtakes(
+        members[interval, window],
+        members[interval + 1, window],
+        top[interval, window],
+        top[interval + 1, window],
+    )
+    return interval[line], share
+
+
+def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tell which members of each window share the first place.
+
+    Parameters
+    ----------
+    x, windows, noise
+        See `window_overtakes`.
+
+    Returns
+    -------
+    top : bool tensor of shape (P, channels, windows, members)
+    members : tensor of shape (P, channels, windows, members)
+    noise : tensor of shape (P, channels, windows, members), each axis of full size or 1
+        Of each member's distance from the largest: the larger of the two's.
+    """
+    members, noise = _members(x, windows), _members(noise, windows)
+    if noise.shape[-1] > 1:
+        largest = members.argmax(-1, keepdim=True)
+        noise = torch.maximum(noise, noise.expand_as(members).gather(-1, largest))
+    return members >= members.amax(-1, keepdim=True) - noise, members, noise
+
+
+def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Front:
+    """Give the maximum of each window at points that move, and who may overtake.
+
+    Of members that share the first place the one that rises fastest has it.
+
+    Parameters
+    ----------
+    x, windows, noise
+        See `window_overtakes`.
+    rate : tensor of shape (P, ..., positions)
+
+    Returns
+    -------
+    Front
+        Value and rate (P, channels, windows), and the lead over each member as margin.
+
+    Examples
+    --------
+    >>> x, rate = torch.tensor([[3.0, 1.0]]), torch.tensor([[-1.0, 1.0]])
+    >>> front = window_front(x, rate, torch.tensor([[0, 1]]), torch.zeros(1, 1))
+    >>> front.value.item(), front.margins[0].value.tolist(), front.margins[0].rate.tolist()
+    (3.0, [[[[0.0, 2.0]]]], [[[[0.0, -2.0]]]])
+    """
+    top, members, noise = window_leaders(x, windows, noise)
+    rates = _members(rate, windows)
+    first = rates.masked_fill(~top, -math.inf).argmax(-1, keepdim=True)
+    value, speed = members.gather(-1, first), rates.gather(-1, first)
+    lead = Margin(value - members, speed - rates, noise)
+    return Front(value.squeeze(-1), speed.squeeze(-1), [lead])
+
+
+def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
+    """Give the value that belongs to the largest member of each window.
+
+    Parameters
+    ----------
+    x : tensor of shape (P, ..., positions)
+    windows : tensor of shape (windows, members)
+    values : tensor of shape (P, ..., positions)
+        Each axis but the first and the last may be 1.
+
+    Returns
+    -------
+    tensor of shape (P, channels, windows)
+
+    Examples
+    --------
+    >>> x, values = torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[0.1, 0.2, 0.3]])
+    >>> window_tops(x, torch.tensor([[0, 1], [1, 2]]), values)
+    tensor([[[0.1000, 0.3000]]])
+    """
+    members = _members(x, windows)
+    values = _members(values, windows).expand_as(members)
+    return values.gather(-1, members.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _members(x: Tensor, windows: Tensor) -> Tensor:
+    """Give the members of each window, (P, channels, windows, members); of one number, that."""
+    x = x.reshape(len(x), -1, x.shape[-1])
+    return x[..., None] if x.shape[-1] == 1 else x[:, :, windows]
+
+
+def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Walk along upper envelopes of lines on [0, 1].
+
+    Parameters
+    ----------
+    left, right : tensor of shape (n, k)
+        Values at 0 and at 1 of k lines, for each of n envelopes.
+    first, last : bool tensor of shape (n, k)
+        Which lines count as the largest at 0 and at 1.
+
+    Returns
+    -------
+    share : tensor of shape (m,)
+        Where an envelope bends.
+    envelope : tensor of shape (m,)
+        Which one.
+
+    Examples
+    --------
+    >>> left, right = torch.tensor([[1.0, 0.75, 0.0]]), torch.tensor([[0.0, 0.75, 1.0]])
+    >>> overtakes(left, right, left == 1, right == 1)[0]
+    tensor([0.2500, 0.7500])
+    """
+    slope = right - left
+    current = slope.masked_fill(~first, -math.inf).argmax(-1, keepdim=True)
+    position = torch.zeros_like(left[:, :1])
+    row = torch.arange(len(left), device=left.device)
+    if left.is_cuda and 1 < left.shape[1] <= TOGETHER_GPU:
+        return _overtakes_together(left, slope, last, current)
+    found: list[tuple[Tensor, Tensor]] = []
+    while True:
+        going = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
+        left, slope, last = left[going], slope[going], last[going]
+        current, position, row = current[going], position[going], row[going]
+        if not len(row):
+            break
+        current, position = _next(left, slope, current, position)
+        inside = (position.squeeze(1) < 1).nonzero().squeeze(1)
+        left, slope, last = left[inside], slope[inside], last[inside]
+        current, position, row = current[inside], position[inside], row[inside]
+        found.append((position.squeeze(1), row))
+    if not found:
+        return left.new_zeros(0), row
+    return torch.cat([share for share, _ in found]), torch.cat([row for _, row in found])
+
+
+TOGETHER_GPU = 16
+"""Lines up to which a GPU goes along all envelopes to the end, though most have no bend left: to
+see which have come there would make the host wait, at each bend."""
+
+
+def _overtakes_together(
+    left: Tensor, slope: Tensor, last: Tensor, current: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do what `overtakes` does with one wait; an envelope bends less often than it has lines."""
+    position = torch.zeros_like(left[:, :1])
+    going = ~last.gather(1, current).squeeze(1)
+    positions, bends = [], []
+    for _ in range(left.shape[1] - 1):
+        current, position = _next(left, slope, current, position)
+        going &= position.squeeze(1) < 1
+        positions.append(position.squeeze(1))
+        bends.append(going)
+        going = going & ~last.gather(1, current).squeeze(1)
+    step, row = torch.stack(bends).nonzero().unbind(1)
+    return torch.stack(positions)[step, row], row
+
+
+def _next(left: Tensor, slope: Tensor, current: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the line that overtakes the current one next, and where."""
+    rise = slope - slope.gather(1, current)
+    gap = left.gather(1, current) - left
+    meeting = torch.where(rise > 0, gap / rise, math.inf).maximum(position)
+    position = meeting.amin(-1, keepdim=True)
+    steepest = slope.masked_fill(meeting > position, -math.inf)
+    return steepest.argmax(-1, keepdim=True), position

@@ -1,0 +1,220 @@
+"""Operations that select, repeat, rearrange or put together numbers, and compute none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nlbench.introspection.operations import line_rule
+
+from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis, kept, moved, only_first_traced
+
+
+@line_rule(
+    "neg", "positive", "clone", "contiguous", "detach", "alias", "lift_fresh", "to", "_to_copy"
+)
+def same(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    return Rule(call.apply, kept)
+
+
+@line_rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
+def view(call: RecordedCall) -> Rule:
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        return points[0].reshape(len(points[0]), *call.shape[1:])
+
+    return Rule(apply, moved(apply))
+
+
+@line_rule("expand", "expand_as")
+def expand(call: RecordedCall) -> Rule:
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        return points[0].expand(len(points[0]), *call.shape[1:])
+
+    return Rule(apply, moved(apply))
+
+
+@line_rule(
+    "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "mT", "swapaxes",
+    "swapdims", "movedim", "select", "slice", "narrow", "split", "split_with_sizes", "chunk",
+    "tensor_split", "unbind", "roll", "flip", "repeat", "repeat_interleave", "pixel_shuffle",
+    "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "diagonal", "unfold",
+    "im2col", "tril", "triu", "rot90", "as_strided", "t",
+)  # fmt: skip
+@line_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+@line_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+def rearrangement(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    return Rule(call.apply, moved(call.apply))
+
+
+@line_rule("index", "index_select", caveat="constant indices")
+def selection(call: RecordedCall) -> Rule:
+    only_first_traced(call, "which numbers it takes depends on the input")
+    return Rule(call.apply, moved(call.apply))
+
+
+@line_rule("gather", caveat="constant indices")
+def gathering(call: RecordedCall) -> Rule:
+    only_first_traced(call, "which numbers it takes depends on the input")
+    axis, index = inner_axis(call, 1), call.argument(2, "index")
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        return torch.gather(points[0], axis, of_each(index, len(points[0])))
+
+    return Rule(apply, moved(apply))
+
+
+@line_rule("max_unpool2d", "max_unpool3d", caveat="constant indices")
+def unpooling(call: RecordedCall) -> Rule:
+    only_first_traced(call, "where it puts numbers depends on the input")
+    index, size = call.args[1], call.argument(2, "output_size")
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        result: Tensor = call.function(points[0], of_each(index, len(points[0])), size)
+        return result
+
+    return Rule(apply, moved(apply))
+
+
+def of_each(constant: Any, count: int) -> Any:
+    """Repeat a constant with an axis of one sample for `count` of them."""
+    return constant.expand(count, *constant.shape[1:])
+
+
+@line_rule("scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="constant indices")
+@line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
+def putting(call: RecordedCall) -> Rule:
+    """Numbers put, or added, into a tensor at fixed places."""
+    tensors = {"scatter": (0, 3), "scatter_add": (0, 3), "slice_scatter": (0, 1)}
+    tensors |= {"select_scatter": (0, 1), "index_add": (0, 3), "index_copy": (0, 3)}
+    if call.name not in tensors or "reduce" in call.kwargs:
+        raise NotAffine("where it puts numbers depends on their order")
+    places = [a for i, a in enumerate(call.args) if i not in tensors[call.name]]
+    if any(isinstance(a, Input) for a in (*places, *call.kwargs.values())):
+        raise NotAffine("where it puts numbers depends on the input")
+    if call.name not in ("slice_scatter", "select_scatter"):
+        inner_axis(replace(call, shapes=(call.shape,)), 1)
+    elif int(call.argument(2, "dim", 0)) % len(call.shape) == 0:
+        raise NotAffine("it mixes the samples of a batch")
+
+    def filled(points: Sequence[Tensor]) -> tuple[Any, ...]:
+        count = len(points[0])
+        # An index along one axis is a row; all else has an axis of samples.
+        return tuple(
+            of_each(a, count) if isinstance(a, Tensor) and a.ndim == len(call.shape) else a
+            for a in call.args
+        )
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        result: Tensor = replace(call, args=filled(points)).apply(points)
+        return result
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        errors = [b.expand_as(v) for b, v in zip(bounds, x, strict=True)]
+        most = torch.stack([e.reshape(len(e), -1).amax(1) for e in errors]).amax(0)
+        most = torch.where(most > 0, most, 1)
+        errors = [(e / most.reshape(-1, *(1,) * (e.ndim - 1))).square() for e in errors]
+        exact = [torch.zeros_like(a) if _is_values(a) else a for a in filled(x)]
+        sums: Tensor = replace(call, args=tuple(exact)).apply(errors)
+        size: Tensor = sums.sqrt() * most.reshape(-1, *(1,) * (sums.ndim - 1))
+        return size
+
+    return Rule(apply, bound)
+
+
+def _is_values(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.is_floating_point()
+
+
+@line_rule("assigned", caveat="what `copy_` and assignment to a slice make of a tensor")
+def assigned(call: RecordedCall) -> Rule:
+    """A tensor some numbers of which were overwritten, as `Recorder` writes it down."""
+    base, value, places, source = call.args
+
+    def put(base: Tensor, value: Tensor, count: int) -> Tensor:
+        flat = of_each(base, count).reshape(count, -1).clone()
+        places_there, source_there = places.to(flat.device), source.to(flat.device)
+        flat[:, places_there] = of_each(value, count).reshape(count, -1)[:, source_there]
+        whole: Tensor = flat.reshape(count, *call.shape[1:])
+        return whole
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        given = [points[a.index] if isinstance(a, Input) else a for a in (base, value)]
+        return put(given[0], given[1], len(points[0]))
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        given = [
+            bounds[a.index].expand_as(x[a.index]) if isinstance(a, Input) else torch.zeros_like(a)
+            for a in (base, value)
+        ]
+        return put(given[0], given[1], len(output))
+
+    return Rule(apply, bound)
+
+
+@line_rule("cat", "concat", "concatenate", "stack")
+def concatenation(call: RecordedCall) -> Rule:
+    # The axis that the parts are joined along; `stack` makes a new one.
+    axis = call.argument(1, "dim", 0) % len(call.shape)
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        parts = []
+        for part in call.args[0]:
+            given = bounds[part.index] if isinstance(part, Input) else torch.zeros_like(part)
+            size = x[part.index].shape if isinstance(part, Input) else part.shape
+            if call.name == "stack":
+                given, size = given.unsqueeze(axis), (*size[:axis], 1, *size[axis:])
+            if given.ndim == output.ndim:
+                parts.append((given, size))
+        # As long along the other axes as the longest of them.
+        shape = [max(g.shape[i] for g, _ in parts) for i in range(output.ndim)]
+        shape[0] = len(output)
+        return torch.cat(
+            [g.expand(*shape[:axis], size[axis], *shape[axis + 1 :]) for g, size in parts], axis
+        )
+
+    if not any(isinstance(a, Tensor) for a in call.args[0]):
+        return Rule(call.apply, bound)
+
+    def apply(points: Sequence[Tensor]) -> Tensor:
+        count = len(points[0])
+        parts = [a if isinstance(a, Input) else of_each(a, count) for a in call.args[0]]
+        result: Tensor = replace(call, args=(parts, *call.args[1:])).apply(points)
+        return result
+
+    return Rule(apply, bound)
+
+
+@line_rule("pad", "constant_pad_nd")
+@line_rule(*(f"{mode}_pad{axes}d" for mode in ("reflection", "replication") for axes in (1, 2, 3)))
+def padding(call: RecordedCall) -> Rule:
+    only_first_traced(call)
+    if call.name not in ("pad", "constant_pad_nd") or (
+        call.name == "pad" and call.argument(2, "mode", "constant") != "constant"
+    ):
+        return Rule(call.apply, moved(call.apply))
+    pads = list(call.argument(1, "pad"))
+
+    def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
+        # What is put around is exact; along axes where one number stands for all it stays.
+        own = [*pads]
+        for i in range(len(pads) // 2):
+            axis = output.ndim - 1 - i
+            if bounds[0].shape[axis] == 1 and x[0].shape[axis] > 1:
+                own[2 * i : 2 * i + 2] = 0, 0
+        return functional.pad(bounds[0], own)
+
+    return Rule(call.apply, bound)
+
+
+@line_rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def dropout(call: RecordedCall) -> Rule:
+    if call.args[2]:
+        raise NotAffine("it draws at random")
+    return Rule(call.apply, kept)

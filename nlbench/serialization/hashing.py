@@ -1,0 +1,152 @@
+"""What content is called by: hashes of requests, files, weights and samples.
+
+PyTorch is imported only where there are tensors, so that planning a run can hash files
+without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError, system_text
+
+from .files import check_is_file
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["SampleHash", "content_key", "file_hash", "state_hash", "tensor_hash"]
+
+
+def content_key(content: Mapping[str, Any]) -> str:
+    """Hash of everything that decides a cell's numbers.
+
+    Parameters
+    ----------
+    content : mapping
+        Of what JSON has; the order of its keys doesn't matter.
+
+    Examples
+    --------
+    >>> content_key({"a": 1, "b": 2}) == content_key({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def file_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file can't be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as empty:
+    ...     file_hash(empty.name)[:16]
+    'e3b0c44298fc1c14'
+    """
+    path = Path(path)
+    check_is_file(path)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RequestError(f"can't read {path}: {system_text(error)}") from error
+
+
+def state_hash(model: torch.nn.Module) -> str:
+    """SHA-256 of a model's parameters and buffers, in hexadecimal.
+
+    Names, dtypes, shapes and bytes enter, in the order of the names; the device, the
+    memory layout and the order of registration don't. Buffers that a checkpoint leaves
+    out enter too, since they decide the output as well.
+
+    Examples
+    --------
+    >>> import torch
+    >>> first, second = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    >>> _ = second.load_state_dict(first.state_dict())
+    >>> state_hash(first) == state_hash(second)
+    True
+    """
+    tensors: dict[str, Tensor] = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(_bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """SHA-256 over a tensor's shape, dtype and bytes, in hexadecimal.
+
+    Examples
+    --------
+    >>> import torch
+    >>> tensor_hash(torch.zeros(2)) == tensor_hash(torch.zeros(2, 1))
+    False
+    """
+    digest = _begun(tuple(tensor.shape), tensor)
+    digest.update(_bytes_of(tensor))
+    return str(digest.hexdigest())
+
+
+class SampleHash:
+    """`tensor_hash` of samples that come in batches, none of which is kept.
+
+    Parameters
+    ----------
+    samples : int or None
+        How many there will be. Where nobody knows, the hash is another one than that of the
+        same samples as one tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> samples = torch.arange(6.0).reshape(3, 2)
+    >>> digest = SampleHash(3)
+    >>> for batch in (samples[:2], samples[2:]):
+    ...     digest.update(batch)
+    >>> digest.hexdigest() == tensor_hash(samples)
+    True
+    """
+
+    def __init__(self, samples: int | None) -> None:
+        self._samples: int | str = "?" if samples is None else samples
+        self._digest: Any = None
+
+    def update(self, batch: Tensor) -> None:
+        """Take in the next batch (n, ...)."""
+        if self._digest is None:
+            self._digest = _begun((self._samples, *batch.shape[1:]), batch)
+        self._digest.update(_bytes_of(batch))
+
+    def hexdigest(self) -> str:
+        """Give the hash of what was taken in; empty where nothing was."""
+        return "" if self._digest is None else str(self._digest.hexdigest())
+
+
+def _begun(shape: tuple[int | str, ...], tensor: Tensor) -> Any:
+    return hashlib.sha256(f"{shape} {tensor.dtype}".encode())
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    import torch
+
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()

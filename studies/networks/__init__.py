@@ -1,0 +1,1 @@
+"""Networks that only studies measure: functions of known kinks, ladders, the redshift networks."""

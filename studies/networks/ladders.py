@@ -1,0 +1,187 @@
+"""Networks whose nonlinearity was planted, as ``ladders/NAME``: the rungs of the benchmark.
+
+docs/benchmark.md says which ladders they make, and why their order is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError, nearest
+from nlbench.measure import Source
+from nlbench.registry import Family
+from nlbench.subjects.model import ModelInfo, model, model_info
+
+from .redshift import perceptron, vector_length
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ACTIVATIONS", "DEPTHS", "GAINS", "SLOPES", "TWINS", "Ladders"]
+
+
+ACTIVATIONS = ("relu", "tanh", "gelu")
+SLOPES = (1, 0.9, 0.75, 0.5, 0.25, 0.1, 0)
+GAINS = (0.5, 1, 2, 4, 8)
+DEPTHS = (1, 2, 3, 4, 6)
+TWINS = ("plain", "hidden-units", "outputs-scaled", "outputs-moved", "outputs-rotated", "doubled")
+"""One function but for something that shouldn't matter to its nonlinearity; see `_twin`."""
+
+OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_SLOPE = re.compile(rf"(cnn|vgg8)-slope{_NUMBER}")
+_MLP = re.compile(rf"mlp-({'|'.join(ACTIVATIONS)})-gain{_NUMBER}-depth(\d+)")
+_FACTOR = 3.7
+
+
+class Ladders(Family):
+    """Networks of planted nonlinearity."""
+
+    description = "networks of planted nonlinearity, for the benchmark of measures"
+
+    def names(self) -> Sequence[str]:
+        """Those that the benchmark uses; other numbers do too."""
+        return (
+            "cnn",
+            *(f"{base}-slope{slope:g}" for base in ("cnn", "vgg8") for slope in SLOPES),
+            *(f"mlp-{name}-gain{gain:g}-depth3" for name in ACTIVATIONS for gain in GAINS),
+            *(f"mlp-{name}-gain3-depth{depth}" for name in ACTIVATIONS for depth in DEPTHS),
+            *(f"twin-{twin}" for twin in TWINS),
+        )
+
+    def load(self, name: str) -> Callable[..., nn.Module]:
+        """Give the function that builds a network.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is no such network.
+        """
+        kind, twin = name.partition("-")[::2]
+        if name == "cnn":
+            return _cnn(0.0)
+        if found := _SLOPE.fullmatch(name):
+            slope = float(found[2])
+            return _cnn(slope) if found[1] == "cnn" else _vgg8(slope)
+        if (found := _MLP.fullmatch(name)) and int(found[3]) > 0:
+            weights = f"weights times {found[2]}"
+            gain, depth = float(found[2]), int(found[3])
+            return perceptron(found[1], weights, recipe="adam", scale=gain, depth=depth)
+        if kind == "twin" and twin in TWINS:
+            return _twin(twin)
+        hint = nearest(name, self.names(), "ladders/")
+        raise RequestError(f"there is no model 'ladders/{name}'{hint}")
+
+    def describe(self, name: str) -> str:
+        """One line."""
+        if name == "cnn":
+            return "small network of convolutions, average pooling and ReLUs"
+        if found := _SLOPE.fullmatch(name):
+            return f"{found[1]} whose ReLUs have the slope {found[2]} below 0"
+        if found := _MLP.fullmatch(name):
+            return f"random perceptron: {found[1]}, weights times {found[2]}, {found[3]} layers"
+        return f"perceptron, one of several that are the same function: {name[5:]}"
+
+
+def _leaky(slope: float) -> nn.Module:
+    from torch import nn
+
+    return nn.LeakyReLU(slope) if slope else nn.ReLU()
+
+
+def _cnn(slope: float) -> Callable[..., nn.Module]:
+    def build(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> nn.Module:
+        from torch import nn
+
+        from nlbench.models.networks.vgg import initialize
+
+        if image_size % 8:
+            raise RequestError(
+                f"it takes images whose side is a multiple of 8 pixels, these are "
+                f"{image_size}x{image_size}"
+            )
+        layers: list[nn.Module] = [nn.AvgPool2d(image_size // 8)]
+        for before, after in ((in_channels, 16), (16, 16), (16, 32), (32, 32)):
+            layers += [nn.Conv2d(before, after, 3, padding=1), _leaky(slope)]
+            layers += [nn.AvgPool2d(2)] if before == after else []
+        layers += [nn.Flatten(), nn.Linear(128, 64), _leaky(slope), nn.Linear(64, num_classes)]
+        network = nn.Sequential(*layers)
+        initialize(network)
+        return network
+
+    build.__doc__ = "Small network of convolutions, average pooling and (leaky) ReLUs."
+    return model(source=OURS, recipe="adam")(build)
+
+
+def _vgg8(slope: float) -> Callable[..., nn.Module]:
+    from nlbench.models.networks.vgg import vgg8
+
+    def build(in_channels: int = 3, num_classes: int = 10, image_size: int = 32) -> nn.Module:
+        from torch import nn
+
+        network = vgg8(in_channels, num_classes, image_size)
+        for part in (network.features, network.classifier):
+            for index, layer in enumerate(part):
+                if isinstance(layer, nn.ReLU):
+                    part[index] = _leaky(slope)
+        return network
+
+    known: ModelInfo = model_info(vgg8)
+    build.__doc__ = f"VGG8 whose ReLUs have the slope {slope:g} below 0."
+    return model(trained=known.trained, source=known.source)(build)
+
+
+def _twin(twin: str) -> Callable[..., nn.Module]:
+    def build(num_classes: int = 10, input_shape: tuple[int, ...] = (8,)) -> nn.Module:
+        import torch
+        from torch import nn
+
+        inputs = vector_length(input_shape)
+        first, second, last = nn.Linear(inputs, 16), nn.Linear(16, 12), nn.Linear(12, num_classes)
+        turn = torch.linalg.qr(torch.randn(num_classes, num_classes, dtype=torch.float64)).Q
+        with torch.no_grad():
+            if twin == "hidden-units":
+                for layer in (first, second):
+                    _times(layer, _FACTOR)
+                # The second layer is given inputs that are larger already.
+                second.weight /= _FACTOR
+                last.weight /= _FACTOR
+            elif twin == "outputs-scaled":
+                _times(last, _FACTOR)
+            elif twin == "outputs-moved":
+                last.bias.add_(torch.linspace(-2, 3, num_classes))
+            elif twin == "outputs-rotated":
+                last.weight.copy_((turn @ last.weight.double()).float())
+                last.bias.copy_((turn @ last.bias.double()).float())
+            elif twin == "doubled":
+                first, second, last = _doubled(first, second, last)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+
+    build.__doc__ = f"Perceptron of two hidden layers; of the same function's forms: {twin}."
+    return model(source=OURS)(build)
+
+
+def _times(layer: Any, factor: float) -> None:
+    layer.weight *= factor
+    layer.bias *= factor
+
+
+def _doubled(*layers: Any) -> list[Any]:
+    """The same function, with every hidden unit there twice, at half its weight."""
+    from torch import nn
+
+    made = []
+    for index, layer in enumerate(layers):
+        weight, bias = layer.weight, layer.bias
+        if index > 0:
+            weight = weight.repeat_interleave(2, dim=1) / 2
+        if index + 1 < len(layers):
+            weight, bias = weight.repeat_interleave(2, dim=0), bias.repeat_interleave(2)
+        wide = nn.Linear(weight.shape[1], weight.shape[0])
+        wide.weight.copy_(weight)
+        wide.bias.copy_(bias)
+        made.append(wide)
+    return made

@@ -1,0 +1,344 @@
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.introspection import background
+from nlbench.introspection.background import Background, rng_state, threads_beside
+
+
+def size(item):
+    return item[1]
+
+
+@pytest.mark.parametrize("most", [0, 1, 100])
+def test_items_are_worked_off_in_their_order_by_one_thread(most):
+    done = []
+
+    def work(item):
+        done.append((item[0], threading.current_thread().name))
+
+    with Background(work, size, most) as background:
+        for number in range(50):
+            background.put((number, 3))
+    assert done == [(number, "measures") for number in range(50)]
+
+
+def test_the_caller_waits_where_too_much_is_waiting():
+    waiting, most = [], 0
+    free = threading.Event()
+
+    def work(item):
+        free.wait()
+        waiting.remove(item)
+
+    def release():
+        time.sleep(0.05)
+        free.set()
+
+    threading.Thread(target=release).start()
+    with Background(work, size, 10) as background:
+        for number in range(20):
+            waiting.append((number, 4))
+            background.put((number, 4))
+            most = max(most, len(waiting))
+    # Two that wait, one at work and the one that is just being put.
+    assert most <= 4
+
+
+def test_an_item_larger_than_what_may_wait_is_taken_alone():
+    done = []
+    with Background(done.append, size, 10) as background:
+        for number in range(3):
+            background.put((number, 1000))
+    assert len(done) == 3
+
+
+def test_without_room_to_wait_the_caller_goes_on_after_each_item():
+    done = []
+    with Background(done.append, size, 0) as background:
+        for number in range(10):
+            background.put((number, 1))
+            assert len(done) == number + 1
+
+
+@pytest.mark.parametrize("most", [0, 100])
+def test_what_the_work_raises_is_raised_in_the_caller(most):
+    def work(item):
+        if item[0] == 2:
+            raise KeyError("two")
+
+    def put_many():
+        with Background(work, size, most) as background:
+            for number in range(1000):
+                background.put((number, 1))
+
+    with pytest.raises(KeyError, match="two"):
+        put_many()
+
+
+def test_an_error_of_the_caller_ends_the_thread_and_drops_what_waits():
+    done = []
+
+    def work(item):
+        time.sleep(0.01)
+        done.append(item)
+
+    def put_and_fail():
+        with Background(work, size, 1000) as background:
+            for number in range(100):
+                background.put((number, 1))
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        put_and_fail()
+    assert len(done) < 100
+    assert not any(thread.name == "measures" for thread in threading.enumerate())
+
+
+def test_the_thread_computes_by_itself_and_leaves_the_number_of_threads():
+    before, seen = torch.get_num_threads(), []
+    with Background(lambda item: seen.append(torch.get_num_threads()), size, 10) as background:
+        background.put((0, 1))
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert (seen, later, torch.get_num_threads()) == ([1], [before], before)
+
+
+def test_no_gradient_is_followed_in_the_thread():
+    seen = []
+    with Background(lambda item: seen.append(torch.is_grad_enabled()), size, 10) as background:
+        background.put((0, 1))
+    assert seen == [False]
+
+
+def test_an_interruption_while_the_rest_is_worked_off_drops_it_and_ends_the_thread():
+    done = []
+
+    def work(item):
+        # By then the caller waits for the end.
+        time.sleep(0.05)
+        if not done:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        done.append(item)
+
+    def put_many():
+        with Background(work, size, 1000) as background:
+            for number in range(100):
+                background.put((number, 1))
+
+    with pytest.raises(KeyboardInterrupt):
+        put_many()
+    assert len(done) < 10
+    assert not any(thread.name == "measures" for thread in threading.enumerate())
+
+
+def test_the_caller_may_go_ahead_from_when_it_is_let():
+    free, done = threading.Event(), []
+
+    def work(item):
+        free.wait()
+        done.append(item)
+
+    with Background(work, size, 0) as background:
+        background.let_wait(10)
+        background.put((0, 1))
+        background.put((1, 1))
+        assert done == []
+        free.set()
+    assert len(done) == 2
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
+def test_a_draw_from_any_global_generator_shows(draw):
+    before = rng_state(torch.device("cpu"))
+    assert rng_state(torch.device("cpu")) == before
+    draw()
+    assert rng_state(torch.device("cpu")) != before
+
+
+def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, second = (Background(lambda item: None, lambda item: 1, most=0) for _ in range(2))
+        first.__enter__()
+        first.put(1)
+
+        def other():
+            with second:
+                second.put(1)
+                first.__exit__(None, None, None)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        found = []
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert found == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("asked", "cores", "threads"), [(4, 16, 4), (16, 4, 4), (1, 4, 1)])
+def test_beside_a_gpu_there_are_as_many_threads_as_asked_for_and_no_more_than_cores(
+    monkeypatch, asked, cores, threads
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: asked)
+    monkeypatch.setattr(background, "_cores", lambda: cores)
+    assert threads_beside(torch.device("cuda")) == threads
+    assert threads_beside(torch.device("cpu")) == 1
+
+
+class Shuffled(Background):
+    """Takes any of what may be worked on, as a generator says."""
+
+    draws = random.Random(0)
+
+    def _ready(self):
+        return iter(sorted(super()._ready(), key=lambda place: self.draws.random()))
+
+
+def by_lane(items):
+    lanes = {}
+    for lane, number in items:
+        lanes.setdefault(lane, []).append((lane, number))
+    return lanes
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(1, 4), st.integers(0, 999))
+def test_a_lane_is_worked_off_in_order_and_lanes_begin_in_theirs(lanes, threads, draws):
+    begun, at_work, overlaps = [], set(), []
+
+    def work(item):
+        lane, number = item
+        if lane in at_work or (number in firsts and at_work):
+            overlaps.append(item)
+        at_work.add(lane)
+        begun.append(item)
+        at_work.discard(lane)
+
+    items = [(lane, number) for number, lane in enumerate(lanes)]
+    firsts = {of_lane[0][1] for of_lane in by_lane(items).values()}
+    how = {"lane": lambda item: item[0], "threads": threads}
+    with Shuffled(work, lambda item: 1, 100, **how) as background:
+        background.draws = random.Random(draws)
+        for item in items:
+            background.put(item)
+    assert not overlaps
+    assert by_lane(begun) == by_lane(items)
+    assert list(by_lane(begun)) == list(by_lane(items))
+    # What was given before the first item of a lane is done before it.
+    for number in firsts:
+        assert {other for _, other in begun[: [n for _, n in begun].index(number)]} >= set(
+            range(number)
+        )
+
+
+def test_beside_the_first_item_of_a_lane_nothing_is_worked_on():
+    all_given, ready = threading.Event(), {}
+
+    def work(item):
+        assert all_given.wait(30)
+        with beside._changed:
+            ready[item] = [beside._waiting[place].item for place in beside._ready()]
+
+    beside = Background(work, lambda item: 1, 100, lane=lambda item: item[0], threads=2)
+    with beside:
+        for item in ("a0", "b0", "a1", "b1"):
+            beside.put(item)
+        all_given.set()
+    assert ready["a0"] == ready["b0"] == []
+    assert set(ready) == {"a0", "b0", "a1", "b1"}
+
+
+def test_lanes_are_worked_off_at_once():
+    together = threading.Barrier(3, timeout=30)
+    how = {"lane": lambda item: item[0], "threads": 3}
+    done = []
+
+    def work(item):
+        if item[1]:
+            together.wait()
+        done.append(item)
+
+    with Background(work, size, 1000, **how) as background:
+        for item in [(lane, number) for number in range(3) for lane in range(3)]:
+            background.put(item)
+    assert len(done) == 9
+
+
+def test_of_several_errors_that_of_the_first_item_is_raised():
+    together = threading.Barrier(3, timeout=30)
+    how = {"lane": lambda item: item[0], "threads": 3}
+    ended = [threading.Event() for _ in range(3)]
+
+    def work(item):
+        lane, is_failing = item
+        if is_failing:
+            together.wait()
+            if lane < 2:
+                # The last one fails first.
+                ended[lane + 1].wait(30)
+            ended[lane].set()
+            raise KeyError(lane)
+
+    def put_many():
+        with Background(work, size, 1000, **how) as background:
+            for item in [(lane, is_failing) for is_failing in (0, 1) for lane in range(3)]:
+                background.put(item)
+
+    with pytest.raises(KeyError, match="0"):
+        put_many()
+    assert not any(thread.name == "measures" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("there", [0, 2])
+def test_a_thread_that_does_not_start_leaves_nothing_for_the_next_one(monkeypatch, there):
+    start, started = threading.Thread.start, []
+
+    def refused(self):
+        if len(started) == there:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        start(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            Background(lambda item: None, size, 10, threads=3).__enter__()
+    assert not any(thread.is_alive() for thread in started)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Background(lambda item: None, size, 10):
+            pass
+        found = []
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+        assert found == [2]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_a_pass_on_the_cpu_leaves_a_gpu_alone(monkeypatch, kind):
+    # To ask which CUDA device is the current one takes it into use; a Mac's can't be asked.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("it was asked for"))
+    done = []
+    with Background(done.append, lambda item: 1, 10, torch.device("cpu")) as background:
+        background.put(0)
+    assert done == [0]

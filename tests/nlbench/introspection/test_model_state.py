@@ -1,0 +1,247 @@
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from nlbench.conformance.pretend_cuda import PretendCuda
+from nlbench.errors import RequestError
+from nlbench.introspection.model_state import (
+    evaluation_mode,
+    refuse_unobservable,
+    with_plain_attention,
+    without_fast_path,
+)
+from nlbench.probes.function.probe import observe_function
+from nlbench.probes.sites.probe import list_sites, observe_sites
+
+
+def state_of(model):
+    hooks = [
+        (len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()
+    ]
+    return hooks, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_same_state(model, before):
+    hooks, weights = state_of(model)
+    assert hooks == before[0]
+    assert weights.keys() == before[1].keys()
+    for name, value in weights.items():
+        assert torch.equal(value, before[1][name]), name
+
+
+def test_the_model_is_left_as_it_was_found():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)).train()
+    model[1].eval()
+    before = state_of(model)
+    observe_sites(model, [torch.randn(4, 3, 8, 8)] * 2, lambda observation: None)
+    assert_same_state(model, before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_model_is_left_as_it_was_found_after_an_error_in_the_listener_or_the_model():
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.SiLU(inplace=True), nn.Linear(6, 6), nn.GELU()
+    ).train()
+    before = state_of(model)
+
+    def fail(observation):
+        raise KeyError("listener")
+
+    with pytest.raises(KeyError, match="listener"):
+        observe_sites(model, [torch.randn(5, 4)], fail)
+    assert_same_state(model, before)
+    with pytest.raises(RuntimeError):
+        observe_sites(model, [torch.randn(5, 9)], lambda observation: None)
+    assert_same_state(model, before)
+    assert [site.name for site in list_sites(model, torch.randn(5, 4))] == ["1", "3"]
+
+
+def test_buffers_that_the_forward_pass_changes_get_their_values_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+            self.register_buffer("last", torch.zeros(3))
+            self.register_buffer("cache", torch.zeros(0))
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = x.mean(0)
+            self.cache = torch.arange(len(x))
+            return torch.relu(x)
+
+    model = Counting()
+    last = model.last
+    observe_sites(model, [torch.randn(4, 3)] * 2, lambda observation: None)
+    assert model.calls.item() == 0
+    assert model.last is last
+    assert torch.equal(model.last, torch.zeros(3))
+    assert len(model.cache) == 4
+
+
+def test_a_sparse_buffer_gets_its_values_back():
+    class OnAGraph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("edges", torch.eye(3).to_sparse())
+
+        def forward(self, x):
+            self.edges.mul_(2)
+            return torch.relu(x @ self.edges)
+
+    model = OnAGraph()
+    observe_sites(model, [torch.ones(2, 3)], lambda observation: None, memory=2**20)
+    assert torch.equal(model.edges.to_dense(), torch.eye(3))
+
+
+def test_buffers_that_did_not_change_are_not_written_to():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
+    versions = [buffer._version for buffer in model.buffers()]
+    observe_sites(model, [torch.randn(4, 3)], lambda observation: None)
+    assert [buffer._version for buffer in model.buffers()] == versions
+
+
+@pytest.mark.parametrize("layers", [1, 5])
+def test_a_gpu_is_waited_for_once_for_all_buffers(layers):
+    with PretendCuda() as cuda:
+        model = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(layers))).cuda()
+        cuda.reset()
+        with evaluation_mode(model):
+            model[0].running_mean += 1
+        assert cuda.waits.total() == 1
+        assert model[0].running_mean.sum().item() == 0
+
+
+def test_plain_attributes_that_the_forward_pass_sets_get_their_values_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.last = 0, None
+
+        def forward(self, x):
+            self.calls += 1
+            self.last = self.extra = x.detach()
+            return torch.relu(x)
+
+    model = nn.Sequential(Counting())
+    observe_sites(model, [torch.randn(4, 3)] * 2, lambda observation: None)
+    assert (model[0].calls, model[0].last, hasattr(model[0], "extra")) == (0, None, False)
+    observe_function(model, [torch.randn(4, 3)] * 2, lambda seen: seen.function(seen.inputs))
+    assert (model[0].calls, model[0].last, hasattr(model[0], "extra")) == (0, None, False)
+
+
+def test_a_module_that_makes_its_layers_when_it_is_first_run_keeps_them():
+    class Building(nn.Module):
+        built = False
+
+        def forward(self, x):
+            if not self.built:
+                self.layer, self.built = nn.Linear(x.shape[1], 3), True
+            return torch.relu(self.layer(x))
+
+    found, model = [], Building()
+    for _ in range(2):
+        observe_sites(model, [torch.ones(2, 4)], lambda observation: found.append(observation.x))
+    assert torch.equal(*found)
+
+
+def overlapping(first, second):
+    """Begin the first, begin the second, end the first, end the second; see in between."""
+    with contextlib.ExitStack() as outer:
+        outer.enter_context(first())
+        inner = contextlib.ExitStack()
+        inner.enter_context(second())
+        outer.close()
+        yield
+        inner.close()
+
+
+def test_the_fast_path_stays_off_until_the_last_of_overlapping_passes_ends():
+    for _ in overlapping(without_fast_path, without_fast_path):
+        assert not torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_attention_stays_plain_until_the_last_of_overlapping_passes_ends():
+    for _ in overlapping(with_plain_attention, with_plain_attention):
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_model_stays_in_evaluation_mode_until_the_last_of_overlapping_passes_ends():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).train()
+    before = state_of(model)
+    # In one thread, where the mode of gradients is not each pass's own.
+    with torch.enable_grad():
+        for _ in overlapping(lambda: evaluation_mode(model), lambda: evaluation_mode(model[0])):
+            assert not model[0].training
+            model[0].running_mean += 1
+            model[0].counter = 1
+    assert_same_state(model, before)
+    assert not hasattr(model[0], "counter")
+
+
+def test_passes_over_one_model_in_several_threads_see_what_each_sees_alone():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    model, x = nn.TransformerEncoder(layer, 2).train(), torch.randn(5, 4, 8)
+
+    def look(_):
+        found = []
+        observe_sites(model, [x] * 3, lambda o: found.append((o.place, o.batch, o.y.clone())))
+        return found
+
+    expected = look(0)
+    assert [place for place, _, _ in expected[:2]] == ["layers.0/relu", "layers.1/relu"]
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(look, range(16)):
+            assert [a[:2] for a in found] == [b[:2] for b in expected]
+            assert all(torch.equal(a[2], b[2]) for a, b in zip(found, expected, strict=True))
+    assert model.training
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_scripted_model_is_refused_in_one_line():
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.zeros(1, 2))
+    with pytest.raises(RequestError, match="scripted, so its activations can't be observed"):
+        list_sites(scripted, torch.zeros(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
+def test_a_scripted_model_is_a_function_and_left_as_it_was():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU())
+    scripted, x, found = torch.jit.script(model), torch.randn(4, 2), []
+    for each in (scripted, model):
+        observe_function(each, [x], lambda batch: found.append(batch.function(batch.inputs)))
+        assert each.training
+    assert torch.equal(*found)
+
+
+def test_a_compiled_model_is_refused_in_one_line():
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    with pytest.raises(RequestError, match="compiled, so its activations can't be observed"):
+        list_sites(compiled, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, torch.jit.script], ids=["compiled", "scripted"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
+def test_a_part_that_can_not_be_observed_is_refused_by_name(wrap):
+    model = nn.Sequential(nn.ReLU(), wrap(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    with pytest.raises(RequestError, match=r"1 is .*pass the module it was made from"):
+        refuse_unobservable(model)
+    refuse_unobservable(nn.Sequential(nn.ReLU()))
+
+
+def test_an_exported_model_is_refused_in_one_line():
+    exported = torch.export.export(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), (torch.zeros(2, 3),))
+    with pytest.raises(RequestError, match=r"can't be put into evaluation mode.*made from$"):
+        list_sites(exported.module(), torch.zeros(2, 3))
+
+
+def test_a_model_that_runs_in_several_threads_is_refused_by_name():
+    parallel = nn.DataParallel(nn.ReLU())
+    parallel.device_ids = [0, 1]
+    with pytest.raises(RequestError, match=r"^0 is a DataParallel on several devices"):
+        list_sites(nn.Sequential(parallel), torch.zeros(2, 3))

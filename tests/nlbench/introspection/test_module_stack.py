@@ -1,0 +1,97 @@
+"""One name for one call, in every probe."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nlbench.probes.graph.probe import channel_graph, unit_activity
+from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.sites.probe import list_sites
+
+
+class Own(nn.Module):
+    """A module of a user's that does nothing but one function of its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Reused(nn.Module):
+    """Calls one module twice, and a function between."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), Own(function)
+
+    def forward(self, x):
+        x = self.act(self.layer(x))
+        x = F.relu(self.layer(x))
+        return self.layer(self.act(self.layer(x)))
+
+
+class Derived(nn.ReLU):
+    """A ReLU by another name."""
+
+
+RELU = {
+    "a module": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)),
+    "a function": lambda: nn.Sequential(nn.Linear(4, 4), Own(F.relu), nn.Linear(4, 2)),
+    "a method": lambda: nn.Sequential(nn.Linear(4, 4), Own(torch.Tensor.relu), nn.Linear(4, 2)),
+    "in place": lambda: nn.Sequential(nn.Linear(4, 4), Own(torch.relu_), nn.Linear(4, 2)),
+    "scaled": lambda: nn.Sequential(nn.Linear(4, 4), Own(lambda x: 2 * F.relu(x)), nn.Linear(4, 2)),
+    "a leaky one": lambda: nn.Sequential(nn.Linear(4, 4), Own(F.leaky_relu), nn.Linear(4, 2)),
+    "by name": lambda: nn.Sequential(nn.Linear(4, 4), Own(lambda x: F.relu(input=x)), nn.ReLU()),
+    "derived": lambda: nn.Sequential(nn.Linear(4, 4), Derived(), nn.Linear(4, 2)),
+    "six": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU6(), nn.Linear(4, 2)),
+    "six as a function": lambda: Reused(F.relu6),
+    "reused": lambda: Reused(F.relu),
+}
+
+
+@pytest.mark.parametrize("make", RELU.values(), ids=RELU)
+def test_a_site_bears_one_name_in_sites_graph_activity_and_lines(make):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(6, 4)
+    names = [site.name for site in list_sites(model, x)]
+    graph = channel_graph(model, x)
+    assert [unit.site for unit in graph.units] == names
+    assert list(unit_activity(model, graph, [x, x])) == names
+    assert list(trace_segment(model, x[0], x[1]).sites) == names
+
+
+def test_the_pieces_of_a_handwritten_activation_bear_its_name_before_their_own():
+    leaky = Reused(lambda x: F.relu(x) - 0.1 * F.relu(-x))
+    x = torch.randn(6, 4)
+    assert [site.name for site in list_sites(leaky, x)] == ["act", "relu", "act:1"]
+    pieces = ["act/relu", "act/relu:1", "relu", "act:1/relu", "act:1/relu:1"]
+    graph = channel_graph(leaky, x)
+    assert [unit.site for unit in graph.units] == pieces
+    assert list(unit_activity(leaky, graph, [x])) == pieces
+    assert list(trace_segment(leaky, x[0], x[1]).sites) == pieces
+
+
+def test_a_model_that_runs_in_another_thread_meanwhile_disturbs_no_names():
+    model, x = Reused(F.relu), torch.randn(6, 4)
+    expected = [site.name for site in list_sites(model, x)]
+    stop = threading.Event()
+
+    def run():
+        while not stop.is_set():
+            with torch.no_grad():
+                model(x)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        found = [[site.name for site in list_sites(model, x)] for _ in range(30)]
+    finally:
+        stop.set()
+        thread.join()
+    assert all(names == expected for names in found)

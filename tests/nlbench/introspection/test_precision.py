@@ -1,0 +1,235 @@
+"""What float32 is computed in: TF32 and its like are off behind every door, and all is put back."""
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import nlbench
+from nlbench.introspection.precision import (
+    exact_arithmetic,
+    exact_by_default,
+    float32_precision,
+    without_autocast,
+)
+from nlbench.models.training.loop import train
+from nlbench.models.training.recipes import vanilla
+from nlbench.probes.function.probe import observe_function
+from nlbench.probes.graph.probe import channel_graph, unit_activity
+from nlbench.probes.lines import estimate_segment, plane, trace_segment, trace_segments
+from nlbench.probes.lines.quadrature import integrate_along
+from nlbench.probes.sites.probe import observe_sites
+from nlbench.subjects.data import Dataset
+
+OPERATIONS = [
+    *(("cuda", operation) for operation in ("all", "matmul", "conv", "rnn")),
+    *(("mkldnn", operation) for operation in ("all", "matmul", "conv", "rnn")),
+    ("generic", "all"),
+]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="PyTorch has the older settings only"
+)
+
+
+def setting(backend, operation):
+    return torch._C._get_fp32_precision_getter(backend, operation)
+
+
+def older(read):
+    try:
+        return read()
+    except RuntimeError:
+        return "contradiction"
+
+
+def settings():
+    """All there is to read, also when what all inherit is something else."""
+    found, before = [], torch.backends.fp32_precision
+    for general in (before, "ieee", "tf32", "none"):
+        torch.backends.fp32_precision = general
+        found += [setting(*key) for key in OPERATIONS]
+        found += [
+            older(torch.get_float32_matmul_precision),
+            older(lambda: torch.backends.cuda.matmul.allow_tf32),
+            older(lambda: torch.backends.cudnn.allow_tf32),
+        ]
+    torch.backends.fp32_precision = before
+    return found
+
+
+def set_matmul(value):
+    torch.backends.cuda.matmul.allow_tf32 = value
+
+
+def set_cudnn(value):
+    torch.backends.cudnn.allow_tf32 = value
+
+
+SET = {
+    "nothing": lambda: None,
+    "all": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+    "products": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "convolutions": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "tf32"),
+    "recurrent layers": lambda: setattr(torch.backends.cudnn.rnn, "fp32_precision", "ieee"),
+    "cuDNN": lambda: setattr(torch.backends.cudnn, "fp32_precision", "tf32"),
+    "products on the CPU": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+    "high": lambda: torch.set_float32_matmul_precision("high"),
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "older, products": lambda: set_matmul(True),
+    "older, convolutions on": lambda: set_cudnn(True),
+    "older, convolutions off": lambda: set_cudnn(False),
+    "both kinds": lambda: (set_matmul(True), setattr(torch.backends, "fp32_precision", "bf16")),
+}
+
+
+@pytest.fixture(autouse=True)
+def _put_back():
+    before = {key: setting(*key) for key in OPERATIONS}
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    for key, value in before.items():
+        torch._C._set_fp32_precision_setter(*key, value)
+
+
+@pytest.mark.parametrize("precision", ["native", "tf32"])
+@pytest.mark.parametrize("name", SET)
+def test_tf32_is_off_unless_asked_for_and_all_settings_are_put_back(name, precision):
+    SET[name]()
+    before = settings()
+    with exact_arithmetic(precision):
+        short = {"native": "ieee", "tf32": "tf32"}[precision]
+        assert set(float32_precision(CUDA).values()) == {short}
+        assert set(float32_precision(CPU).values()) == {"ieee"}
+        assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+        with exact_arithmetic():
+            assert set(float32_precision(CUDA).values()) == {"ieee"}
+        assert set(float32_precision(CUDA).values()) == {short}
+        with exact_by_default():
+            assert set(float32_precision(CUDA).values()) == {short}
+    assert settings() == before
+    with exact_by_default():
+        assert set(float32_precision(CUDA).values()) == {"ieee"}
+    assert settings() == before
+
+
+def in_threads(*steps):
+    """Have threads go into `exact_arithmetic` and out of it in an order, and read it."""
+    found, asked = [], {}
+    with contextlib.ExitStack() as stack:
+        pools = {who: stack.enter_context(ThreadPoolExecutor(1)) for who, _ in steps}
+        for who, precision in steps:
+            if precision:
+                asked[who] = exact_arithmetic(precision)
+                pools[who].submit(asked[who].__enter__).result()
+            else:
+                pools[who].submit(asked.pop(who).__exit__, None, None, None).result()
+            found.append("/".join(sorted(set(float32_precision(CUDA).values()))))
+    return found
+
+
+OUT = ""
+
+
+@pytest.mark.parametrize("name", ["nothing", "all", "high", "older, convolutions off"])
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # What one thread has asked for is not what another finds, nor what the user had set.
+        ([("a", "tf32"), ("b", "native"), ("a", OUT), ("b", OUT)], ["tf32", "ieee", "ieee"]),
+        ([("a", "native"), ("b", "tf32"), ("a", OUT), ("b", OUT)], ["ieee", "ieee", "tf32"]),
+        ([("a", "tf32"), ("b", "native"), ("b", OUT), ("a", OUT)], ["tf32", "ieee", "tf32"]),
+        ([("a", "native"), ("b", "native"), ("a", OUT), ("b", OUT)], ["ieee", "ieee", "ieee"]),
+        ([("a", "tf32"), ("b", "tf32"), ("a", OUT), ("b", OUT)], ["tf32", "tf32", "tf32"]),
+    ],
+)
+def test_threads_that_ask_for_a_precision_at_the_same_time_leave_the_users(name, steps, expected):
+    SET[name]()
+    before = settings()
+    assert in_threads(*steps)[:-1] == expected
+    assert settings() == before
+
+
+SEEN = []
+
+
+class Watched(nn.Linear):
+    """Notes what float32 is computed in when it is run; copies note it in the same place."""
+
+    def forward(self, x):
+        SEEN.append(frozenset(float32_precision(CUDA).values()))
+        return super().forward(x)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(Watched(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def few():
+    images, labels = torch.rand(6, 4, generator=torch.Generator().manual_seed(1)), torch.arange(6)
+    return Dataset("few", *[TensorDataset(images, labels % 3)] * 2, (4,), 3, (0.5,), (0.5,), "")
+
+
+X = torch.linspace(-1, 1, 24).reshape(6, 4)
+GRAPH = channel_graph(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), X[:1])
+DOORS = {
+    "trace_segment": lambda m: trace_segment(m, X[0], X[1]),
+    "trace_segment, adaptive": lambda m: trace_segment(m, X[0], X[1], method="adaptive"),
+    "estimate_segment": lambda m: estimate_segment(m, X[0], X[1], evaluations=65),
+    "integrate_along": lambda m: list(integrate_along(m, X[:1], X[1:2])),
+    "plane": lambda m: plane(m, X[:2], size=4),
+    "observe_sites": lambda m: observe_sites(m, [X], lambda seen: None),
+    "observe_function": lambda m: observe_function(m, [X], lambda seen: seen.function(X)),
+    "unit_activity": lambda m: unit_activity(m, GRAPH, [X]),
+    "train": lambda m: train(lambda: m, few(), replace(vanilla, epochs=1, batch_size=6)),
+    "evaluate": lambda m: nlbench.evaluate(m, X, ["norm", "nlc", "accuracy"], labels=few_labels()),
+}
+
+
+def few_labels():
+    return torch.arange(6) % 3
+
+
+@pytest.mark.parametrize("name", ["nothing", "convolutions", "both kinds"])
+def test_tf32_is_off_behind_every_door_and_all_settings_are_put_back(name):
+    SET[name]()
+    before = settings()
+    for door, go in DOORS.items():
+        SEEN.clear()
+        go(network())
+        assert SEEN, door
+        assert set(SEEN) == {frozenset(["ieee"])}, door
+        assert settings() == before, door
+
+
+def test_behind_a_door_a_run_has_the_precision_that_it_was_asked_for():
+    with exact_arithmetic("tf32"):
+        for door, go in DOORS.items():
+            if door != "evaluate":  # It is asked itself.
+                SEEN.clear()
+                go(network())
+                assert set(SEEN) == {frozenset(["tf32"])}, door
+        with exact_by_default():
+            assert set(float32_precision(CUDA).values()) == {"tf32"}
+
+
+def test_between_two_segments_the_caller_has_his_own_settings():
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    for _ in trace_segments(network(), X[:2], X[2:4], dtype=torch.float32):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert set(SEEN[-1:]) == {frozenset(["ieee"])}
+
+
+def test_a_measure_computes_without_the_autocast_of_any_device():
+    for kind in ("cpu", "mps"):
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            assert torch.is_autocast_enabled(kind)
+            with without_autocast():
+                assert not torch.is_autocast_enabled(kind)

@@ -1,0 +1,176 @@
+import _thread
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.probes.lines.exact.trace import by_itself, trace_exactly, trace_program, work_off
+from nlbench.probes.lines.recording.program import checked_program, double_copy
+
+
+@pytest.fixture
+def threads_before():
+    """Threads of other tests of this process, such as a cluster's, may be there still."""
+    return set(threading.enumerate())
+
+
+def split(limit):
+    def work(interval):
+        a, b = interval
+        if b - a <= limit:
+            return [], [interval]
+        middle = (a + b) // 2
+        return [(a, middle), (middle, b)], []
+
+    return work
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 4))
+def test_nothing_is_lost_or_done_twice(size, limit, threads):
+    found = sorted(work_off([(0, size)], split(limit), threads))
+    assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
+    assert found[-1][1] == size
+
+
+def test_the_latest_task_comes_first_so_that_few_are_waiting():
+    order = []
+
+    def work(interval):
+        order.append(interval)
+        return split(1)(interval)
+
+    work_off([(0, 4)], work, 1)
+    assert order == [(0, 4), (0, 2), (0, 1), (1, 2), (2, 4), (2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_an_error_in_a_task_is_raised_and_ends_the_others(threads, threads_before):
+    def work(interval):
+        if interval == (96, 97):
+            raise KeyError("here")
+        return split(1)(interval)
+
+    with pytest.raises(KeyError, match="here"):
+        work_off([(0, 1000)], work, threads)
+    assert set(threading.enumerate()) <= threads_before
+
+
+def test_an_error_tells_long_tasks_to_end(threads_before):
+    stopped, both = threading.Event(), threading.Barrier(2)
+
+    def work(number):
+        both.wait(10)
+        if number == 0:
+            raise KeyError("here")
+        assert stopped.wait(10)
+        return [2, 3], []
+
+    with pytest.raises(KeyError, match="here"):
+        work_off([0, 1], work, 2, stopped=stopped)
+    assert set(threading.enumerate()) <= threads_before
+
+
+def test_an_interrupt_of_the_caller_ends_all_threads_before_it_is_raised(threads_before):
+    stopped, before, ended = threading.Event(), torch.get_num_threads(), []
+
+    def work(number):
+        if number == 0:
+            _thread.interrupt_main()
+        assert stopped.wait(10)
+        ended.append(number)
+        return [2, 3], []
+
+    with pytest.raises(KeyboardInterrupt):
+        work_off([0, 1], work, 2, stopped=stopped)
+    assert set(ended) <= {0, 1}
+    assert set(threading.enumerate()) <= threads_before
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_in_a_task_is_raised(threads, threads_before):
+    def work(number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work_off([0, 1], work, threads)
+    assert set(threading.enumerate()) <= threads_before
+
+
+def test_a_trace_that_is_stopped_after_one_segment_leaves_no_thread(two_threads, threads_before):
+    net = double_copy(torch.nn.Sequential(torch.nn.Linear(3, 50), torch.nn.ReLU()))
+    ends = torch.randn(20, 2, 3, dtype=torch.float64)
+    traces = trace_exactly(checked_program(net, ends[0]), map(tuple, ends), limit=4)
+    assert next(traces).regions > 4
+    traces.close()
+    assert set(threading.enumerate()) <= threads_before
+    assert torch.get_num_threads() == two_threads
+
+
+def test_computing_by_itself_ends_with_the_block(two_threads):
+    def fail():
+        with by_itself():
+            assert torch.get_num_threads() == 1
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.get_num_threads() == two_threads
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield 2
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_of_torch_is_put_back(threads):
+    before = torch.get_num_threads()
+    seen = []
+
+    def work(interval):
+        seen.append(torch.get_num_threads())
+        return split(1)(interval)
+
+    work_off([(0, 50)], work, threads)
+    assert torch.get_num_threads() == before
+    assert set(seen) == ({before} if threads == 1 else {1})
+    fresh = []
+    thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert fresh == [before]
+
+
+def test_a_trace_is_the_same_to_the_last_bit_whatever_the_number_of_threads():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.AvgPool2d(2),
+        torch.nn.Conv2d(8, 16, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16 * 64, 10),
+    )
+    start, end = torch.rand(2, 3, 16, 16, dtype=torch.float64)
+    program = checked_program(double_copy(model), torch.stack([start, end]))
+    before = torch.get_num_threads()
+    try:
+        traces = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            traces.append(trace_program(program, start, end, limit=20))
+    finally:
+        torch.set_num_threads(before)
+    assert traces[0].regions > 200
+    for trace in traces[1:]:
+        assert torch.equal(trace.t, traces[0].t)
+        assert torch.equal(trace.values, traces[0].values)
+        assert torch.equal(trace.origins, traces[0].origins)

@@ -1,0 +1,216 @@
+"""Traces of random networks and of VGG8 are exact and complete."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.models.networks.vgg import vgg8
+from nlbench.probes.lines.exact import trace as exact
+from nlbench.probes.lines.exact.trace import trace_exactly, trace_program
+from nlbench.probes.lines.paths import closed_paths
+from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.lines.recording.program import checked_program, double_copy
+
+from segments import (
+    assert_complete,
+    assert_exact,
+    assert_patterns,
+    boundaries,
+    hostile_networks,
+    mlp,
+    networks,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(networks())
+def test_a_random_network_is_exactly_affine_between_breakpoints(drawn):
+    net, start, end = drawn
+    assert_exact(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=20, deadline=None)
+@given(networks())
+def test_patterns_change_at_breakpoints_and_nowhere_else(drawn):
+    net, start, end = drawn
+    assert_patterns(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks())
+def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
+    net, start, end = drawn
+    assert_complete(net, start, end, trace_segment(net, start, end))
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks(), st.integers(2, 9))
+def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
+    net, start, end = drawn
+    start, end = start.double(), end.double()
+    program = checked_program(double_copy(net), torch.stack([start, end]))
+    whole = trace_program(program, start, end, limit=10**6)
+    cut = trace_program(program, start, end, limit=limit)
+    assert len(cut.t) == len(whole.t)
+    torch.testing.assert_close(cut.t, whole.t, rtol=0, atol=1e-11)
+    torch.testing.assert_close(cut.values, whole.values, rtol=1e-9, atol=1e-9)
+    assert torch.equal(cut.origins, whole.origins)
+
+
+def test_no_more_points_than_the_limit_are_carried_at_once():
+    net = double_copy(mlp(0, widths=(3, 32, 32, 2)))
+    ends = torch.randn(2, 3, dtype=torch.float64)
+    program = checked_program(net, ends)
+    carried = []
+
+    def counting(apply):
+        def counted(points, *bounds):
+            carried.append(len(points[0]))
+            return apply(points, *bounds)
+
+        return counted
+
+    def watched(rule):
+        land = counting(rule.land) if rule.land else None
+        return replace(rule, apply=counting(rule.apply), land=land)
+
+    steps = tuple(replace(step, rule=watched(step.rule)) for step in program.steps)
+    trace = trace_program(replace(program, steps=steps), *ends, limit=5)
+    assert trace.regions > 20
+    assert max(carried) == 5
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks())
+def test_the_way_back_meets_the_same_regions(drawn):
+    net, start, end = drawn
+    there, back = trace_segment(net, start, end), trace_segment(net, end, start)
+    assert there.regions == back.regions
+    torch.testing.assert_close(back.t, 1 - there.t.flip(0), rtol=0, atol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def vgg_segment():
+    """VGG8 with biases, and a short piece between two shifted versions of an image."""
+    torch.manual_seed(0)
+    net = vgg8()
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+    path = closed_paths(torch.rand(1, 3, 32, 32))[0]
+    return net, path[0], torch.lerp(path[0], path[1], 0.02)
+
+
+def test_vgg8_is_exactly_affine_between_breakpoints(vgg_segment):
+    net, start, end = vgg_segment
+    trace = trace_segment(net, start, end)
+    assert trace.regions > 50
+    assert_exact(net, start, end, trace)
+    assert_patterns(net, start, end, trace)
+
+
+def test_every_boundary_of_vgg8_found_by_brute_force_is_a_breakpoint(vgg_segment):
+    net, start, end = vgg_segment
+    trace = trace_segment(net, start, end)
+    found = boundaries(net, start, end, samples=100, width=1e-8)
+    assert len(found) > 50
+    assert trace.t.diff().min() > 1e-5
+    for left, right in found.tolist():
+        assert ((trace.t > left - 1e-7) & (trace.t < right + 1e-7)).any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(hostile_networks())
+def test_segments_that_begin_end_or_run_on_boundaries_are_exact(drawn):
+    net, start, end = drawn
+    trace = trace_segment(net, start, end)
+    assert_exact(net, start, end, trace)
+    back = trace_segment(net, end, start)
+    assert back.regions == trace.regions
+    torch.testing.assert_close(back.t, 1 - trace.t.flip(0), rtol=0, atol=1e-10)
+
+
+@settings(max_examples=8, deadline=None)
+@given(networks(), st.integers(1, 6), st.integers(2, 9))
+def test_segments_that_share_batches_give_what_each_gives(drawn, together, limit):
+    net, start, end = drawn
+    torch.manual_seed(0)
+    starts = torch.stack(
+        [start.double(), end.double(), start.double(), *torch.randn(3, *start.shape).double()]
+    )
+    ends = torch.stack(
+        [end.double(), start.double(), start.double(), *torch.randn(3, *start.shape).double()]
+    )
+    segments = list(zip(starts, ends, strict=True))
+    program = checked_program(double_copy(net), torch.stack(segments[0]))
+    traces = list(trace_exactly(program, segments, together=together, limit=limit))
+    assert len(traces) == len(segments)
+    for trace, ends_of in zip(traces, segments, strict=True):
+        alone = trace_program(program, *ends_of)
+        assert torch.equal(trace.origins, alone.origins)
+        assert trace.length == alone.length
+        torch.testing.assert_close(trace.t, alone.t, rtol=0, atol=1e-11)
+        torch.testing.assert_close(trace.values, alone.values, rtol=1e-9, atol=1e-9)
+
+
+def test_segments_are_taken_as_their_traces_are_asked_for():
+    net, asked = double_copy(mlp(0)), []
+    ends = torch.randn(50, 2, 3, dtype=torch.float64)
+
+    def segments():
+        for i, (start, end) in enumerate(ends):
+            asked.append(i)
+            yield start, end
+
+    traces = trace_exactly(checked_program(net, ends[0]), segments(), together=4)
+    next(traces)
+    assert len(asked) == 4
+    assert len(list(traces)) == 49
+
+
+def test_a_trace_keeps_no_memory_of_its_neighbours():
+    net, ends = double_copy(mlp(0)), torch.randn(3, 2, 3, dtype=torch.float64)
+    traces = list(trace_exactly(checked_program(net, ends[0]), map(tuple, ends), together=3))
+    for trace in traces:
+        for tensor in (trace.t, trace.values, trace.origins):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@settings(max_examples=15, deadline=None)
+@given(networks())
+def test_what_a_site_contributes_adds_up_to_the_crossings(drawn):
+    net, start, end = drawn
+    trace = trace_segment(net, start, end)
+    assert tuple(trace.contributions) == trace.sites
+    assert sum(trace.contributions.values()) == trace.crossings
+    for name, count in trace.contributions.items():
+        origins = [trace.sites[i] for i in trace.origins[1:-1].tolist()]
+        assert origins.count(name) == count
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_trace_carries_fewer_points_where_memory_runs_out(together, monkeypatch):
+    torch.manual_seed(3)
+    network = mlp(0, widths=(3, 16, 16, 2)).double()
+    segments = [tuple(3 * torch.randn(2, 3, dtype=torch.float64)) for _ in range(3)]
+    program = checked_program(network, torch.stack(segments[0]))
+    expected = list(trace_exactly(program, segments, together=together))
+    assert sum(trace.regions for trace in expected) > 24
+    carried, advance = [], exact._advance
+
+    def cramped(program, chunk, *given):
+        carried.append(len(chunk.t))
+        if len(chunk.t) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return advance(program, chunk, *given)
+
+    monkeypatch.setattr(exact, "_advance", cramped)
+    found = list(trace_exactly(program, segments, together=together, limit=16))
+    assert max(carried) > 8
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.t, other.t, rtol=0, atol=1e-12)
+        torch.testing.assert_close(one.values, other.values, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,279 @@
+"""Recording is checked against the network itself, and refusals by what they name."""
+
+import copy
+
+import pytest
+import torch
+from programs import Net, assert_reproduces, recorded
+from torch import nn
+from torch.nn import functional as F
+
+from nlbench.errors import UnsupportedOperation
+from nlbench.models.sparsified.prelu import sparsify
+from nlbench.probes.lines.recording.program import checked_program, double_copy, run_program
+from nlbench.probes.sites.probe import list_sites
+
+CONV = {"c": nn.Conv2d(3, 4, 3)}
+
+
+@pytest.mark.parametrize(
+    ("function", "modules", "shape"),
+    [
+        (lambda m, x: m.c(x).view(x.size(0), -1), CONV, (3, 6, 6)),
+        (lambda m, x: m.c(x).reshape(1, -1), CONV, (3, 6, 6)),
+        (lambda m, x: m.c(x).flatten(1), CONV, (3, 6, 6)),
+        (lambda m, x: x.permute(0, 2, 3, 1).mean((1, 2)), {}, (3, 4, 4)),
+        (lambda m, x: x.transpose(1, 2).contiguous().sum(1), {}, (3, 4)),
+        (lambda m, x: x[:, 0] - x[:, 1:].sum(1) + x[:, [1, 2]].mean(1), {}, (3, 4)),
+        (lambda m, x: torch.cat([x, x.unsqueeze(2).squeeze(2)], 1), {}, (3,)),
+        (lambda m, x: torch.stack(x.chunk(3, 1), 2).flatten(1), {}, (6,)),
+        (lambda m, x: sum(x.split(2, 1)), {}, (6,)),
+        (lambda m, x: torch.hstack(list(x.unbind(1))[::-1]), {}, (2, 3)),
+        (lambda m, x: torch.cat([x, torch.ones(1, 2).double()], 1), {}, (3,)),
+        (lambda m, x: torch.cat([torch.zeros_like(x), x], 1), {}, (3,)),
+        (lambda m, x: x + torch.arange(3.0).double().expand_as(x), {}, (3,)),
+        (lambda m, x: F.pad(x, (1, 2)) * 3, {}, (4,)),
+        (lambda m, x: F.pad(x, (1, 1), mode="reflect"), {}, (2, 4)),
+        (lambda m, x: F.pad(x, (1, 1), mode="replicate"), {}, (2, 4)),
+        (lambda m, x: m.c(x), {"c": nn.Conv2d(3, 3, 3, padding="same", groups=3)}, (3, 5, 5)),
+        (lambda m, x: m.c(x), {"c": nn.Conv1d(2, 4, 2, stride=2)}, (2, 6)),
+        (lambda m, x: m.c(x), {"c": nn.Conv3d(1, 2, 2, dilation=2)}, (1, 4, 4, 4)),
+        (lambda m, x: m.c(x), {"c": nn.ConvTranspose2d(3, 2, 2, 2)}, (3, 3, 3)),
+        (lambda m, x: m.c(x), {"c": nn.BatchNorm2d(3, affine=False)}, (3, 2, 2)),
+        (lambda m, x: m.c(x), {"c": nn.BatchNorm1d(3)}, (3,)),
+        (lambda m, x: F.avg_pool2d(x, 2) + F.adaptive_avg_pool2d(x, 2), {}, (3, 4, 4)),
+        (lambda m, x: F.max_pool2d(F.relu(x), 2, 1), {}, (3, 4, 4)),
+        (lambda m, x: F.adaptive_max_pool2d(x, 2), {}, (3, 5, 5)),
+        (lambda m, x: F.interpolate(x, scale_factor=2), {}, (3, 2, 2)),
+        (lambda m, x: F.interpolate(x, scale_factor=2, mode="bilinear"), {}, (3, 2, 2)),
+        (lambda m, x: F.pixel_shuffle(x, 2), {}, (4, 2, 2)),
+        (lambda m, x: x.roll(1, 1).flip(1).repeat(1, 2), {}, (3,)),
+        (lambda m, x: x @ torch.ones(3, 2).double() + 1, {}, (3,)),
+        (lambda m, x: torch.ones(2, 3).double() @ x, {}, (3, 4)),
+        (lambda m, x: torch.bmm(torch.ones(1, 2, 3).double(), x), {}, (3, 4)),
+        (lambda m, x: torch.einsum("bij,jk->bik", x, torch.ones(4, 2).double()), {}, (3, 4)),
+        (lambda m, x: torch.addmm(torch.ones(2).double(), x, torch.ones(3, 2).double()), {}, (3,)),
+        (
+            lambda m, x: m.d(m.i(x.clone().detach().double())),
+            {"d": nn.Dropout(), "i": nn.Identity()},
+            (3,),
+        ),
+        (lambda m, x: 1 - 2 * -x / 3, {}, (3,)),
+        (lambda m, x: torch.sub(x, x.abs(), alpha=2), {}, (3,)),
+        (lambda m, x: x.expand(-1, 4, -1).flatten(1), {}, (1, 2)),
+        (lambda m, x: m.c(x), {"c": nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))}, (3,)),
+        (lambda m, x: torch.full((1, 2), 3.0, dtype=torch.float64), {}, (3,)),
+    ],
+)
+def test_an_affine_operation_is_reproduced_on_a_batch(function, modules, shape):
+    assert_reproduces(Net(function, **copy.deepcopy(modules)), *shape)
+
+
+def test_in_place_operations_rebind_their_tensor():
+    def forward(m, x):
+        skip = x * 2
+        x.relu_().mul_(3).add_(skip)
+        y = torch.zeros_like(x)
+        y += x
+        return y.sub_(1)
+
+    program = assert_reproduces(Net(forward), 4)
+    assert program.sites == ("relu",)
+
+
+def _through_a_view(m, x):
+    y = x * 1
+    y[:, :2].relu_()
+    return y
+
+
+def _early_view(m, x):
+    y = x * 1
+    view = y.view(1, 2, 2)
+    y.relu_()
+    return view.flatten(1)
+
+
+def _late_view(m, x):
+    y = x * 1
+    y.relu_()
+    return y.view(1, 2, 2).sum(1)
+
+
+def _into_a_buffer(m, x):
+    y = torch.zeros(1, 6).double()
+    y[:, 1:5] = x
+    y[:, 2] = 7
+    return torch.relu(y) + y[:, :1]
+
+
+def _into_a_slice(m, x):
+    y = x * 2
+    other = y.t()
+    y[:, 1:3] = x[:, 2:] - 1
+    y[:, ::2] += 1
+    other[3:] = 5
+    return y
+
+
+def _swapped(m, x):
+    y = x.clone()
+    y[:, :2], y[:, 2:] = x[:, 2:] * 1, x[:, :2] * 1
+    return y.relu_().flip(1)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [_through_a_view, _early_view, _late_view, _into_a_buffer, _swapped],
+)
+def test_what_is_written_under_one_name_is_read_under_another(forward):
+    assert_reproduces(Net(forward), 4)
+
+
+def test_memory_under_another_shape_of_samples_is_refused():
+    with pytest.raises(UnsupportedOperation, match=r"memory was changed|axis of samples"):
+        recorded(Net(_into_a_slice), 4)
+
+
+def test_a_constant_changed_after_it_was_read_is_refused():
+    def forward(m, x):
+        scale = torch.ones(2).double()
+        x = x * scale
+        scale.mul_(2)
+        return x * scale
+
+    with pytest.raises(UnsupportedOperation, match="changes a constant"):
+        recorded(Net(forward), 2)
+
+
+def test_sites_are_named_by_module_and_call():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.relu = nn.ReLU(inplace=True)
+            self.pool = nn.MaxPool2d(2)
+
+        def forward(self, x):
+            x = self.relu(self.relu(x) - 1)
+            return self.pool(F.relu(F.relu6(F.relu(x, inplace=True) - 1)))
+
+    net = Net(lambda m, x: F.max_pool2d(F.relu(m.b(x)), 2), b=Branch())
+    _, program = recorded(net, 1, 4, 4)
+    assert program.sites == (
+        "b.relu",
+        "b.relu:1",
+        "b/relu",
+        "b/relu6",
+        "b/relu:1",
+        "b.pool",
+        "relu",
+        "max_pool2d",
+    )
+
+
+def test_sites_bear_the_names_that_the_probe_sites_gives_them():
+    inner = Net(lambda m, x: F.relu(m.act(m.act(x)) + F.relu6(x)), act=nn.LeakyReLU())
+    net = nn.Sequential(nn.Linear(3, 3), nn.PReLU(), inner, nn.Hardtanh(), inner)
+    _, program = recorded(net, 3)
+    assert program.sites == tuple(site.name for site in list_sites(net, torch.randn(1, 3)))
+
+
+class Leak(nn.LeakyReLU):
+    def forward(self, input):
+        return F.leaky_relu(input, 0.3)
+
+
+class Twice(nn.ReLU):
+    def forward(self, input):
+        return torch.relu(input) - torch.relu(input - 1)
+
+
+class Pool(nn.MaxPool1d):
+    pass
+
+
+def test_a_subclass_of_an_activation_or_pool_bears_the_name_of_its_module():
+    net = nn.Sequential(Leak(), Pool(2), Twice())
+    _, program = recorded(net, 3, 4)
+    # Two ReLUs in a module of its own are one activation, here in two pieces.
+    assert program.sites == ("0", "1", "2/relu", "2/relu:1")
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_sparsified_relus_bear_the_names_that_the_probe_sites_gives_them(layerwise):
+    relu = nn.ReLU()
+    net = nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4), relu, Net(lambda m, x: F.relu(x)))
+    net = sparsify(net, layerwise=layerwise)
+    _, program = recorded(net, 3)
+    assert program.sites == ("1.0", "1.1", "4.relu")
+    assert program.sites == tuple(site.name for site in list_sites(net, torch.randn(1, 3)))
+
+
+def test_an_error_that_the_network_catches_leaves_the_names_right():
+    def attempt(m, x):
+        try:
+            return m.wrong(x)
+        except RuntimeError:
+            return F.relu(x)
+
+    net = Net(lambda m, x: m.inner(x), inner=Net(attempt, wrong=nn.Linear(9, 9)))
+    _, program = recorded(net, 3)
+    assert program.sites == ("inner/relu",)
+
+
+def test_what_the_output_does_not_need_is_left_out():
+    program = assert_reproduces(Net(lambda m, x: (F.relu(x), x * 2)[1]), 3)
+    assert program.sites == ()
+    assert [step.operation for step in program.steps] == ["mul"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    if before:
+        net.register_forward_pre_hook(lambda module, inputs: (F.relu(inputs[0]),))
+    else:
+        net.register_forward_hook(lambda module, inputs, output: F.relu(output - 1))
+    _, program = recorded(net, 3)
+    assert sorted(program.sites) == ["1", "relu"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_weight_that_is_computed_before_each_pass_is_copied():
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.ReLU())
+    weight = net[0].weight
+    program = checked_program(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(run_program(program, x.double()).float(), net(x).detach())
+    assert net[0].weight.requires_grad
+    assert weight.dtype == torch.float32
+
+
+def test_mixing_the_samples_is_seen_beside_a_large_constant():
+    def forward(m, x):
+        h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
+        return h - h.mean(0, keepdim=True) + 2 * h
+
+    with pytest.raises(UnsupportedOperation, match="mean at the network: it mixes the samples"):
+        recorded(Net(forward), 4)
+
+
+def test_a_program_is_compared_with_its_network_beside_a_large_constant():
+    def forward(m, x):
+        h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
+        return h + torch.randn(4).double()
+
+    with pytest.raises(UnsupportedOperation, match="not reproduce"):
+        recorded(Net(forward), 4)
+
+
+def test_outputs_that_are_nothing_but_rounding_are_accepted():
+    assert_reproduces(Net(lambda m, x: F.relu((x + 1000) - 1000 - x)), 4)
+    assert_reproduces(Net(lambda m, x: m.a(x) * 3 - m.a(x * 3), a=nn.Linear(4, 4, bias=False)), 4)
+
+
+def test_arguments_may_be_passed_by_name():
+    slope = torch.tensor([0.25]).double()
+    net = Net(lambda m, x: F.prelu(input=F.linear(input=x, weight=m.w), weight=slope))
+    net.w = nn.Parameter(torch.randn(3, 3))
+    assert assert_reproduces(net, 3).sites == ("prelu",)

@@ -1,0 +1,137 @@
+"""Networks of which no program can be made: one line that names operation and place."""
+
+import pytest
+import torch
+from programs import Net, assert_reproduces, recorded
+from torch import nn
+from torch.nn import functional as F
+
+from nlbench.errors import RequestError, Undefined, UnsupportedOperation
+from nlbench.probes.lines.recording.program import double_copy
+
+
+def test_a_model_of_complex_numbers_is_refused():
+    net = Net(lambda m, x: F.relu(x * m.w.abs()))
+    net.w = nn.Parameter(torch.tensor([3 + 4j, 1j, 2 + 0j]))
+    with pytest.raises(RequestError, match="complex numbers, expected real ones"):
+        recorded(net, 3)
+
+
+def test_a_model_without_weights_is_refused():
+    with torch.device("meta"):
+        net = nn.Linear(3, 2)
+    with pytest.raises(RequestError, match="on the device meta: it has shapes, but no weights"):
+        recorded(net, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: torch.sigmoid(x), "sigmoid at the network: not piecewise affine"),
+        (lambda m, x: F.gelu(x), "gelu at the network: not piecewise affine"),
+        (lambda m, x: F.silu(x, inplace=True), "silu at the network: not piecewise affine"),
+        (lambda m, x: x.softmax(1), "softmax at the network: not piecewise affine"),
+        (lambda m, x: F.hardswish(x), "hardswish at the network: not piecewise affine"),
+        (lambda m, x: F.hardshrink(x), "hardshrink at the network: not piecewise affine"),
+        (lambda m, x: (x > 0) * x, "gt at the network: not piecewise affine"),
+        (lambda m, x: F.layer_norm(x, (3,)), "layer_norm at the network: not piecewise affine"),
+        (lambda m, x: F.threshold(x, 1, 0), "threshold at the network: it jumps from 0 to 1 at 1"),
+        (lambda m, x: x * x, "mul at the network: a product of two values"),
+        (lambda m, x: x[:, None] @ x[..., None], "matmul at the network: a product of two values"),
+        (lambda m, x: 1 / x, "reciprocal at the network: not piecewise affine"),
+        (lambda m, x: torch.ones(3).double() / x, "div at the network: not piecewise affine"),
+        (lambda m, x: torch.divide(torch.ones(3), x), "divide at the network: not piecewise"),
+        (lambda m, x: torch.true_divide(x, x), "true_divide at the network: a product of two"),
+        (lambda m, x: torch.divide(x, 99, rounding_mode="trunc"), "divide at the network: not"),
+        (lambda m, x: F.linear(x, x), "linear at the network: its parameters depend on the input"),
+        (lambda m, x: x.clamp(max=x.mean(1, keepdim=True)), "clamp at the network: bounds that"),
+        (lambda m, x: x.max(0)[0], "max at the network: it m"),
+        (lambda m, x: x.sort(0)[0], "sort at the network: it mixes the samples"),
+        (lambda m, x: x.topk(2, sorted=False)[0], "topk at the network: the order of what it"),
+        (lambda m, x: torch.where(x[:, :1] > 0, x, -x), "gt at the network: not piecewise affine"),
+        (lambda m, x: x.masked_fill(x.abs() > 1, 0), "gt at the network: not piecewise affine"),
+        (lambda m, x: x.pow(2), "pow at the network: not piecewise affine"),
+        (lambda m, x: torch.lerp(x, 2 * x, x), "lerp at the network: a product of two values"),
+        (lambda m, x: x.norm(dim=1, keepdim=True), "norm at the network: not piecewise affine"),
+        (lambda m, x: x.cumprod(1), "cumprod at the network: not piecewise affine"),
+        (lambda m, x: x.gather(1, x.argmax(1, True)), "argmax at the network: not piecewise"),
+        (lambda m, x: x.float(), r"to at the network: it converts to torch\.float32"),
+        (lambda m, x: F.instance_norm(x[:, None]), "instance_norm at the network: it uses the"),
+        (lambda m, x: x if x.sum() > 0 else -x, "sum at the network: it moves or drops the axis"),
+        (lambda m, x: x * float(x[0, 0]), "the values of the input decide|moves or drops the axis"),
+        (lambda m, x: x * x.tolist()[0][0], "decide what is computed"),
+        (lambda m, x: x - x.mean(0, keepdim=True), "mean at the network: it mixes the samples"),
+        (lambda m, x: x.cumsum(0), "cumsum at the network: it mixes the samples"),
+        (lambda m, x: x.flip(0), "flip at the network: it mixes the samples"),
+        (lambda m, x: x.unsqueeze(0), "unsqueeze at the network: it mixes the samples"),
+        (lambda m, x: x.squeeze(0), "squeeze at the network: it moves or drops the axis"),
+        (lambda m, x: F.dropout(x), "dropout at the network: it draws at random"),
+        (lambda m, x: x + torch.randn(3).double(), "does not reproduce"),
+        (lambda m, x: x * x.data.numpy()[0, 0], "decide what is computed|not reproduce"),
+        (lambda m, x: torch.where(x > 0, x, 0 * x), "gt at the network: not piecewise affine"),
+    ],
+)
+def test_what_is_not_piecewise_affine_is_refused_by_name(function, message):
+    with pytest.raises(UnsupportedOperation, match=message):
+        recorded(Net(function), 3)
+
+
+def test_positions_of_maxima_may_be_made_but_not_used():
+    pool = {"return_indices": True}
+    unused = Net(lambda m, x: F.adaptive_max_pool1d(x, 2, **pool)[0])
+    used = Net(lambda m, x: F.adaptive_max_pool1d(x, 2, **pool)[1] * 1.0)
+    assert_reproduces(unused, 3, 6)
+    with pytest.raises(UnsupportedOperation, match="positions of maxima"):
+        recorded(used, 3, 6)
+
+
+def test_a_refusal_names_the_innermost_module():
+    net = nn.Sequential(
+        nn.Linear(3, 3), nn.ModuleDict({"mlp": nn.Sequential(nn.ReLU(), nn.SiLU())})["mlp"]
+    )
+    with pytest.raises(UnsupportedOperation) as caught:
+        recorded(net, 3)
+    assert (caught.value.operation, caught.value.place) == ("silu", "1.1")
+
+
+def test_batch_norm_with_the_statistics_of_the_batch_is_refused():
+    net = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(UnsupportedOperation, match=r"^batch_norm at 0: it uses the statistics"):
+        recorded(net, 3, 4)
+
+
+def test_attention_is_refused_as_a_whole():
+    net = Net(lambda m, x: F.scaled_dot_product_attention(x, x, x))
+    with pytest.raises(UnsupportedOperation, match=r"^scaled_dot_product_attention at"):
+        recorded(net, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: (x, x), "the model gives a tuple, expected a tensor"),
+        (lambda m, x: torch.ones(3), r"gives shape \(3,\) for one input"),
+        (
+            lambda m, x: m.missing_layer if x is None else F.linear(x, torch.ones(2, 9).double()),
+            "can't be run",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_used_is_refused(function, message):
+    with pytest.raises((RequestError, Undefined), match=message):
+        recorded(Net(function), 3)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_scripted_model_is_refused():
+    with pytest.raises(RequestError, match="pass the module it was made from"):
+        double_copy(torch.jit.trace(nn.ReLU(), torch.zeros(1)))
+
+
+def test_an_assertion_of_the_network_is_one_line():
+    def check(m, x):
+        assert x.shape[1] == 7, "expected 7 features"
+        return x
+
+    with pytest.raises(RequestError, match=r"can't be run .*\(1, 3\): expected 7 features"):
+        recorded(Net(check), 3)

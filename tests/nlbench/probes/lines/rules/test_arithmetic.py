@@ -1,0 +1,42 @@
+import pytest
+import torch
+from torch import nn
+
+from nlbench.probes.lines.recording.program import program_of, run_program
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(3, 4, 3, stride=2, padding=1),
+        nn.Conv1d(4, 4, 2, dilation=3, groups=2),
+        nn.Conv2d(3, 5, (2, 3), stride=(2, 1), padding=(1, 2), bias=False),
+        nn.Conv2d(3, 5, 3, padding="same", dilation=2),
+        nn.Conv2d(3, 5, 1, stride=2),
+        nn.Conv3d(3, 2, 2, padding=1),
+    ],
+)
+def test_a_convolution_of_few_positions_is_that_of_each_sample(layer):
+    torch.manual_seed(0)
+    size = {3: (9,), 4: (5, 6), 5: (3, 4, 2)}[layer.weight.ndim]
+    layer, x = layer.double(), torch.randn(7, layer.in_channels, *size).double()
+    found = run_program(program_of(layer, x[:1].clone()), x)
+    expected = torch.cat([layer(one[None]) for one in x])
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AvgPool1d(2),
+        nn.AvgPool2d((3, 2)),
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.AvgPool3d(2),
+        nn.AvgPool2d(3, padding=1),
+    ],
+)
+def test_averages_of_windows_side_by_side_are_those_of_pooling(pool):
+    x = torch.randn(5, 2, *{1: (6,), 2: (6, 6), 3: (4, 2, 6)}[int(type(pool).__name__[-2])])
+    x = x.double()
+    assert torch.equal(run_program(program_of(pool, x[:1].clone()), x), pool(x))

@@ -1,0 +1,67 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nlbench.probes.lines.rules.rule import channel_squares, peak, sign_changes, squared_errors
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 17), st.integers(1, 3))
+def test_a_change_of_sign_is_found_wherever_neighbours_differ(seed, points, units, other):
+    torch.manual_seed(seed)
+    # Of all layouts in memory, and with whole numbers, so that some are zero.
+    margin = torch.randn(units, points, other, dtype=torch.float64).mul(2).round().transpose(0, 1)
+    noise = torch.full((points, 1, 1), 0.5, dtype=torch.float64)
+    interval, share = sign_changes(margin, noise)
+    expected = []
+    for i in range(points - 1):
+        for a, b in zip(
+            margin[i].flatten().tolist(), margin[i + 1].flatten().tolist(), strict=True
+        ):
+            if a * b < 0:
+                expected.append((i, a / (a - b)))
+    assert list(zip(interval.tolist(), share.tolist(), strict=True)) == expected
+
+
+def test_a_value_within_the_noise_is_zero():
+    margin = torch.tensor([[1.0, 1e-3, 1e-3, 1.0], [-1e-3, -1e-3, -1.0, -1.0]])
+    noise = torch.tensor([[0.01], [0.01]])
+    interval, share = sign_changes(margin, noise)
+    assert (interval.tolist(), share.tolist()) == ([0], [0.5])
+
+
+@pytest.mark.parametrize(
+    "shape", [(6, 4, 3), (6, 4, 1), (6, 1, 3), (6, 1, 1), (1, 4, 1), (1, 1, 1)]
+)
+def test_noise_that_units_share_is_that_of_each(shape):
+    torch.manual_seed(0)
+    margin, noise = torch.randn(6, 4, 3), 2 * torch.rand(shape)
+    shared = sign_changes(margin, noise)
+    alone = sign_changes(margin, noise.expand_as(margin).contiguous())
+    assert 0 < len(shared[0]) < len(sign_changes(margin, torch.zeros_like(noise))[0])
+    assert torch.equal(shared[0], alone[0])
+    assert torch.equal(shared[1], alone[1])
+
+
+def test_the_peak_is_the_largest_magnitude_of_each_point():
+    x = torch.tensor([[[1.0, -3.0]], [[2.0, 0.5]]])
+    assert peak(x).tolist() == [[[3.0]], [[2.0]]]
+    assert math.isnan(peak(torch.tensor([[1.0, math.nan]])))
+    assert peak(torch.zeros(2, 0)).tolist() == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e-40, 1e-30, 1e30])
+def test_what_is_zero_has_no_error_however_large_its_bound(dtype, scale):
+    x = torch.tensor([[0.0, 1.0, 2.0]], dtype=dtype) * scale
+    bound = torch.tensor([[1e30, 1.0, 1.0]], dtype=dtype) * min(scale, 1.0)
+    plain = scale * math.sqrt((1 + 4) / 4 + (2 if scale <= 1 else 0))
+    squares, size = squared_errors(x, bound, 1)
+    assert float((squares.sum().sqrt() * size).item()) == pytest.approx(plain, rel=1e-3)
+    # A channel of many positions that are alike.
+    wide = x[..., None].expand(1, 3, 5).contiguous()
+    squares, size = channel_squares(wide, bound[..., None], 1, 1)
+    assert float((squares.sum().sqrt() * size).item()) == pytest.approx(plain, rel=1e-3)

@@ -1,0 +1,251 @@
+"""Steps from breakpoint to breakpoint, and samples, against the exact trace, and by hand."""
+
+import pytest
+import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nlbench.errors import RequestError, UnsupportedOperation
+from nlbench.probes.lines.probe import trace_segment, trace_segments
+from nlbench.probes.lines.published import trace_adaptively
+from nlbench.probes.lines.recording.program import checked_program, double_copy
+
+from segments import Functional, hostile_networks, mlp, networks, on_segment, outputs
+
+
+def adaptive(net, start, end, **options):
+    return trace_segment(net, start, end, method="adaptive", **options)
+
+
+def two_kinks(apart):
+    net = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)).double()
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.copy_(torch.tensor([-0.5, -0.5 - apart], dtype=torch.float64))
+        net[2].weight.fill_(1.0)
+    return net
+
+
+def assert_same_apart_from_short_regions(exact, walked):
+    """Each boundary that was walked to is exact; one that wasn't ends a short region."""
+    sensitivity = walked.notes["sensitivity"]
+    nearest = (exact.t[:, None] - walked.t).abs()
+    assert (nearest.amin(0) < 1e-9).all()
+    missed = nearest.amin(1) > 1e-9
+    lengths = exact.t.diff()
+    assert (lengths[missed[1:-1].nonzero().squeeze(1)] < sensitivity).all()
+    assert exact.regions - walked.regions == walked.notes["shorter_than_sensitivity"]
+
+
+@settings(max_examples=12, deadline=None)
+@given(networks())
+def test_the_same_regions_are_found_as_by_the_exact_trace(drawn):
+    net, start, end = drawn
+    exact, walked = trace_segment(net, start, end), adaptive(net, start, end)
+    assert_same_apart_from_short_regions(exact, walked)
+    if walked.regions == exact.regions:
+        torch.testing.assert_close(walked.values, exact.values, rtol=1e-9, atol=1e-12)
+        assert torch.equal(walked.origins, exact.origins)
+
+
+@settings(max_examples=20, deadline=None)
+@given(hostile_networks())
+def test_ties_zero_biases_and_starts_on_a_boundary_make_no_difference(drawn):
+    net, start, end = drawn
+    assert_same_apart_from_short_regions(trace_segment(net, start, end), adaptive(net, start, end))
+
+
+@settings(max_examples=8, deadline=None)
+@given(networks())
+def test_what_a_coarse_sensitivity_passes_over_ends_short_regions(drawn):
+    net, start, end = drawn
+    exact = trace_segment(net, start, end)
+    try:
+        walked = adaptive(net, start, end, sensitivity=1e-2)
+    except UnsupportedOperation:
+        # The check allows for regions that were passed over, if none was the steepest of all.
+        assert exact.t.diff().min() < 1e-2
+        reject()
+    nearest = (exact.t[:, None] - walked.t).abs()
+    assert (nearest.amin(0) < 1e-9).all()
+    missed = (nearest.amin(1) > 1e-9).nonzero().squeeze(1)
+    assert (exact.t.diff()[missed - 1] < 1e-2).all()
+    assert bool(walked.notes["shorter_than_sensitivity"]) == bool(len(missed))
+
+
+def test_a_region_shorter_than_the_sensitivity_is_passed_over_and_counted():
+    net, start, end = two_kinks(3e-8), torch.tensor([0.0]), torch.tensor([1.0])
+    walked = adaptive(net, start, end)
+    assert walked.t.tolist() == pytest.approx([0, 0.5, 1], abs=1e-14)
+    assert walked.notes == {"sensitivity": 1e-6, "shorter_than_sensitivity": 1.0}
+    assert walked.method == "adaptive"
+    finer = adaptive(net, start, end, sensitivity=1e-9)
+    assert finer.t.tolist() == pytest.approx([0, 0.5, 0.5 + 3e-8, 1], abs=1e-14)
+    assert finer.notes["shorter_than_sensitivity"] == 0
+
+
+def test_units_that_coincide_are_one_boundary_and_none_passed_over():
+    walked = adaptive(two_kinks(0.0), torch.tensor([0.0]), torch.tensor([1.0]))
+    assert walked.t.tolist() == [0, 0.5, 1]
+    assert walked.notes["shorter_than_sensitivity"] == 0
+
+
+def test_a_boundary_closer_to_the_end_than_the_sensitivity_is_found():
+    start, end = torch.tensor([[-1.0 + 1e-8], [1e-8]], dtype=torch.float64)
+    assert adaptive(nn.ReLU(), start, end).t.tolist() == pytest.approx([0, 1 - 1e-8, 1], abs=1e-14)
+    assert adaptive(nn.ReLU(), end, start).t.tolist() == pytest.approx([0, 1e-8, 1], abs=1e-14)
+
+
+def test_t_does_not_drift_over_many_regions():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 400), nn.ReLU(), nn.Linear(400, 1)).double()
+    zeros = torch.rand(400, dtype=torch.float64, generator=torch.manual_seed(0))
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.copy_(-zeros)
+    walked = adaptive(net, torch.tensor([0.0]), torch.tensor([1.0]), sensitivity=1e-8)
+    torch.testing.assert_close(walked.t[1:-1], zeros.sort().values, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("function", "bends"),
+    [
+        (torch.abs, [0]),
+        (nn.functional.relu6, [0, 6]),
+        (nn.functional.hardtanh, [-1, 1]),
+        (lambda x: x.clamp(-2, 5), [-2, 5]),
+        (nn.functional.hardsigmoid, [-3, 3]),
+        (nn.functional.softshrink, [-0.5, 0.5]),
+        (lambda x: nn.functional.threshold(x, 2, 2), [2]),
+        (lambda x: nn.functional.leaky_relu(x, 0.5), [0]),
+        (lambda x: nn.functional.rrelu(x), [0]),
+        (lambda x: torch.maximum(x, 1 - x), [0.5]),
+        (lambda x: torch.minimum(torch.tensor([2.0]), x), [2]),
+        (lambda x: torch.max(2 * x, x), [0]),
+        (lambda x: torch.relu(x) * 0 + torch.ones(1).double(), [0]),
+        (lambda x: nn.functional.max_pool1d(torch.cat([x, 1 - x], 1)[:, None], 2)[:, 0], [0.5]),
+        (lambda x: nn.functional.adaptive_max_pool1d(torch.cat([x, -x], 1)[:, None], 1)[:, 0], [0]),
+    ],
+)
+def test_every_kind_of_unit_is_walked_across(function, bends):
+    net, start, end = Functional(function), torch.tensor([-8.0]), torch.tensor([8.0])
+    walked = adaptive(net, start, end)
+    assert (16 * walked.t - 8).tolist() == pytest.approx([-8, *bends, 8], abs=1e-12)
+    exact = trace_segment(net, start, end)
+    torch.testing.assert_close(walked.values, exact.values, rtol=1e-12, atol=1e-12)
+
+
+def test_a_segment_without_length_is_one_region():
+    x = torch.randn(3)
+    assert adaptive(mlp(0), x, x).t.tolist() == [0, 1]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 7), st.integers(0, 10**6))
+def test_how_many_segments_are_walked_together_changes_nothing(together, seed):
+    net = double_copy(mlp(seed))
+    segments = list(zip(*torch.randn(2, 6, 3, dtype=torch.float64), strict=True))
+    program = checked_program(net, torch.stack(segments[0]))
+    for walked, (start, end) in zip(
+        trace_adaptively(program, segments, together=together), segments, strict=True
+    ):
+        alone = next(trace_adaptively(program, [(start, end)]))
+        assert walked.regions == alone.regions
+        torch.testing.assert_close(walked.t, alone.t, rtol=0, atol=1e-12)
+
+
+def test_traces_come_in_order_and_one_at_a_time():
+    net, asked = double_copy(mlp(0)), []
+    ends = torch.randn(20, 2, 3, dtype=torch.float64)
+
+    def segments():
+        for i, (start, end) in enumerate(ends):
+            asked.append(i)
+            yield start, end
+
+    program = checked_program(net, ends[0])
+    traces = trace_adaptively(program, segments(), together=2)
+    first = next(traces)
+    assert len(asked) <= 6
+    assert first.length == pytest.approx(float(torch.dist(*ends[0])))
+    lengths = [first.length, *(trace.length for trace in traces)]
+    assert lengths == pytest.approx([float(torch.dist(*pair)) for pair in ends])
+
+
+def test_no_segments_give_no_traces():
+    assert list(trace_segments(mlp(0), torch.zeros(0, 3), torch.zeros(0, 3))) == []
+    assert (
+        list(trace_adaptively(checked_program(double_copy(mlp(0)), torch.zeros(1, 3).double()), []))
+        == []
+    )
+
+
+def test_bad_options_are_refused_with_what_is_valid():
+    ends = torch.randn(2, 3)
+    with pytest.raises(RequestError, match="did you mean 'adaptive'"):
+        trace_segment(mlp(0), *ends, method="adaptiv")
+    with pytest.raises(RequestError, match="sensitivity of 0, expected more than 0"):
+        adaptive(mlp(0), *ends, sensitivity=0)
+    with pytest.raises(RequestError, match=r"expected torch\.float64 or torch\.float32"):
+        trace_segment(mlp(0), *ends, dtype=torch.float16)
+
+
+def test_a_smooth_activation_is_refused():
+    with pytest.raises(UnsupportedOperation, match="gelu at 0"):
+        adaptive(nn.Sequential(nn.GELU()), torch.zeros(1), torch.ones(1))
+
+
+def sampled(net, start, end, resolution=200, **options):
+    return trace_segment(net, start, end, method="sampling", resolution=resolution, **options)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.one_of(networks(), hostile_networks()), st.sampled_from([7, 64, 200]))
+def test_a_step_has_a_breakpoint_in_its_middle_if_boundaries_lie_in_it(drawn, resolution):
+    net, start, end = drawn
+    exact, trace = trace_segment(net, start, end), sampled(net, start, end, resolution)
+    near = (exact.t[1:-1] * resolution - (exact.t[1:-1] * resolution).round()).abs() < 1e-6
+    steps = torch.unique((exact.t[1:-1] * resolution).floor())
+    found = trace.t[1:-1] * resolution - 0.5
+    if not bool(near.any()):
+        # Units that bend and bend back between two samples leave no trace.
+        assert set(found.round().long().tolist()) <= set(steps.long().tolist())
+        alone = [
+            s for s in steps.tolist() if ((exact.t[1:-1] * resolution).floor() == s).sum() == 1
+        ]
+        assert {int(s) for s in alone} <= set(found.round().long().tolist())
+    torch.testing.assert_close(
+        trace.values, outputs(net, on_segment(start, end, trace.t)), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_regions_within_one_step_are_one():
+    net = Functional(lambda x: torch.relu(x) + torch.relu(x - 0.01))
+    ends = torch.tensor([-0.98]), torch.tensor([1.02])
+    assert sampled(net, *ends, resolution=10).regions == 2
+    assert sampled(net, *ends, resolution=1000).regions == 3
+
+
+@pytest.mark.parametrize("resolution", [1, 2, 3, 4, 61, 62, 63, 64, 65, 125, 126])
+def test_a_sample_on_a_boundary_loses_no_region(resolution):
+    # At 0 with a step that ends there, and between batches.
+    for place in range(1, resolution):
+        net = Functional(lambda x, c=place: torch.relu(x - c))
+        trace = sampled(net, torch.tensor([0.0]), torch.tensor([float(resolution)]), resolution)
+        assert trace.t.tolist() == pytest.approx([0, (place + 0.5) / resolution, 1])
+
+
+def test_a_trace_by_sampling_says_so():
+    trace = sampled(mlp(0), *torch.randn(2, 3), resolution=50)
+    assert (trace.method, trace.notes) == ("sampling", {"resolution": 50.0})
+
+
+def test_a_network_that_is_not_piecewise_affine_is_refused():
+    with pytest.raises(UnsupportedOperation, match="tanh"):
+        sampled(nn.Sequential(nn.Tanh()), torch.zeros(1), torch.ones(1))
+
+
+def test_no_steps_are_refused():
+    with pytest.raises(RequestError, match="resolution of 0 steps"):
+        sampled(mlp(0), *torch.randn(2, 3), resolution=0)

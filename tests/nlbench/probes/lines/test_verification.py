@@ -1,0 +1,138 @@
+"""A trace is compared with its network apart from the estimates it was made with, in bounds."""
+
+import gc
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nlbench.errors import UnsupportedOperation
+from nlbench.probes.lines import verification as check
+from nlbench.probes.lines.exact.trace import trace_program
+from nlbench.probes.lines.published import trace_by_sampling
+from nlbench.probes.lines.recording.program import (
+    Program,
+    checked_program,
+    double_copy,
+    walk,
+    walk_measured,
+)
+
+from segments import Functional, mlp
+
+
+def traced(seed=0):
+    net = double_copy(mlp(seed))
+    points = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)).double()
+    program = checked_program(net, points)
+    return program, net, points, trace_program(program, *points)
+
+
+def without(trace, row):
+    kept = torch.arange(len(trace.t)) != row
+    return replace(trace, t=trace.t[kept], values=trace.values[kept], origins=trace.origins[kept])
+
+
+def test_a_right_trace_passes():
+    program, net, points, trace = traced()
+    assert trace.crossings > 2
+    check.check_trace(program, net, points, trace)
+
+
+def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
+    program, net, points, trace = traced()
+    huge = tuple(
+        replace(s, rule=replace(s.rule, bound=lambda x, b, y: torch.full_like(y, 1e30)))
+        for s in program.steps
+    )
+    blind = Program(huge, program.output, program.shape)
+    empty = trace_program(blind, *points)
+    assert empty.crossings == 0
+    with pytest.raises(UnsupportedOperation, match=r"not reproduce|crosses a boundary"):
+        check.check_trace(blind, net, points, empty)
+    # Also where the values say nothing.
+    ends = replace(trace, t=trace.t[[0, -1]], values=trace.values[[0, -1]])
+    ends = replace(ends, origins=trace.origins[[0, -1]])
+    flat = Functional(lambda x: 0 * net(x))
+    flat_program = checked_program(flat, points)
+    with pytest.raises(UnsupportedOperation, match=r"relu .*crosses a boundary that the trace"):
+        check.check_trace(flat_program, flat, points, replace(ends, values=0 * ends.values))
+
+
+def test_a_breakpoint_that_is_none_is_refused():
+    program, net, points, trace = traced()
+    i = int(trace.t.diff().argmax())
+    middle = (trace.t[i] + trace.t[i + 1]) / 2
+    more = replace(
+        trace,
+        t=torch.cat([trace.t[: i + 1], middle[None], trace.t[i + 1 :]]),
+        values=torch.cat(
+            [trace.values[: i + 1], trace.values[i : i + 2].mean(0)[None], trace.values[i + 1 :]]
+        ),
+        origins=torch.cat([trace.origins[: i + 1], trace.origins[1:2], trace.origins[i + 1 :]]),
+    )
+    with pytest.raises(UnsupportedOperation, match="a traced breakpoint is none"):
+        check.check_trace(program, net, points, more)
+
+
+def test_sampling_asks_no_rule_for_its_bound():
+    program, _, points, _ = traced()
+
+    def refuse(x, bounds, output):
+        raise AssertionError("asked for a bound")
+
+    steps = tuple(replace(s, rule=replace(s.rule, bound=refuse)) for s in program.steps)
+    blind = Program(steps, program.output, program.shape)
+    from nlbench.probes.lines.recording.program import point_memory_of
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "nlbench.probes.lines.published.point_memory_of",
+            lambda p, x, **how: point_memory_of(program, x, **how),
+        )
+        (found,) = trace_by_sampling(blind, [tuple(points)], resolution=300)
+    (expected,) = trace_by_sampling(program, [tuple(points)], resolution=300)
+    assert torch.equal(found.t, expected.t)
+    assert found.crossings > 2
+
+
+def deep():
+    layers = [nn.Conv2d(2, 4, 3, padding=1)]
+    for _ in range(39):
+        layers += [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)]
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def test_a_walk_keeps_no_value_that_no_later_step_needs():
+    net = double_copy(deep())
+    points = torch.randn(2, 2, 8, 8).double()
+    alive, most = [], 0
+    with torch.inference_mode():
+        for seen in walk(checked_program(net, points), points):
+            alive.append(weakref.ref(seen.output))
+            del seen
+            gc.collect(0)
+            most = max(most, sum(ref() is not None for ref in alive))
+    assert len(alive) > 75
+    assert most <= 4
+
+
+@pytest.mark.parametrize("together", [2, 4, 64])
+def test_no_more_points_are_checked_at_once_than_fit(together, monkeypatch):
+    sizes = []
+
+    def counted(own, copies):
+        def walked(program, inputs, *rest):
+            sizes.append(copies * len(inputs))
+            return own(program, inputs, *rest)
+
+        return walked
+
+    program, net, points, trace = traced(2)
+    monkeypatch.setattr(check, "walk", counted(walk, 1))
+    monkeypatch.setattr(check, "walk_measured", counted(walk_measured, 2))
+    check.check_trace(program, net, points, trace, together=together)
+    assert max(sizes) <= max(4, together)  # A pair of points, and its copy.
+    assert len(sizes) > 2 or together == 64

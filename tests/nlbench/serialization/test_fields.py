@@ -1,0 +1,98 @@
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.serialization.fields import others, read, written
+
+
+class Facts(TypedDict, total=False):
+    kinds: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+    size: float = 0.0
+    facts: Facts = others()  # noqa: RUF009 (a field, as the others are)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    bounds: tuple[float | None, float | None] | None = None
+    inner: Inner
+    status: Literal["ok", "failed"] = "ok"
+    several: tuple[Inner, ...] = ()
+    parts: Mapping[str, Sequence[float] | Mapping[str, float]] = field(default_factory=dict)
+    seed: int | None = None
+
+
+text = st.text(max_size=5)
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
+inners = st.builds(
+    Inner,
+    text,
+    numbers,
+    st.fixed_dictionaries(
+        {}, optional={"kinds": st.dictionaries(text, text, max_size=2), "more": st.booleans()}
+    ),
+)
+outers = st.builds(
+    Outer,
+    bounds=st.none() | st.tuples(st.none() | numbers, st.none() | numbers),
+    inner=inners,
+    status=st.sampled_from(["ok", "failed"]),
+    several=st.lists(inners, max_size=2).map(tuple),
+    parts=st.dictionaries(
+        text,
+        st.lists(numbers, max_size=2).map(tuple) | st.dictionaries(text, numbers, max_size=2),
+        max_size=2,
+    ),
+    seed=st.none() | st.integers(-9, 9),
+)
+
+
+@given(outers)
+def test_what_is_written_is_read_back_the_same(outer):
+    assert read(Outer, json.loads(json.dumps(written(outer))), "outer") == outer
+
+
+def test_what_is_none_by_default_is_left_out_and_the_rest_stands_beside():
+    outer = Outer(inner=Inner("a", facts={"kinds": {"x": "relu"}, "more": 1}))
+    inner = {"name": "a", "size": 0.0, "kinds": {"x": "relu"}, "more": 1}
+    assert written(outer) == {"inner": inner, "status": "ok", "several": [], "parts": {}}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"inner": {}}, "it.inner has no 'name'"),
+        ({"inner": {"name": 3}}, "it.inner.name is a int, expected a text"),
+        ({"inner": {"name": "a", "kinds": {"x": 1}}}, "it.inner.kinds.x is a int, expected a text"),
+        ({"several": [{"name": "a"}, 2]}, "it.several.1 is a int, expected an object"),
+        ({"several": {}}, "it.several is a dict, expected a list"),
+        ({"bounds": [1]}, "it.bounds has 1 entries, expected 2"),
+        ({"bounds": [1, "2"]}, "it.bounds is a str, expected a number"),
+        ({"parts": {"a": 1}}, "it.parts.a is a int, expected a list or an object"),
+        ({"seed": True}, "it.seed is a bool, expected a whole number"),
+        ({"seed": 2**63}, "it.seed is out of bounds"),
+        ({"status": "odd"}, "it.status is 'odd', expected ok or failed"),
+        ({"other": 1}, "it has an unknown 'other'"),
+    ],
+)
+def test_what_is_not_as_declared_is_named(change, says):
+    content = {"inner": {"name": "a"}, "status": "ok"} | change
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        read(Outer, content, "it")
+
+
+@pytest.mark.parametrize("missing", ["inner", "status"])
+def test_a_field_may_be_missing_only_where_its_default_says_nothing(missing):
+    content: dict[str, Any] = {"inner": {"name": "a"}, "status": "ok"}
+    del content[missing]
+    with pytest.raises(ValueError, match=f"it has no '{missing}'"):
+        read(Outer, content, "it")

@@ -1,0 +1,99 @@
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlbench.errors import RequestError
+from nlbench.serialization.files import (
+    check_is_file,
+    make_folder,
+    read_text,
+    spreadsheet_safe,
+    spreadsheet_text,
+    write_atomically,
+)
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a.json"
+    write_atomically(path, "first")
+    write_atomically(path, "ünïcode")
+    assert path.read_text(encoding="utf-8") == "ünïcode"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RequestError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_get_the_permissions_of_any_other_file(tmp_path):
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    write_atomically(tmp_path / "ours", "")
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="can't write to"):
+        make_folder(tmp_path / "file" / "below")
+    with pytest.raises(RequestError, match="can't write"):
+        write_atomically(tmp_path / "missing" / "file", "x")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "absent", "loop", "nul", "long"])
+def test_what_is_no_file_is_refused_without_being_opened(tmp_path, kind):
+    place = tmp_path / "it"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "loop":
+        place.symlink_to("it")
+    elif kind == "nul":
+        place = tmp_path / "a\0b"
+    elif kind == "long":
+        place = tmp_path / ("x" * 100_000)
+    for read in (check_is_file, read_text):
+        with pytest.raises(RequestError, match="can't read "):
+            read(place)
+
+
+def test_a_text_is_read_whole_up_to_its_bound(tmp_path):
+    place = tmp_path / "text"
+    place.write_text("grün", encoding="utf-8")
+    assert read_text(place, 5) == "grün"
+    with pytest.raises(RequestError, match="it has 5 bytes, expected at most 4"):
+        read_text(place, 4)
+    place.write_bytes(b"\xff")
+    with pytest.raises(RequestError, match=r"can't read .*text: "):
+        read_text(place)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs Linux")  # noqa: PTH110
+def test_a_file_that_hides_its_size_is_read_no_further_than_its_bound():
+    from pathlib import Path
+
+    with pytest.raises(RequestError, match="expected at most 16 bytes"):
+        read_text(Path("/proc/self/maps"), 16)
+
+
+@given(st.text())
+def test_a_cell_of_a_table_never_begins_like_a_formula_and_reads_back(text):
+    safe = spreadsheet_safe(text)
+    assert safe[:1] not in tuple("=+-@\t\r\n")
+    assert spreadsheet_text(safe) == text

@@ -1,0 +1,50 @@
+"""Scores against published accuracy."""
+
+import pytest
+from made_signatures import made_signatures
+
+from nlbench.studies.accuracy import Accuracy, pearson, with_accuracy
+from nlbench.studies.classifiers import CLASSIFIERS
+from nlbench.studies.history import statistics_of
+
+
+@pytest.fixture(scope="module")
+def stated():
+    run = made_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
+    return with_accuracy(statistics_of(run)).set_index("network")
+
+
+def told(stated, signature):
+    run = made_signatures(
+        {
+            (name, "trained", "imagenet", 0): signature(CLASSIFIERS[name], row.accuracy)
+            for name, row in stated.iterrows()
+        }
+    )
+    findings = Accuracy().analyse({"run": run})
+    return [verdict.agrees for verdict in findings.verdicts]
+
+
+def test_torchvision_states_accuracy_and_size(stated):
+    alexnet = stated.loc["torchvision/alexnet"]
+    assert alexnet.accuracy == pytest.approx(56.522)
+    assert alexnet.parameters == pytest.approx(61.100840)
+    assert stated.accuracy.between(50, 90).all()
+
+
+def test_what_the_paper_saw_is_recognised_and_its_contrary_too(stated):
+    def rising(one, accuracy):
+        if one.family == "ViT":
+            return [1 - accuracy / 100, 0.9]
+        return [0.3, 0.3, 0.3 + accuracy / 200] if one.group != "searched" else [0.5, 0.5]
+
+    assert told(stated, rising)[:5] == [True] * 5
+
+    def falling(one, accuracy):
+        return [accuracy / 200, 0.6]
+
+    assert told(stated, falling)[:2] == [False, False]
+
+
+def test_two_networks_have_no_correlation():
+    assert pearson([1.0, 2.0], [1.0, 2.0]).value != pearson([1.0, 2.0], [1.0, 2.0]).value

@@ -1,0 +1,117 @@
+"""Which classifiers are measured, and what is made of random weights."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from made_signatures import made_signatures
+from PIL import Image
+from torchvision import models
+
+import nlbench
+from nlbench import registry
+from nlbench.models.networks.libraries import NAMES
+from nlbench.serialization.hashing import state_hash
+from nlbench.store.manifest import Manifest
+from nlbench.store.run_folder import Run
+from nlbench.studies import classifiers
+from nlbench.studies.study import Context, Verdict
+
+
+def test_all_36_networks_of_the_paper_are_torchvision_s():
+    assert len(classifiers.CLASSIFIERS) == 36
+    assert {classifiers.short_name(name) for name in classifiers.CLASSIFIERS} <= set(NAMES)
+    years = [one.year for one in classifiers.CLASSIFIERS.values()]
+    assert years == sorted(years)
+
+
+def test_what_is_claimed_of_trained_networks_is_left_open_for_random_ones():
+    claim = Verdict("ViTs are the most nonlinear", "yes", "0.9", False, "looked twice")
+    random = made_signatures({("torchvision/alexnet", "init", "synthetic", 0): [0.5]})
+    trained = made_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5]})
+    assert classifiers.judged(trained, [claim]) == [claim]
+    (left,) = classifiers.judged(random, [claim])
+    assert left.agrees is None
+    assert left.remark == "random weights, which would say: no; looked twice"
+    assert classifiers.remarks_on(random)[0].startswith("Random weights")
+    assert not classifiers.remarks_on(trained)[0].startswith("Random weights")
+
+
+def test_networks_without_a_value_are_named():
+    run = made_signatures(
+        {
+            ("torchvision/alexnet", "init", "cifar10", 0): [],
+            ("torchvision/vgg11", "init", "cifar10", 0): [0.5],
+        }
+    )
+    failed = dataclasses.replace(run.records[0].result, status="failed", reason="too small")
+    nothing = dataclasses.replace(run.records[0].probe, facts={})
+    run.records[0] = dataclasses.replace(run.records[0], result=failed, probe=nothing)
+    said = classifiers.remarks_on(run)
+    assert said[1].startswith("1 of the 36 networks, on cifar10, ")
+    assert said[2] == "No value of alexnet (too small)."
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Where published weights and ImageNet are looked for; there is nothing yet."""
+    monkeypatch.setenv("NLBENCH_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    (tmp_path / "data" / "weights").mkdir(parents=True)
+    return tmp_path / "data"
+
+
+def asked(folder, **changes):
+    context = Context(folder, "history", quick=True, **changes)
+    return classifiers.measured_classifiers(context, ("affinity",))
+
+
+def test_weights_that_are_at_hand_are_measured_on_imagenet_and_named(
+    tmp_path, monkeypatch, library
+):
+    weights = models.MNASNet0_5_Weights.DEFAULT
+    network = models.mnasnet0_5(weights=None)
+    torch.save(network.state_dict(), library / "weights" / weights.url.rpartition("/")[2])
+    pixels = np.random.default_rng(0).integers(0, 256, (1000, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        folder = library / "imagenet" / "val" / f"n{number:08d}"
+        folder.mkdir(parents=True)
+        Image.fromarray(image).save(folder / "0.png")
+    run, few = Context.run, {"sites.batch": 4, "sites.reduction": "published"}
+    monkeypatch.setattr(
+        Context,
+        "run",
+        lambda self, request, part: run(
+            self, dataclasses.replace(request, samples=4, settings=few), part
+        ),
+    )
+    (record,) = asked(tmp_path, weights="trained").records
+    assert (record.subject.model, record.subject.weights) == ("torchvision/mnasnet0_5", "trained")
+    assert str(weights) in record.subject.preprocessing
+    found = Run(Manifest().of_records([record]), [record])
+    said = " ".join(registry.load("studies", "history")().analyse({"run": found}).remarks)
+    assert record.subject.weights_hash == state_hash(network)
+    assert f"mnasnet0_5 {state_hash(network)[:8]}" in said
+    # Without being asked for they are taken too, and there is nothing left to measure.
+    assert asked(tmp_path).records == [record]
+    monkeypatch.setattr(Context, "run", lambda self, request, part: (request.weights, part))
+    assert asked(tmp_path, weights="init") == (("init",), "init")
+
+
+def test_without_weights_or_images_one_line_says_what_to_do(tmp_path, library, monkeypatch):
+    file = library / "weights" / models.AlexNet_Weights.DEFAULT.url.rpartition("/")[2]
+    instead = "or say --weights init to measure the networks as drawn"
+    with pytest.raises(nlbench.RequestError, match=instead) as caught:
+        asked(tmp_path, weights="trained")
+    assert f"({file} is missing, for one)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(nlbench.RequestError, match=f"for imagenet, not for digits; {instead}"):
+        asked(tmp_path, weights="trained", data="digits")
+    file.touch()
+    with pytest.raises(nlbench.RequestError, match=rf"no folder .*imagenet.*; {instead}"):
+        asked(tmp_path, weights="trained")
+    monkeypatch.setattr(Context, "run", lambda self, request, part: request)
+    assert asked(tmp_path).weights == ("init",)
+    with pytest.raises(nlbench.RequestError, match="did you mean 'trained'"):
+        asked(tmp_path, weights="trainde")

@@ -1,0 +1,77 @@
+"""Affinity against other measures of sites."""
+
+import numpy as np
+import pytest
+from made_signatures import made_signatures, together
+
+from nlbench.studies.classifiers import CLASSIFIERS
+from nlbench.studies.correlations import AVERAGE, OTHERS, PUBLISHED, Correlations, correlations_of
+
+NETWORKS = [f"torchvision/{name}" for name in PUBLISHED]
+
+
+def made(names, mixture):
+    """Every measure with what `mixture` says of affinity in it, and noise else."""
+    rng = np.random.default_rng(0)
+    affinity = {(name, "trained", "imagenet", 0): rng.normal(0, 1, 40) for name in names}
+    runs = [made_signatures(affinity)]
+    for other, statistic in OTHERS.items():
+        mixed = {}
+        for key, values in affinity.items():
+            noise = rng.normal(0, 1, 40)
+            noise -= np.polyval(np.polyfit(values, noise, 1), values)
+            noise /= noise.std()
+            r = mixture(key[0], other)
+            mixed[key] = r * (values - values.mean()) / values.std() + np.sqrt(1 - r * r) * noise
+        runs.append(made_signatures(mixed, other, statistic))
+    return together(*runs)
+
+
+def as_published(name, other):
+    return PUBLISHED[name.rpartition("/")[2]][other]
+
+
+def test_the_published_table_has_the_published_averages():
+    assert set(NETWORKS) <= set(CLASSIFIERS)
+    for other, (mean, std) in AVERAGE.items():
+        values = np.array([row[other] for row in PUBLISHED.values()])
+        # One network more than the table has entered the published averages.
+        assert values.mean() == pytest.approx(mean, abs=0.03)
+        assert values.std() == pytest.approx(std, abs=0.03)
+
+
+def test_correlations_are_pearson_s_over_sites():
+    found = correlations_of(made(NETWORKS[:3], as_published)).set_index("network")
+    for name in NETWORKS[:3]:
+        for other in OTHERS:
+            assert found.loc[name, other] == pytest.approx(as_published(name, other), abs=1e-9)
+
+
+def test_an_undefined_site_is_left_out_of_its_pair_alone():
+    keys = ("vgg8", "file", "digits", 0)
+    affinity = made_signatures({keys: {"a": 0.1, "b": None, "c": 0.3, "d": 0.5, "e": 0.2}})
+    cka = made_signatures({keys: {"a": 0.3, "b": 0.9, "c": 0.2, "d": 0.0, "e": 0.1}}, "cka")
+    (row,) = correlations_of(together(affinity, cka)).to_dict("records")
+    assert row["sites"] == 4
+    assert row["cka"] == pytest.approx(
+        np.corrcoef([0.1, 0.3, 0.5, 0.2], [0.3, 0.2, 0.0, 0.1])[0, 1]
+    )
+    assert np.isnan(row["norm"])
+
+
+def told(mixture):
+    runs = {"classifiers": made(NETWORKS, mixture), "digits": made(["vgg8", "resnet20"], mixture)}
+    return [verdict.agrees for verdict in Correlations().analyse(runs).verdicts]
+
+
+def test_what_the_paper_saw_is_recognised_and_its_contrary_too():
+    known = set(PUBLISHED)
+    published = told(lambda n, o: as_published(n, o) if n.rpartition("/")[2] in known else 0.1)
+    assert published == [True] * 8
+    assert told(lambda _, other: 0.9 if other == "entropy" else 0.0)[3:] == [
+        False,  # entropy's mean
+        True,
+        False,
+        False,
+        False,
+    ]

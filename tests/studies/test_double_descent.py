@@ -1,0 +1,45 @@
+"""Peaks over widths are found where they are, and density's growth where it grows."""
+
+import dataclasses
+
+import numpy as np
+from paths_of_networks import record, run_of
+
+from nlbench.studies.double_descent import DoubleDescent
+
+
+def runs(errors, deviations, densities):
+    parts = {"paths": [], "accuracy": []}
+    for width, error, deviation, density in zip(
+        (4, 8, 16), errors, deviations, densities, strict=True
+    ):
+        for seed in (0, 1):
+            cells = [
+                record("absdev", "noise 0.2", seed, np.full(4, deviation + seed)),
+                record("density", "noise 0.2", seed, np.full(4, density + seed)),
+                record("accuracy", "noise 0.2", seed, [], summary=1 - error),
+            ]
+            made = {"seed": str(seed), "train_accuracy": "0.9", "label_noise": "0.2"}
+            subject = dataclasses.replace(
+                cells[0].subject, model=f"resnet18-w{width}", weights_metadata=made
+            )
+            cells = [
+                dataclasses.replace(cell, key=f"{width}-{cell.key}", subject=subject)
+                for cell in cells
+            ]
+            parts["paths"] += cells[:2]
+            parts["accuracy"] += cells[2:]
+    return {name: run_of(cells) for name, cells in parts.items()}
+
+
+def words(*numbers):
+    return [verdict.word for verdict in DoubleDescent().analyse(runs(*numbers)).verdicts]
+
+
+def test_a_peak_between_the_ends_is_found():
+    assert words((0.3, 0.5, 0.2), (1.0, 5.0, 3.0), (10, 20, 30)) == ["yes"] * 3
+
+
+def test_what_only_rises_or_falls_has_no_peak_that_could_be_told():
+    found = words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20))
+    assert found == ["can't tell", "can't tell", "no"]

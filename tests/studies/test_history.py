@@ -1,0 +1,43 @@
+"""Statistics of signatures by year."""
+
+import numpy as np
+import pytest
+from made_signatures import made_signatures
+
+from nlbench.studies.classifiers import CLASSIFIERS
+from nlbench.studies.history import History, statistics_of
+
+
+def made(top, vit=0.1, weights="trained"):
+    """Each network from 0.5 up to what `top` says of its year; ViTs around `vit`."""
+    return made_signatures(
+        {
+            (name, weights, "imagenet", 0): [vit, vit + 0.1]
+            if one.family == "ViT"
+            else list(np.linspace(0.6, top(one.year), 5))
+            for name, one in CLASSIFIERS.items()
+        }
+    )
+
+
+def told(run):
+    return [verdict.agrees for verdict in History().analyse({"run": run}).verdicts]
+
+
+def test_what_the_paper_saw_is_recognised_and_its_contrary_too():
+    rising = made(lambda year: 0.6 + 0.04 * (year - 2011))
+    assert told(rising) == [True, True, True, True, False, True]
+    falling = made(lambda year: 1 - 0.02 * (year - 2011), vit=0.9)
+    assert told(falling)[:4] == [False, False, False, False]
+
+
+def test_random_weights_say_nothing_of_trained_ones():
+    assert told(made(lambda year: 0.8, weights="init")) == [None] * 6
+
+
+def test_the_statistics_are_those_of_a_signature():
+    run = made_signatures({("torchvision/swin_t", "trained", "imagenet", 0): [0.2, None, 0.8, 0.5]})
+    (row,) = statistics_of(run).to_dict("records")
+    assert (row["year"], row["group"], row["sites"]) == (2021, "post-ViT", 3)
+    kept = [row[name] for name in ("min", "median", "mean", "max", "spread")]
+    assert kept == pytest.approx([0.2, 0.5, 0.5, 0.8, 0.6])

@@ -1,0 +1,143 @@
+"""The five studies of linear regions: verdicts follow from the paths' numbers."""
+
+import numpy as np
+import pytest
+from paths_of_networks import record, run_of
+
+from nlbench import registry
+from nlbench.studies import density_vs_deviation, linear_regions
+from nlbench.studies.study import Context
+
+SETTINGS = ("initialised", "augmented", "clean", "noise 0.2", "noise 0.4", "noise 0.8")
+PATHS = 40
+
+
+def paths(deviation, density, seeds=3, *, tied=0.0):
+    """Networks of each setting, of which the paths' values spread by a tenth around a level."""
+    random = np.random.default_rng(5)
+    records = []
+    for setting in SETTINGS:
+        for seed in range(1 if setting == "initialised" else seeds):
+            first, second = random.normal(size=(2, PATHS))
+            second = tied * first + (1 - tied) * second
+            for name, level, spread in (
+                ("absdev", deviation[setting], first),
+                ("density", density[setting], second),
+            ):
+                records.append(record(name, setting, seed, level * (1 + 0.02 * spread)))
+    return run_of(records)
+
+
+def rising(*levels):
+    return dict(zip(SETTINGS, levels, strict=True))
+
+
+# As the paper has VGG8 on CIFAR-10: deviation rises with the noise, density falls.
+PAPER = (rising(10, 60, 100, 150, 200, 300), rising(500, 1000, 1000, 900, 800, 600))
+# All the other way round.
+TURNED = (rising(400, 300, 200, 150, 100, 60), rising(1500, 500, 600, 800, 900, 1000))
+
+
+def words(name, runs):
+    return [verdict.word for verdict in registry.load("studies", name)().analyse(runs).verdicts]
+
+
+@pytest.mark.parametrize("name", ["noise", "ranking", "paired"])
+def test_numbers_as_published_agree_and_their_opposites_do_not(name):
+    published = words(name, {"paths": paths(*PAPER)})
+    turned = words(name, {"paths": paths(*TURNED)})
+    if name == "paired":  # the last ones have no published side
+        published, turned = published[:-3], turned[:-3]
+    assert set(published) == {"yes"}
+    assert set(turned) == {"no"}
+
+
+def test_shares_of_paths_are_those_that_are_counted():
+    run = paths(*PAPER)
+    values = linear_regions.path_values(run, "absdev")
+    for same in (True, False):
+        found = linear_regions.share_of_paths(values, "noise 0.2", "clean", same_seed=same)
+        expected = [
+            float(a > b)
+            for r in run.records
+            for s in run.records
+            if r.key.startswith("absdev-noise-0.2") and s.key.startswith("absdev-clean")
+            if (r.key[-1] == s.key[-1]) == same
+            for a, b in (
+                (x.statistics["value"], y.statistics["value"])
+                for x, y in zip(r.result.values, s.result.values, strict=True)
+            )
+        ]
+        assert found.n == len(expected) == PATHS * (3 if same else 6)
+        assert found.value == pytest.approx(np.mean(expected))
+
+
+def test_density_that_goes_with_deviation_is_told_from_density_that_does_not():
+    name = "density-vs-deviation"
+    assert set(words(name, {"paths": paths(*PAPER, tied=0.9)})) == {"no"}
+    assert "no" not in words(name, {"paths": paths(*PAPER)})
+
+
+def test_intervals_of_several_networks_are_narrower_than_of_one():
+    one = density_vs_deviation._together([density_vs_deviation.spearman(*np.eye(2, 9))])
+    spread = np.random.default_rng(0).normal(size=(2, 30))
+    single = density_vs_deviation.spearman(*spread)
+    mean, low, high = density_vs_deviation._together([single] * 4)
+    assert mean == pytest.approx(single.value)
+    half = (np.arctanh(single.high) - np.arctanh(single.value)) / 2
+    assert np.arctanh([low, high]) == pytest.approx(np.arctanh(mean) + np.array([-half, half]))
+    assert one[0] < one[2]
+
+
+def test_test_error_follows_deviation_or_does_not():
+    deviation, density = PAPER
+    errors = [
+        record("accuracy", setting, seed, [], summary=1 - deviation[setting] / 1000 - seed / 1e4)
+        for setting in SETTINGS[1:]
+        for seed in range(3)
+    ]
+    runs = {"paths": paths(deviation, density), "accuracy": run_of(errors)}
+    assert words("test-error", runs)[0] == "yes"
+    assert words("test-error", {**runs, "paths": paths(*TURNED)})[0] == "no"
+
+
+def test_paths_of_every_kind_are_judged_by_their_own_numbers():
+    kinds = ("closed", "open", "random")
+    flat = (rising(10, 60, 100, 150, 200, 300), rising(500, 500, 500, 500, 500, 500))
+    alike = words("paths", {kind: paths(*flat) for kind in kinds})
+    assert alike[:5] == ["yes"] * 5
+    assert alike[-1] == "no"
+    turned = words("paths", {kind: paths(*TURNED) for kind in kinds})
+    assert turned[:5:2] == ["no"] * 3
+
+
+def test_few_networks_do_not_tell():
+    runs = {"paths": paths(*PAPER, seeds=1)}
+    assert words("ranking", runs) == ["can't tell", "can't tell"]
+
+
+def test_networks_that_did_not_learn_are_named():
+    made = [record("absdev", "noise 0.4", 1, [1.0], fits=0.31), record("absdev", "clean", 0, [1.0])]
+    (said,) = linear_regions.unfitted(run_of(made))
+    assert said.endswith("fit noise 0.4, seed 1: 31%.")
+    assert linear_regions.unfitted(run_of(made[1:])) == []
+
+
+def test_a_network_of_each_setting_and_seed_is_trained_under_the_shared_name(tmp_path, monkeypatch):
+    asked = []
+
+    def trained(self, model, data, recipe, seed, **more):
+        asked.append((recipe, seed, more.get("label_noise"), more.get("name")))
+        return tmp_path / f"{len(asked)}"
+
+    monkeypatch.setattr(Context, "trained", trained)
+    made = linear_regions.trained_networks(Context(tmp_path, "noise", seeds=(4,)))
+    assert len(made) == len(asked) == 5
+    assert asked[:3] == [
+        ("vanilla", 4, None, ""),
+        ("augmented", 4, None, "augmented"),
+        ("noisy-labels", 4, 0.2, "noise0.2"),
+    ]
+    quick = linear_regions.trained_networks(Context(tmp_path, "noise", quick=True))
+    assert len(asked) == 5
+    assert all(file.is_file() for file in quick)

@@ -1,0 +1,143 @@
+"""The studies of linearised networks: verdicts follow from what is recorded of each network."""
+
+import pytest
+from made_records import made_record
+
+from nlbench import registry
+from nlbench.measure import Result, Value
+from nlbench.store.manifest import Manifest
+from nlbench.store.run_folder import Run
+from nlbench.studies import linearised_networks
+from nlbench.studies.study import Context
+
+OMEGAS = (0.001, 0.003, 0.01)
+
+
+def cells(model, mode, omega, seed, accuracy, length, linear, *, noise=0.0, epochs=20):
+    made = {"recipe": mode, "seed": str(seed), "label_noise": str(noise), "epochs": str(epochs)}
+    if mode != "reference":
+        made["omega"] = str(omega)
+    numbers = {"accuracy": accuracy, "pathlength": length, "linear-units": linear}
+    for measure, number in numbers.items():
+        values = (
+            tuple(
+                Value(place, {"nonlinear": 8 * (1 - linear), "units": 8.0}) for place in ("1", "3")
+            )
+            if measure == "linear-units"
+            else ()
+        )
+        yield made_record(
+            key=f"{model}-{mode}-{omega}-{seed}-{noise}-{measure}",
+            subject={
+                "model": model,
+                "weights": f"{mode}{omega}-{seed}-{noise}",
+                "data": "digits",
+                "seed": 0,
+                "weights_metadata": made,
+            },
+            measure={"name": measure, "version": "1", "options": {}},
+            probe={"name": "graph", "options": {}},
+            result=Result({"value": number}, values),
+            seconds=0.0,
+            finished="",
+        )
+
+
+def run_of(*groups):
+    records = [record for group in groups for record in group]
+    return {"run": Run(Manifest().of_records(records), records)}
+
+
+def words(name, runs):
+    return [verdict.word for verdict in registry.load("studies", name)().analyse(runs).verdicts]
+
+
+def late_and_early(gap, lost=0.01, epochs=20):
+    groups = [cells("vgg8", "reference", None, 0, 0.98, 7.0, 0.0)]
+    for seed in (0, 1, 2):
+        for step, omega in enumerate(OMEGAS):
+            late = 0.98 - lost * step
+            groups.append(
+                cells("vgg8", "post-training", omega, seed, late, 6 - step, 0.2 + 0.2 * step,
+                      epochs=epochs)
+            )  # fmt: skip
+            groups.append(
+                cells("vgg8", "from-start", omega, seed, late - gap - seed / 1000, 6 - step, 0.3,
+                      epochs=epochs)
+            )  # fmt: skip
+    return run_of(*groups)
+
+
+def test_a_gap_is_found_where_there_is_one():
+    assert words("early-or-late", late_and_early(0.03)) == ["yes", "yes"]
+    assert words("early-or-late", late_and_early(0.0)) == ["no", "yes"]
+    assert words("early-or-late", late_and_early(-0.03)) == ["no", "yes"]
+
+
+def test_few_epochs_refute_nothing():
+    assert words("early-or-late", late_and_early(0.0, lost=0.1)) == ["no", "no"]
+    assert words("early-or-late", late_and_early(0.0, lost=0.1, epochs=3)) == ["can't tell"] * 2
+
+
+def cores(*, noisy=1.0, wide=0.1, deep=0.5, falls=1.0):
+    groups = [
+        cells("vgg8", "reference", None, 0, 0.98, 7.0, 0.0),
+        cells("resnet18-w4", "reference", None, 0, 0.98, 13.0, 0.0),
+    ]
+    for step, omega in enumerate(OMEGAS):
+        length = 6 - falls * step
+        groups += [
+            cells("vgg8", "post-training", omega, 0, 0.97, length, 0.3),
+            cells("vgg8", "post-training", omega, 0, 0.6, length + noisy, 0.3, noise=0.4),
+            cells("resnet18-w4", "post-training", omega, 0, 0.9, length + deep, 0.3),
+            cells("resnet18-w8", "post-training", omega, 0, 0.9, length + deep + wide, 0.3),
+        ]
+    return run_of(*groups)
+
+
+def test_each_verdict_of_core_networks_turns_with_its_numbers():
+    assert words("core-networks", cores()) == ["yes"] * 4
+    turned = {"noisy": -1.0, "wide": 3.0, "deep": 20.0, "falls": -1.0}
+    for place, name in ((0, "falls"), (1, "wide"), (2, "deep"), (3, "noisy")):
+        found = words("core-networks", cores(**{name: turned[name]}))
+        assert found[place] == "no", name
+
+
+def test_networks_are_read_from_their_checkpoints_headers():
+    table = linearised_networks.networks(late_and_early(0.0)["run"])
+    assert len(table) == 1 + 2 * 9
+    assert set(table["mode"]) == {"reference", "post-training", "from-start"}
+    assert table[table["mode"] == "reference"].omega.isna().all()
+    assert len(linearised_networks.layers(late_and_early(0.0)["run"])) == 2 * len(table)
+
+
+@pytest.mark.parametrize(("mode", "quick", "name"), [
+    ("post-training", False, "omega0.003"),
+    ("from-start", False, "start-omega0.003"),
+    ("from-start", True, "quick-start-omega0.003"),
+])  # fmt: skip
+def test_what_is_trained_alike_is_called_alike(tmp_path, monkeypatch, mode, quick, name):
+    asked = {}
+    monkeypatch.setattr(
+        Context, "trained", lambda self, *given, **more: asked.update(more) or tmp_path
+    )
+    context = Context(tmp_path, "any", quick)
+    linearised_networks.linearised(context, "vgg8", mode, 0.003, 1)
+    assert asked["name"] == name
+    assert asked["weights"] == ("init" if mode == "from-start" else "trained")
+    assert ("epochs" in asked) == quick
+
+
+def translated(kept, last):
+    groups = [cells("transformer-tiny", "reference", None, 0, 0.99, 1.4, 0.0)]
+    for step, omega in enumerate(OMEGAS):
+        length = last if step == 2 else 1.0 - step / 4
+        groups.append(
+            cells("transformer-tiny", "post-training", omega, 0, kept, length, 0.3 * step)
+        )
+    return run_of(*groups)
+
+
+def test_a_translation_model_keeps_its_accuracy_or_does_not():
+    assert words("translation", translated(0.985, 0.1)) == ["yes", "yes"]
+    assert words("translation", translated(0.9, 1.1)) == ["no", "no"]

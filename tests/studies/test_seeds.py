@@ -1,0 +1,29 @@
+"""Seeds of one architecture against other architectures."""
+
+import numpy as np
+from made_signatures import made_signatures
+
+from nlbench.studies.seeds import Seeds
+
+
+def told(step=0.0, moved=0.3, apart=0.2):
+    rng = np.random.default_rng(0)
+    found = {}
+    for seed in range(5):
+        found["vgg8", "file", "digits", seed] = 0.6 + step * (seed - 2) + rng.normal(0, 0.002, 7)
+        found["vgg8", "calibrated", "digits", seed] = np.full(7, 0.6 + moved)
+    for seed in range(2):
+        found["resnet20", "file", "digits", seed] = 0.6 + apart + rng.normal(0, 0.002, 9)
+    findings = Seeds().analyse({"run": made_signatures(found)})
+    table = findings.tables["Distances of signatures"]
+    assert len(table) == 7 * 6 / 2
+    assert table.same.sum() == 10 + 1
+    return [verdict.agrees for verdict in findings.verdicts]
+
+
+def test_little_spread_is_told_from_much():
+    assert told() == [True, True, True, True]
+    assert told(apart=0.0)[1] is False
+    assert told(moved=0.0)[3] is not True
+    assert told(step=0.1, moved=0.0)[3] is False
+    assert told(step=0.1)[0] is False

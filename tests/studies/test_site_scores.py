@@ -1,0 +1,31 @@
+"""Sites' scores as the studies read them."""
+
+import math
+
+from made_signatures import made_signatures
+
+from nlbench.studies.site_scores import signatures, site_scores
+
+
+def test_a_row_says_which_training_a_site_is_of():
+    run = made_signatures(
+        {
+            ("vgg8", "file", "digits", 3): {"a": 0.5, "b": None},
+            ("vgg8", "calibrated", "digits", 1): {"a": 0.9},
+        }
+    )
+    table = site_scores(run)
+    assert list(table.place) == ["a", "b", "a"]
+    assert list(table.seed) == [3, 3, 1]
+    assert list(table.state) == ["trained", "trained", "drawn"]
+    assert math.isnan(table.value[1])
+    assert [(name, list(values)) for name, values in signatures(table, ["seed"])] == [
+        ((3,), [0.5]),
+        ((1,), [0.9]),
+    ]
+
+
+def test_other_measures_and_statistics_are_left_out():
+    run = made_signatures({("vgg8", "file", "digits", 0): {"a": 0.5}})
+    assert site_scores(run, "cka").empty
+    assert list(site_scores(run, statistic="std").value) == [0.01]

@@ -1,0 +1,26 @@
+"""docs/studies.md lists every study that ships, and its example is one."""
+
+import re
+import runpy
+from pathlib import Path
+
+from nlbench.studies.study import Context, Study
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "studies.md").read_text(encoding="utf-8")
+
+
+def test_every_study_is_listed_as_its_class_says():
+    script = runpy.run_path(str(DOCS / "list_studies.py"))
+    assert script["written"](PAGE) == PAGE, "make it anew: python docs/list_studies.py"
+    assert "| `polynomials` | Does the affinity score fall" in script["listed"]()
+
+
+def test_the_example_is_a_study(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    found = {}
+    exec(compile(code, "studies.md", "exec"), found)
+    study = found["Wider"]()
+    assert isinstance(study, Study)
+    findings = study.analyse(study.measure(Context(tmp_path, "wider", True, seeds=(0,))))
+    assert [verdict.agrees for verdict in findings.verdicts] in ([True], [False])

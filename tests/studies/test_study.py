@@ -1,0 +1,193 @@
+"""Studies are ordinary runs with verdicts that follow from recorded cells."""
+
+import dataclasses
+import os
+import sys
+
+import pandas as pd
+import pytest
+import torch
+
+import nlbench
+from nlbench import registry
+from nlbench.cli.app import main
+from nlbench.request import Request
+from nlbench.runner import run
+from nlbench.store.run_folder import Run, load_run
+from nlbench.studies.page import add_verdicts
+from nlbench.studies.study import Context, Findings, Study, Verdict
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["nlbench", *arguments])
+        with pytest.raises(SystemExit) as done:
+            main()
+        return done.value.code, *capsys.readouterr()
+
+    return call
+
+
+def changed(run, change):
+    """The same run with other values in its table."""
+    records = [
+        dataclasses.replace(
+            record,
+            result=dataclasses.replace(
+                record.result,
+                values=tuple(
+                    dataclasses.replace(
+                        value, statistics={n: change(v) for n, v in value.statistics.items()}
+                    )
+                    for value in record.result.values
+                ),
+                summary={n: change(v) for n, v in record.result.summary.items()},
+            ),
+        )
+        for record in run.records
+    ]
+    return Run(run.manifest, records, run.path)
+
+
+@pytest.mark.parametrize("name", list(registry.entries("studies")))
+def test_every_study_says_what_it_asks_and_needs(name):
+    study = registry.load("studies", name)
+    assert issubclass(study, Study)
+    assert study.question.endswith("?")
+    assert study.needs
+    assert 0 < study.quick_minutes <= study.minutes
+    assert set(study.takes) <= {"data", "weights", "seeds", "measures"}
+    assert not registry.describe(registry.find("studies", name)).endswith("…")
+
+
+def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
+    status, out, err = here("study", "redshift", "--seeds", "0,1")
+    assert (status, err) == (0, "")
+    assert "tanh, weights × 6, shifted" in out
+    folder = tmp_path / "studies" / "redshift"
+    verdicts = pd.read_csv(folder / "verdicts.csv")
+    assert len(verdicts) == 13
+    (figure,) = folder.glob("*.png")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    page = (folder / "report.html").read_text()
+    assert verdicts.claim[0] in page
+    assert "fill: var(--paper, #ffffff)" in page
+    assert "fill: #ffffff" not in page
+    gathered = pd.read_csv(tmp_path / "studies" / "verdicts.csv")
+    assert set(gathered.study) == {"redshift"}
+    assert set(gathered.version) == {"full --seeds 0,1"}
+    assert gathered.drop(columns=["study", "version"]).equals(verdicts)
+    assert "Do larger weights make random networks more nonlinear" in page
+    kept = load_run(folder / "run")
+    assert len(kept.records) == 16
+    # Another time nothing is measured: the cells stay as they are.
+    before = {p.name: p.stat().st_mtime_ns for p in (folder / "run" / "cells").iterdir()}
+    assert here("study", "redshift", "--seeds", "0,1")[0] == 0
+    assert {p.name: p.stat().st_mtime_ns for p in (folder / "run" / "cells").iterdir()} == before
+    # A verdict follows from the numbers.
+    study = registry.load("studies", "redshift")()
+    assert all(v.agrees for v in study.analyse({"run": kept}).verdicts[:8])
+    halved = study.analyse({"run": changed(kept, lambda value: value / 2)}).verdicts
+    assert not any(v.agrees for v in halved[:8])
+    turned = study.analyse({"run": changed(kept, lambda value: 1 - value)}).verdicts
+    assert not any(v.agrees for v in turned[8:])
+
+
+def test_a_setting_that_a_study_fixes_is_refused_in_one_line(here):
+    status, _, err = here("study", "redshift", "--data", "digits")
+    assert (status, err) == (2, "nlbench: --data: study redshift fixes it (it takes --seeds)\n")
+    status, _, err = here("study", "redshif")
+    assert (status, err) == (2, "nlbench: there is no study 'redshif'; did you mean 'redshift'?\n")
+
+
+def test_cells_that_another_run_has_are_taken_over(tmp_path):
+    request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
+    first = run(request, tmp_path / "first")
+    more = dataclasses.replace(request, models=("redshift-mlp", "redshift-mlp-tanh"))
+    second = run(more, tmp_path / "second", known=[tmp_path / "first"])
+    (there,), here = first.records, {r.key: r for r in second.records}
+    assert here[there.key].to_json() == there.to_json()
+    assert len(here) == 2
+    assert second.scores.equals(run(more, tmp_path / "straight").scores)
+
+
+def test_networks_are_trained_once_for_all_studies_before_the_run_that_needs_them(tmp_path):
+    model, data = "ladders/mlp-relu-gain2-depth3", "curves"
+
+    def asked(study, epochs=1):
+        context = Context(tmp_path, study)
+        start = context.trained(model, data, "adam", 3, epochs=epochs)
+        more = {"name": "on", "weights": str(start), "epochs": 1}
+        return context, start, context.trained(model, data, "adam", 3, **more)
+
+    context, start, after = asked("one")
+    assert not start.exists()
+    request = Request("norm", model, data, weights=(str(start), str(after)), samples=16)
+    assert context.run(request).manifest["cells"] == {"ok": 2}
+    stamp = start.stat().st_mtime_ns
+    other, again, _ = asked("two")
+    other.train()
+    assert (again, start.stat().st_mtime_ns) == (start, stamp)
+    with pytest.raises(nlbench.RequestError, match="another training was asked for"):
+        asked("two")[0].trained(model, data, "adam", 3, epochs=2)
+    with pytest.raises(nlbench.RequestError, match="trained in another way"):
+        asked("two", epochs=2)[0].train()
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "workers"),
+    [([], "noise", 4), ([], "redshift", None), (["--quick"], "activations", None),
+     (["--workers", "3"], "redshift", 3), (["--workers", "1"], "noise", None)],
+)  # fmt: skip
+def test_what_takes_minutes_has_as_many_workers_as_cores(here, monkeypatch, flags, name, workers):
+    seen = []
+
+    def measure(self, context):
+        seen.append(context.execution)
+        raise nlbench.RequestError("enough")
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(registry.load("studies", name), "measure", measure)
+    assert here("study", name, "--device", "cpu", *flags)[0] == 2
+    (execution,) = seen
+    assert (execution.workers, execution.threads) == (workers, 1)
+    assert execution.executor == ("processes" if workers else "serial")
+
+
+def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(tmp_path):
+    context = Context(tmp_path, "mine")
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.randn(32, 3)
+    first = context.evaluated(model, x, ["r2", "norm"], "part")
+    again = context.evaluated(model, 2 * x, ["r2"], "part")
+    assert again["r2"].summary["value"] != first["r2"].summary["value"]
+    kept = load_run(tmp_path / "mine" / "part")
+    assert [record.to_json() for record in kept.records] == [r.to_json() for r in again.records]
+
+
+@pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "can't tell")])
+def test_a_verdict_is_said_in_words(agrees, word):
+    assert Verdict("a", "b", "c", agrees).word == word
+
+
+def test_verdicts_of_all_studies_stand_in_one_file_each_version_once(tmp_path):
+    file = tmp_path / "verdicts.csv"
+    one, other = (Findings([Verdict(claim, "", "1", True)]) for claim in ("first", "second"))
+    for name, version, findings in [
+        ("b", "full", one), ("a", "quick", one), ("b", "quick", one), ("b", "full", other),
+    ]:  # fmt: skip
+        add_verdicts(file, name, version, findings)
+    kept = pd.read_csv(file)
+    found = list(zip(kept.study, kept.version, kept.claim, strict=True))
+    assert found == [("a", "quick", "first"), ("b", "full", "second"), ("b", "quick", "first")]
+
+
+def test_quick_runs_and_those_on_other_data_do_not_mix_with_the_full_ones(tmp_path):
+    request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
+    runs = [
+        Context(tmp_path, "one", **chosen).run(request)
+        for chosen in ({}, {"quick": True}, {"data": "grid"}, {"quick": True, "data": "grid"})
+    ]
+    assert len({run.path for run in runs}) == 4
+    assert len({run.table() for run in runs}) == 1

@@ -1,0 +1,31 @@
+"""Before and after training."""
+
+from made_signatures import made_signatures
+
+from nlbench.studies.training import Training
+
+RISING = [0.5 + 0.49 * place / 14 for place in range(15)]
+
+
+def told(deep=RISING, before=(0.9, 0.9, 0.9), after=(0.8, 0.7, 0.85)):
+    found = {("vgg16", "calibrated", "digits", 0): deep}
+    for seed in range(2):
+        found["vgg8", "calibrated", "digits", seed] = before
+        found["vgg8", "file", "digits", seed] = after
+    findings = Training().analyse({"run": made_signatures(found)})
+    (table,) = findings.tables.values()
+    assert list(table.seed) == [0, 1]
+    rises, linear, nonlinear, uneven = (v.agrees for v in findings.verdicts)
+    return rises, linear, nonlinear, uneven
+
+
+def test_what_the_paper_saw_is_recognised():
+    deep = [*RISING[:-3], 0.97, 0.98, 0.99]
+    assert told(deep) == (True, True, True, True)
+
+
+def test_each_verdict_follows_its_own_numbers():
+    assert told(RISING[::-1])[:2] == (False, False)
+    assert told([0.9, 0.5] * 7 + [0.96])[0] is None
+    assert told(after=(0.95, 0.96, 0.95))[2] is False
+    assert told(after=(0.85, 0.8, 0.7))[3] is False
