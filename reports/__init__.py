@@ -1,1 +1,1 @@
-"""Boards, figures and the page that set measured subjects side by side."""
+"""Leaderboards, figures and HTML pages of runs."""

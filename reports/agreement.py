@@ -1,13 +1,13 @@
-"""Agreement of measures: whether two of them order networks, or sites, alike.
+"""Agreement of measures: rank correlations over networks, correlations over sites.
 
-SciPy's statistics take half a second to import, so that only what needs them does.
+`scipy.stats` takes half a second to import, so it is imported where it is used.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -33,18 +33,18 @@ _WIDTH = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 @dataclass(frozen=True)
 class Correlation:
-    """A correlation with what it is made of.
+    """A correlation coefficient with its interval.
 
     Parameters
     ----------
     value : float
-        NaN where there is none, because there are too few pairs or one side is constant.
+        NaN for fewer than three pairs or a constant side.
     low, high : float
-        Interval; NaN where there are too few pairs for one.
+        Interval; NaN for too few pairs.
     n : int
-        Pairs.
+        Number of pairs.
     groups : int
-        Networks that the pairs are of; 0 where the networks are the pairs.
+        Number of networks that the pairs come from; 0 if each network is one pair.
     """
 
     value: float
@@ -55,7 +55,7 @@ class Correlation:
 
     @property
     def text(self) -> str:
-        """The value, with its interval if it has one.
+        """The value and its interval, as text.
 
         Examples
         --------
@@ -70,12 +70,12 @@ class Correlation:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
-    """Spearman's rank correlation with an interval.
+    """Compute Spearman's rank correlation with an interval.
 
     Parameters
     ----------
     x, y : arrays of shape (n,)
-        Pairs with a number that is not finite are left out.
+        Pairs with a non-finite value are ignored.
 
     References
     ----------
@@ -98,12 +98,12 @@ def spearman(x: ArrayLike, y: ArrayLike) -> Correlation:
 
 
 def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
-    """Kendall's tau-b with an interval.
+    """Compute Kendall's tau-b with an interval.
 
     Parameters
     ----------
     x, y : arrays of shape (n,)
-        Pairs with a number that is not finite are left out.
+        Pairs with a non-finite value are ignored.
 
     References
     ----------
@@ -123,12 +123,12 @@ def kendall(x: ArrayLike, y: ArrayLike) -> Correlation:
 
 
 def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
-    """Pearson's correlation within groups: what is left when each group's means are taken off.
+    """Compute Pearson's correlation within groups, after subtracting each group's means.
 
     Parameters
     ----------
     pairs : sequence of pairs of arrays of shape (n_i,)
-        One pair a network: two measures of the same sites.
+        One pair per network: two measures of the same sites.
 
     References
     ----------
@@ -141,8 +141,8 @@ def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
     1.0
     """
     centred: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-    for one, other in pairs:
-        x, y = _pairs(one, other)
+    for first, second in pairs:
+        x, y = _pairs(first, second)
         if len(x) > 1:
             centred.append((x - x.mean(), y - y.mean()))
     if not centred:
@@ -153,14 +153,15 @@ def within_groups(pairs: Sequence[tuple[ArrayLike, ArrayLike]]) -> Correlation:
     if not scale > 0:
         return Correlation(math.nan, math.nan, math.nan, len(x), len(centred))
     value = min(1.0, max(-1.0, float(x @ y) / scale))
-    found = _with_interval(value, len(x), 1.0, len(x) - len(centred) - 2)
-    return Correlation(found.value, found.low, found.high, len(x), len(centred))
+    return replace(
+        _with_interval(value, len(x), 1.0, len(x) - len(centred) - 2), groups=len(centred)
+    )
 
 
 def _pairs(x: ArrayLike, y: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    one, other = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    kept = np.isfinite(one) & np.isfinite(other)
-    return one[kept], other[kept]
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    return x[finite], y[finite]
 
 
 def _varies(x: NDArray[np.float64], y: NDArray[np.float64]) -> bool:
@@ -172,7 +173,7 @@ def _none(n: int) -> Correlation:
 
 
 def _with_interval(value: float, n: int, variance: float, freedom: int) -> Correlation:
-    """Interval by Fisher's transformation; a coefficient of ±1 has no width to transform."""
+    """Add an interval by Fisher's transformation; that of a coefficient of ±1 has no width."""
     if freedom < 1 or not math.isfinite(value):
         return Correlation(value, math.nan, math.nan, n)
     if abs(value) > 1 - 1e-12:  # one, but for rounding
@@ -186,22 +187,21 @@ def _with_interval(value: float, n: int, variance: float, freedom: int) -> Corre
 def agreement(
     rows: Sequence[Row], scores: Scores, measures: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[tuple[str, str], Correlation]]:
-    """Correlate all pairs of measures, with their directions undone.
+    """Correlate all pairs of measures, oriented so that more means more nonlinear.
 
     Parameters
     ----------
     rows : sequence of Row
-        A leaderboard, seeds together: a network counts once.
+        A leaderboard with one row per network.
     scores : Scores
     measures : mapping of str to mapping
 
     Returns
     -------
     dict
-        ``spearman`` and ``kendall`` over networks, ``pearson`` over sites within networks
-        (measures of the probe ``sites`` alone); each by pair of measures, in the order of the
-        scores, every pair once. Positive: what is more nonlinear by the one is so by the
-        other. A measure without direction is taken as it is.
+        ``spearman`` and ``kendall`` over networks, and ``pearson`` over sites within networks
+        (measures of the probe ``sites`` only), each by pair of measures. A measure without
+        direction keeps its sign.
     """
     senses = {name: sense_of(measures.get(name, {})) or 1 for name in scores.measures}
     columns = {
@@ -209,7 +209,7 @@ def agreement(
         for name in scores.measures
     }
     pairs = [(a, b) for i, a in enumerate(scores.measures) for b in scores.measures[i + 1 :]]
-    found: dict[str, dict[tuple[str, str], Correlation]] = {
+    coefficients: dict[str, dict[tuple[str, str], Correlation]] = {
         "spearman": {(a, b): spearman(columns[a], columns[b]) for a, b in pairs},
         "kendall": {(a, b): kendall(columns[a], columns[b]) for a, b in pairs},
         "pearson": {},
@@ -218,8 +218,8 @@ def agreement(
     places = {name: _places(scores, name, senses[name]) for name in sites}
     for a, b in pairs:
         if a in places and b in places:
-            found["pearson"][a, b] = within_groups(_common(places[a], places[b]))
-    return found
+            coefficients["pearson"][a, b] = within_groups(_common(places[a], places[b]))
+    return coefficients
 
 
 def _places(scores: Scores, name: str, sense: int) -> list[dict[str, float]]:
@@ -230,20 +230,22 @@ def _places(scores: Scores, name: str, sense: int) -> list[dict[str, float]]:
 
 
 def _common(
-    one: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]
+    first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]]
 ) -> list[tuple[list[float], list[float]]]:
     pairs = []
-    for x, y in zip(one, other, strict=True):
+    for x, y in zip(first, second, strict=True):
         names = [name for name in x if name in y]
         pairs.append(([x[name] for name in names], [y[name] for name in names]))
     return pairs
 
 
-def agreement_frame(found: Mapping[str, Mapping[tuple[str, str], Correlation]]) -> pd.DataFrame:
-    """Write agreement as a tidy table: a coefficient and a pair of measures a row."""
+def agreement_frame(
+    coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]],
+) -> pd.DataFrame:
+    """Convert agreement to a tidy table: one row per coefficient and pair of measures."""
     rows = [
         (kind, a, b, c.value, c.low, c.high, c.n, c.groups)
-        for kind, pairs in found.items()
+        for kind, pairs in coefficients.items()
         for (a, b), c in pairs.items()
     ]
     columns = ["coefficient", "measure", "other", "value", "low", "high", "n", "networks"]
@@ -251,7 +253,7 @@ def agreement_frame(found: Mapping[str, Mapping[tuple[str, str], Correlation]]) 
 
 
 def paired_share(differences: ArrayLike) -> Correlation:
-    """Share of differences above zero, ties counting half, with Wilson's interval.
+    """Compute the share of differences above zero, ties counting half, with Wilson's interval.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Two runs beside each other: what differs, cell by cell, and what could explain it."""
+"""Comparison of two runs: the differences of their cells, and of their manifests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import rich.box
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -28,7 +29,7 @@ from .tables import Scores, TableCell, TableSubject
 from .text import column_decimals, count, number
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
+    from nlbench.store.run import Run
 
 __all__ = ["Comparison", "Difference", "compare_runs"]
 
@@ -45,14 +46,14 @@ class Difference:
     ----------
     subject, measure : str
     before, after : float
-        NaN where there is no number.
+        NaN where there is no value.
     low, high : float
-        Interval of the difference, with the places drawn again; NaN where no two places have
-        a value in both.
+        Bootstrap interval of the mean difference over places; NaN if fewer than two places have
+        a value in both runs.
     share : Correlation
-        Share of the places at which the number rose, with its interval.
+        Share of the places at which the value rose, with its interval.
     note : str
-        Why a number is missing.
+        Reason for a missing value.
     """
 
     subject: str
@@ -66,28 +67,28 @@ class Difference:
 
     @property
     def change(self) -> float:
-        """What the number rose by."""
+        """Second value minus the first."""
         return self.after - self.before
 
     @property
     def relative(self) -> float:
-        """The change as a share of the first number; NaN where that is zero."""
+        """Change as a share of the first value; NaN if that is zero."""
         return self.change / abs(self.before) if self.before else math.nan
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two runs.
+    """Differences between two runs.
 
     Parameters
     ----------
     names : pair of str
     differences : tuple of Difference
-        Of the cells that both have.
+        One per shared cell.
     explanations : tuple of (str, str, str)
-        What differs between the manifests: what, in the first, in the second.
+        Entries of the manifests that differ: name, first value, second value.
     alone : tuple of (str, str)
-        Cells that one run has alone: the run's name and the cell.
+        Cells of one run only: the run's name and the cell.
     """
 
     names: tuple[str, str]
@@ -96,7 +97,7 @@ class Comparison:
     alone: tuple[tuple[str, str], ...]
 
     def frame(self) -> pd.DataFrame:
-        """Give the differences as a table, one cell a row."""
+        """Return the differences as a table, one row per cell."""
         return pd.DataFrame(
             [
                 {
@@ -119,18 +120,18 @@ class Comparison:
         )
 
     def broken(self, conditions: Sequence[str]) -> list[str]:
-        """Say which cells changed by more than they may.
+        """List the cells that violate a condition.
 
         Parameters
         ----------
         conditions : sequence of str
-            ``MEASURE > NUMBER`` or ``MEASURE > NUMBER%``: changed by more, either way; with a
-            sign, ``> +5%`` rose by more and ``< -5%`` fell by more. The measure may be a glob.
+            ``MEASURE > NUMBER`` or ``MEASURE > NUMBER%``: the absolute change exceeds it. With a
+            sign, ``> +5%`` is a rise and ``< -5%`` a fall by more. The measure may be a glob.
 
         Raises
         ------
         nlbench.RequestError
-            If a condition can't be read or no measure has its name.
+            If a condition can't be parsed or matches no measure.
         """
         return [line for condition in conditions for line in self._broken(condition)]
 
@@ -138,25 +139,26 @@ class Comparison:
         parts = _CONDITION.fullmatch(condition)
         if not parts:
             raise RequestError(
-                f"--fail-if: expected such as 'absdev > 5%' or 'affinity > 0.01', got '{condition}'"
+                "--fail-if: expected a condition like 'absdev > 5%' or 'affinity > 0.01', "
+                f"got '{condition}'"
             )
         names = list(dict.fromkeys(d.measure for d in self.differences))
-        mine = fnmatch.filter(names, parts["measure"])
-        if not mine:
+        matches = fnmatch.filter(names, parts["measure"])
+        if not matches:
             hint = nearest(parts["measure"], names)
             raise RequestError(f"--fail-if: the runs share no measure '{parts['measure']}'{hint}")
         bound = float(parts["bound"]) / (100 if parts["percent"] else 1)
         for d in self.differences:
-            if d.measure not in mine:
+            if d.measure not in matches:
                 continue
             if math.isnan(d.after):
                 if not math.isnan(d.before):
-                    yield f"{d.measure}, {d.subject}: has no value any more: {d.note}"
+                    yield f"{d.measure}, {d.subject}: no longer has a value: {d.note}"
                 continue
             if math.isnan(d.before):
                 continue
             change = d.relative if parts["percent"] else d.change
-            if math.isnan(change):  # from zero, of which nothing is a share
+            if math.isnan(change):  # relative to zero
                 change = math.copysign(math.inf, d.change) if d.change else 0.0
             if not re.match("[+-]", parts["bound"]):
                 change = abs(change)
@@ -165,10 +167,10 @@ class Comparison:
                 yield f"{d.measure}, {d.subject}: {text} ({condition.strip()})"
 
     def print(self, console: Console) -> None:
-        """Print the differences and what could explain them."""
+        """Print the differences of the cells and of the manifests."""
         _line(
             console,
-            f"{self.names[0]} and {self.names[1]}: {count(len(self.differences), 'cell')} in both",
+            f"{self.names[0]} and {self.names[1]}: {count(len(self.differences), 'shared cell')}",
         )
         if self.differences:
             head, rows = self._texts()
@@ -184,9 +186,7 @@ class Comparison:
             console.print()
             console.print(table)
             if shown < len(head):
-                _line(
-                    console, "a wider window shows intervals, and at how many places a number rose"
-                )
+                _line(console, "a wider terminal also shows intervals and the share of rises")
         console.print()
         for d in self.differences:
             if d.note:
@@ -194,14 +194,14 @@ class Comparison:
         for run, cell in self.alone:
             _line(console, f"only in {run}: {cell}")
         if self.explanations:
-            _line(console, "what differs between the manifests:")
-            for what, first, second in self.explanations:
-                _line(console, f"  {what}: {first or 'nothing'} → {second or 'nothing'}")
+            _line(console, "differences between the manifests:")
+            for name, first, second in self.explanations:
+                _line(console, f"  {name}: {first or 'nothing'} → {second or 'nothing'}")
         else:
-            _line(console, "the manifests tell no difference")
+            _line(console, "the manifests do not differ")
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows of the table that people read."""
+        """Return the head and the rows of the printed table."""
         decimals = {
             name: column_decimals(
                 [v for d in self.differences if d.measure == name for v in (d.before, d.after)]
@@ -213,20 +213,20 @@ class Comparison:
         return head, [_row(d, decimals[d.measure]) for d in self.differences]
 
     def markdown(self) -> str:
-        """Write the differences and what could explain them as Markdown."""
+        """Return the comparison as Markdown."""
         head, rows = self._texts()
         parts = [f"# {self.names[0]} and {self.names[1]}", markdown_table(head, rows).rstrip()]
-        said = [f"- {d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
-        said += [f"- only in {run}: {cell}" for run, cell in self.alone]
-        if said:
-            parts.append("\n".join(map(one_line, said)))
+        notes = [f"- {d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
+        notes += [f"- only in {run}: {cell}" for run, cell in self.alone]
+        if notes:
+            parts.append("\n".join(map(one_line, notes)))
         if self.explanations:
-            table = markdown_table(["what differs", *self.names], self.explanations)
+            table = markdown_table(["manifest", *self.names], self.explanations)
             parts.append(table.rstrip())
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> str:
-        """Write the same as a page of its own."""
+        """Return the comparison as an HTML page."""
         from .page import environment
 
         head, rows = self._texts()
@@ -244,18 +244,18 @@ class Comparison:
         )
 
     def write(self, output: Path) -> Path:
-        """Write a file; its ending says how.
+        """Write a file in the format of its suffix.
 
         Raises
         ------
         nlbench.RequestError
-            If it ends otherwise than in ``.html``, ``.csv`` or ``.md``.
+            If the suffix is none of ``.html``, ``.csv`` and ``.md``.
         """
         writers: dict[str, Callable[[], str]] = {
             ".html": self.html, ".md": self.markdown, ".csv": lambda: to_csv(self.frame()),
         }  # fmt: skip
         if output.suffix not in writers:
-            raise RequestError(f"{output}: expected a name that ends in {', '.join(writers)}")
+            raise RequestError(f"{output}: expected a file name ending in {', '.join(writers)}")
         make_folder(output.parent)
         write_atomically(output, writers[output.suffix]().encode("utf-8", errors="replace"))
         return output
@@ -285,13 +285,13 @@ def _row(d: Difference, decimals: int | None) -> list[str]:
 
 
 def compare_runs(first: Run, second: Run) -> Comparison:
-    """Align the cells of two runs and work out what differs.
+    """Compare the cells and manifests of two runs.
 
     Parameters
     ----------
-    first, second : nlbench.store.run_folder.Run
-        Cells are aligned by model, weights, data, seed and measure; where the runs have one
-        subject each, by measure alone.
+    first, second : nlbench.Run
+        Cells are matched by model, weights, data, seed and measure; by measure alone if each run
+        has one subject.
 
     Returns
     -------
@@ -303,49 +303,53 @@ def compare_runs(first: Run, second: Run) -> Comparison:
         If the runs share no cell.
     """
     names = _names(first, second)
-    one, other = (Scores(run.scores, run.manifest.get("measures", {})) for run in (first, second))
-    pairs = _aligned(one.subjects, other.subjects)
-    measures = [name for name in one.measures if name in other.measures]
-    found, alone = [], []
-    for mine, theirs in pairs:
+    before, after = (
+        Scores(run.scores, run.manifest.get("measures", {})) for run in (first, second)
+    )
+    pairs = _matched(before.subjects, after.subjects)
+    measures = [name for name in before.measures if name in after.measures]
+    differences, alone = [], []
+    for old, new in pairs:
         for name in measures:
-            cells = one[mine.label, name], other[theirs.label, name]
+            cells = before[old.label, name], after[new.label, name]
             absent = [cell.status == "absent" for cell in cells]
             if not any(absent):
-                found.append(_difference(_label(mine, theirs), name, *cells))
+                differences.append(_difference(_label(old, new), name, *cells))
             elif not all(absent):
-                alone.append((names[int(absent[0])], f"{name}, {mine.label}"))
-    if not found:
+                alone.append((names[int(absent[0])], f"{name}, {old.label}"))
+    if not differences:
         raise RequestError(
             f"{names[0]} and {names[1]} share no cell; expected a subject (model, weights, data, "
             "seed) and a measure in both"
         )
-    for run, scores, others in ((names[0], one, other), (names[1], other, one)):
+    for run, scores, others in ((names[0], before, after), (names[1], after, before)):
         matched = {s.label for pair in pairs for s in pair}
         alone += [(run, s.label) for s in scores.subjects if s.label not in matched]
         alone += [
             (run, f"{m} of every subject") for m in scores.measures if m not in others.measures
         ]
-    return Comparison(names, tuple(found), tuple(_explanations(first, second)), tuple(alone))
+    explanations = tuple(_explanations(first, second))
+    return Comparison(names, tuple(differences), explanations, tuple(alone))
 
 
 def _names(first: Run, second: Run) -> tuple[str, str]:
-    one, other = str(first.name), str(second.name)
-    return (f"{one} (1)", f"{other} (2)") if one == other else (one, other)
+    names = str(first.name), str(second.name)
+    return (f"{names[0]} (1)", f"{names[1]} (2)") if names[0] == names[1] else names
 
 
-def _aligned(
-    one: Sequence[TableSubject], other: Sequence[TableSubject]
+def _matched(
+    before: Sequence[TableSubject], after: Sequence[TableSubject]
 ) -> list[tuple[TableSubject, TableSubject]]:
-    known = {subject.identity: subject for subject in other}
-    pairs = [(s, known[s.identity]) for s in one if s.identity in known]
-    if not pairs and len(one) == len(other) == 1:
-        return [(one[0], other[0])]
+    known = {subject.identity: subject for subject in after}
+    pairs = [(s, known[s.identity]) for s in before if s.identity in known]
+    if not pairs and len(before) == len(after) == 1:
+        return [(before[0], after[0])]
     return pairs
 
 
-def _label(mine: TableSubject, theirs: TableSubject) -> str:
-    return mine.label if mine.identity == theirs.identity else f"{mine.label} → {theirs.label}"
+def _label(before: TableSubject, after: TableSubject) -> str:
+    same = before.identity == after.identity
+    return before.label if same else f"{before.label} → {after.label}"
 
 
 def _difference(subject: str, measure: str, before: TableCell, after: TableCell) -> Difference:
@@ -362,20 +366,38 @@ def _difference(subject: str, measure: str, before: TableCell, after: TableCell)
         means = resampled_means(steps, REPEATS, f"{subject}\0{measure}")
         tail = 50 * (1 - CONFIDENCE)
         low, high = (float(end) for end in np.percentile(means, [tail, 100 - tail]))
+    counts = len(before.place_values), len(after.place_values)
+    if counts != (len(steps), len(steps)) and not notes:
+        # The values are means over different places, so no interval of shared places fits them.
+        notes.append(f"the runs share {len(steps)} places of {counts[0]} and {counts[1]}")
+        if len(steps) > 1:
+            mean = f"{steps.mean():+.4g} ({low:+.4g} to {high:+.4g})"
+            notes[0] += f"; the mean difference there is {mean}"
+        low = high = math.nan
+    elif not _is_mean(steps, after.value - before.value):
+        low = high = math.nan
     share = paired_share(steps)
     return Difference(
         subject, measure, before.value, after.value, low, high, share, "; ".join(notes)
     )
 
 
+def _is_mean(steps: NDArray[np.float64], change: float) -> bool:
+    """Return True if a change of the summary is the mean change over places."""
+    if not len(steps):
+        return False
+    tolerance = 1e-9 * float(np.abs(steps).max())
+    return math.isclose(float(steps.mean()), change, rel_tol=1e-6, abs_tol=tolerance)
+
+
 def _explanations(first: Run, second: Run) -> Iterator[tuple[str, str, str]]:
-    """What differs between the manifests, of all that decides a number."""
-    one, other = (
+    """Yield the entries of the manifests that decide values and differ."""
+    before, after = (
         {name: str(value) for name, value in _facts(run.manifest)} for run in (first, second)
     )
-    for key in dict.fromkeys([*one, *other]):
-        if one.get(key) != other.get(key):
-            yield key, one.get(key, ""), other.get(key, "")
+    for key in dict.fromkeys([*before, *after]):
+        if before.get(key) != after.get(key):
+            yield key, before.get(key, ""), after.get(key, "")
 
 
 def _facts(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

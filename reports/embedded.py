@@ -1,4 +1,4 @@
-"""The data inside the page: the tidy table, packed, and what the page says beside it."""
+"""The data embedded in the page: the packed tidy table and the metadata of its runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from .fingerprint import Scale
 from .layout import NamedRun
 from .leaderboard import Row, family_of, sense_of
 from .tables import Scores, TableCell, TableSubject
-from .text import column_decimals, interval_decimals
+from .text import column_decimals, count, interval_decimals
 
-__all__ = ["COLUMNS", "numbered", "pack", "read_page", "to_script", "unpack"]
+__all__ = [
+    "COLUMNS", "numbered", "pack", "places_left_out", "read_page", "to_script", "unpack",
+]  # fmt: skip
 
 COLUMNS = (
     "run", "model", "weights", "data", "seed", "measure", "place", "statistic", "value", "n",
@@ -33,19 +35,23 @@ _FACTS = (
     "weights_metadata", "data_options", "mode", "omega",
 )  # fmt: skip
 
+MAX_PLACE_VALUES = 120_000
+"""Values of places on one page, some 20 bytes each."""
+
 Measures = Mapping[str, Mapping[str, Any]]
 
 
 def pack(
     scores: Scores, measures: Measures, rows: Sequence[Row], runs: Sequence[NamedRun]
 ) -> dict[str, Any]:
-    """Pack everything that a page shows, or lets be taken away, into plain values.
+    """Pack everything that a page shows or exports into JSON-compatible values.
 
-    Places' numbered statistics (one a logit, one a segment) and their parts (``site:NAME``)
-    stay in the run's own table: they are many and the page doesn't show them.
+    Numbered statistics of places (one per logit or segment) and their parts (``site:NAME``) are
+    left out: they are many and the page doesn't show them.
     """
     positions = {subject.label: index for index, subject in enumerate(scores.subjects)}
     by_name = {run.name: run for run in runs}
+    with_places = _subjects_with_places(scores, rows)
     lists = _Lists()
     return {
         "measures": [
@@ -65,7 +71,13 @@ def pack(
         ],
         "cells": [
             [
-                _cell(scores[subject.label, name], subject, name, by_name, lists)
+                _cell(
+                    scores[subject.label, name],
+                    subject,
+                    name,
+                    by_name,
+                    lists if subject.label in with_places else None,
+                )
                 for name in scores.measures
             ]
             for subject in scores.subjects
@@ -76,21 +88,43 @@ def pack(
     }
 
 
+def _subjects_with_places(scores: Scores, rows: Sequence[Row]) -> set[str]:
+    """Return the subjects whose places fit the page, first seeds in order of rank first."""
+    order = [row.subjects[0] for row in rows]
+    order += [subject for row in rows for subject in row.subjects[1:]]
+    chosen, left = set(), MAX_PLACE_VALUES
+    for subject in order:
+        cells = (scores[subject.label, name] for name in scores.measures)
+        left -= sum(len(place.statistics) for cell in cells for place in cell.places)
+        if left < 0:
+            break
+        chosen.add(subject.label)
+    return chosen
+
+
+def places_left_out(content: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the subjects whose places the page leaves out, if there are any."""
+    subjects = sum(any("x" in cell for cell in cells) for cells in content["cells"])
+    if not subjects:
+        return []
+    return [f"Values by place of {count(subjects, 'network')} are in scores.csv only."]
+
+
 class _Lists:
-    """Lists of places, each kept once: the measures of a probe share theirs."""
+    """Distinct lists of places: the measures of a probe share theirs."""
 
     def __init__(self) -> None:
         self.names: list[list[str]] = []
         self.kinds: list[list[str]] = []
-        self._found: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+        self._indices: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
 
     def index(self, names: tuple[str, ...], kinds: tuple[str, ...]) -> int:
         key = (names, kinds)
-        if key not in self._found:
-            self._found[key] = len(self.names)
+        if key not in self._indices:
+            self._indices[key] = len(self.names)
             self.names.append(list(names))
             self.kinds.append(list(kinds) if any(kinds) else [])
-        return self._found[key]
+        return self._indices[key]
 
 
 def _measure(
@@ -117,15 +151,7 @@ def _measure(
 
 
 def _subject(subject: TableSubject, run: NamedRun) -> dict[str, Any]:
-    facts: Mapping[str, Any] = next(
-        (
-            known
-            for known in run.manifest.get("subjects") or []
-            if tuple(str(known.get(key)) for key in ("model", "weights", "data", "seed"))
-            == tuple(map(str, subject.identity))
-        ),
-        {},
-    )
+    facts = run.subjects.get(subject.identity, {})
     return {
         "label": subject.label,
         "run": subject.run,
@@ -151,7 +177,7 @@ def _cell(
     subject: TableSubject,
     measure: str,
     runs: Mapping[str, NamedRun],
-    lists: _Lists,
+    lists: _Lists | None,
 ) -> dict[str, Any]:
     packed: dict[str, Any] = {"s": cell.status, "n": cell.n}
     if cell.reason:
@@ -162,15 +188,17 @@ def _cell(
     costs = run.costs.get((*subject.identity, measure))
     if costs:
         packed["cost"] = dict(costs)
-    if cell.places:
+    if cell.places and lists is None:
+        packed["x"] = len(cell.places)
+    elif cell.places and lists is not None:
         kinds = run.kinds.get(subject.identity, {})
         names = tuple(place.name for place in cell.places)
         packed["p"] = lists.index(names, tuple(kinds.get(name, "") for name in names))
-        found = dict.fromkeys(name for place in cell.places for name in place.statistics)
-        left_out = numbered(found)
+        statistics = dict.fromkeys(name for place in cell.places for name in place.statistics)
+        left_out = numbered(statistics)
         packed["c"] = {
             name: [_number(place.statistics.get(name)) for place in cell.places]
-            for name in found
+            for name in statistics
             if name not in left_out and ":" not in name
         }
         counts = [place.n for place in cell.places]
@@ -186,7 +214,7 @@ def _cell(
 
 
 def _number(value: float | None) -> float | str | None:
-    """Give a number as JSON can hold it; one that is not finite by its name in JavaScript."""
+    """Return a number as JSON can hold it; a non-finite one by its name in JavaScript."""
     if value is None or math.isfinite(value):
         return value
     if math.isnan(value):
@@ -195,7 +223,7 @@ def _number(value: float | None) -> float | str | None:
 
 
 def numbered(names: Collection[str]) -> set[str]:
-    """Find the statistics that are one number a logit: ``logit0``, ``logit1``, and so on.
+    """Return the statistics with one value per logit: ``logit0``, ``logit1``, and so on.
 
     Examples
     --------
@@ -207,7 +235,7 @@ def numbered(names: Collection[str]) -> set[str]:
 
 
 def to_script(content: Mapping[str, Any]) -> str:
-    r"""Write plain values as JSON that may stand inside a ``<script>``.
+    r"""Serialize to JSON that is safe inside a ``<script>`` element.
 
     Examples
     --------
@@ -215,14 +243,14 @@ def to_script(content: Mapping[str, Any]) -> str:
     '{"name":"\\u003c/script>"}'
     """
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # A line separator ends a line for some readers of scripts; a less-than sign may begin a tag.
+    # Line separators end a line in old JavaScript; a less-than sign may begin a tag.
     for character in "<\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def unpack(content: Mapping[str, Any]) -> pd.DataFrame:
-    """Make the tidy table of what `pack` packed."""
+    """Return the tidy table that `pack` packed."""
     rows: list[tuple[Any, ...]] = []
     for subject, cells in zip(content["subjects"], content["cells"], strict=True):
         identity = tuple(subject[key] for key in ("run", "model", "weights", "data", "seed"))
@@ -253,14 +281,14 @@ def _place_rows(content: Mapping[str, Any], cell: Mapping[str, Any]) -> list[tup
 
 
 def read_page(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read the tidy table out of a page that nlbench wrote.
+    """Read the tidy table from a page written by nlbench.
 
     Raises
     ------
     nlbench.RequestError
-        If the file is none.
+        If the file isn't such a page.
     """
-    found = _SCRIPT.search(Path(path).read_text(encoding="utf-8"))
-    if not found:
+    match = _SCRIPT.search(Path(path).read_text(encoding="utf-8"))
+    if not match:
         raise RequestError(f"{path} holds no scores; expected a page written by nlbench report")
-    return unpack(json.loads(found[1]))
+    return unpack(json.loads(match[1]))

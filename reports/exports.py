@@ -1,4 +1,4 @@
-"""What is taken away from a run: CSV, Markdown, LaTeX, Parquet, citations."""
+"""Export formats of a run's tables: CSV, Markdown, LaTeX and Parquet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .text import interval_decimals, number
 from .views import ranks_text
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
+    from nlbench.store.run import Run
 
 __all__ = [
     "latex_text",
@@ -41,10 +41,10 @@ _LATEX = {
 
 
 def to_csv(table: pd.DataFrame) -> str:
-    """Write a table as CSV that a spreadsheet can't mistake for formulas.
+    """Convert a table to CSV that is safe to open in a spreadsheet.
 
-    Texts, and names of columns, that begin like a formula get an apostrophe; numbers are left
-    alone. `read_csv` takes it off again.
+    Texts and column names that begin like a formula are prefixed with an apostrophe, which
+    `read_csv` removes.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -61,7 +61,7 @@ def _csv_cell(value: object) -> object:
 
 
 def read_csv(file: str | os.PathLike[str] | io.StringIO) -> pd.DataFrame:
-    """Read what `to_csv` wrote: the same names and texts as before.
+    """Read a table written by `to_csv`.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def to_parquet(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     nlbench.RequestError
-        If the package pyarrow is not installed.
+        If pyarrow is not installed.
     """
     stream = io.BytesIO()
     try:
@@ -97,7 +97,7 @@ def to_parquet(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
 
 
 def latex_text(text: str) -> str:
-    r"""Write a text so that LaTeX prints it as it is.
+    r"""Escape text for LaTeX.
 
     Examples
     --------
@@ -108,18 +108,18 @@ def latex_text(text: str) -> str:
 
 
 def to_latex(run: Run, *, ranks: bool = True) -> str:
-    r"""Write a run's leaderboard as a LaTeX table with booktabs' rules.
+    r"""Convert a run's leaderboard to a LaTeX table with booktabs rules.
 
     Parameters
     ----------
-    run : nlbench.store.run_folder.Run
+    run : nlbench.Run
     ranks : bool
-        Whether the ranks between which a network moves stand behind each number.
+        Add the interval of the rank to each value.
 
     Returns
     -------
     str
-        A ``tabular``; needs ``\usepackage{booktabs}``.
+        A ``tabular`` that needs ``\usepackage{booktabs}``.
     """
     head, rows = _texts(run, ranks)
     lines = [
@@ -135,13 +135,13 @@ def to_latex(run: Run, *, ranks: bool = True) -> str:
 
 
 def to_markdown(run: Run, *, ranks: bool = True) -> str:
-    """Write a run's leaderboard as a Markdown table; see `to_latex`."""
+    """Convert a run's leaderboard to a Markdown table; see `to_latex`."""
     head, rows = _texts(run, ranks)
     return markdown_table(head, rows)
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a Markdown table: the first column to the left, the others to the right."""
+    """Build a Markdown table, its first column left-aligned and the others right-aligned."""
     lines = [_markdown_line(head), "| --- |" + " ---: |" * (len(head) - 1)]
     return "\n".join([*lines, *map(_markdown_line, rows)]) + "\n"
 
@@ -167,9 +167,10 @@ def _column(rows: Sequence[Row], name: str, about: Mapping[str, Any], ranks: boo
     decimals = interval_decimals(
         [e.value for e in entries], [(e.high - e.low) / 2 for e in entries]
     )
-    found = []
+    texts = []
     for entry in entries:
         text = number(entry.value, decimals) if entry.status == "ok" else entry.status
-        moves = ranks_text(entry.best, entry.worst) if sense_of(about) and len(rows) > 1 else ""
-        found.append(f"{text} ({moves})" if ranks and moves and entry.status == "ok" else text)
-    return found
+        interval = ranks_text(entry.best, entry.worst) if sense_of(about) and len(rows) > 1 else ""
+        has_rank = ranks and interval and entry.status == "ok"
+        texts.append(f"{text} ({interval})" if has_rank else text)
+    return texts

@@ -1,4 +1,4 @@
-"""Figures of a run for Python and notebooks; those of the page are drawn by its template."""
+"""Matplotlib figures of a run, for Python and notebooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from nlbench.errors import RequestError
 
 from .panels import (
-    MOST_SERIES,
+    MAX_SERIES,
     draw_bars,
     draw_distribution,
     draw_signature,
@@ -25,7 +25,7 @@ from .svg import STYLE, to_svg
 from .tables import Series, labelled, per_place
 from .text import direction
 
-__all__ = ["MOST_SERIES", "bars", "distribution", "ecdf", "figure_of", "signature", "to_svg"]
+__all__ = ["MAX_SERIES", "bars", "distribution", "ecdf", "figure_of", "signature", "to_svg"]
 
 Details = Mapping[str, Mapping[str, Any]]
 
@@ -35,25 +35,25 @@ _WIDTH, _HEIGHT = 7.2, 2.7  # inches
 def signature(
     scores: pd.DataFrame, measures: Details, names: Sequence[str] | None = None
 ) -> Figure:
-    """Draw non-linearity signatures: the score of every site in order of call.
+    """Draw nonlinearity signatures: the score of every site in order of call.
 
-    Bars are the standard deviation over batches. A site without a value is a hollow
-    mark at the bottom edge.
+    Error bars are the standard deviation over batches. A site without a value is a hollow mark at
+    the bottom edge.
 
     Parameters
     ----------
     scores : DataFrame
-        Tidy, one number a row.
+        Tidy table, one value per row.
     measures : mapping of str to mapping
-        What is known of each measure.
+        Metadata of each measure.
     names : sequence of str, optional
-        Which measures, one panel each; by default those with the probe ``sites``.
+        Measures to draw, one panel each; by default those of the probe ``sites``.
 
     Raises
     ------
     nlbench.RequestError
         If none of the measures has a value at a site, or there are more than
-        `MOST_SERIES` subjects.
+        `MAX_SERIES` subjects.
 
     Examples
     --------
@@ -66,12 +66,12 @@ def signature(
     if names is None:
         names = [name for name, about in measures.items() if about.get("probe") == "sites"]
     if not names:
-        raise RequestError("no measure of sites among the scores; expected at least one")
+        raise RequestError("the scores have no measure of sites; expected at least one")
     return _figure(scores, measures, names, draw_signature)
 
 
 def distribution(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
-    """Draw how a measure is distributed over paths: one step function a subject.
+    """Draw the distribution of a measure over paths: one step function per subject.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def distribution(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
 
 
 def bars(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
-    """Draw a measure of any probe: one bar a place, side by side for several subjects.
+    """Draw a measure of any probe: one bar per place, side by side for several subjects.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def bars(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
 
 
 def figure_of(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
-    """Draw the figure that suits a measure's probe."""
+    """Draw the default figure of a measure's probe."""
     probe = measures.get(name, {}).get("probe")
     if probe == "sites":
         return signature(scores, measures, [name])
@@ -115,12 +115,15 @@ def figure_of(scores: pd.DataFrame, measures: Details, name: str) -> Figure:
 
 
 def _series(table: pd.DataFrame, name: str) -> dict[int, Series]:
-    """Series with a value, by the subject's position: it has one colour in all figures."""
+    """Return the series with a value by the subject's position, which decides its colour."""
     subjects = list(dict.fromkeys(table["subject"]))
-    if len(subjects) > MOST_SERIES:
-        said = f"{len(subjects)} subjects in one figure; expected {MOST_SERIES} at most"
-        raise RequestError(said)
-    drawn = {subjects.index(one.label): one for one in per_place(table, name) if one.has_value}
+    if len(subjects) > MAX_SERIES:
+        raise RequestError(f"{len(subjects)} subjects in one figure; expected {MAX_SERIES} at most")
+    drawn = {
+        subjects.index(series.label): series
+        for series in per_place(table, name)
+        if series.has_value
+    }
     if not drawn:
         raise RequestError(f"{name} has no value at any place; expected at least one")
     return dict(sorted(drawn.items()))
@@ -141,7 +144,6 @@ def _figure(
             axes = figure.add_subplot(len(panels), 1, row + 1)
             about = measures.get(name, {})
             label = f"{short(name, 40)}\n{direction(about.get('more_means', 'neither'))}"
-            # The measure stands on the axis that carries its values.
             if draw(axes, series, about) == "x":
                 axes.set_xlabel(label.replace("\n", ", "))
             else:
@@ -157,9 +159,9 @@ def _figure(
 
 
 def _names_height(axes: Axes) -> float:
-    """Inches that names written upwards below an axis take."""
-    upright = [label for label in axes.get_xticklabels() if label.get_rotation() == 90]
-    return 0.07 * max((len(label.get_text()) for label in upright), default=0)
+    """Return the height in inches of rotated tick labels."""
+    rotated = [label for label in axes.get_xticklabels() if label.get_rotation() == 90]
+    return 0.07 * max((len(label.get_text()) for label in rotated), default=0)
 
 
 def _add_legend(figure: Figure, entries: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The fingerprint of a network: one strip over its depth, coloured by score."""
+"""The fingerprint of a network: a strip over its depth, coloured by score."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ __all__ = ["LEVELS", "Scale", "level_of", "strip"]
 LEVELS = 10
 WIDTH, HEIGHT, BAND = 1000.0, 20.0, 5.0
 _GAP = 1.5
-_TAILS = 200  # from so many values on, the outermost half per cent at either end is clipped
+_CLIP_FROM = 200  # values from which on the outermost half per cent at either end is clipped
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a number lies between the least and the most nonlinear of its kind.
+    """Map from values of a measure to positions between least and most nonlinear.
 
     Parameters
     ----------
     low, high : float
-        Ends, in the measure's own units.
+        Ends in the measure's units.
     log : bool
+        True for a logarithmic scale.
     sense : int
-        -1 where less means more nonlinear.
+        -1 if a smaller value is more nonlinear, else 1.
 
     Examples
     --------
@@ -43,21 +44,21 @@ class Scale:
 
     @classmethod
     def of(cls, values: Iterable[float], sense: int, *, clip: bool = False) -> Scale | None:
-        """Find the scale of some numbers; None where none is finite.
+        """Fit a scale to values; None if no value is finite.
 
-        It is logarithmic where they are positive and span more than a factor of 50. With
-        `clip` the outermost of many numbers are left beyond its ends.
+        It is logarithmic if they are positive and span more than a factor of 50. With `clip` the
+        outermost of many values lie beyond its ends.
         """
         finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
         if not len(finite):
             return None
         low, high = float(finite.min()), float(finite.max())
-        if clip and len(finite) >= _TAILS:
+        if clip and len(finite) >= _CLIP_FROM:
             low, high = (float(end) for end in np.percentile(finite, [0.5, 99.5]))
         return cls(low, high, low > 0 and high > 50 * low, -1 if sense < 0 else 1)
 
     def position(self, value: float) -> float:
-        """Give 0 for the least nonlinear, 1 for the most, NaN for no number."""
+        """Return 0 for the least nonlinear value, 1 for the most, NaN for a non-finite one."""
         if not math.isfinite(value):
             return math.nan
         low, high = self.low, self.high
@@ -69,12 +70,12 @@ class Scale:
         return share if self.sense > 0 else 1 - share
 
     def packed(self) -> dict[str, Any]:
-        """Give it as plain values."""
+        """Return the scale as a dictionary."""
         return asdict(self)
 
 
 def level_of(position: float) -> int:
-    """Give the colour of a position, from 0 to `LEVELS` - 1."""
+    """Return the colour level of a position, from 0 to `LEVELS` - 1."""
     return min(LEVELS - 1, int(position * LEVELS))
 
 
@@ -86,19 +87,19 @@ def strip(
     title: str,
     colours: Mapping[int, str] | None = None,
 ) -> Markup:
-    """Draw a strip: a field a site in order of call, hatched where there is no number.
+    """Draw a strip: one field per site in order of call, hatched where there is no value.
 
     Parameters
     ----------
     values : sequence of float
-        NaN where there is none.
+        NaN where there is no value.
     scale : Scale
     kinds : sequence of int
-        Number of each site's kind of activation; from 1 on it is drawn as a mark below.
+        Index of each site's kind of activation; from 1 on it is drawn as a mark below.
     title : str
-        What the strip shows, for those who can't see it.
+        Text for screen readers.
     colours : mapping of int to str, optional
-        By level, where the page has no style sheet; otherwise classes ``q0``, ``q1``, ….
+        Colours by level, for pages without our style sheet; by default classes ``q0``, ``q1``, ….
 
     Returns
     -------
@@ -134,7 +135,7 @@ def strip(
 
 
 def _mark(kind: int, x: float, width: float) -> str:
-    """Mark of a kind below the strip: full, left half, right half, or the middle."""
+    """Return the path of a kind's mark below the strip: full, left half, right half or middle."""
     parts = {1: (0.0, 1.0), 2: (0.0, 0.45), 3: (0.55, 0.45), 4: (0.3, 0.4)}
     begin, share = parts.get(kind, parts[4])
     y = HEIGHT + 2

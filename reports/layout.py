@@ -1,4 +1,4 @@
-"""The plain values that a page is laid out of."""
+"""Dataclasses that the page's templates render."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Identity = tuple[str, str, str, int]
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as it stands on the page.
+    """A picture on the page.
 
     Parameters
     ----------
     source : str
-        Its content, as the address of an image that needs no file.
+        A data URL.
     caption : str
     """
 
@@ -30,7 +30,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class NamedRun:
-    """A run under a name that no other run of the page has.
+    """A run under a name that is unique on the page.
 
     Parameters
     ----------
@@ -38,15 +38,17 @@ class NamedRun:
     scores : DataFrame
     manifest : mapping
     drawings : mapping of (model, weights, data, seed) to mapping
-        The drawn path of each subject that has one.
+        Drawn path of each subject that has one.
     kinds : mapping of (model, weights, data, seed) to mapping
-        From the sites of each subject to their kinds.
+        Kind of activation of each site of a subject.
     costs : mapping of (model, weights, data, seed, measure) to mapping
-        What each cell cost: ``seconds``, ``peak_memory``, ….
+        ``seconds``, ``peak_memory``, … of each cell.
+    subjects : mapping of (model, weights, data, seed) to mapping
+        Facts of each subject in the manifest.
     remarks : mapping of (model, weights, data, seed) to sequence of str
-        What whoever reads the numbers has to know.
+        Notes of the probes on a subject.
     planes : tuple of Picture
-        Of planes through input space that were drawn for the run.
+        Planes through input space drawn for the run.
     """
 
     name: str
@@ -57,13 +59,14 @@ class NamedRun:
     costs: Mapping[tuple[str, str, str, int, str], Mapping[str, float]] = field(
         default_factory=dict
     )
+    subjects: Mapping[Identity, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Mapping[Identity, tuple[str, ...]] = field(default_factory=dict)
     planes: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
 class TextCell:
-    """One cell of a table: its text, what it sorts by, and a remark on hovering."""
+    """One cell of a table: its text, its sort key and its tooltip."""
 
     text: str
     sort: str = ""
@@ -73,7 +76,7 @@ class TextCell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table ready to be laid out.
+    """A table of texts.
 
     Parameters
     ----------
@@ -81,9 +84,9 @@ class Table:
         The remark of a head is its second line.
     rows : tuple of tuple of TextCell
     names : int
-        How many columns at the left are names.
+        Number of columns at the left that hold names.
     numbers : bool
-        Whether the rest are numbers.
+        True if the other columns hold numbers.
     """
 
     head: tuple[TextCell, ...]

@@ -1,9 +1,10 @@
-"""The leaderboard of subjects: numbers, ranks, and how sure they are."""
+"""The leaderboard of subjects: values, ranks and their intervals."""
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,8 @@ __all__ = [
 
 CONFIDENCE = 0.95
 REPEATS = 1000
+MAX_RESAMPLED_VALUES = 2_000_000
+"""Bootstrap means of one measure; a leaderboard of more than 2,000 rows has fewer repeats."""
 _FIELDS = (
     "value", "std", "low", "high", "rank", "tied", "best", "worst", "quantile", "n", "over",
     "status", "reason",
@@ -39,34 +42,32 @@ Measures = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Standing:
-    """What a leaderboard says in one place: a number, how sure it is, and its rank.
+    """One entry of a leaderboard: a value, its interval and its rank.
 
     Parameters
     ----------
     value : float
-        NaN where there is none; over several seeds their mean.
+        The mean over seeds if there are several; NaN if there is none.
     std : float
-        Over places, or over seeds; NaN where there is but one.
+        Standard deviation over places or seeds; NaN for a single one.
     low, high : float
-        Interval of `value` when places, or seeds, are drawn again; NaN where there is nothing
-        to draw from.
+        Bootstrap interval of `value` over places or seeds; NaN if there is nothing to resample.
     n : int
-        Samples behind it.
+        Number of samples.
     over : str
-        What was drawn again: ``seeds``, ``sites``, ``paths``, ``places``, or nothing.
+        Unit that was resampled: ``seeds``, ``sites``, ``paths``, ``places``, or empty.
     status, reason : str
     error : float
-        How far off `value` may be where it is an estimate; else 0.
+        Error bound of an estimated `value`; 0 for an exact one.
     rank : int or None
-        One more than the number of subjects whose interval, widened by what either may be off,
-        lies wholly on the more nonlinear side; None for a measure without direction, and where
-        there is no number.
+        One more than the number of subjects whose interval, widened by both errors, lies
+        entirely on the more nonlinear side. None for a measure without direction or value.
     tied : bool
-        Whether another subject has the same rank.
+        True if another subject has the same rank.
     best, worst : int or None
-        Between which ranks the subject moves when all are drawn again.
+        Bootstrap interval of the rank.
     quantile : float or None
-        Share of the others that are less nonlinear, ties counting half; 1 for the most
+        Share of the other subjects that are less nonlinear, ties counting half; 1 for the most
         nonlinear.
     """
 
@@ -88,13 +89,13 @@ class Standing:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a leaderboard: a subject, or one network with several seeds.
+    """One row of a leaderboard: a subject, or all seeds of one network.
 
     Parameters
     ----------
     label : str
     subjects : tuple of TableSubject
-        One, or one a seed.
+        One per seed.
     entries : mapping of str to Standing
         By measure.
     """
@@ -105,12 +106,12 @@ class Row:
 
     @property
     def family(self) -> str:
-        """Family of the network, from its name."""
+        """Family of the network, parsed from its name."""
         return family_of(self.subjects[0].model)
 
 
 def family_of(model: str) -> str:
-    """Take the family of a network out of its name: the letters that it begins with.
+    """Return the leading letters of a network's name.
 
     Examples
     --------
@@ -123,34 +124,34 @@ def family_of(model: str) -> str:
 
 
 def sense_of(about: Mapping[str, Any]) -> int:
-    """Say how a measure goes with nonlinearity: 1, -1, or 0 where it has no direction."""
+    """Return 1 or -1 for a measure that grows or falls with nonlinearity, 0 for neither."""
     return {"more nonlinear": 1, "less nonlinear": -1}.get(str(about.get("more_means")), 0)
 
 
 def sort_measure(measures: Measures, names: Iterable[str]) -> str | None:
-    """Name the measure that orders the rows: the first that has a direction."""
+    """Return the first measure that has a direction: it orders the rows."""
     return next((name for name in names if sense_of(measures.get(name, {}))), None)
 
 
 def leaderboard(
     scores: Scores, measures: Measures, *, together: bool = True, repeats: int = REPEATS
 ) -> list[Row]:
-    """Set subjects side by side, the most nonlinear by the first directed measure on top.
+    """Rank subjects, the most nonlinear by the first directed measure on top.
 
     Parameters
     ----------
     scores : Scores
     measures : mapping of str to mapping
-        What is known of each measure: ``more_means`` and ``probe``.
+        Metadata of each measure: ``more_means`` and ``probe``.
     together : bool
-        Whether seeds of one network make one row.
+        Merge the seeds of a network into one row.
     repeats : int
-        How often places or seeds are drawn again.
+        Number of bootstrap repeats.
 
     Returns
     -------
     list of Row
-        Subjects without a number in the measure that orders them come last.
+        Subjects without a value of the ordering measure come last.
     """
     groups: dict[object, list[TableSubject]] = {}
     for subject in scores.subjects:
@@ -177,19 +178,19 @@ def _sorting(value: float, sense: int) -> tuple[bool, float]:
 
 
 def _labels(members: Sequence[tuple[TableSubject, ...]]) -> list[str]:
-    """Label of each row: of a subject, or what all its seeds share."""
-    found = []
+    """Return a label for each row, without the seed where a row has several."""
+    labels = []
     for group in members:
         label = group[0].label
         if len(group) > 1:
             seed = group[0].seed
             label = label.removesuffix(f"seed {seed}").removesuffix(" · ")
             label = label.removesuffix(f"-seed{seed}")
-        found.append(label)
-    counts = {label: found.count(label) for label in found}
+        labels.append(label)
+    counts = Counter(labels)
     return [
         label if counts[label] == 1 else group[0].label
-        for label, group in zip(found, members, strict=True)
+        for label, group in zip(labels, members, strict=True)
     ]
 
 
@@ -206,31 +207,29 @@ def _column(
     samples: list[NDArray[np.float64]] = []
     for group in members:
         cells = [scores[subject.label, name] for subject in group]
-        entry, drawn = _of_cell(cells[0], probe) if len(group) == 1 else _of_seeds(cells, group)
+        entry, values = _of_cell(cells[0], probe) if len(group) == 1 else _of_seeds(cells, group)
         plain.append(entry)
-        samples.append(drawn)
-    kept = [i for i, entry in enumerate(plain) if math.isfinite(entry.value)]
-    if not kept:
+        samples.append(values)
+    ranked = [i for i, entry in enumerate(plain) if math.isfinite(entry.value)]
+    if not ranked:
         return plain
-    shared = probe == "lines" and len({len(samples[i]) for i in kept}) == 1
-    seeds = [name if shared else f"{labels[i]}\0{name}" for i in kept]
+    # Networks share their paths, so they are resampled together.
+    shared = probe == "lines" and len({len(samples[i]) for i in ranked}) == 1
+    seeds = [name if shared else f"{labels[i]}\0{name}" for i in ranked]
+    repeats = min(repeats, max(100, MAX_RESAMPLED_VALUES // len(ranked)))
     means = np.stack(
-        [resampled_means(samples[i], repeats, seed) for i, seed in zip(kept, seeds, strict=True)]
+        [resampled_means(samples[i], repeats, seed) for i, seed in zip(ranked, seeds, strict=True)]
     )
     means = means.clip(*_bounds(about))
     tail = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(means, [tail, 100 - tail], axis=1)
     entries = list(plain)
-    for place, i in enumerate(kept):
-        drawn_again = len(samples[i]) > 1
-        entries[i] = replace(
-            plain[i],
-            low=float(low[place]) if drawn_again else math.nan,
-            high=float(high[place]) if drawn_again else math.nan,
-        )
+    for position, i in enumerate(ranked):
+        if len(samples[i]) > 1:
+            entries[i] = replace(plain[i], low=float(low[position]), high=float(high[position]))
     sense = sense_of(about)
     if sense:
-        _rank(entries, kept, sense * means, sense)
+        _rank(entries, ranked, sense * means, sense)
     return entries
 
 
@@ -240,7 +239,7 @@ def _bounds(about: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]]:
-    """Standing of one subject, and what to draw from: its places, if its number is their mean."""
+    """Return the entry of one subject, and its places' values if its value is their mean."""
     places = cell.place_values
     value = cell.value
     std = cell.statistics.get("std", math.nan) if len(places) > 1 else math.nan
@@ -257,40 +256,39 @@ def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]
 def _of_seeds(
     cells: Sequence[TableCell], group: Sequence[TableSubject]
 ) -> tuple[Standing, NDArray[np.float64]]:
-    """Standing of several seeds: their mean; one that failed leaves none."""
+    """Return the mean over seeds and their values; a failed seed leaves no value."""
     values = np.array([cell.value for cell in cells])
-    found = values[np.isfinite(values)]
+    values = values[np.isfinite(values)]
     missing = [(c, s) for c, s in zip(cells, group, strict=True) if not math.isfinite(c.value)]
     n = max(cell.n for cell in cells)
     failed = [pair for pair in missing if pair[0].status in ("failed", "absent")]
-    if failed or not len(found):
+    if failed or not len(values):
         cell, subject = (failed or missing)[0]
         reason = f"seed {subject.seed}: {cell.reason}"
         nan = math.nan
         return Standing(nan, nan, nan, nan, n, "", cell.status, reason), np.empty(0)
     reasons = dict.fromkeys(cell.reason for cell in cells if cell.status == "ok" and cell.reason)
-    said = [f"seed {s.seed} is {c.status}: {c.reason}" for c, s in missing]
-    std = float(found.std(ddof=1)) if len(found) > 1 else math.nan
-    reason = "; ".join([*reasons, *said])
-    over = "seeds" if len(found) > 1 else ""
-    mean = float(found.mean())
+    notes = [f"seed {s.seed} is {c.status}: {c.reason}" for c, s in missing]
+    std = float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    reason = "; ".join([*reasons, *notes])
+    over = "seeds" if len(values) > 1 else ""
+    mean = float(values.mean())
     error = float(np.mean([_error_of(cell) for cell in cells if math.isfinite(cell.value)]))
-    return Standing(mean, std, math.nan, math.nan, n, over, "ok", reason, error), found
+    return Standing(mean, std, math.nan, math.nan, n, over, "ok", reason, error), values
 
 
 def _error_of(cell: TableCell) -> float:
-    """How far off a number may be by its own account: the statistic ``error`` of estimates."""
+    """Return the statistic ``error`` of an estimate, 0 for an exact value."""
     error = cell.statistics.get("error", 0.0)
     return error if math.isfinite(error) else 0.0
 
 
 def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.float64]:
-    """Draw values again with replacement, as many as there are, and take the mean each time.
+    """Compute bootstrap means, widened to the scale of Student's distribution.
 
-    The means lie around that of the values as far apart as Student's distribution has them: the
-    plain bootstrap's intervals are too short for few values, by a factor of 9 for two, 2 for four
-    and 1.1 for twenty (T. C. Hesterberg, What Teachers Should Know About the Bootstrap, The
-    American Statistician, 2015, section 4.2).
+    The intervals of the plain bootstrap are too narrow for few values: by a factor of 9 for two,
+    2 for four and 1.1 for twenty (T. C. Hesterberg, What Teachers Should Know About the Bootstrap,
+    The American Statistician, 2015, section 4.2).
 
     Parameters
     ----------
@@ -298,8 +296,7 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
         At least one.
     repeats : int
     seed : str
-        Draws depend on it and on n alone: samples of one length under one seed are drawn
-        together, as paths are that several networks share.
+        Samples of equal length and seed are resampled with the same indices.
 
     Returns
     -------
@@ -323,8 +320,8 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
 
 
 def _widening(n: int) -> float:
-    """How much farther apart means of `n` values are than those that are drawn again."""
-    # Of `scipy.stats` these are the quantiles, too, and its import takes half a second.
+    """Return the ratio of the Student interval of `n` values to the bootstrap's."""
+    # scipy.stats has these quantiles too, but its import takes half a second.
     from scipy.special import ndtri, stdtrit
 
     end = (1 + CONFIDENCE) / 2
@@ -334,21 +331,21 @@ def _widening(n: int) -> float:
 def rank_intervals(
     scores: ArrayLike, confidence: float = CONFIDENCE, errors: ArrayLike = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Between which ranks each subject moves.
+    """Compute the interval of each subject's rank over bootstrap repeats.
 
     Parameters
     ----------
     scores : array of shape (subjects, repeats)
-        The more the higher the rank; equal ones share all ranks that they take up.
+        The largest has rank 1; equal scores share their ranks.
     confidence : float
-        Share of the repeats that the interval covers, as much left out at either end.
+        Share of the repeats that the interval covers.
     errors : array of shape (subjects,)
-        How far off scores may be: two that are within theirs of each other are equal.
+        Error bounds of the scores; two scores within their bounds are equal.
 
     Returns
     -------
-    best, worst : arrays of shape (subjects,)
-        Whole numbers from 1.
+    best, worst : integer arrays of shape (subjects,)
+        Ranks from 1.
 
     Examples
     --------
@@ -358,53 +355,57 @@ def rank_intervals(
     """
     numbers = np.asarray(scores, dtype=np.float64)
     tail = (1 - confidence) / 2
-    table = pd.DataFrame(-numbers)
-    first, last = table.rank(method="min").to_numpy(), table.rank(method="max").to_numpy()
-    if np.any(errors):
-        off = np.broadcast_to(np.asarray(errors, dtype=np.float64), len(numbers))[:, None]
-        least, most = numbers - off, numbers + off
-        first = np.stack([1 + (least > one).sum(axis=0) for one in most])
-        last = np.stack([len(numbers) - (most < one).sum(axis=0) for one in least])
+    bounds = np.broadcast_to(np.asarray(errors, dtype=np.float64), len(numbers))
+    first, last = np.empty_like(numbers), np.empty_like(numbers)
+    for repeat, column in enumerate(numbers.T):
+        first[:, repeat] = 1 + _count_above(column - bounds, column + bounds)
+        last[:, repeat] = len(column) - _count_above(-column - bounds, -column + bounds)
     best = np.quantile(first, tail, axis=1, method="inverted_cdf")
     worst = np.quantile(last, 1 - tail, axis=1, method="inverted_cdf")
     return best.astype(np.int64), worst.astype(np.int64)
 
 
+def _count_above(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Count, for each interval, the intervals that lie entirely above it."""
+    return len(lower) - np.searchsorted(np.sort(lower), upper, side="right")
+
+
 def _rank(
-    entries: list[Standing], kept: Sequence[int], means: NDArray[np.float64], sense: int
+    entries: list[Standing], ranked: Sequence[int], means: NDArray[np.float64], sense: int
 ) -> None:
-    """Give entries their ranks; `means` are the more the more nonlinear."""
-    found = [entries[i] for i in kept]
-    values = np.array([sense * entry.value for entry in found])
+    """Set the ranks of entries in place; `means` grow with nonlinearity."""
+    group = [entries[i] for i in ranked]
+    values = np.array([sense * entry.value for entry in group])
     ends = np.array([[sense * e.low, sense * e.high] if e.over else [sense * e.value] * 2
-                     for e in found])  # fmt: skip
-    errors = np.array([entry.error for entry in found])
-    least, most = ends.min(axis=1) - errors, ends.max(axis=1) + errors
-    ranks = 1 + (least[None, :] > most[:, None]).sum(axis=1)
+                     for e in group])  # fmt: skip
+    errors = np.array([entry.error for entry in group])
+    lower, upper = ends.min(axis=1) - errors, ends.max(axis=1) + errors
+    ranks = 1 + _count_above(lower, upper)
+    shared = Counter(ranks.tolist())
     best, worst = rank_intervals(means, errors=errors)
     quantiles = (
         (pd.Series(values).rank().to_numpy() - 1) / (len(values) - 1)
         if len(values) > 1
         else np.full(1, math.nan)
     )
-    for place, i in enumerate(kept):
+    for position, i in enumerate(ranked):
         entries[i] = replace(
             entries[i],
-            rank=int(ranks[place]),
-            tied=bool((ranks == ranks[place]).sum() > 1),
-            best=int(best[place]),
-            worst=int(worst[place]),
-            quantile=None if len(values) == 1 else float(quantiles[place]),
+            rank=int(ranks[position]),
+            tied=shared[int(ranks[position])] > 1,
+            best=int(best[position]),
+            worst=int(worst[position]),
+            quantile=None if len(values) == 1 else float(quantiles[position]),
         )
 
 
 def leaderboard_frame(rows: Sequence[Row], measures: Sequence[str]) -> pd.DataFrame:
-    """Write a leaderboard as a table.
+    """Convert a leaderboard to a DataFrame.
 
     Returns
     -------
     DataFrame
-        One row a subject, its index ``run, model, weights, data, seeds, subject``; columns
+        One row per subject, indexed by ``run, model, weights, data, seeds, subject``; columns
         ``(measure, field)`` with the fields of `Standing`.
     """
     index = pd.MultiIndex.from_tuples(

@@ -1,4 +1,4 @@
-"""Linearised networks: accuracy against path length, and what is left of each layer."""
+"""Linearised networks: accuracy against path length, and the nonlinear units of each layer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MODES = {
     "from-start": ("linearised from the start", "#D55E00", "s"),
     "random": ("random units linear", "#777777", "^"),
 }
-_MOST_LAYERS = 40  # beyond, their names can't be read
-_MOST_PANELS = 6
+_MAX_NAMED_LAYERS = 40  # with more their names are unreadable
+_MAX_PANELS = 6
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Network:
     omega : float or None
     seed : int
     accuracy, length, linear : float
-        In [0, 1]; path length; share of linear units.
+        Accuracy in [0, 1]; path length; share of linear units.
     layers : mapping of str to (float, float)
-        Nonlinear units and all units.
+        Number of nonlinear units and of all units.
     """
 
     mode: str
@@ -56,13 +56,13 @@ class Network:
 
 @dataclass(frozen=True)
 class LinearisedFamily:
-    """Networks that differ in nothing but mode, ω and seed."""
+    """Networks that differ only in mode, ω and seed."""
 
     label: str
     networks: tuple[Network, ...]
 
     def groups(self, mode: str) -> list[tuple[float, list[Network]]]:
-        """Networks of a mode by ω, in its order."""
+        """Return the networks of a mode grouped by ω, in increasing order."""
         omegas = {n.omega for n in self.networks if n.mode == mode and n.omega is not None}
         return [
             (omega, [n for n in self.networks if (n.mode, n.omega) == (mode, omega)])
@@ -72,7 +72,7 @@ class LinearisedFamily:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """What a page shows of a family."""
+    """Figures, table and sentences of a family on the page."""
 
     label: str
     svg: str
@@ -84,11 +84,11 @@ class Tradeoff:
 
 
 def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
-    """Draw what was linearised in runs of ``nlbench linearize``; nothing of other runs."""
-    found = []
+    """Draw the families in runs of ``nlbench linearize``; other runs have none."""
+    drawn = []
     for number, family in enumerate(families(runs)):
         seeds = len({network.seed for network in family.networks})
-        found.append(
+        drawn.append(
             Tradeoff(
                 label=family.label,
                 svg=in_page_colours(
@@ -99,9 +99,8 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
                     )
                 ),
                 caption=(
-                    f"Test accuracy against average path length, {count(seeds, 'seed')}: small "
-                    "marks are networks, large ones the mean of one ω with one standard deviation "
-                    "either way."
+                    f"Test accuracy against average path length, {count(seeds, 'seed')}. Small "
+                    "marks are networks, large marks the mean and standard deviation for one ω."
                 ),
                 shape=in_page_colours(
                     to_svg(
@@ -111,19 +110,19 @@ def tradeoffs(runs: Sequence[NamedRun]) -> list[Tradeoff]:
                     )
                 ),
                 shape_caption=(
-                    "The core network: share of each layer's units that are still nonlinear, mean "
-                    "over seeds, for growing ω; input at the top."
+                    "The core network: share of each layer's units that are still nonlinear, "
+                    "averaged over seeds, for growing ω. The input is at the top."
                 ),
                 table=_table(family),
                 sentences=tuple(compared(family)),
             )
         )
-    return found
+    return drawn
 
 
 def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
     """Collect linearised networks by run, model and dataset."""
-    found: dict[str, list[Network]] = {}
+    members: dict[str, list[Network]] = {}
     for run in runs:
         subjects = run.manifest.get("subjects") or []
         if not any(_training(subject)[0] in MODES for subject in subjects):
@@ -146,25 +145,25 @@ def families(runs: Sequence[NamedRun]) -> list[LinearisedFamily]:
             }
             accuracy, length, linear = (float(value) for value in values if value is not None)
             network = Network(*_training(subject), accuracy, length, linear, layers)
-            found.setdefault(label, []).append(network)
+            members.setdefault(label, []).append(network)
     return [
         LinearisedFamily(one_line(label), tuple(networks))
-        for label, networks in found.items()
+        for label, networks in members.items()
         if any(network.mode in MODES for network in networks)
     ]
 
 
 def _training(subject: Mapping[str, Any]) -> tuple[str, float | None, int]:
-    """Mode, ω and seed of a network's training, as its checkpoint's header says."""
-    about, own = subject.get("weights_metadata") or {}, int(subject.get("seed", 0))
+    """Return mode, ω and seed of a network's training from its checkpoint's header."""
+    header, own_seed = subject.get("weights_metadata") or {}, int(subject.get("seed", 0))
     try:
-        seed = int(about.get("seed", own))
-        if "omega" not in about:
+        seed = int(header.get("seed", own_seed))
+        if "omega" not in header:
             return "reference", None, seed
-        mode = "random" if "random" in about else str(about.get("recipe", ""))
-        return mode, float(about["omega"]), seed
-    except (TypeError, ValueError):  # somebody else's header means something else by these words
-        return "reference", None, own
+        mode = "random" if "random" in header else str(header.get("recipe", ""))
+        return mode, float(header["omega"]), seed
+    except (TypeError, ValueError):  # a checkpoint of another program
+        return "reference", None, own_seed
 
 
 def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
@@ -178,18 +177,18 @@ def _numbers(run: NamedRun) -> dict[tuple[Any, ...], float]:
 
 
 def compared(family: LinearisedFamily) -> Iterator[str]:
-    """Say how accurate the modes are at the same path length.
+    """Compare the accuracy of the modes at equal path length, one sentence per mode.
 
-    The means over seeds are joined by straight lines, and looked up at the path lengths of
-    the other mode that both reach.
+    The means over seeds of post-training networks are interpolated linearly at the path lengths
+    of the other mode that lie in their range.
     """
-    mine = _curve(family, "post-training")
+    post_training = _curve(family, "post-training")
     for mode in ("from-start", "random"):
-        # Without a penalty there is nothing to compare: both are the same network.
+        # Without a penalty both modes give the same network.
         other = _curve(family, mode, above=0.0)
-        if len(mine) < 2 or not other:
+        if len(post_training) < 2 or not other:
             continue
-        lengths, accuracies = zip(*sorted(mine), strict=True)
+        lengths, accuracies = zip(*sorted(post_training), strict=True)
         differences = [
             accuracy - float(np.interp(length, lengths, accuracies))
             for length, accuracy in other
@@ -220,7 +219,7 @@ def _curve(family: LinearisedFamily, mode: str, above: float = -1.0) -> list[tup
 
 
 def draw_tradeoff(family: LinearisedFamily) -> Figure:
-    """Draw accuracy against path length, a series a mode."""
+    """Draw accuracy against path length, one series per mode."""
     with matplotlib.style.context(["default", STYLE]):
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         axes = figure.add_subplot()
@@ -231,11 +230,11 @@ def draw_tradeoff(family: LinearisedFamily) -> Figure:
                 color="#444444",
                 linewidth=0.8,
                 linestyle=(0, (4, 2)),
-                label="as trained, nothing linear",
+                label="as trained, no linear units",
             )
         for mode in MODES:
             _draw_mode(axes, family, mode)
-        axes.margins(x=0.06, y=0.12)  # Room for what is written beside the marks.
+        axes.margins(x=0.06, y=0.12)  # room for the annotations
         axes.set_xlabel("average path length: active nonlinearities on a path")
         axes.set_ylabel("test accuracy, %")
         axes.grid(color="#e4e4e4", linewidth=0.6)
@@ -278,13 +277,13 @@ def _draw_mode(axes: Axes, family: LinearisedFamily, mode: str) -> None:
 
 
 def draw_shape(family: LinearisedFamily) -> Figure:
-    """Draw the share of nonlinear units of each layer, a panel for each ω."""
+    """Draw the share of nonlinear units of each layer, one panel per ω."""
     mode = "post-training" if family.groups("post-training") else "from-start"
     groups = [(omega, group) for omega, group in family.groups(mode) if group[0].layers]
     groups = groups or [(o, g) for o, g in family.groups("random") if g[0].layers]
-    if len(groups) > _MOST_PANELS:
-        kept = np.linspace(0, len(groups) - 1, _MOST_PANELS).round().astype(int)
-        groups = [groups[i] for i in kept]
+    if len(groups) > _MAX_PANELS:
+        shown = np.linspace(0, len(groups) - 1, _MAX_PANELS).round().astype(int)
+        groups = [groups[i] for i in shown]
     layers = list(groups[0][1][0].layers) if groups else []
     with matplotlib.style.context(["default", STYLE]):
         height = 0.8 + 0.17 * max(len(layers), 4)
@@ -301,7 +300,7 @@ def draw_shape(family: LinearisedFamily) -> Figure:
             axes.set_xlim(0, 1)
             axes.set_xticks([0, 1], ["0", "100 %"])
             axes.set_title(f"ω = {omega:g}", fontsize=8.5)
-            if len(layers) <= _MOST_LAYERS:
+            if len(layers) <= _MAX_NAMED_LAYERS:
                 sizes = [int(group[0].layers[layer][1]) for layer in layers]
                 names = [
                     f"{layer[-26:]} ({size})" for layer, size in zip(layers, sizes, strict=True)
@@ -310,7 +309,7 @@ def draw_shape(family: LinearisedFamily) -> Figure:
         if layers:
             panels[0].invert_yaxis()
         longest = max((len(text.get_text()) for text in panels[0].get_yticklabels()), default=0)
-        # In inches: letters of the names, the title above, the numbers below.
+        # Inches of the names on the left, the title above and the numbers below.
         figure.subplots_adjust(
             left=(0.15 + 0.062 * longest) / 7.2,
             right=0.96,

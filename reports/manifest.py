@@ -1,4 +1,4 @@
-"""A run's manifest, all that decided its numbers: tables for a page, lines for a terminal."""
+"""A run's manifest as tables for the page and as lines for the terminal."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from .text import settings_text
 __all__ = ["ManifestView", "flat", "manifest_text", "manifest_view"]
 
 _HASH_SHOWN = 12
+_MAX_ROWS = 200
 
 
 @dataclass(frozen=True)
 class ManifestView:
-    """A run's manifest, ready to be laid out.
+    """A run's manifest as tables.
 
     Parameters
     ----------
     name : str
-        The run's name.
+        Name of the run.
     facts : tuple of pair of str
-        When, how long, on what, by which command.
+        Date, duration, command, version, device and dtype.
     subjects, data, measures, probes : Table
     environment : tuple of pair of str
     request : str
-        What was asked for, as JSON.
+        The request as JSON.
     """
 
     name: str
@@ -44,7 +45,7 @@ class ManifestView:
 
 
 def manifest_view(run: NamedRun) -> ManifestView:
-    """Put a run's manifest into tables; what it lacks stays blank."""
+    """Convert a run's manifest to tables; missing entries stay blank."""
     manifest: Mapping[str, Any] = run.manifest
     subjects: Sequence[Mapping[str, Any]] = manifest.get("subjects") or []
     measures = (manifest.get("measures") or {}).items()
@@ -104,7 +105,11 @@ def _words(value: Any) -> str:
 
 
 def _table(head: Iterable[str], rows: Iterable[tuple[TextCell, ...]]) -> Table:
-    return Table(tuple(TextCell(text) for text in head), tuple(rows))
+    heads, cells = tuple(TextCell(text) for text in head), tuple(rows)
+    if len(cells) > _MAX_ROWS:
+        more = TextCell(f"and {len(cells) - _MAX_ROWS:,} more in manifest.json")
+        cells = (*cells[:_MAX_ROWS], (more, *[TextCell("")] * (len(heads) - 1)))
+    return Table(heads, cells)
 
 
 def _subject_row(subject: Mapping[str, Any]) -> tuple[TextCell, ...]:
@@ -145,7 +150,7 @@ def _settings(options: Mapping[str, Any] | None) -> str:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the values of tables in tables, each by one name with dots.
+    """Flatten nested mappings: yield each value under its dotted name.
 
     Examples
     --------
@@ -160,7 +165,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def manifest_text(manifest: Mapping[str, Any]) -> str:
-    """Say what decided a run's numbers, line by line.
+    """Format a run's manifest, one entry per line.
 
     Parameters
     ----------
@@ -184,7 +189,7 @@ def _lines(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         counts = ", ".join(f"{n} {status}" for status, n in manifest["cells"].items())
         yield "cells", counts or "none"
     if manifest.get("unfinished"):
-        yield "unfinished", "it was interrupted, or is being written"
+        yield "unfinished", "interrupted, or still running"
     if "merged" in manifest:
         yield "merged", ", ".join(map(str, manifest["merged"].get("from", [])))
     yield from _pairs("request", manifest.get("request", {}))
@@ -210,8 +215,9 @@ def _pairs(title: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _environment_lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, value in facts.items():
         if isinstance(value, Mapping):
-            pairs = (f"{name} {_in_words(one)}" for name, one in value.items() if one is not None)
-            text = ", ".join(pairs)
+            text = ", ".join(
+                f"{name} {_in_words(entry)}" for name, entry in value.items() if entry is not None
+            )
             if text:
                 yield key, text
         elif value is not None:
@@ -222,7 +228,7 @@ def _in_words(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={one}" for key, one in value.items())
+        return ", ".join(f"{key}={entry}" for key, entry in value.items())
     return str(value)
 
 

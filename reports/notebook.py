@@ -1,4 +1,4 @@
-"""What a run gives from Python: frames, figures, and what a notebook shows of it."""
+"""Frames, figures and notebook representation of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .views import ranks_text
 
 if TYPE_CHECKING:
     from nlbench.measure import Result
-    from nlbench.store.run_folder import Run
+    from nlbench.store.run import Run
 
 __all__ = [
     "agreement_of",
@@ -40,10 +40,10 @@ __all__ = [
     "signature_of",
 ]
 
-# The levels of the page's strips in light, from the least nonlinear to the most.
+# Colour levels of the page's strips in the light theme, from least to most nonlinear.
 COLOURS = ("#f4f1f8", "#e2e6f2", "#c9d8ea", "#abc8e1", "#87b2d6", "#6099c8", "#3d7eb6", "#23639e",
            "#10457e", "#05234f")  # fmt: skip
-_MOST_ROWS = 30
+_MAX_ROWS = 30
 
 
 def _read(run: Run) -> tuple[Scores, Mapping[str, Mapping[str, Any]]]:
@@ -54,20 +54,20 @@ def _read(run: Run) -> tuple[Scores, Mapping[str, Mapping[str, Any]]]:
 def leaderboard_of(
     run: Run, measures: Sequence[str] | None = None, *, seeds: str = "together"
 ) -> pd.DataFrame:
-    """Set a run's subjects side by side, with ranks and how sure they are.
+    """Rank a run's subjects by their values, with intervals.
 
     Parameters
     ----------
-    run : nlbench.store.run_folder.Run
+    run : nlbench.Run
     measures : sequence of str, optional
-        Which; by default all. The first that has a direction orders the rows.
+        By default all. The first that has a direction orders the rows.
     seeds : {"together", "apart"}
-        Whether the seeds of a network make one row.
+        One row per network, or one per seed.
 
     Returns
     -------
     DataFrame
-        One row a subject; columns ``(measure, field)`` with the fields ``value, std, low, high,
+        One row per subject; columns ``(measure, field)`` with the fields ``value, std, low, high,
         rank, tied, best, worst, quantile, n, over, status, reason``.
 
     Raises
@@ -93,28 +93,29 @@ def agreement_of(run: Run) -> pd.DataFrame:
     -------
     DataFrame
         Columns ``coefficient, measure, other, value, low, high, n, networks``: Spearman's and
-        Kendall's over networks, Pearson's over sites within networks, directions undone.
+        Kendall's over networks, Pearson's over sites within networks, all oriented so that more
+        means more nonlinear.
     """
     scores, measures = _read(run)
     return agreement_frame(agreement(leaderboard(scores, measures), scores, measures))
 
 
 def signature_of(run: Run, subject: str | None = None, measure: str | None = None) -> Signature:
-    """Take a network's signature out of a run.
+    """Return a network's signature.
 
     Parameters
     ----------
-    run : nlbench.store.run_folder.Run
+    run : nlbench.Run
     subject : str, optional
-        Label of the subject, as on the leaderboard, or its model's name where that is enough;
-        may be left out where there is one.
+        Label of the subject on the leaderboard, or its model's name if that is unique. Optional
+        for a run of one subject.
     measure : str, optional
-        By default the first measure of activations that has values.
+        By default the first measure of sites that has values.
 
     Raises
     ------
     nlbench.RequestError
-        If there is no such subject or measure, or several subjects have the name.
+        If the subject or measure is unknown or ambiguous.
     """
     scores, measures = _read(run)
     name = _site_measure(scores, measures, measure)
@@ -127,15 +128,15 @@ def signature_of(run: Run, subject: str | None = None, measure: str | None = Non
 
 
 def _subject(scores: Scores, name: str | None) -> Any:
-    found = [s for s in scores.subjects if name in (None, s.label)]
-    found = found or [s for s in scores.subjects if name == s.model]
-    if len(found) == 1:
-        return found[0]
+    matches = [s for s in scores.subjects if name in (None, s.label)]
+    matches = matches or [s for s in scores.subjects if name == s.model]
+    if len(matches) == 1:
+        return matches[0]
     labels = dict.fromkeys(name for s in scores.subjects for name in (s.label, s.model))
-    if not found:
+    if not matches:
         raise RequestError(f"the run has no subject '{name}'{nearest(str(name), labels)}")
-    said = "no subject was named" if name is None else f"'{name}' may be any"
-    raise RequestError(f"{said} of {len(found)}: {', '.join(s.label for s in found[:8])}")
+    problem = "expected a subject" if name is None else f"'{name}' is ambiguous: expected one"
+    raise RequestError(f"{problem} of {len(matches)}: {', '.join(s.label for s in matches[:8])}")
 
 
 def _check(name: str, names: Sequence[str], what: str) -> None:
@@ -153,18 +154,18 @@ def _site_measure(
     drawn = [n for n in sites if any(len(scores[s.label, n].place_values) for s in scores.subjects)]
     directed = [n for n in drawn if sense_of(measures.get(n, {}))]
     if not drawn:
-        raise RequestError("the run has no measure of activations with a value at any site")
+        raise RequestError("the run has no measure of sites with a value")
     return (directed or drawn)[0]
 
 
 def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
-    """Draw the fingerprints of a run's networks: a strip each, coloured by score over depth.
+    """Draw the fingerprints of a run's networks: one strip each, coloured by score over depth.
 
     Parameters
     ----------
-    run : nlbench.store.run_folder.Run
+    run : nlbench.Run
     measure : str, optional
-        By default the first measure of activations that has values.
+        By default the first measure of sites that has values.
 
     Returns
     -------
@@ -193,10 +194,10 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
             edges = np.linspace(0, 1, len(places) + 1)
             for begin, end, place in zip(edges[:-1], edges[1:], places, strict=True):
                 position = scale.position(place.value)
-                observation: dict[str, Any] = {"color": colours(position)}
+                style: dict[str, Any] = {"color": colours(position)}
                 if math.isnan(position):
-                    observation = {"facecolor": "white", "edgecolor": "#999999", "hatch": "////"}
-                axes.barh(row, end - begin, 0.74, left=begin, linewidth=0, **observation)
+                    style = {"facecolor": "white", "edgecolor": "#999999", "hatch": "////"}
+                axes.barh(row, end - begin, 0.74, left=begin, linewidth=0, **style)
         axes.set_yticks(range(len(drawn)), [one_line(label) for label, _ in drawn])
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
@@ -214,13 +215,12 @@ def fingerprint_of(run: Run, measure: str | None = None) -> Figure:
 
 
 def plot_of(run: Run, measure: str) -> Figure:
-    """Draw what a measure says of each place: signatures, distributions over paths, or bars.
+    """Draw a measure's values by place: signatures, distributions over paths, or bars.
 
     Raises
     ------
     nlbench.RequestError
-        If the run lacks the measure, it has no value, or there are too many subjects for one
-        figure.
+        If the run lacks the measure, it has no value, or there are too many subjects.
     """
     scores, measures = _read(run)
     _check(measure, scores.measures, "measure")
@@ -228,13 +228,13 @@ def plot_of(run: Run, measure: str) -> Figure:
 
 
 def parquet_of(run: Run, path: Any) -> Any:
-    """Write a run's tidy table as Parquet, and give its path; needs the package pyarrow."""
+    """Write a run's tidy table as Parquet and return its path; needs pyarrow."""
     return to_parquet(run.scores, path)
 
 
 def html_of(shown: Run | Result) -> str:
-    """Write what a notebook shows of a run, or of what one measure says of one subject."""
-    return str(_run_html(shown) if hasattr(shown, "records") else _reading_html(shown))
+    """Return the notebook representation of a run or of one result."""
+    return str(_run_html(shown) if hasattr(shown, "records") else _result_html(shown))
 
 
 def _run_html(run: Any) -> Markup:
@@ -249,7 +249,7 @@ def _run_html(run: Any) -> Markup:
     except RequestError:
         name, scale = "", None
     head = ["network", *([f"fingerprint ({name})"] if scale else []), *scores.measures]
-    body = [_row_html(row, scores, measures, name, scale, rows) for row in rows[:_MOST_ROWS]]
+    body = [_row_html(row, scores, measures, name, scale, rows) for row in rows[:_MAX_ROWS]]
     more = len(rows) - len(body)
     note = Markup("<p>and {} more: run.leaderboard()</p>").format(more) if more > 0 else ""
     return _table_html(head, body) + note
@@ -285,15 +285,15 @@ def _row_html(
     return cells
 
 
-def _reading_html(result: Any) -> Markup:
+def _result_html(result: Any) -> Markup:
     if result.status != "ok":
         return Markup("<p><i>{}</i>: {}</p>").format(result.status, result.reason)
     names = list(dict.fromkeys(n for v in result.values for n in v.statistics if ":" not in n))[:8]
     summary = [Markup("<b>all</b>")]
-    summary += [escape(_written(result.summary.get(n))) for n in names]
+    summary += [escape(_number_text(result.summary.get(n))) for n in names]
     rows = [summary]
-    for value in result.values[:_MOST_ROWS]:
-        cells = [escape(_written(value.statistics.get(n))) for n in names]
+    for value in result.values[:_MAX_ROWS]:
+        cells = [escape(_number_text(value.statistics.get(n))) for n in names]
         if value.status != "ok" and cells:
             cells[0] = Markup('<i title="{}">{}</i>').format(value.reason, value.status)
         rows.append([escape(value.place), *cells])
@@ -302,12 +302,12 @@ def _reading_html(result: Any) -> Markup:
             list(result.summary),
             [[Markup("<b>all</b>"), *(escape(number(v)) for v in result.summary.values())]],
         )
-    more = len(result.values) - _MOST_ROWS
+    more = len(result.values) - _MAX_ROWS
     note = Markup("<p>and {} more places</p>").format(more) if more > 0 else Markup("")
     return _table_html(["place", *names], rows) + note
 
 
-def _written(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "" if value is None else number(value)
 
 

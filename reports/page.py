@@ -1,10 +1,11 @@
-"""One or several runs on one self-contained HTML page."""
+"""The HTML page of one or several runs, and a folder of such pages."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,36 +17,43 @@ from nlbench.errors import RequestError
 from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import agreement
-from .embedded import pack, to_script
+from .embedded import pack, places_left_out, to_script
 from .layout import NamedRun
-from .leaderboard import CONFIDENCE, leaderboard, sort_measure
+from .leaderboard import CONFIDENCE, Row, leaderboard, sort_measure
 from .linearised import tradeoffs
 from .manifest import manifest_view
 from .planes import planes_of
-from .remarks import differences, gaps, summary_sentence, unfinished, what_was_measured
+from .remarks import (
+    differences,
+    gaps,
+    group_gaps,
+    summary_sentence,
+    unfinished,
+    what_was_measured,
+)
 from .signatures import signature_maps
 from .tables import Scores, labelled
 from .views import board_view, heatmaps, meanings
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
+    from nlbench.store.run import Run
 
 __all__ = ["named_runs", "render_page", "together", "write_page", "write_site"]
 
+MAX_SUBJECTS = 1000
+"""Subjects on one page; with more it would exceed 5 MB."""
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
-    """Write runs as one HTML file that needs nothing beside itself.
-
-    The file appears whole or not at all: a reader never sees half a page.
+    """Write runs as one self-contained HTML file, atomically.
 
     Parameters
     ----------
-    runs : nlbench.store.run_folder.Run or sequence of them
+    runs : nlbench.Run or sequence of them
         The rows of several runs are labelled with the run's name.
     output : path
-        Where to; missing folders are made, a file that is there is replaced.
+        Missing folders are created, an existing file is replaced.
 
     Returns
     -------
@@ -62,19 +70,19 @@ def write_page(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
         raise RequestError(f"{path} is a folder; expected the name of an HTML file")
     html = render_page(runs)
     make_folder(path.parent)
-    # a name from elsewhere may hold what UTF-8 can't
+    # names may hold lone surrogates, which UTF-8 can't encode
     write_atomically(path, html.encode("utf-8", errors="replace"))
     return path
 
 
 def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Path:
-    """Write runs as a folder of pages that any server can serve: an index and one page a run.
+    """Write runs as a folder of static pages: an index and one page per run.
 
     Parameters
     ----------
-    runs : nlbench.store.run_folder.Run or sequence of them
+    runs : nlbench.Run or sequence of them
     output : path
-        The folder; pages that are there are replaced.
+        The folder; existing pages are replaced.
 
     Returns
     -------
@@ -87,12 +95,12 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
         If there is no run, or the files can't be written.
     """
     folder = Path(output)
-    given: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
+    members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{folder} is a file; expected the name of a folder")
     rows = []
     taken = {"index.html"}
-    for run, named in zip(given, named_runs(given), strict=True):
+    for run, named in zip(members, named_runs(members), strict=True):
         file = _file_name(named.name, taken)
         taken.add(file)
         write_page(run, folder / file)
@@ -106,15 +114,15 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
 def _file_name(name: str, taken: Container[str]) -> str:
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)
     stem = stem.strip("-.")[:80] or "run"
-    found, number = f"{stem}.html", 1
-    while found in taken:
+    file, number = f"{stem}.html", 1
+    while file in taken:
         number += 1
-        found = f"{stem}-{number}.html"
-    return found
+        file = f"{stem}-{number}.html"
+    return file
 
 
 def _indexed(run: NamedRun) -> dict[str, Any]:
-    """What the index says of a run."""
+    """Return a run's row of the index."""
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures") or {}
     scores = Scores(labelled(run.scores), measures)
     rows = leaderboard(scores, measures, repeats=1)
@@ -133,28 +141,29 @@ def _indexed(run: NamedRun) -> dict[str, Any]:
 
 
 def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title: str = "") -> str:
-    """Write runs as HTML text; see `write_page`.
+    """Render runs as HTML text; see `write_page`.
 
     Parameters
     ----------
-    runs : nlbench.store.run_folder.Run or sequence of them
+    runs : nlbench.Run or sequence of them
     head : Markup, optional
-        What is to stand above the leaderboard.
+        Content above the leaderboard.
     title : str
-        In place of the runs' names.
+        Replaces the names of the runs.
     """
     named = named_runs(runs)
     table, measures = together(named)
     probes = list(dict.fromkeys(about.get("probe") for about in measures.values()))
     measures = dict(sorted(measures.items(), key=lambda item: probes.index(item[1].get("probe"))))
     scores = Scores(labelled(table), measures)
-    rows = leaderboard(scores, measures)
+    all_rows = leaderboard(scores, measures)
     missing = gaps(named, scores)
-    kinds = _kinds(named)
-    maps = signature_maps(rows, scores, measures)
+    rows, left_out = _fitting(all_rows, len(scores.subjects))
+    shown = scores.subset(subject for row in rows for subject in row.subjects)
+    maps = signature_maps(rows, shown, measures)
     content = {
-        **pack(scores, measures, rows, named),
-        "kindOrder": kinds,
+        **pack(shown, measures, rows, named),
+        "kindOrder": _kinds(named),
         "confidence": CONFIDENCE,
         "maps": maps,
     }
@@ -164,24 +173,47 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         .render(
             title=title or _names(named),
             head=head or Markup(),
-            measured=what_was_measured(named, scores, rows),
-            sentence=summary_sentence(scores, measures, rows, missing),
+            measured=what_was_measured(named, scores, all_rows),
+            sentence=summary_sentence(scores, measures, all_rows, missing),
+            left_out=[*left_out, *places_left_out(content)],
             confidence=f"{100 * CONFIDENCE:g}",
             unfinished=unfinished(named),
             differences=differences(named),
             meanings=meanings(measures),
-            agreement=heatmaps(agreement(rows, scores, measures), scores.measures, len(rows)),
+            agreement=heatmaps(agreement(all_rows, scores, measures), scores.measures),
             lines=any(about.get("probe") == "lines" for about in measures.values()),
             maps=bool(maps),
             planes=[picture for run in named for picture in run.planes],
             tradeoffs=tradeoffs(named),
-            gaps=missing,
+            gaps=group_gaps(missing),
             manifests=[manifest_view(run) for run in named],
             version=named[0].manifest.get("nlbench", ""),
-            data=Markup(to_script(content)),  # no tag can begin inside it
-            **board_view(scores, measures, rows, content),
+            data=Markup(to_script(content)),  # `to_script` escapes tags
+            **board_view(shown, measures, rows, content),
         )
     )
+
+
+def _fitting(rows: Sequence[Row], subjects: int) -> tuple[list[Row], list[str]]:
+    """Return the rows that a page holds, and sentences on what it leaves out.
+
+    With more than `MAX_SUBJECTS` subjects a row holds its first seed only (its values stay those
+    of all seeds), and of too many rows the most and the least nonlinear ones are shown.
+    """
+    if subjects <= MAX_SUBJECTS:
+        return list(rows), []
+    sentences = []
+    folded = [replace(row, subjects=row.subjects[:1]) for row in rows]
+    if subjects > len(rows):
+        sentences.append("Values of single seeds are in scores.csv only.")
+    if len(rows) > MAX_SUBJECTS:
+        tail = MAX_SUBJECTS // 4
+        folded = folded[: MAX_SUBJECTS - tail] + folded[-tail:]
+        sentences.append(
+            f"This page shows the {MAX_SUBJECTS - tail:,} most and the {tail:,} least nonlinear of "
+            f"{len(rows):,} networks; scores.csv has all."
+        )
+    return folded, sentences
 
 
 def _names(named: Sequence[NamedRun]) -> str:
@@ -189,68 +221,75 @@ def _names(named: Sequence[NamedRun]) -> str:
 
 
 def environment() -> jinja2.Environment:
-    """Environment of the templates; everything but our own style, script and figures is escaped."""
-    found = jinja2.Environment(
+    """Create the environment of the templates, which escapes all but our style and figures."""
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["svg"] = Markup
-    for name in ("css", "script"):
-        file = _TEMPLATES / {"css": "page.css", "script": "page.js"}[name]
-        found.globals[name] = Markup(file.read_text(encoding="utf-8"))
-    return found
+    templates.filters["svg"] = Markup
+    for name, file in (("css", "page.css"), ("script", "page.js")):
+        templates.globals[name] = Markup((_TEMPLATES / file).read_text(encoding="utf-8"))
+    return templates
 
 
 def named_runs(runs: Run | Sequence[Run]) -> list[NamedRun]:
-    """Give each run a name that no other has, and take out of its records what pages show."""
-    given: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
-    if not given:
+    """Name each run uniquely and collect what pages show from its records."""
+    members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
+    if not members:
         raise RequestError("no run to report; expected at least one")
     named: list[NamedRun] = []
-    for run in given:
+    for run in members:
         name = str(run.name) or "run"
         taken = {other.name for other in named}
         number = 2
         while name in taken:
             name = f"{run.name} ({number})"
             number += 1
-        named.append(NamedRun(name, run.scores, run.manifest, **_beside(run)))
+        # A manifest serializes an entry at each access, so it is converted once.
+        manifest = dict(run.manifest)
+        subjects = {
+            (str(s["model"]), str(s["weights"]), str(s["data"]), int(s["seed"])): s
+            for s in manifest.get("subjects") or []
+            if {"model", "weights", "data", "seed"} <= s.keys()
+        }
+        facts = _record_facts(run)
+        named.append(NamedRun(name, run.scores, manifest, subjects=subjects, **facts))
     return named
 
 
-def _beside(run: Run) -> dict[str, Any]:
-    """What the records say that isn't in the table."""
+def _record_facts(run: Run) -> dict[str, Any]:
+    """Collect the facts in a run's records that its table lacks."""
     drawings: dict[tuple[str, str, str, int], Mapping[str, Any]] = {}
     kinds: dict[tuple[str, str, str, int], dict[str, str]] = {}
     remarks: dict[tuple[str, str, str, int], dict[str, None]] = {}
     costs: dict[tuple[str, str, str, int, str], dict[str, float]] = {}
     for record in run.records:
         subject = record.identity[:4]
-        shown = record.probe.facts
-        if shown.get("drawing"):  # the measures of lines share it
-            drawings.setdefault(subject, shown["drawing"])
-        kinds.setdefault(subject, {}).update(shown.get("kinds", {}))
-        said = remarks.setdefault(subject, {})
-        for site, remark in shown.get("remarks", {}).items():
-            said[f"{site}: {remark}"] = None
-        if shown.get("unseen"):
-            said[f"not seen inside {', '.join(shown['unseen'])}"] = None
+        facts = record.probe.facts
+        if facts.get("drawing"):  # the measures of lines share it
+            drawings.setdefault(subject, facts["drawing"])
+        kinds.setdefault(subject, {}).update(facts.get("kinds", {}))
+        notes = remarks.setdefault(subject, {})
+        for site, remark in facts.get("remarks", {}).items():
+            notes[f"{site}: {remark}"] = None
+        if facts.get("unseen"):
+            notes[f"activations inside {', '.join(facts['unseen'])} were not observed"] = None
         cost = dict(getattr(record, "costs", None) or {})
         costs[record.identity] = {"seconds": getattr(record, "seconds", 0.0), **cost}
     return {
         "drawings": drawings,
         "kinds": kinds,
         "costs": costs,
-        "remarks": {subject: tuple(said) for subject, said in remarks.items()},
+        "remarks": {subject: tuple(notes) for subject, notes in remarks.items()},
         "planes": planes_of(run.path) if run.path else (),
     }
 
 
 def _kinds(runs: Sequence[NamedRun]) -> list[str]:
-    """Kinds of activation, the most frequent first."""
+    """Return the kinds of activation, the most frequent first."""
     counted = Counter(
         kind for run in runs for sites in run.kinds.values() for kind in sites.values() if kind
     )
@@ -260,7 +299,7 @@ def _kinds(runs: Sequence[NamedRun]) -> list[str]:
 def together(
     runs: Sequence[NamedRun],
 ) -> tuple[pd.DataFrame, dict[str, Mapping[str, Any]]]:
-    """Scores under each other, and each measure as the first run that has it tells it."""
+    """Concatenate the scores of runs, with each measure's metadata from the first run."""
     measures: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         for name, about in (run.manifest.get("measures") or {}).items():

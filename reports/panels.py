@@ -1,4 +1,4 @@
-"""What the figures of a report are made of: marks, step functions and bars in one panel."""
+"""Panels of matplotlib figures: signatures, distributions and bars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tables import Series
 from .text import count
 
 __all__ = [
-    "MOST_SERIES",
+    "MAX_SERIES",
     "draw_bars",
     "draw_distribution",
     "draw_signature",
@@ -27,8 +27,8 @@ __all__ = [
     "short",
 ]
 
-# Okabe and Ito, "Color Universal Design", 2008; grey in place of their yellow, which
-# is lost on white paper. Marks and dashes repeat the distinction without colour.
+# Okabe and Ito, "Color Universal Design", 2008, with grey for their yellow, which is invisible on
+# white. Marks and dashes repeat the distinction without colour.
 _COLORS = (
     "#0072B2",
     "#D55E00",
@@ -41,13 +41,13 @@ _COLORS = (
 )
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
-MOST_SERIES = len(_COLORS)  # more than that in one figure can't be told apart
-_MOST_NAMES, _LONGEST_NAME = 24, 36
-_MOST_CAPS = 40  # beyond, the ends of error bars blur and make up half of the file
+MAX_SERIES = len(_COLORS)  # more series in one figure can't be distinguished
+_MAX_NAMES, _MAX_NAME_LENGTH = 24, 36
+_MAX_CAPS = 40  # with more error bars their caps blur and make up half of the file
 
 
 def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Empirical distribution function: where it jumps, and how high it is then.
+    """Compute the empirical distribution function.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     Raises
     ------
     nlbench.RequestError
-        If there is no value or one is not finite.
+        If there is no value or a non-finite one.
 
     Examples
     --------
@@ -74,40 +74,40 @@ def ecdf(values: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """
     numbers = np.asarray(values, dtype=np.float64).ravel()
     if numbers.size == 0 or not np.isfinite(numbers).all():
-        raise RequestError(f"a distribution needs finite values, got {numbers}; expected n ≥ 1")
+        raise RequestError(f"a distribution needs at least one value, all finite; got {numbers}")
     x, times = np.unique(numbers, return_counts=True)
     return x, np.cumsum(times) / numbers.size
 
 
 def draw_signature(axes: Axes, series: Mapping[int, Series], about: Mapping[str, Any]) -> str:
-    """Draw one mark a site and subject; say which axis carries the measure."""
+    """Draw one mark per site and subject; return the axis of the measure."""
     hollow: Counter[int] = Counter()
-    for index, one in series.items():
-        depth = np.arange(1, len(one.places) + 1)
-        values = np.array([place.value for place in one.places])
-        stds = np.array([place.statistics.get("std", math.nan) for place in one.places])
+    for index, subject in series.items():
+        depth = np.arange(1, len(subject.places) + 1)
+        values = np.array([place.value for place in subject.places])
+        stds = np.array([place.statistics.get("std", math.nan) for place in subject.places])
         style: dict[str, Any] = {
             "color": _COLORS[index],
             "marker": _MARKS[index],
             "markersize": 4.5,
             "markeredgewidth": 0.9,
         }
-        label = legend_label(one.label)
+        label = legend_label(subject.label)
         axes.errorbar(
             depth,
             values,
             np.nan_to_num(stds),
             label=label,
             linewidth=0.9,
-            capsize=1.8 if len(depth) <= _MOST_CAPS else 0,
+            capsize=1.8 if len(depth) <= _MAX_CAPS else 0,
             **style,
         )
-        gone = depth[np.isnan(values)]
-        heights = [0.04 * hollow[site] for site in gone]  # one above the other, of the panel
-        hollow.update(gone)
-        if len(gone):
+        missing = depth[np.isnan(values)]
+        heights = [0.04 * hollow[site] for site in missing]  # stacked, as shares of the panel
+        hollow.update(missing)
+        if len(missing):
             (marks,) = axes.plot(
-                gone,
+                missing,
                 heights,
                 transform=axes.get_xaxis_transform(),
                 linestyle="",
@@ -124,16 +124,16 @@ def draw_signature(axes: Axes, series: Mapping[int, Series], about: Mapping[str,
 
 
 def draw_distribution(axes: Axes, series: Mapping[int, Series], about: Mapping[str, Any]) -> str:
-    """Draw one step function a subject; say which axis carries the measure."""
-    everything: list[float] = []
-    for index, one in series.items():
-        values = [place.value for place in one.places if math.isfinite(place.value)]
+    """Draw one step function per subject; return the axis of the measure."""
+    all_values: list[float] = []
+    for index, subject in series.items():
+        values = [place.value for place in subject.places if math.isfinite(place.value)]
         if not values:
             continue
-        everything += values
+        all_values += values
         x, share = ecdf(values)
-        whole = len(values) == len(one.places)
-        paths = count(len(values), "path") if whole else f"{len(values)} of {len(one.places)} paths"
+        total = len(subject.places)
+        paths = count(total, "path") if len(values) == total else f"{len(values)} of {total} paths"
         axes.step(
             [x[0], *x],
             [0.0, *share],
@@ -141,11 +141,11 @@ def draw_distribution(axes: Axes, series: Mapping[int, Series], about: Mapping[s
             color=_COLORS[index],
             linestyle=_DASHES[index % len(_DASHES)],
             linewidth=1.5,
-            label=f"{legend_label(one.label)} ({paths})",
+            label=f"{legend_label(subject.label)} ({paths})",
         )
-    if min(everything) > 0 and max(everything) > 50 * min(everything):
+    if min(all_values) > 0 and max(all_values) > 50 * min(all_values):
         axes.set_xscale("log")
-        # plain numbers: matplotlib's powers of ten are in its own markup
+        # plain numbers, as mathematical markup is switched off
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0, 1.02)
@@ -155,58 +155,60 @@ def draw_distribution(axes: Axes, series: Mapping[int, Series], about: Mapping[s
 
 
 def draw_bars(axes: Axes, series: Mapping[int, Series], about: Mapping[str, Any]) -> str:
-    """Draw one bar a place and subject; say which axis carries the measure."""
+    """Draw one bar per place and subject; return the axis of the measure."""
     width = 0.8 / len(series)
-    for position, (index, one) in enumerate(series.items()):
+    for position, (index, subject) in enumerate(series.items()):
         offset = (position - (len(series) - 1) / 2) * width
-        depth = np.arange(1, len(one.places) + 1) + offset
-        values = [place.value for place in one.places]
-        axes.bar(depth, values, width, color=_COLORS[index], label=legend_label(one.label))
+        depth = np.arange(1, len(subject.places) + 1) + offset
+        values = [place.value for place in subject.places]
+        axes.bar(depth, values, width, color=_COLORS[index], label=legend_label(subject.label))
     axes.axhline(0, color="black", linewidth=0.8)
     _name_places(axes, list(series.values()), "place")
     return "y"
 
 
-def short(name: str, most: int = 80) -> str:
-    """Bring a name to a length that fits into a figure, and to characters that XML can hold.
+def short(name: str, length: int = 80) -> str:
+    """Shorten a name for a figure and remove characters that XML can't hold.
 
     Examples
     --------
     >>> short("features.denseblock1.denselayer1.relu", 20)
     'features.d…yer1.relu'
     """
-    clean = one_line(name) or "�"  # a name that nothing can show
-    if len(clean) <= most:
+    clean = one_line(name) or "�"
+    if len(clean) <= length:
         return clean
-    tail = (most - 1) // 2
-    return f"{clean[: most - 1 - tail]}…{clean[-tail:]}"
+    tail = (length - 1) // 2
+    return f"{clean[: length - 1 - tail]}…{clean[-tail:]}"
 
 
 def legend_label(label: str) -> str:
-    """Keep a label in the legend: matplotlib hides those that begin with an underscore."""
+    """Protect a label that begins with an underscore, which matplotlib would hide."""
     return f" {label}" if label.startswith("_") else label
 
 
 def _use_bounds(axes: Axes, series: Sequence[Series], bounds: Iterable[float | None]) -> None:
-    """Show the whole range of a bounded measure, unless its values fill little of it."""
+    """Show the full range of a bounded measure if its values span a quarter of it."""
     low, high = bounds
-    values = [place.value for one in series for place in one.places if math.isfinite(place.value)]
+    values = [
+        place.value for entry in series for place in entry.places if math.isfinite(place.value)
+    ]
     if low is None or high is None or max(values) - min(values) < 0.25 * (high - low):
         return
     margin = 0.04 * (high - low)
     axes.set_ylim(min(low, *values) - margin, max(high, *values) + margin)
 
 
-def _name_places(axes: Axes, series: Sequence[Series], otherwise: str) -> None:
-    """Write the names of places below the axis where they are few and shared."""
-    longest = max(len(one.places) for one in series)
+def _name_places(axes: Axes, series: Sequence[Series], axis_label: str) -> None:
+    """Label the axis with the names of places if they are few and shared."""
+    longest = max(len(entry.places) for entry in series)
     names = [place.name for place in series[0].places]
-    shared = all([place.name for place in one.places] == names for one in series)
+    shared = all([place.name for place in entry.places] == names for entry in series)
     axes.set_xlim(0.5, longest + 0.5)
-    if shared and longest <= _MOST_NAMES:
-        shown = [short(name, _LONGEST_NAME) for name in names]
-        upright = longest * max(map(len, shown)) > 90
-        axes.set_xticks(range(1, longest + 1), shown, rotation=90 if upright else 0)
+    if shared and longest <= _MAX_NAMES:
+        shown = [short(name, _MAX_NAME_LENGTH) for name in names]
+        rotated = longest * max(map(len, shown)) > 90
+        axes.set_xticks(range(1, longest + 1), shown, rotation=90 if rotated else 0)
         return
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
-    axes.set_xlabel(otherwise)
+    axes.set_xlabel(axis_label)

@@ -1,4 +1,4 @@
-"""One path drawn: logits along it with their chords, and where each site bends the network."""
+"""Figure of one path: logits along it with their chords, and the breakpoints of each site."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ __all__ = ["draw_path"]
 _LINE, _CHORD, _ABOVE, _BELOW, _BARS = "#0072B2", "#444444", "#56B4E9", "#E69F00", "#444444"
 _WIDTH = 7.2  # inches
 _PANEL, _REST = 1.15, 0.95
-_ROW, _FLAT_ROW, _FEW = 0.26, 0.17, 10
-_LONGEST_NAME = 30
+_ROW, _FLAT_ROW, _MAX_TALL_ROWS = 0.26, 0.17, 10  # inches, inches, rows
+_MAX_NAME_LENGTH = 30
 
 
 def draw_path(drawing: Mapping[str, Any]) -> Figure:
-    """Draw one path: a panel a logit, and below them a row of breakpoints a site.
+    """Draw one path: a panel per logit, and below them a row of breakpoints per site.
 
     Parameters
     ----------
     drawing : mapping
-        As the probe ``lines`` records it under ``drawing``.
+        The fact ``drawing`` that the probe ``lines`` records.
 
     Raises
     ------
     nlbench.RequestError
-        If it isn't one.
+        If the record is damaged.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def draw_path(drawing: Mapping[str, Any]) -> Figure:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"the record's drawing of a path is damaged: {error}") from error
     starts = np.concatenate([[0.0], np.cumsum(lengths)])
-    row = _ROW if len(bars) <= _FEW else _FLAT_ROW
+    row = _ROW if len(bars) <= _MAX_TALL_ROWS else _FLAT_ROW
     heights = [_PANEL] * len(logits) + [row * len(bars)] * bool(bars)
     with matplotlib.style.context(["default", STYLE]):
         figure = Figure(figsize=(_WIDTH, _REST + sum(heights)), layout="constrained")
@@ -99,7 +99,7 @@ def _check_parts(
         and all(len(row) for row in (*rows, *bars))
     )
     if not fits:
-        raise ValueError("its parts don't go together")
+        raise ValueError("the lengths of its parts differ")
 
 
 def _numbers(row: str) -> NDArray[np.float64]:
@@ -149,7 +149,7 @@ def _draw_breakpoints(
             fontsize=7,
         )
     axes.set_ylim(len(bars), 0)
-    names = [short(name, _LONGEST_NAME) for name in sites]
+    names = [short(name, _MAX_NAME_LENGTH) for name in sites]
     axes.set_yticks(np.arange(len(bars)) + 0.5, names, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -159,7 +159,7 @@ def _draw_breakpoints(
 def _outline(
     edges: NDArray[np.float64], heights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Outline of a histogram, without the corners that lie on a straight line."""
+    """Return the outline of a histogram without redundant corners."""
     ends = np.append(np.nonzero(np.diff(heights))[0], len(heights) - 1)
     begins = np.concatenate([[0], ends[:-1] + 1])
     x = np.stack([edges[begins], edges[ends + 1]], 1).ravel()

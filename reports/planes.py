@@ -1,4 +1,4 @@
-"""Pictures of planes through input space: how they are drawn, and those of a run's folder."""
+"""Pictures of planes through input space."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["draw_plane", "planes_of"]
 
 PANELS = 3
-"""Groups of layers beside the picture of all."""
+"""Number of groups of layers drawn next to the picture of all layers."""
 
 _DESCRIPTION = "Description"
-"""PNG's keyword for what an image shows."""
+"""PNG keyword of the caption."""
 
 
 def planes_of(folder: Path) -> tuple[Picture, ...]:
-    """Take in the pictures of a run's folder ``planes``, by name; each says what it shows.
-
-    What can't be read is left out with a warning: the page is about the numbers.
-    """
-    found = []
+    """Load the pictures in a run's folder ``planes``; unreadable ones only cause a warning."""
+    pictures = []
     for file in sorted((folder / "planes").glob("*.png")):
         try:
             content = file.read_bytes()
@@ -42,14 +39,14 @@ def planes_of(folder: Path) -> tuple[Picture, ...]:
             warnings.warn(f"{file} is left out of the page: {error}", stacklevel=2)
             continue
         encoded = base64.b64encode(content).decode("ascii")
-        found.append(Picture(f"data:image/png;base64,{encoded}", caption))
-    return tuple(found)
+        pictures.append(Picture(f"data:image/png;base64,{encoded}", caption))
+    return tuple(pictures)
 
 
-def draw_plane(found: Plane, path: Path, names: list[str], caption: str = "") -> None:
-    """Draw boundaries, of all layers and of groups of them, under the lines between decisions.
+def draw_plane(plane: Plane, path: Path, names: list[str], caption: str = "") -> None:
+    """Draw the boundaries of all layers and of groups of layers, with the decision boundary.
 
-    A PNG keeps the caption.
+    A PNG stores the caption.
     """
     import matplotlib as mpl
 
@@ -58,37 +55,37 @@ def draw_plane(found: Plane, path: Path, names: list[str], caption: str = "") ->
     from matplotlib import pyplot as plt
     from matplotlib.colors import LogNorm
 
-    sites = list(found.right)
+    sites = list(plane.right)
     groups = [list(part) for part in np.array_split(np.array(sites, dtype=object), PANELS)]
     shown = [("all", sites), *((_span(part), part) for part in groups if part)]
     shown = shown if len(sites) > 1 else shown[:1]
-    u, v = found.u.numpy(), found.v.numpy()
+    u, v = plane.u.numpy(), plane.v.numpy()
     extent = (u[0], u[-1], v[0], v[-1])
     height = 3.4 * (v[-1] - v[0]) / (u[-1] - u[0]) + 0.7
     figure, axes = plt.subplots(
         1, len(shown), figsize=(3.4 * len(shown), height), squeeze=False, layout="constrained"
     )
-    decisions = found.decisions.numpy()
+    decisions = plane.decisions.numpy()
     for axis, (title, part) in zip(axes[0], shown, strict=True):
-        counts = found.boundaries(part).numpy().astype(float)
-        # Beyond the last row and column nothing was compared.
+        counts = plane.boundaries(part).numpy().astype(float)
+        # The last row and column have no neighbour to be compared with.
         counts[-1], counts[:, -1] = counts[-2], counts[:, -2]
-        most = max(2.0, float(counts.max()))
+        largest = max(2.0, float(counts.max()))
         axis.imshow(
             np.maximum(counts, 0.5),
             origin="lower",
             extent=extent,
             cmap="inferno",
-            norm=LogNorm(0.5, most),
+            norm=LogNorm(0.5, largest),
             interpolation="nearest",
         )
         for kind in np.unique(decisions):
             inside = (decisions == kind).astype(float)
             if 0 < inside.mean() < 1:
                 axis.contour(u, v, inside, levels=[0.5], colors="white", linewidths=1.2)
-        axis.set_title(f"{title}: {int(found.boundaries(part).sum()):,}", fontsize=9)
+        axis.set_title(f"{title}: {int(plane.boundaries(part).sum()):,}", fontsize=9)
         axis.tick_params(labelsize=7)
-        for (x, y), name in zip(found.points.tolist(), names, strict=False):
+        for (x, y), name in zip(plane.points.tolist(), names, strict=False):
             axis.plot(x, y, "o", color="#2fb5b5", markersize=4)
             axis.annotate(
                 name, (x, y), (4, 4), textcoords="offset points", color="#2fb5b5", fontsize=7

@@ -1,8 +1,8 @@
-"""What a page says beside the numbers: what was measured, what is missing, what differs."""
+"""Sentences and lists around the leaderboard: coverage, missing values, differing settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +16,18 @@ __all__ = [
     "differences",
     "gaps",
     "gpus_of",
+    "group_gaps",
     "summary_sentence",
     "unfinished",
     "what_was_measured",
 ]
 
-_SHOWN_PLACES = 6
+_MAX_NAMES_SHOWN = 6
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Something that has no number, and why."""
+    """A missing value and its reason."""
 
     subject: str
     measure: str
@@ -36,7 +37,7 @@ class Gap:
 
 
 def what_was_measured(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[Row]) -> str:
-    """Say in a few words what was measured, and on what."""
+    """Summarize the numbers of networks, measures, datasets and samples."""
     parts = [count(len(rows), "network"), count(len(scores.measures), "measure")]
     if len(rows) < len(scores.subjects):
         parts[0] += f" ({len(scores.subjects)} with their seeds)"
@@ -58,27 +59,27 @@ def summary_sentence(
     rows: Sequence[Row],
     missing: Sequence[Gap],
 ) -> str:
-    """Say which network is the most nonlinear, how sure that is, and what is missing."""
-    said = []
+    """Name the most and the least nonlinear network, and count the missing values."""
+    sentences = []
     first = sort_measure(measures, scores.measures)
     ranked = [row for row in rows if first and row.entries[first].rank is not None]
     if len(ranked) > 1 and first:
         top, last = ranked[0], ranked[-1]
-        said.append(f"Most nonlinear by {first}: {top.label}{_sure(top.entries[first])}.")
-        said.append(f"Least: {last.label}{_sure(last.entries[first])}.")
+        sentences.append(f"Most nonlinear by {first}: {top.label}{_rank_text(top.entries[first])}.")
+        sentences.append(f"Least: {last.label}{_rank_text(last.entries[first])}.")
     cells = [scores[subject.label, name] for subject in scores.subjects for name in scores.measures]
     ok = sum(cell.status == "ok" for cell in cells)
     total = ok + sum(not gap.where for gap in missing)
     verb = "has" if total == 1 else "have"
-    rest = "" if ok == total else f"; {total - ok} {'says' if total - ok == 1 else 'say'} why not"
+    rest = "" if ok == total else f"; {total - ok} {'has' if total - ok == 1 else 'have'} a reason"
     whole = {(gap.subject, gap.measure) for gap in missing if not gap.where}
     partly = len({(gap.subject, gap.measure) for gap in missing if gap.where} - whole)
-    some = f"; {partly} {'has' if partly == 1 else 'have'} none at some places" if partly else ""
-    said.append(f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}.")
-    return " ".join(said)
+    some = f"; {partly} {'lacks' if partly == 1 else 'lack'} some places" if partly else ""
+    sentences.append(f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}.")
+    return " ".join(sentences)
 
 
-def _sure(entry: Standing) -> str:
+def _rank_text(entry: Standing) -> str:
     if entry.best == entry.worst:
         return f" (rank {entry.best})"
     return f" (rank {entry.best} to {entry.worst})"
@@ -89,7 +90,7 @@ def _subjects(run: NamedRun) -> list[Mapping[str, Any]]:
 
 
 def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
-    """Name the runs that lack cells they were to have, with the command that goes on."""
+    """Return the unfinished runs with the command that resumes each."""
     return [
         (run.name, str(run.manifest.get("command") or ""))
         for run in runs
@@ -98,7 +99,7 @@ def unfinished(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
 
 
 def differences(runs: Sequence[NamedRun]) -> list[str]:
-    """Say where runs that share a page were made differently, or one on several GPU models."""
+    """List the settings, versions and devices in which the runs of a page differ."""
     facts: dict[str, dict[str, str]] = {}
     mixed = {"GPU"} if any(len(gpus_of(run.manifest)) > 1 for run in runs) else set()
     for run in runs:
@@ -109,52 +110,64 @@ def differences(runs: Sequence[NamedRun]) -> list[str]:
         if gpus:
             facts.setdefault("GPU", {})[run.name] = " and ".join(gpus)
         for name, about in (manifest.get("measures") or {}).items():
-            said = f"version {about.get('version')}"
+            version = f"version {about.get('version')}"
             options = settings_text(about.get("options") or {})
-            facts.setdefault(name, {})[run.name] = f"{said}, {options}" if options else said
+            facts.setdefault(name, {})[run.name] = f"{version}, {options}" if options else version
         for name, options in (manifest.get("probes") or {}).items():
             facts.setdefault(f"probe {name}", {})[run.name] = settings_text(options or {})
     return [
-        f"{what}: " + "; ".join(f"{text} in {run}" for run, text in said.items())
-        for what, said in facts.items()
-        if len(set(said.values())) > 1 or what in mixed
+        f"{name}: " + "; ".join(f"{text} in {run}" for run, text in texts.items())
+        for name, texts in facts.items()
+        if len(set(texts.values())) > 1 or name in mixed
     ]
 
 
 def gpus_of(manifest: Mapping[str, Any]) -> list[str]:
-    """Name the models of GPU that a run was measured on: each rounds in its own way."""
+    """Return the GPU models that a run used; their rounding differs."""
     known = [manifest.get("environment") or {}, *(manifest.get("environments") or [])]
-    return list(dict.fromkeys(str(one["device_name"]) for one in known if one.get("capability")))
+    return list(dict.fromkeys(str(e["device_name"]) for e in known if e.get("capability")))
 
 
 def gaps(runs: Sequence[NamedRun], scores: Scores) -> list[Gap]:
-    """List all that has no number: cells first, then places of cells that have one."""
-    asked = {run.name: set(run.manifest.get("measures") or {}) for run in runs}
+    """List missing values: of cells first, then of places."""
+    requested = {run.name: set(run.manifest.get("measures") or {}) for run in runs}
     cells = [
         (subject, name, scores[subject.label, name])
         for subject in scores.subjects
         for name in scores.measures
     ]
-    found = [
+    missing = [
         Gap(subject.label, name, "", cell.status, cell.reason)
         for subject, name, cell in cells
         if cell.status != "ok"
-        and (cell.status != "absent" or not subject.run or name in asked.get(subject.run, ()))
+        and (cell.status != "absent" or not subject.run or name in requested.get(subject.run, ()))
     ]
     for subject, name, cell in cells:
-        found += _place_gaps(Series(subject.label, cell.places), name)
-    return found
+        missing += _place_gaps(Series(subject.label, cell.places), name)
+    return missing
 
 
-def _place_gaps(one: Series, measure: str) -> list[Gap]:
+def group_gaps(missing: Iterable[Gap]) -> list[Gap]:
+    """Merge gaps that differ only in their subject: its field then lists the subjects."""
+    grouped: dict[tuple[str, str, str, str], list[str]] = {}
+    for gap in missing:
+        key = (gap.measure, gap.where, gap.status, gap.reason)
+        grouped.setdefault(key, []).append(gap.subject)
+    return [Gap(_enumerated(subjects), *key) for key, subjects in grouped.items()]
+
+
+def _place_gaps(series: Series, measure: str) -> list[Gap]:
     grouped: dict[tuple[str, str], list[str]] = {}
-    for place in one.places:
+    for place in series.places:
         if place.status != "ok":
             grouped.setdefault((place.status, place.reason), []).append(place.name)
-    return [Gap(one.label, measure, _enumerated(places), *why) for why, places in grouped.items()]
+    return [
+        Gap(series.label, measure, _enumerated(places), status, reason)
+        for (status, reason), places in grouped.items()
+    ]
 
 
-def _enumerated(places: Sequence[str]) -> str:
-    shown = ", ".join(places[:_SHOWN_PLACES])
-    more = len(places) - _SHOWN_PLACES
+def _enumerated(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMES_SHOWN])
+    more = len(names) - _MAX_NAMES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown

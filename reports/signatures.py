@@ -1,4 +1,4 @@
-"""Signatures compared: how far apart networks are, which belong together, and a map of them."""
+"""Comparison of signatures: distances, a dendrogram and a map."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .leaderboard import Row
 from .tables import Scores
 
 __all__ = [
-    "MOST",
+    "MAX_NETWORKS",
     "SignatureComparison",
     "compare_signatures",
     "dtw_distances",
@@ -23,23 +23,23 @@ __all__ = [
     "signature_maps",
 ]
 
-MOST = 80
-"""Networks of a heatmap: beyond, its rows can't be read."""
+MAX_NETWORKS = 80
+"""Networks in a heatmap; with more its rows are unreadable."""
 
 
 @dataclass(frozen=True)
 class SignatureComparison:
-    """Distances between signatures, and what they show.
+    """Distances between signatures, their clustering and a map.
 
     Parameters
     ----------
     distances : array of shape (n, n)
     merges : array of shape (n - 1, 4)
-        Average linkage, as scipy writes it: the two clusters, their distance, their size.
+        Average linkage in SciPy's format: the two clusters, their distance, their size.
     order : tuple of int
         Leaves of the dendrogram from left to right.
     points : array of shape (n, 2)
-        A map whose distances are near the signatures' (classical scaling).
+        A map that approximates the distances (classical scaling).
     """
 
     distances: NDArray[np.float64]
@@ -49,16 +49,15 @@ class SignatureComparison:
 
 
 def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Dynamic-time-warping distance of each pair of signatures.
+    """Compute the dynamic-time-warping distance of each pair of signatures.
 
-    The square root of the least sum of squared differences over all ways of walking through
-    both in order, in which a site may be matched with several: the distance of
-    `nlbench.Signature.dtw`, for all pairs at once.
+    The square root of the minimal sum of squared differences over all monotone alignments: the
+    distance of `nlbench.Signature.dtw`, for all pairs at once.
 
     Parameters
     ----------
     signatures : sequence of arrays of shape (d_i,)
-        At least one number each.
+        At least one value each.
 
     Returns
     -------
@@ -74,33 +73,33 @@ def dtw_distances(signatures: Sequence[ArrayLike]) -> NDArray[np.float64]:
     >>> dtw_distances([[0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 3.0]]).tolist()
     [[0.0, 0.0, 2.0], [0.0, 0.0, 2.23606797749979], [2.0, 2.23606797749979, 0.0]]
     """
-    values = [np.asarray(one, dtype=np.float64) for one in signatures]
-    lengths = np.array([len(one) for one in values])
+    values = [np.asarray(signature, dtype=np.float64) for signature in signatures]
+    lengths = np.array([len(signature) for signature in values])
     n, longest = len(values), int(lengths.max(initial=1))
-    # A cell of the recursion depends on earlier ones alone: behind its end a signature may hold
-    # anything, and each pair's distance is read off at its own two ends.
+    # An entry of the recursion depends on earlier ones only, so padding changes nothing: each
+    # pair's distance is read at the ends of its two signatures.
     padded = np.zeros((n, longest))
-    for place, one in enumerate(values):
-        padded[place, : len(one)] = one
+    for position, signature in enumerate(values):
+        padded[position, : len(signature)] = signature
     first, second = np.triu_indices(n, 1)
-    found = np.zeros(len(first))
-    before = np.full((longest + 1, len(first)), np.inf)
-    before[0] = 0.0
+    squares = np.zeros(len(first))
+    previous = np.full((longest + 1, len(first)), np.inf)
+    previous[0] = 0.0
     for i in range(longest):
-        row = np.full_like(before, np.inf)
+        row = np.full_like(previous, np.inf)
         for j in range(longest):
             step = (padded[first, i] - padded[second, j]) ** 2
-            row[j + 1] = step + np.minimum(np.minimum(before[j], before[j + 1]), row[j])
+            row[j + 1] = step + np.minimum(np.minimum(previous[j], previous[j + 1]), row[j])
         ends = np.nonzero(lengths[first] == i + 1)[0]
-        found[ends] = row[lengths[second[ends]], ends]
-        before = row
+        squares[ends] = row[lengths[second[ends]], ends]
+        previous = row
     distances = np.zeros((n, n))
-    distances[first, second] = distances[second, first] = np.sqrt(found)
+    distances[first, second] = distances[second, first] = np.sqrt(squares)
     return distances
 
 
 def plane(distances: ArrayLike) -> NDArray[np.float64]:
-    """Lay points out in the plane so that their distances are near the given ones.
+    """Place points in the plane by classical multidimensional scaling.
 
     Parameters
     ----------
@@ -127,14 +126,14 @@ def plane(distances: ArrayLike) -> NDArray[np.float64]:
     points = np.zeros((n, 2))
     for column, which in enumerate(range(n - 1, max(-1, n - 3), -1)):
         vector = vectors[:, which]
-        # An eigenvector's sign is nobody's choice: the largest entry is made positive.
+        # The sign of an eigenvector is arbitrary: make its largest entry positive.
         vector = vector * np.sign(vector[np.abs(vector).argmax()] or 1.0)
         points[:, column] = vector * np.sqrt(max(0.0, float(values[which])))
     return points
 
 
 def compare_signatures(signatures: Sequence[ArrayLike]) -> SignatureComparison:
-    """Work out distances, dendrogram and map of at least two signatures."""
+    """Compute the distances, the dendrogram and the map of at least two signatures."""
     distances = dtw_distances(signatures)
     merges = linkage(squareform(distances, checks=False), "average", optimal_ordering=True)
     order = tuple(int(leaf) for leaf in leaves_list(merges))
@@ -149,12 +148,12 @@ def signature_maps(
     Returns
     -------
     dict
-        By measure, as plain values: ``rows`` (positions on the leaderboard), ``distances``
-        (the lower triangle, line by line), ``merges``, ``order`` and ``points``. Measures by
-        which fewer than three networks have a signature are left out; of a network with several
-        seeds the first is taken; the first `MOST` networks.
+        By measure, as JSON-compatible values: ``rows`` (positions on the leaderboard),
+        ``distances`` (the lower triangle, row by row), ``merges``, ``order`` and ``points``, of
+        the first `MAX_NETWORKS` networks and the first seed of each. Measures with fewer than
+        three signatures are left out.
     """
-    found = {}
+    maps = {}
     for name in scores.measures:
         if measures.get(name, {}).get("probe") != "sites":
             continue
@@ -162,18 +161,18 @@ def signature_maps(
             index: scores[row.subjects[0].label, name].place_values
             for index, row in enumerate(rows)
         }
-        kept = [index for index, values in signatures.items() if len(values)][:MOST]
-        if len(kept) < 3:
+        drawn = [index for index, values in signatures.items() if len(values)][:MAX_NETWORKS]
+        if len(drawn) < 3:
             continue
-        compared = compare_signatures([signatures[index] for index in kept])
-        found[name] = {
-            "rows": kept,
+        compared = compare_signatures([signatures[index] for index in drawn])
+        maps[name] = {
+            "rows": drawn,
             "distances": [
                 [float(f"{compared.distances[i, j]:.5g}") for j in range(i)]
-                for i in range(len(kept))
+                for i in range(len(drawn))
             ],
             "merges": [[int(a), int(b), float(f"{d:.5g}")] for a, b, d, _ in compared.merges],
             "order": list(compared.order),
             "points": [[float(f"{x:.5g}") for x in point] for point in compared.points],
         }
-    return found
+    return maps

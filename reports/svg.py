@@ -1,4 +1,4 @@
-"""From a matplotlib figure to an SVG that can stand on a page beside others."""
+"""SVG elements of matplotlib figures, for pages with several of them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ STYLE = {
 }
 
 
-# The page's variable for each colour that figures are drawn in: page.css has a light and a dark
-# value of it.
+# CSS variable of each colour in figures; page.css has a light and a dark value for it.
 _VARIABLES = {
     "#000000": "ink",
     "#ffffff": "paper",
@@ -66,18 +65,18 @@ _COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})\b")
 
 
 def in_page_colours(svg: str) -> str:
-    """Let a figure follow the page's colours, by day and by night.
+    """Replace the colours of a figure by the page's CSS variables, for its light and dark themes.
 
     Parameters
     ----------
     svg : str
-        Of `to_svg`.
+        Output of `to_svg`.
 
     Returns
     -------
     str
-        The same with variables of the page in place of black, white, greys and the colours of
-        series; a colour that stands for a number stays.
+        SVG in which black, white, greys and the colours of series are variables; colours that
+        encode a value stay.
 
     Examples
     --------
@@ -85,28 +84,27 @@ def in_page_colours(svg: str) -> str:
     '<path style="fill: var(--paper, #ffffff); stroke: #123456"/>'
     """
 
-    def variable(found: re.Match[str]) -> str:
-        what, colour = found.groups()
+    def variable(match: re.Match[str]) -> str:
+        attribute, colour = match.groups()
         name = _VARIABLES.get(colour)
-        return f"{what}: var(--{name}, {colour})" if name else found.group()
+        return f"{attribute}: var(--{name}, {colour})" if name else match.group()
 
-    # Text and marks in black have no colour of their own.
+    # Black text and marks have no explicit colour.
     caps = "stroke-linecap: butt"
     svg = svg.replace(caps, f"{caps}; fill: var(--ink, #000000)", 1)
     return _COLOUR.sub(variable, svg)
 
 
 def to_svg(figure: Figure, *, prefix: str, title: str) -> str:
-    """Write a figure as an SVG element, the same bytes for the same figure.
+    """Convert a figure to an SVG element, deterministically.
 
     Parameters
     ----------
     figure : matplotlib.figure.Figure
     prefix : str
-        Letters, digits and hyphens; put before every id, so that two figures of one
-        page don't share one.
+        Letters, digits and hyphens put before every id, unique on the page.
     title : str
-        What the figure shows, for those who can't see it.
+        Text for screen readers.
 
     Returns
     -------
@@ -150,7 +148,7 @@ def _prefix_ids(element: ET.Element, prefix: str) -> None:
 
 
 def _unstyle(root: ET.Element) -> None:
-    """Put matplotlib's style sheet on the root: on a page it would hold for every element."""
+    """Move matplotlib's style sheet to the root, so that it does not affect the page."""
     for parent in list(root.iter()):
         for sheet in parent.findall(f"{{{_SVG}}}style"):
             parent.remove(sheet)
@@ -158,6 +156,6 @@ def _unstyle(root: ET.Element) -> None:
 
 
 def _plain_names(root: ET.Element) -> None:
-    """Drop the namespace from every name: HTML wants ``<path>``, not ``<svg:path>``."""
+    """Drop the namespace prefix of every element, as HTML requires."""
     for element in root.iter():
         element.tag = str(element.tag).removeprefix(f"{{{_SVG}}}")

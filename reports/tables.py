@@ -1,4 +1,4 @@
-"""The tidy table of scores, read the ways that boards, figures and pages need it."""
+"""The tidy table of scores, indexed by subject, measure and place."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _REQUIRED = (*_SUBJECT[1:], "measure", "place", "statistic", "value", "n", "stat
 
 @dataclass(frozen=True)
 class Place:
-    """What a measure says of one site, path or layer of one subject.
+    """Values of a measure at one site, path or layer of one subject.
 
     Parameters
     ----------
     name : str
     statistics : mapping of str to float
-        Empty where there is no value.
+        Empty if there is no value.
     n : int
     status : str
     reason : str
@@ -50,19 +50,18 @@ class Place:
 
     @property
     def value(self) -> float:
-        """The number itself; NaN where there is none."""
-        found = self.statistics.get("value", math.nan) if self.status == "ok" else math.nan
-        return found if math.isfinite(found) else math.nan
+        """The statistic ``value``; NaN if there is none."""
+        return _value(self.statistics, self.status)
 
 
 @dataclass(frozen=True)
 class Series:
-    """What a measure says of the places of one subject, in order of call.
+    """Values of a measure at the places of one subject, in order of call.
 
     Parameters
     ----------
     label : str
-        The subject, named by what tells it from the others.
+        Label of the subject.
     places : tuple of Place
     """
 
@@ -71,20 +70,20 @@ class Series:
 
     @property
     def has_value(self) -> bool:
-        """Whether any place has a number."""
+        """True if any place has a value."""
         return any(math.isfinite(place.value) for place in self.places)
 
 
 @dataclass(frozen=True)
 class TableSubject:
-    """What names a subject of the table.
+    """Identity of a subject in the table.
 
     Parameters
     ----------
     label : str
-        Its model and whatever else tells it from the others.
+        Its model and the fields in which it differs from other subjects.
     run : str
-        Empty where the table is of one run.
+        Empty if the table is of one run.
     model, weights, data : str
     seed : int
     """
@@ -98,30 +97,30 @@ class TableSubject:
 
     @property
     def group(self) -> tuple[str, str, str, str]:
-        """What it shares with the same network of other seeds: run, model, weights, data.
+        """Key of the network without its seed: run, model, weights, data.
 
-        Weights that were made under a seed are named after it: ``random-0.5-seed0``.
+        Weights made under a seed carry it in their name: ``random-0.5-seed0``.
         """
         weights = self.weights.removesuffix(f"-seed{self.seed}")
         return (self.run, self.model, weights, self.data)
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """What names it in its run."""
+        """Key of the subject in its run."""
         return (self.model, self.weights, self.data, self.seed)
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """One subject by one measure: what the table says of it.
+    """One subject by one measure.
 
     Parameters
     ----------
     statistics : mapping of str to float
-        Of the subject as a whole; ``value`` is the measure's number.
+        Statistics of the whole subject; ``value`` is the summary.
     n : int
     status, reason : str
-        ``absent`` where nothing is recorded.
+        The status is ``absent`` if nothing is recorded.
     places : tuple of Place
     """
 
@@ -133,29 +132,33 @@ class TableCell:
 
     @property
     def value(self) -> float:
-        """The number; NaN where there is none."""
-        found = self.statistics.get("value", math.nan) if self.status == "ok" else math.nan
-        return found if math.isfinite(found) else math.nan
+        """The statistic ``value``; NaN if there is none."""
+        return _value(self.statistics, self.status)
 
     @property
     def place_values(self) -> NDArray[np.float64]:
-        """Numbers of the places that have one, in order."""
+        """Finite values of the places, in order."""
         values = np.array([place.value for place in self.places], dtype=np.float64)
         return values[np.isfinite(values)]
+
+
+def _value(statistics: Mapping[str, float], status: str) -> float:
+    value = statistics.get("value", math.nan) if status == "ok" else math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 _ABSENT = TableCell({}, 0, "absent", "nothing is recorded")
 
 
 class Scores:
-    """A tidy table, read once: subjects, measures and what each says of each.
+    """Index of a tidy table: its subjects, its measures and their cells.
 
     Parameters
     ----------
     table : DataFrame
-        As `labelled` takes it.
+        A table that `labelled` accepts.
     measures : iterable of str
-        Names in the order wanted; those of the table that it lacks follow.
+        Names in order; other measures of the table follow.
 
     Examples
     --------
@@ -170,7 +173,7 @@ class Scores:
     def __init__(self, table: pd.DataFrame, measures: Iterable[str] = ()) -> None:
         table = labelled(table)
         runs = table["run"] if "run" in table.columns else [""] * len(table)
-        self._cells: dict[tuple[str, str], _Growing] = {}
+        self._cells: dict[tuple[str, str], _CellBuilder] = {}
         subjects: dict[str, TableSubject] = {}
         names = dict.fromkeys(measures)
         columns = ["subject", "measure", "place", "statistic", "value", "n", "status", "reason"]
@@ -187,21 +190,27 @@ class Scores:
             names.setdefault(measure)
             cell = self._cells.get((label, measure))
             if cell is None:
-                cell = self._cells[label, measure] = _Growing()
+                cell = self._cells[label, measure] = _CellBuilder()
             cell.add(place, statistic, value, n, status, reason)
         self.subjects = tuple(subjects.values())
         self.measures = tuple(names)
         self._done: dict[tuple[str, str], TableCell] = {}
 
+    def subset(self, subjects: Iterable[TableSubject]) -> Scores:
+        """Return the scores of some subjects, in the given order."""
+        part = Scores.__new__(Scores)
+        part.__dict__.update(vars(self), subjects=tuple(subjects))
+        return part
+
     def __getitem__(self, key: tuple[str, str]) -> TableCell:
-        """Cell of a subject's label and a measure; its status is ``absent`` without a record."""
+        """Return the cell of a subject's label and a measure."""
         if key not in self._done:
-            self._done[key] = self._cells[key].done() if key in self._cells else _ABSENT
+            self._done[key] = self._cells[key].build() if key in self._cells else _ABSENT
         return self._done[key]
 
 
-class _Growing:
-    """A cell while its rows come in."""
+class _CellBuilder:
+    """Collects the rows of one cell."""
 
     def __init__(self) -> None:
         self.statistics: dict[str, dict[str, float]] = {}
@@ -210,16 +219,16 @@ class _Growing:
     def add(
         self, place: str, statistic: str, value: float, n: float, status: str, reason: str
     ) -> None:
-        found = self.statistics.setdefault(place, {})
+        statistics = self.statistics.setdefault(place, {})
         if status == "ok":
-            found[statistic] = float(value)
+            statistics[statistic] = float(value)
         if place not in self.about or statistic == "value":
             self.about[place] = (0 if n is None or n != n else int(n), status, reason)
 
-    def done(self) -> TableCell:
+    def build(self) -> TableCell:
         places = tuple(
-            Place(name, found, *self.about[name])
-            for name, found in self.statistics.items()
+            Place(name, statistics, *self.about[name])
+            for name, statistics in self.statistics.items()
             if name != ""
         )
         if "" not in self.statistics:
@@ -228,26 +237,26 @@ class _Growing:
 
 
 def subject_columns(scores: pd.DataFrame) -> list[str]:
-    """Name the columns that tell subjects apart: ``run`` only where there is one."""
+    """Return the columns that identify subjects; ``run`` only if the table has it."""
     return [name for name in _SUBJECT if name in scores.columns]
 
 
 def labelled(scores: pd.DataFrame) -> pd.DataFrame:
-    """Check a tidy table of scores, fill its blanks and add the column ``subject``.
+    """Validate a tidy table of scores, fill its blanks and add the column ``subject``.
 
-    A subject is named by its model and by whatever else differs between the
-    subjects of the table. A table that has the column already is given back as is.
+    A subject's label is its model and the fields in which the table's subjects differ. A table
+    that has the column is returned unchanged.
 
     Parameters
     ----------
     scores : DataFrame
-        One number a row, with the columns ``model, weights, data, seed, measure, place,
-        statistic, value, n, status, reason`` and perhaps ``run``.
+        One value per row, with the columns ``model, weights, data, seed, measure, place,
+        statistic, value, n, status, reason`` and optionally ``run``.
 
     Raises
     ------
     nlbench.RequestError
-        If a column is missing or a number is there twice.
+        If a column is missing or a value occurs twice.
 
     Examples
     --------
@@ -280,7 +289,7 @@ def _rows(table: pd.DataFrame, columns: list[str]) -> zip[tuple[object, ...]]:
 
 
 def _plain_column(column: pd.Series) -> pd.Series:
-    """Bring a column to plain values; each that differs is looked at once."""
+    """Convert a column to plain values, each distinct value once."""
     known: dict[tuple[type, object], str | int] = {}
     plain = []
     for value in column.tolist():
@@ -292,7 +301,7 @@ def _plain_column(column: pd.Series) -> pd.Series:
 
 
 def _plain(value: object) -> str | int:
-    """Text, a whole number, or nothing: what a subject's columns hold after any round trip."""
+    """Convert a value to text or an integer, as a CSV or Parquet file may have changed it."""
     if isinstance(value, float) and not value.is_integer():
         return "" if math.isnan(value) else str(value)
     if isinstance(value, (bool, str)):
@@ -301,7 +310,7 @@ def _plain(value: object) -> str | int:
 
 
 def _labels(subjects: Sequence[tuple[object, ...]], varying: Sequence[int]) -> list[str]:
-    """One label a subject; those whose names run together are numbered."""
+    """Return one label per subject; equal labels are numbered."""
     labels: list[str] = []
     taken: Counter[str] = Counter()
     for subject in subjects:
@@ -317,27 +326,26 @@ def _check_unique(table: pd.DataFrame, keys: list[str]) -> None:
     columns = [*keys, "measure", "place", "statistic"]
     twice = table[table.duplicated(columns)]
     if len(twice):
-        found = ", ".join(str(part) for part in next(_rows(twice, columns)) if part != "")
-        raise RequestError(f"the table of scores has two values for {found}; expected one")
+        key = ", ".join(str(part) for part in next(_rows(twice, columns)) if part != "")
+        raise RequestError(f"the table of scores has two values for {key}; expected one")
 
 
 def per_place(scores: pd.DataFrame, measure: str) -> list[Series]:
-    """Collect what a measure says of each place, one series a subject.
+    """Collect the places of a measure, one series per subject that has places.
 
     Parameters
     ----------
     scores : DataFrame
-        As `labelled` takes it.
+        A table that `labelled` accepts.
     measure : str
 
     Returns
     -------
     list of Series
-        Subjects and places in the order of the table. Subjects without places are
-        left out.
+        Subjects and places in the order of the table.
     """
-    read = Scores(scores)
-    series = [
-        Series(subject.label, read[subject.label, measure].places) for subject in read.subjects
-    ]
-    return [one for one in series if one.places]
+    cells = Scores(scores)
+    series = (
+        Series(subject.label, cells[subject.label, measure].places) for subject in cells.subjects
+    )
+    return [entry for entry in series if entry.places]

@@ -1,4 +1,4 @@
-"""The leaderboard in a terminal: what fits its window, and how to see the rest."""
+"""The leaderboard in a terminal, cut to its width."""
 
 from __future__ import annotations
 
@@ -27,29 +27,28 @@ from .text import (
 from .views import ranks_text
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
+    from nlbench.store.run import Run
 
 __all__ = ["print_leaderboard"]
 
-_MOST_ROWS = 40
-_ENDS = 10  # of the rows that are shown where not all are, so many are the least nonlinear
-_MOST_REMARKS = 12
+_MAX_ROWS = 40
+_TAIL_ROWS = 10  # of the shown rows, if not all fit, how many are the least nonlinear ones
+_MAX_REMARKS = 12
 
 
 def print_leaderboard(run: Run, console: Console) -> None:
-    """Print a run's leaderboard, with as many measures and networks as fit the window.
+    """Print a run's leaderboard, with as many measures as fit the console's width.
 
     Parameters
     ----------
-    run : nlbench.store.run_folder.Run
+    run : nlbench.Run
     console : rich.console.Console
-        Where to; its width decides how many measures are shown.
     """
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
     scores = Scores(run.scores, measures)
     rows = leaderboard(scores, measures, together=False)
-    what = f"{count(len(rows), 'subject')}, {count(len(scores.measures), 'measure')}"
-    _line(console, f"{run.name}: {what}")
+    size = f"{count(len(rows), 'subject')}, {count(len(scores.measures), 'measure')}"
+    _line(console, f"{run.name}: {size}")
     if not rows:
         _line(console, "no scores are recorded")
         return
@@ -66,22 +65,19 @@ def print_leaderboard(run: Run, console: Console) -> None:
     if first is not None and len(rows) > 1:
         _line(
             console,
-            f"sorted by {first}, most nonlinear first; "
-            "in brackets the ranks that a number moves between",
+            f"sorted by {first}, most nonlinear first; intervals of ranks in brackets",
         )
     for hidden in _hidden(scores.measures, shown, len(rows), len(picked)):
         _line(console, hidden)
     gpus = gpus_of(run.manifest)
     if len(gpus) > 1:
-        _line(console, f"measured on GPUs that may round differently: {', '.join(gpus)}")
+        _line(console, f"measured on GPUs whose rounding may differ: {', '.join(gpus)}")
     remarks = _remarks(rows, scores.measures)
-    for remark in remarks[:_MOST_REMARKS]:
+    for remark in remarks[:_MAX_REMARKS]:
         _line(console, remark)
-    if len(remarks) > _MOST_REMARKS:
-        _line(
-            console,
-            f"and {len(remarks) - _MOST_REMARKS} more remarks, in the table and on the page",
-        )
+    if len(remarks) > _MAX_REMARKS:
+        more = count(len(remarks) - _MAX_REMARKS, "more remark")
+        _line(console, f"and {more}, in scores.csv and on the page")
 
 
 def _line(console: Console, text: str) -> None:
@@ -89,7 +85,7 @@ def _line(console: Console, text: str) -> None:
 
 
 def _varying(rows: Sequence[Row]) -> tuple[dict[str, list[str]], str]:
-    """Split what names subjects: columns that differ, and one line that says the rest."""
+    """Split the fields of subjects into varying columns and a line of constant ones."""
     texts = {
         key: [one_line(getattr(row.subjects[0], key)) for row in rows]
         for key in ("model", "weights", "data", "seed")
@@ -100,11 +96,11 @@ def _varying(rows: Sequence[Row]) -> tuple[dict[str, list[str]], str]:
 
 
 def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[str]:
-    """Head and texts of a measure's column."""
+    """Return the head and the texts of a measure's column."""
     entries = [row.entries[name] for row in rows]
     values = [entry.value for entry in entries]
     head = f"{one_line(name)}\n{direction(about.get('more_means', 'neither'))}"
-    if len(rows) == 1:  # of the first of one, the spread over places says more than the rank
+    if len(rows) == 1:  # a rank of one is meaningless: show the spread over places
         decimals = column_decimals([*values, entries[0].std])
         return [head, *(_with_spread(entry, decimals) for entry in entries)]
     decimals = interval_decimals(values, [(entry.high - entry.low) / 2 for entry in entries])
@@ -125,16 +121,16 @@ def _text(entry: Standing, decimals: int | None) -> str:
 
 
 def _width(texts: Sequence[str]) -> int:
-    # Padding on both sides, and the space that parts it from the next column.
+    # padding on both sides and the gap to the next column
     return 3 + max(cell_len(line) for text in texts for line in text.split("\n"))
 
 
 def _fitting(
     columns: Mapping[str, Sequence[str]], subjects: Mapping[str, Sequence[str]], width: int
 ) -> list[str]:
-    """Measures that fit beside the subject's columns; one at least."""
-    widest = max(12, width // 3)
-    left = width - sum(min(_width([name, *texts]), widest) for name, texts in subjects.items())
+    """Return the measures that fit next to the subject's columns, at least one."""
+    limit = max(12, width // 3)
+    left = width - sum(min(_width([name, *texts]), limit) for name, texts in subjects.items())
     shown: list[str] = []
     for name, texts in columns.items():
         if not shown or _width(texts) <= left:
@@ -144,23 +140,23 @@ def _fitting(
 
 
 def _picked(rows: int) -> list[int]:
-    """Rows that are shown: all, or the most and the least nonlinear."""
-    if rows <= _MOST_ROWS:
+    """Return the rows to show: all, or the most and the least nonlinear."""
+    if rows <= _MAX_ROWS:
         return list(range(rows))
-    return [*range(_MOST_ROWS - _ENDS), *range(rows - _ENDS, rows)]
+    return [*range(_MAX_ROWS - _TAIL_ROWS), *range(rows - _TAIL_ROWS, rows)]
 
 
 def _hidden(measures: Sequence[str], shown: Sequence[str], rows: int, picked: int) -> list[str]:
-    """Say what isn't shown, and where it is."""
-    said = []
+    """List the hidden measures and subjects."""
+    lines = []
     left_out = [name for name in measures if name not in shown]
     if left_out:
-        said.append(f"not shown: {', '.join(left_out)}")
+        lines.append(f"not shown: {', '.join(left_out)}")
     if picked < rows:
-        said.append(f"not shown: {rows - picked} subjects in the middle")
-    if said:
-        said.append("a wider window shows more; the page and scores.csv have everything")
-    return said
+        lines.append(f"not shown: {count(rows - picked, 'subject')} in the middle")
+    if lines:
+        lines.append("a wider terminal shows more; the page and scores.csv have everything")
+    return lines
 
 
 def _table(
@@ -182,13 +178,13 @@ def _table(
 
 
 def _remarks(rows: Sequence[Row], measures: Sequence[str]) -> list[str]:
-    """Why cells have no number, and what is to be known of those that have one."""
-    found = []
+    """List the reasons for missing values and the remarks on others."""
+    remarks = []
     for row in rows:
         for name in measures:
             entry = row.entries[name]
             if entry.status != "ok":
-                found.append(f"{name}, {row.label}: {entry.status}: {entry.reason}")
+                remarks.append(f"{name}, {row.label}: {entry.status}: {entry.reason}")
             elif entry.reason:
-                found.append(f"{name}, {row.label}: {entry.reason}")
-    return found
+                remarks.append(f"{name}, {row.label}: {entry.reason}")
+    return remarks

@@ -1,4 +1,4 @@
-"""Numbers and short phrases as boards, figures and pages print them."""
+"""Formatting of numbers and short phrases."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ __all__ = [
 ]
 
 SIGNIFICANT = 4
-LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # beyond these a number is written with an exponent
+LARGEST_PLAIN, SMALLEST_PLAIN = 1e7, 1e-3  # outside this range a number has an exponent
 
 
 def column_decimals(values: Iterable[float]) -> int | None:
-    """Decimals that give the largest number of a column four significant digits.
+    """Return the decimals that give the largest number of a column four significant digits.
 
     Parameters
     ----------
     values : iterable of float
-        The numbers of one column; those that are not finite are ignored.
+        The numbers of one column; non-finite ones are ignored.
 
     Returns
     -------
     int or None
-        None where no fixed number of decimals suits all: `number` then decides for
-        each number on its own.
+        None if no fixed number of decimals suits all; `number` then decides for each.
 
     Examples
     --------
@@ -52,12 +51,12 @@ def column_decimals(values: Iterable[float]) -> int | None:
         return None
     if all(value.is_integer() for value in finite):
         return 0
-    # A hair less: a column of shares reads alike whether or not one of them is 1.
+    # slightly less, so that a column of shares looks the same with and without a 1
     return _decimals(0.999 * largest)
 
 
 def interval_decimals(values: Iterable[float], halves: Iterable[float]) -> int | None:
-    """Decimals of a column, as many as its intervals allow.
+    """Return the decimals of a column, limited by the width of its intervals.
 
     Parameters
     ----------
@@ -69,18 +68,18 @@ def interval_decimals(values: Iterable[float], halves: Iterable[float]) -> int |
     Returns
     -------
     int or None
-        Those of `column_decimals`, or fewer: the interval of middling width then has two digits.
+        Those of `column_decimals`, or fewer: the median interval has two significant digits.
 
     Examples
     --------
     >>> interval_decimals([0.8012, 0.8553], [0.09, 0.03]), interval_decimals([7.0, 13.0], [])
     (3, 0)
     """
-    most = column_decimals(values)
+    limit = column_decimals(values)
     widths = [half for half in halves if math.isfinite(half) and half > 0]
-    if most is None or not widths:
-        return most
-    return min(most, max(0, 1 - math.floor(math.log10(median(widths)))))
+    if limit is None or not widths:
+        return limit
+    return min(limit, max(0, 1 - math.floor(math.log10(median(widths)))))
 
 
 def _decimals(size: float) -> int:
@@ -88,15 +87,14 @@ def _decimals(size: float) -> int:
 
 
 def number(value: float, decimals: int | None = None) -> str:
-    """Write one number.
+    """Format a number.
 
     Parameters
     ----------
     value : float
     decimals : int, optional
-        Digits behind the point, as `column_decimals` gives them; by default four
-        significant digits. A number that would be rounded to nothing keeps one
-        significant digit, so that only zero reads as zero.
+        Digits after the point, from `column_decimals`; by default four significant digits. A
+        number that would round to zero keeps one significant digit.
 
     Examples
     --------
@@ -120,7 +118,7 @@ def number(value: float, decimals: int | None = None) -> str:
 
 
 def value_with_std(value: float, std: float, decimals: int | None = None) -> str:
-    """Write a number with its spread, where there is one.
+    """Format a number with its spread; NaN for no spread.
 
     Examples
     --------
@@ -132,7 +130,7 @@ def value_with_std(value: float, std: float, decimals: int | None = None) -> str
 
 
 def direction(more_means: str) -> str:
-    """Say which way of a measure is the more nonlinear one.
+    """Return a measure's direction as text.
 
     Examples
     --------
@@ -144,7 +142,7 @@ def direction(more_means: str) -> str:
 
 
 def bounds_text(bounds: Sequence[float | None]) -> str:
-    """Say between which values a measure lies; None is without a bound.
+    """Format the bounds of a measure; None is no bound.
 
     Examples
     --------
@@ -161,19 +159,19 @@ def bounds_text(bounds: Sequence[float | None]) -> str:
     return "unbounded" if high is None else f"at most {high}"
 
 
-def count(how_many: int, noun: str) -> str:
-    """Write a number of things, in the singular for one.
+def count(n: int, noun: str) -> str:
+    """Format a number of things, with a plural s where needed.
 
     Examples
     --------
     >>> count(1, "subject"), count(1200, "sample"), count(0, "cell")
     ('1 subject', '1,200 samples', '0 cells')
     """
-    return f"{how_many:,} {noun}{'' if how_many == 1 else 's'}"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Write options on one line.
+    """Format options on one line.
 
     Examples
     --------

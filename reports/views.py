@@ -1,4 +1,4 @@
-"""Views of runs for a page: the leaderboard, agreement of measures, what each measure means."""
+"""Views of runs for the page's template: leaderboard, agreement, definitions of measures."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _COEFFICIENTS = {
     "pearson": "Pearson's r over sites within networks",
 }
 
-_DENSE = 7  # with more measures a heatmap's cells leave the interval to the remark on hovering
+_DENSE = 7  # with more measures a heatmap shows intervals in tooltips only
 
 Measures = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a measure is, in the words of its plugin."""
+    """Definition of a measure, as its plugin declares it."""
 
     name: str
     description: str
@@ -53,11 +53,11 @@ class Meaning:
 
 
 def meanings(measures: Measures) -> list[Meaning]:
-    """Say what each measure is."""
-    found = []
+    """Return the definition of each measure."""
+    definitions = []
     for name, about in measures.items():
         source = about.get("source") or {}
-        found.append(
+        definitions.append(
             Meaning(
                 name=name,
                 description=str(about.get("description", "")).strip(),
@@ -71,24 +71,24 @@ def meanings(measures: Measures) -> list[Meaning]:
                 bibtex=source.get("bibtex", "").strip(),
             )
         )
-    return found
+    return definitions
 
 
 @dataclass(frozen=True)
 class BoardCell:
-    """One place of the leaderboard, as the page first shows it.
+    """One entry of the leaderboard, before any script has run.
 
     Parameters
     ----------
     status : str
     text : str
-        The number, with as many digits as its interval allows.
+        The value, rounded to its interval.
     exact : str
-        The number as Python writes it.
+        The value in full precision.
     ranks : str
-        Between which ranks it moves.
+        Interval of the rank.
     place : str
-        Style that places the mark and its interval.
+        CSS variables that position the mark and its interval.
     remark : str
     """
 
@@ -103,7 +103,13 @@ class BoardCell:
 def board_view(
     scores: Scores, measures: Measures, rows: Sequence[Row], content: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Lay out the leaderboard; `content` is what `nlbench.reports.embedded.pack` packed."""
+    """Build the template's view of the leaderboard.
+
+    Parameters
+    ----------
+    content : mapping
+        Output of `nlbench.reports.embedded.pack`.
+    """
     names = list(scores.measures)
     about = content["measures"]
     first = sort_measure(measures, names)
@@ -163,7 +169,7 @@ def board_view(
 
 
 def _grouped(about: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Neighbouring measures of one probe."""
+    """Group neighbouring measures of one probe."""
     return [
         [index for index, _ in group]
         for _, group in itertools.groupby(enumerate(about), key=lambda pair: pair[1]["probe"])
@@ -179,7 +185,7 @@ def _sorted(sense: int) -> str:
 
 
 def _about(row: Row, scores: Scores) -> str:
-    """What tells the row's network apart, beside its name."""
+    """Return the fields besides the name in which the row's network differs from others."""
     subject = row.subjects[0]
     provider = subject.model.rpartition("/")[0]
     varies = {
@@ -195,13 +201,13 @@ def _about(row: Row, scores: Scores) -> str:
 
 
 def _strip(
-    row: Row, scores: Scores, measure: int, content: Mapping[str, Any], subject: int
+    row: Row, scores: Scores, measure: int, content: Mapping[str, Any], index: int
 ) -> Markup:
     about = content["measures"][measure]
-    values = _mean_places([scores[one.label, about["name"]] for one in row.subjects])
+    values = _mean_places([scores[subject.label, about["name"]] for subject in row.subjects])
     if not values:
         return Markup("")
-    cell = content["cells"][subject][measure]
+    cell = content["cells"][index][measure]
     order = {kind: index for index, kind in enumerate(content["kindOrder"])}
     kinds = [min(4, order.get(kind, 0)) for kind in content["kinds"][cell["p"]]]
     finite = [value for value in values if math.isfinite(value)]
@@ -212,14 +218,17 @@ def _strip(
 
 
 def _mean_places(cells: Sequence[TableCell]) -> list[float]:
-    """Number of each place, over seeds with the same places their mean; NaN where none has one."""
+    """Return the mean over seeds of each place, or the first seed's if the places differ."""
     names = [place.name for place in cells[0].places]
-    alike = [cell for cell in cells if [place.name for place in cell.places] == names]
-    found = [[place.value for place in cell.places] for cell in alike]
-    if len(alike) < len(cells):
-        return found[0]
+    rows = [
+        [place.value for place in cell.places]
+        for cell in cells
+        if [place.name for place in cell.places] == names
+    ]
+    if len(rows) < len(cells):
+        return rows[0]
     finite = [
-        [value for value in values if math.isfinite(value)] for values in zip(*found, strict=True)
+        [value for value in values if math.isfinite(value)] for values in zip(*rows, strict=True)
     ]
     return [sum(values) / len(values) if values else math.nan for values in finite]
 
@@ -233,7 +242,7 @@ def _ramp(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kinds(kinds: Sequence[str]) -> list[dict[str, str]]:
-    """Legend of the marks below a strip; only where there are several kinds."""
+    """Return the legend of the marks below a strip; empty for a single kind."""
     if len(kinds) < 2:
         return []
     marks = ("", "M0 3h20v5h-20z", "M0 3h9v5h-9z", "M11 3h9v5h-9z", "M6 3h8v5h-8z")
@@ -263,7 +272,7 @@ def _board_cell(entry: Standing, about: Mapping[str, Any], mark: Scale | None) -
 
 
 def ranks_text(best: int | None, worst: int | None) -> str:
-    """Write between which ranks a subject moves.
+    """Format the interval of a rank.
 
     Examples
     --------
@@ -277,7 +286,7 @@ def ranks_text(best: int | None, worst: int | None) -> str:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """Agreement by one coefficient, as a table: a line a measure, None on the diagonal."""
+    """Agreement by one coefficient: a table of measures by measures, None on the diagonal."""
 
     kind: str
     caption: str
@@ -297,22 +306,22 @@ class HeatCell:
 
 
 def heatmaps(
-    found: Mapping[str, Mapping[tuple[str, str], Correlation]], names: Sequence[str], networks: int
+    coefficients: Mapping[str, Mapping[tuple[str, str], Correlation]], names: Sequence[str]
 ) -> list[Heatmap]:
-    """Lay out agreement, a heatmap a coefficient; none of coefficients that no pair has."""
+    """Build one heatmap per coefficient that has a value."""
     maps = []
-    for kind, pairs in found.items():
+    for kind, pairs in coefficients.items():
         if not any(math.isfinite(c.value) for c in pairs.values()):
             continue
-        mine = [name for name in names if any(name in pair for pair in pairs)]
+        shown = [name for name in names if any(name in pair for pair in pairs)]
         maps.append(
             Heatmap(
                 kind,
                 _COEFFICIENTS[kind],
-                tuple(mine),
+                tuple(shown),
                 tuple(
-                    tuple(_heat_cell(pairs, names, a, b, kind) if a != b else None for b in mine)
-                    for a in mine
+                    tuple(_heat_cell(pairs, names, a, b, kind) if a != b else None for b in shown)
+                    for a in shown
                 ),
             )
         )
@@ -324,14 +333,14 @@ def _heat_cell(
 ) -> HeatCell:
     c = pairs.get((a, b)) or pairs[b, a]
     pair = f"{names.index(a)},{names.index(b)}"
-    said = f"{_COEFFICIENTS[kind]} of {a} and {b}"
-    of = f"n {c.n}" if not c.groups else f"n {c.n} in {c.groups}"
+    name = f"{_COEFFICIENTS[kind]} of {a} and {b}"
+    size = f"n {c.n}" if not c.groups else f"n {c.n} in {c.groups}"
     if not math.isfinite(c.value):
-        why = "too few" if c.n < 3 else "no spread"
-        return HeatCell(pair, "–", (of, why), "empty", f"{said}: {of}, {why}")
+        reason = "too few" if c.n < 3 else "no spread"
+        return HeatCell(pair, "–", (size, reason), "empty", f"{name}: {size}, {reason}")
     level = min(5, math.ceil(abs(c.value) * 5 - 1e-9))
-    title = f"{said}: {c.value:+.3f}, {of}"
-    small = [of]
+    title = f"{name}: {c.value:+.3f}, {size}"
+    small = [size]
     if math.isfinite(c.low):
         if len(names) <= _DENSE:
             small.insert(0, f"{c.low:+.2f} to {c.high:+.2f}")

@@ -1,12 +1,12 @@
 "use strict";
-/* The tables are in the page already; this sorts, filters and switches them, draws figures from
-   the data inside the page, and keeps the state of the view in the address. */
+/* Sorts, filters and switches the page's tables, draws figures from the embedded data, and keeps
+   the state of the view in the URL. */
 const D = JSON.parse(document.getElementById("data").textContent);
 const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 const SVG = "http://www.w3.org/2000/svg";
 
-/* Elements are made with text content only: a name is never read as markup. */
+/* Elements get text content only: names are never parsed as markup. */
 function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
@@ -27,7 +27,7 @@ function exponent(value, digits) {
   if (rest[0] === "5" && !/[1-9]/.test(rest.slice(1)) && "13579".includes(mantissa.slice(-1))) text = (value - Math.sign(value) * 10 ** (power - digits) / 2).toExponential(digits);
   return text.replace(/e([+-])(\d)$/, "e$10$2");
 }
-/* Halves go to the even digit, as in Python; toFixed takes them up. */
+/* Round halves to the even digit, as Python does; toFixed rounds them up. */
 function fixed(value, decimals) {
   const text = value.toFixed(decimals);
   const rest = value.toFixed(decimals + 25).slice(-25);
@@ -48,13 +48,13 @@ function fmt(value, decimals) {
 }
 const signed = (value, decimals) => (value > 0 ? "+" : value === 0 ? "±" : "") + fmt(value, decimals);
 
-/* What was packed: entries of rows, cells of subjects. */
+/* The packed data: entries of rows, cells of subjects. */
 const VALUE = 0, STD = 1, LOW = 2, HIGH = 3, RANK = 4, TIED = 5, BEST = 6, WORST = 7, QUANTILE = 8, N = 9, OVER = 10, STATUS = 11, REASON = 12;
 const M = D.measures, ROWS = D.rows, SUBJECTS = D.subjects;
 const siteMeasures = M.map((m, i) => i).filter(i => M[i].probe === "sites" && M[i].strip);
 const lineMeasures = M.map((m, i) => i).filter(i => M[i].probe === "lines" && M[i].strip);
 const cellOf = (subject, measure) => D.cells[subject][measure];
-/* What a row shows: of several seeds with the same places the mean, place by place. */
+/* The cell of a row: the mean over seeds, place by place, if they have the same places. */
 const rowCells = new Map();
 function rowCell(row, measure) {
   const key = row + " " + measure;
@@ -86,7 +86,7 @@ function position(scale, value) {
 const LEVELS = 10;
 const level = p => Math.min(LEVELS - 1, Math.floor(p * LEVELS));
 
-/* The state of the view, and its place in the address. */
+/* The state of the view, stored in the URL's fragment. */
 const firstSorted = $("th[aria-sort]");
 const START = {
   q: "", sort: firstSorted ? M[+firstSorted.dataset.column].name : "", back: "", show: "values", spread: "", base: "", hide: "",
@@ -121,7 +121,7 @@ const board = $("#board");
 const body = board && board.tBodies[0];
 const lines = body ? $$("tr", body) : [];
 const SHIFT = $("th.print") ? 2 : 1;
-/* So many rows are laid out at once that sorting them is quick; the rest on demand. */
+/* Rows laid out at once; with more, sorting is slow. The rest follow on demand. */
 const MOST_ROWS = ROWS.length > 100 ? 60 : ROWS.length;
 const fitting = ROWS.map(() => true);
 const visible = row => fitting[row];
@@ -223,7 +223,7 @@ function sortBoard() {
   }
   $$("tr.seed", body).forEach(line => line.remove());
   drawnState.open = null;
-  // Rows that will not be seen leave first: moving them then costs nothing.
+  // Hide rows before moving them: hidden rows are not laid out.
   showRows();
   body.append(...order.map(row => lines[row]));
   $$("thead [data-column]", board).forEach(head => {
@@ -323,7 +323,7 @@ function drawStrips() {
   drawnState.open = null;
 }
 
-/* ---- Tooltips: what is under the pointer, and beside it in numbers ---- */
+/* ---- Tooltips ---- */
 const tip = $("#tip");
 function say(text, event) {
   tip.textContent = text;
@@ -341,7 +341,7 @@ function describe(row, measure) {
     parts.push(`${Math.round(100 * D.confidence)} % interval over ${entry[OVER]} ${half}`);
   }
   if (Number.isFinite(num(entry[STD]))) parts.push("standard deviation " + fmt(num(entry[STD]), m.all));
-  if (entry[RANK] !== null) parts.push(`${entry[RANK] - 1} surely more nonlinear; rank between ${entry[BEST]} and ${entry[WORST]} of ${ROWS.filter(r => r.cells[measure][RANK] !== null).length}`);
+  if (entry[RANK] !== null) parts.push(`${entry[RANK] - 1} clearly more nonlinear; rank between ${entry[BEST]} and ${entry[WORST]} of ${ROWS.filter(r => r.cells[measure][RANK] !== null).length}`);
   if (entry[N]) parts.push(`${entry[N].toLocaleString("en")} samples`);
   if (entry[REASON]) parts.push(entry[REASON]);
   return parts.join("; ");
@@ -381,7 +381,7 @@ if (body) {
   });
 }
 
-/* ---- Taking away ---- */
+/* ---- Downloads ---- */
 function download(name, text, type) {
   const link = h("a", {href: URL.createObjectURL(new Blob([text], {type})), download: name});
   document.body.append(link);
@@ -403,8 +403,7 @@ async function copy(text, what) {
   const said = $("#copied");
   if (said) { said.textContent = what + " copied"; setTimeout(() => { said.textContent = ""; }, 3000); }
 }
-/* A spreadsheet takes a cell that begins like this for a formula; an apostrophe before it stops
-   that, and nlbench.reports.exports takes it off again. */
+/* Spreadsheets parse such cells as formulas; nlbench.reports.exports removes the apostrophe. */
 const neutral = text => (/^['=+\-@\t\r]/.test(text) ? "'" + text : text);
 const csvCell = value => {
   const text = typeof value === "number" ? (Number.isNaN(value) ? "" : String(value)) : neutral(String(value ?? ""));
@@ -464,12 +463,12 @@ function tidy() {
   return toCsv(rows);
 }
 
-/* ---- Figures: one list of marks, written as SVG here and as SVG or PDF to take away ---- */
+/* ---- Figures: one list of marks, rendered as SVG on the page and as SVG or PDF for download ---- */
 const INK = {ink: "#17191e", quiet: "#5b6270", rule: "#e1e4ea", c0: "#0b6fb8", c1: "#c85a08", c2: "#0d8266", c3: "#b34a8b", c4: "#16181d", c5: "#a07800", c6: "#3f9bd0", c7: "#71767f", q0: "#f4f1f8", q1: "#e2e6f2", q2: "#c9d8ea", q3: "#abc8e1", q4: "#87b2d6", q5: "#6099c8", q6: "#3d7eb6", q7: "#23639e", q8: "#10457e", q9: "#05234f", none: "#b3b8c2", above: "#8fb2d4", below: "#e8c3a9"};
 const DASHES = ["", "6 2", "2 2", "7 2 2 2", "4 4", "1 3", "9 3", "3 1"];
 const esc = text => String(text).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const r1 = x => (Math.round(10 * x) / 10).toString();
-/* Figures are drawn as wide as the window lets them be read. */
+/* The width of a figure is limited by the window's. */
 const room = most => Math.max(330, Math.min(most, innerWidth - 48));
 const pen = document.createElement("canvas").getContext("2d");
 class Figure {
@@ -519,7 +518,7 @@ class Figure {
         points.forEach((point, i) => { if (point) out.push(`${f(point[0])} ${f(flip(point[1]))} ${i && points[i - 1] ? "l" : "m"}`); });
         out.push(filled ? "f" : item.type === "mark" ? "s" : "S");
       } else {
-        // Letters that the standard font lacks become question marks.
+        // Characters missing from the standard font become question marks.
         const plain = {"ρ": "rho", "τ": "tau", "–": "-", "→": "->", "−": "-", "…": "...", "∞": "inf"};
         const text = [...item.text].map(c => plain[c] || (c.charCodeAt(0) < 256 ? c : "?")).join("");
         pen.font = `${item.size}px Helvetica, Arial, "Liberation Sans", sans-serif`;
@@ -539,7 +538,7 @@ class Figure {
     text += `xref\n0 ${objects.length + 1}\n0000000000 65535 f \n${offsets.map(at => String(at).padStart(10, "0") + " 00000 n \n").join("")}trailer\n<</Size ${objects.length + 1}/Root 1 0 R>>\nstartxref\n${xref}\n%%EOF\n`;
     return Uint8Array.from(text, c => c.charCodeAt(0));
   }
-  /* Taken away, a figure bears its legend, which stands beside it on the page. */
+  /* A downloaded figure includes the legend that is next to it on the page. */
   withKeys() {
     if (!this.keys) return this;
     const whole = new Figure(this.width, this.height + 15 * this.keys.length + 8, this.title);
@@ -559,7 +558,7 @@ class Figure {
   }
   element() {
     const holder = h("div");
-    holder.innerHTML = this.svg(false); // all names in it are escaped
+    holder.innerHTML = this.svg(false); // svg() escapes all names
     holder.firstChild.style.maxWidth = Math.round(1.4 * this.width) + "px";
     return holder.firstChild;
   }
@@ -580,7 +579,7 @@ function logTicks(low, high) {
   return [low, high].map(v => +v.toPrecision(2));
 }
 const tickText = v => (v !== 0 && (Math.abs(v) >= 1e6 || Math.abs(v) < 1e-3) ? v.toExponential(0).replace("e+", "e") : String(+v.toPrecision(6)));
-/* An axis: from a number to a place between two ends. */
+/* An axis: a map from values to coordinates between two ends. */
 function axis(values, from, to, {log = false, pad = 0.04, low = null, high = null} = {}) {
   const finite = values.filter(Number.isFinite);
   let a = low ?? Math.min(...finite), b = high ?? Math.max(...finite);
@@ -643,7 +642,7 @@ function signature(subject, measure, width = 300, height = 126) {
   });
   return figure;
 }
-/* A line may begin anew after a site without a value: one null there breaks it. */
+/* A null breaks a line at sites without a value. */
 const gaps = points => points.filter((p, i) => p || (i && points[i - 1]));
 function statisticsText(cell, measure) {
   const t = cell.t || {}, decimals = M[measure].all === null ? null : Math.min(3, M[measure].all);
@@ -662,7 +661,7 @@ function drawMulti() {
   holder.replaceChildren(...wanted.map(row => {
     const subject = ROWS[row].subjects[0], cell = cellOf(subject, measure);
     if (!places(cell).length) return h("figure", {}, h("figcaption", {}, h("b", {}, ROWS[row].label), h("span", {}, `${cell.s}${cell.r ? ": " + cell.r : ""}`)));
-    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Lay over others", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, (ROWS[row].subjects.length > 1 ? `seed ${SUBJECTS[subject].seed} · ` : "") + statisticsText(cell, measure)));
+    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, (ROWS[row].subjects.length > 1 ? `seed ${SUBJECTS[subject].seed} · ` : "") + statisticsText(cell, measure)));
     const figure = h("figure", {"data-label": ROWS[row].label}, caption);
     figure.draw = () => { if (figure.children.length === 1) { const made = signature(subject, measure); figure.append(made.element()); } };
     if (watcher) watcher.observe(figure); else figure.draw();
@@ -700,7 +699,7 @@ function drawOver() {
   });
   figure.keys = over.map(row => ROWS[row].label);
   holder.replaceChildren(keys(figure.keys), figure.element(),
-    h("div", {class: "bar"}, figure.tools("networks laid over each other"), h("button", {type: "button", class: "linkish", onclick: () => { state.over = ""; update(); }}, "clear")));
+    h("div", {class: "bar"}, figure.tools("overlaid networks"), h("button", {type: "button", class: "linkish", onclick: () => { state.over = ""; update(); }}, "clear")));
 }
 function keys(labels) {
   return h("ul", {class: "keys"}, labels.map((label, index) => {
@@ -745,13 +744,13 @@ function distanceFigure(found) {
     figure.line([p, [p[0], y], [q[0], y], q], "quiet", {width: 0.9});
     at.push([(p[0] + q[0]) / 2, y]);
   }
-  figure.text(left, height - 4, `coloured like the diagonal: near; largest distance ${fmt(most)}`);
+  figure.text(left, height - 4, `darker is nearer; largest distance ${fmt(most)}`);
   return h("figure", {}, h("figcaption", {}, h("b", {}, "Distances"), ` by ${state.strip}, average linkage`), figure.element(), figure.tools(`distances between signatures by ${state.strip}`));
 }
 function mapFigure(found) {
   const points = found.points.map(([x, y], i) => ({x, y, label: ROWS[found.rows[i]].label, group: found.rows[i], kind: null}));
   const figure = scatter(points, "first axis of the map", "second", false);
-  return h("figure", {}, h("figcaption", {}, h("b", {}, "A map"), " · near networks have like signatures"), figure.element(), figure.tools(`map of signatures by ${state.strip}`));
+  return h("figure", {}, h("figcaption", {}, h("b", {}, "A map"), " · near networks have similar signatures"), figure.element(), figure.tools(`map of signatures by ${state.strip}`));
 }
 const STATISTICS = ["value", "min", "median", "max", "spread", "std"];
 function statisticsFigure() {
@@ -765,7 +764,7 @@ function statisticsFigure() {
   const pick = (key, values, chosen, name) => h("select", {"aria-label": name, onchange: event => { state[key] = event.target.value; update(); }}, values.map(v => h("option", {value: v, selected: v === chosen}, v === "value" ? "mean" : v)));
   const said = Number.isFinite(rho.r) ? ` · Spearman's ρ ${rho.r.toFixed(2)}${"low" in rho ? ` (${rho.low.toFixed(2)} to ${rho.high.toFixed(2)})` : ""}, n ${rho.n}` : "";
   const figure = scatter(points, fact, `${statistic === "value" ? "mean" : statistic} ${state.strip}`, false);
-  return h("figure", {}, h("figcaption", {}, h("b", {}, "Signatures against what is known"), said), h("div", {class: "bar"}, h("label", {}, "up", pick("stat", STATISTICS, statistic, "Statistic of the signature")), h("label", {}, "across", pick("fact", known, fact, "What is known of the network"))), figure.element(), figure.tools(`${statistic} of signatures against ${fact}`));
+  return h("figure", {}, h("figcaption", {}, h("b", {}, "Signatures against facts"), said), h("div", {class: "bar"}, h("label", {}, "up", pick("stat", STATISTICS, statistic, "Statistic of the signature")), h("label", {}, "across", pick("fact", known, fact, "Fact about the network"))), figure.element(), figure.tools(`${statistic} of signatures against ${fact}`));
 }
 
 /* ---- Agreement: any two measures against each other ---- */
@@ -800,7 +799,7 @@ function drawAgreement() {
       });
     }
   });
-  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), ` · ${bySite ? "a mark a site" : "a mark a network"} · n ${points.length}`));
+  holder.replaceChildren(h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), ` · ${bySite ? "one mark per site" : "one mark per network"} · n ${points.length}`));
   if (!points.length) return void holder.append(h("p", {}, "No pair has both values."));
   const figure = scatter(points, M[a].name, M[b].name, bySite);
   holder.append(figure.element(), figure.tools(`${M[b].name} against ${M[a].name}`));
@@ -873,7 +872,7 @@ function drawLines() {
     ecdf.line(points, "c" + index, {width: 1.7, dash: index});
   });
   ecdf.keys = shown.map(row => `${ROWS[row].label} (${pathsOf(row, measure).length} paths)`);
-  parts.push(h("figure", {}, h("figcaption", {}, h("b", {}, `How ${m.name} is distributed over paths`), along.length > MOST ? ` · the first ${MOST} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
+  parts.push(h("figure", {}, h("figcaption", {}, h("b", {}, `Distribution of ${m.name} over paths`), along.length > MOST ? ` · the first ${MOST} of ${along.length} networks shown` : ""), keys(ecdf.keys), ecdf.element(), ecdf.tools(`distribution of ${m.name}`)));
   if (lineMeasures.length > 1) parts.push(lineScatter(shown));
   parts.push(pairedTable(along, measure));
   const sites = partsTable(shown, measure);
@@ -884,14 +883,14 @@ function lineScatter(shown) {
   const [a, b] = lineMeasures.slice(0, 2).sort((p, q) => (M[p].name === "density" ? -1 : M[q].name === "density" ? 1 : 0));
   const points = [], found = [];
   shown.forEach(row => {
-    const index = found.length; // colours go by the legend, which leaves out those without pairs
+    const index = found.length; // the legend and its colours skip networks without pairs
     const ys = new Map(pathsOf(row, b).map(p => [p.name, p.value]));
     const pairs = pathsOf(row, a).filter(p => ys.has(p.name)).map(p => ({x: p.value, y: ys.get(p.name), label: `${ROWS[row].label}, ${p.name}`, index}));
     points.push(...pairs);
     if (pairs.length) found.push([ROWS[row].label, spearman(pairs.map(p => p.x), pairs.map(p => p.y))]);
   });
   if (!points.length) return "";
-  const figure = new Figure(room(560), 360, `${M[b].name} against ${M[a].name}, a mark a path`);
+  const figure = new Figure(room(560), 360, `${M[b].name} against ${M[a].name}, one mark per path`);
   const [left, right, top, bottom] = [66, room(560) - 12, 10, 318];
   const x = axis(points.map(p => p.x), left, right, {log: wide(points.map(p => p.x))}), y = axis(points.map(p => p.y), bottom, top, {log: wide(points.map(p => p.y))});
   frame(figure, x, y, left, top, right, bottom, M[a].name, M[b].name);
@@ -899,7 +898,7 @@ function lineScatter(shown) {
   points.forEach(p => { figure.rows.push([p.label, p.x, p.y]); figure.mark(x(p.x), y(p.y), p.index % 5, "c" + p.index, 3.2, `${p.label}: ${M[a].name} ${fmt(p.x)}, ${M[b].name} ${fmt(p.y)}`); });
   figure.keys = found.map(([label]) => label);
   const rows = found.map(([label, s]) => h("tr", {}, h("th", {scope: "row"}, label), h("td", {class: "number"}, Number.isFinite(s.r) ? s.r.toFixed(2) : "–"), h("td", {class: "number"}, "low" in s ? `${s.low.toFixed(2)} to ${s.high.toFixed(2)}` : "–"), h("td", {class: "number"}, String(s.n))));
-  return h("figure", {}, h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), " · a mark a path"), keys(figure.keys), figure.element(), figure.tools(`${M[b].name} against ${M[a].name} by path`),
+  return h("figure", {}, h("figcaption", {}, h("b", {}, `${M[b].name} against ${M[a].name}`), " · one mark per path"), keys(figure.keys), figure.element(), figure.tools(`${M[b].name} against ${M[a].name} by path`),
     h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "network"), h("th", {scope: "col", class: "number"}, "Spearman's ρ"), h("th", {scope: "col", class: "number"}, "95 % interval"), h("th", {scope: "col", class: "number"}, "paths"))), h("tbody", {}, rows))));
 }
 function pairedTable(along, measure) {
@@ -910,12 +909,12 @@ function pairedTable(along, measure) {
   const select = h("select", {"aria-label": "Network to compare with", onchange: event => { state.ref = event.target.value; update(); }}, along.map(row => h("option", {value: ROWS[row].label, selected: row === ref}, ROWS[row].label)));
   const rows = along.filter(row => row !== ref).slice(0, 60).map(row => {
     const differences = pathsOf(row, measure).filter(p => base.has(p.name)).map(p => p.value - base.get(p.name));
-    if (!differences.length) return h("tr", {}, h("th", {scope: "row"}, ROWS[row].label), h("td", {class: "number", colspan: 4}, "no path in common"));
+    if (!differences.length) return h("tr", {}, h("th", {scope: "row"}, ROWS[row].label), h("td", {class: "number", colspan: 4}, "no shared path"));
     const s = shareAbove(differences), mean = differences.reduce((t, v) => t + v, 0) / differences.length;
     return h("tr", {}, h("th", {scope: "row"}, ROWS[row].label), h("td", {class: "number"}, signed(mean, m.all)), h("td", {class: "number"}, `${(100 * s.share).toFixed(0)} %`), h("td", {class: "number"}, `${(100 * s.low).toFixed(0)} to ${(100 * s.high).toFixed(0)} %`), h("td", {class: "number"}, String(s.n)));
   });
   if (!rows.length) return "";
-  return h("div", {}, h("h3", {}, `${m.name}, path by path`), h("div", {class: "bar"}, h("label", {}, "less that of", select)),
+  return h("div", {}, h("h3", {}, `${m.name}, path by path`), h("div", {class: "bar"}, h("label", {}, "difference to", select)),
     h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["network", "mean difference", "share above zero", "95 % interval", "paths"].map((text, i) => h("th", {scope: "col", class: i ? "number" : null}, text)))), h("tbody", {}, rows))),
     h("p", {class: "note"}, "The same paths through both networks; the interval of the share is Wilson's."));
 }
@@ -960,7 +959,7 @@ function drawSubject() {
     const interval = entry && entry.cells[i][OVER] ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
     return h("tr", {}, h("th", {scope: "row"}, m.name), fine ? h("td", {class: "number", "data-v": value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "seconds" in cost ? Number(cost.seconds).toFixed(2) + " s" : ""));
   });
-  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "more of it", "n", "its own time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
+  parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
     const figure = signature(subject, measure, room(920), 260);
@@ -976,11 +975,11 @@ function drawSubject() {
     parts.push(h("details", {}, h("summary", {}, `${M[i].name}: all ${places(cell).length} ${M[i].probe === "lines" ? "paths" : "places"}`), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["place", ...stats].map((text, k) => h("th", {scope: "col", class: k ? "number" : null}, text)))), h("tbody", {}, places(cell).map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), stats.map(s => h("td", {class: "number"}, cell.c[s][k] === null ? "" : fmt(num(cell.c[s][k]))))))))))) ;
   }
   if (one.drawing) parts.push(...drawnPath(one));
-  parts.push(h("h3", {}, "What decided the numbers"), h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {class: /hash/.test(name) ? "code" : null}, typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? value.toLocaleString("en", {maximumFractionDigits: 4}) : String(value))])));
+  parts.push(h("h3", {}, "Facts"), h("dl", {}, Object.entries(one.facts).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {class: /hash/.test(name) ? "code" : null}, typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? value.toLocaleString("en", {maximumFractionDigits: 4}) : String(value))])));
   holder.replaceChildren(...parts);
   if (drawnState.routed) holder.scrollIntoView({block: "start"}), holder.focus({preventScroll: true});
 }
-/* What is left of each layer: units that are active, of all its units. */
+/* Active units of each layer, out of all its units. */
 function coreNetwork(one, subject, measure) {
   const cell = cellOf(subject, measure);
   if (M[measure].probe !== "graph" || !cell.c || !cell.c.value || !cell.c.units) return null;
@@ -996,7 +995,7 @@ function coreNetwork(one, subject, measure) {
     bar(active[k], "c0", `${name}: ${fmt(active[k])} of ${fmt(units[k])} units are nonlinear`);
     figure.text(left - 6, top + 9, short(name, 30), {anchor: "end", size: 9}).text(left + at(units[k]) + 6, top + 9, active[k] === units[k] ? fmt(units[k], 0) : `${fmt(active[k], 0)} of ${fmt(units[k], 0)}`, {size: 9});
   });
-  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units of each layer, of all its units; lengths grow as the square root."), figure.element(), figure.tools(`core network of ${one.label}`)];
+  return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units of each layer out of all its units. The length of a bar is proportional to the square root."), figure.element(), figure.tools(`core network of ${one.label}`)];
 }
 function sitesTable(subject) {
   const columns = siteMeasures.filter(i => places(cellOf(subject, i)).length);
@@ -1058,7 +1057,7 @@ function drawnPath(one) {
       top += panel + 14;
     });
     if (bars.length) {
-      figure.text(left, top + 12, "breakpoints of each site along the path, each row to its own scale", {size: 10});
+      figure.text(left, top + 12, "breakpoints of each site along the path, each row on its own scale", {size: 10});
       top += 22;
       bars.forEach((counts, k) => {
         const most = Math.max(1, ...counts), step = (right - left) / counts.length, name = drawing.sites[k];
@@ -1072,11 +1071,11 @@ function drawnPath(one) {
     for (const v of x.ticks) figure.line([[x(v), top + 2], [x(v), top + 6]], "quiet").text(x(v), top + 17, tickText(v), {anchor: "middle"});
     figure.text((left + right) / 2, top + 31, `distance along ${drawing.place}, in units of the input`, {anchor: "middle", size: 11});
     const said = bars.length ? `${drawing.crossings} breakpoints${drawing.method === "exact" ? "" : ` (${drawing.method})`}` : "the network is not piecewise affine and has no breakpoints";
-    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${said}. Solid: the network, dashed: the chords; the shaded areas make up the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
+    return [h("h3", {}, "One path"), h("p", {class: "note"}, `${drawing.place}: ${lengths.length} segments, ${said}. Solid: the network, dashed: the chords; the shaded area is the absolute deviation.`), figure.element(), figure.tools(`path of ${one.label}`)];
   } catch { return [h("p", {class: "missing"}, "The record's drawing of a path is damaged.")]; }
 }
 
-/* Figures that came drawn, and the table that they are drawn from. */
+/* Server-side figures and their tables. */
 function drawnBefore() {
   $$(".drawn").forEach((section, place) => {
     const name = $("h2", section).textContent.toLowerCase().replace(/[^a-z0-9]+/g, "-");
@@ -1097,8 +1096,8 @@ function controls() {
   bar.append(
     h("input", {type: "search", id: "filter", placeholder: "Filter networks", "aria-label": "Filter networks", oninput: event => { state.q = event.target.value; update(); }}),
     ...FACETS.map(([key, values]) => menu(key[0].toUpperCase() + key.slice(1), key, values.map(value => h("label", {}, h("input", {type: "checkbox", value, "data-facet": key, onchange: () => { setList(key, $$(`[data-facet="${key}"]:checked`).map(box => box.value)); update(); }}), value)))),
-    segment("What the cells show", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
-    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Standard deviation over places or seeds in place of the ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "± Spread"),
+    segment("Content of the cells", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
+    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show the standard deviation over places or seeds instead of ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "± Spread"),
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
     h("label", {}, "difference to", h("select", {id: "base", "aria-label": "Show differences to", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
     h("span", {class: "said", id: "shown", role: "status"}),
@@ -1165,7 +1164,7 @@ document.addEventListener("keydown", event => {
   if (open) { open.open = false; $("summary", open).focus(); } else if (state.subject) { state.subject = ""; update(); }
 });
 
-/* What is above the fold is drawn at once, the rest when the browser has time. */
+/* The leaderboard is drawn at once, the rest when the browser is idle. */
 let later = 0;
 function update() {
   drawBoard();

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nlbench.store.run_folder import COLUMNS
+from nlbench.store.table import COLUMNS
 
 DETAILS: dict[str, dict[str, Any]] = {
     "affinity": {

@@ -16,7 +16,7 @@ from nlbench.reports.page import write_page
 from nlbench.reports.text import number
 from nlbench.serialization.files import spreadsheet_text
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

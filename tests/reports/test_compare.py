@@ -15,7 +15,7 @@ from nlbench.measure import Result
 from nlbench.reports.compare import compare_runs
 from nlbench.reports.exports import read_csv
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import made_run
@@ -64,6 +64,27 @@ def test_differences_are_paired_over_places(before):
         assert 4 <= d.low < d.change < d.high <= 11
 
 
+def test_a_difference_over_other_places_has_no_interval_and_a_note(before):
+    after = changed(
+        before, "absdev", lambda result: Result.of([replace(v) for v in result.values[:5]])
+    )
+    for d in (d for d in compare_runs(before, after).differences if d.measure == "absdev"):
+        assert d.change != 0
+        assert math.isnan(d.low)
+        assert math.isnan(d.high)
+        assert d.note.startswith(
+            "the runs share 5 places of 8 and 5; the mean difference there is +0"
+        )
+
+
+@pytest.mark.parametrize("by", [lambda i: 0.5 * i, lambda i: -1.0, lambda i: (-1) ** i])
+def test_an_interval_contains_its_estimate(before, by):
+    for d in compare_runs(before, changed(before, "absdev", shifted(by))).differences:
+        if math.isfinite(d.low):
+            assert d.low <= d.change + 1e-9
+            assert d.change <= d.high + 1e-9
+
+
 def test_what_could_explain_a_difference_is_named(before):
     affinity = {"name": "affinity", "version": "2", "options": {"ridge": 0.1}}
     other = {**before.manifest["measures"], "affinity": affinity}
@@ -100,7 +121,7 @@ def test_a_number_that_is_gone_breaks_any_condition_on_it(before):
 @pytest.mark.parametrize(
     ("condition", "said"),
     [
-        ("absdev 5", "expected such as 'absdev > 5%'"),
+        ("absdev 5", "expected a condition like 'absdev > 5%'"),
         ("absdef > 5%", "did you mean 'absdev'"),
     ],
 )
@@ -141,5 +162,5 @@ def test_it_is_printed_and_written_with_the_same_numbers(before, tmp_path):
         assert text.count("100 % of 8") == 3
     table = read_csv(comparison.write(tmp_path / "out.csv"))
     np.testing.assert_allclose(table["difference"], comparison.frame()["difference"])
-    with pytest.raises(RequestError, match=r"ends in \.html, \.md, \.csv"):
+    with pytest.raises(RequestError, match=r"ending in \.html, \.md, \.csv"):
         comparison.write(tmp_path / "out.txt")

@@ -5,7 +5,7 @@ import pytest
 
 from nlbench.reports.layout import NamedRun
 from nlbench.reports.linearised import compared, families, tradeoffs
-from nlbench.store.run_folder import COLUMNS
+from nlbench.store.table import COLUMNS
 
 
 def header(mode, omega, seed):

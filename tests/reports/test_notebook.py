@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from nlbench.errors import RequestError
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from made_runs import made_run
@@ -39,7 +39,7 @@ def test_wrong_names_are_refused_with_the_nearest(run):
         run.leaderboard(seeds="mean")
     with pytest.raises(RequestError, match="did you mean 'vgg8"):
         run.signature("vgg9")
-    with pytest.raises(RequestError, match="'vgg8' may be any of 2"):
+    with pytest.raises(RequestError, match="'vgg8' is ambiguous: expected one of 2"):
         run.signature("vgg8")
 
 

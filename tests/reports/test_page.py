@@ -15,7 +15,7 @@ from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import render_page, write_page
 from nlbench.reports.tables import Scores
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run, load_run
+from nlbench.store.run import Run, load_run
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -149,7 +149,7 @@ def test_rows_of_the_board_stand_in_the_order_of_the_leaderboard(html, run) -> N
 
 
 def test_what_is_missing_is_listed_with_its_reason(page) -> None:
-    listed = page.text[page.text.index("What has no value, and why") :]
+    listed = page.text[page.text.index("Missing values (") :]
     assert "hardswish at features.0.2: not piecewise affine" in listed
     assert "failed out of memory" in listed
     assert "vgg8 · init layer0.2.relu, layer1.2.relu undefined constant output" in listed
@@ -164,7 +164,7 @@ def test_cells_that_lack_a_value_at_some_places_are_counted_beside_those_that_ha
     scores = conftest.frame(rows)
     manifest = conftest.manifest_of(scores, ["affinity", "absdev", "pathlength"])
     text = Page(render_page(conftest.FakeRun("partly", None, scores, manifest))).text
-    assert "2 of 3 cells have a value; 1 has none at some places; 1 says why not." in text
+    assert "2 of 3 cells have a value; 1 lacks some places; 1 has a reason." in text
 
 
 def test_a_complete_run_says_that_nothing_is_missing(conftest) -> None:
@@ -250,8 +250,8 @@ def test_runs_that_were_made_differently_are_marked_as_such(conftest) -> None:
     measures = {**second.manifest["measures"], "affinity": other}
     second = replace(second, manifest={**second.manifest, "measures": measures})
     differing = Page(render_page([first, second])).text
-    assert "not made alike" not in alike
-    assert "not made alike" in differing
+    assert "The settings of these runs differ" not in alike
+    assert "The settings of these runs differ" in differing
     assert "version 1, shrinkage = none in late" in differing
 
 
@@ -269,7 +269,7 @@ def test_a_measure_that_a_run_was_not_asked_for_is_not_missing_from_it(conftest)
     del second.manifest["measures"]["pathlength"]
     second.scores = second.scores[second.scores["measure"] != "pathlength"]
     text = Page(render_page([first, second])).text
-    assert "nothing is recorded" not in text[text.index("What has no value") :]
+    assert "nothing is recorded" not in text[text.index("Missing values") :]
     assert "25 of 30 cells have a value" in text
 
 

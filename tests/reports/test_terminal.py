@@ -99,5 +99,5 @@ def test_a_run_on_several_models_of_gpu_says_so(conftest) -> None:
         manifest |= {"environment": environments[0], "environments": environments}
         return printed(conftest.FakeRun("r", None, scores, manifest))
 
-    assert "measured on GPUs that may round differently: H100, H200" in said(gpus)
+    assert "measured on GPUs whose rounding may differ: H100, H200" in said(gpus)
     assert "GPUs" not in said(gpus[::2])
