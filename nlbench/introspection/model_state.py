@@ -17,8 +17,9 @@ from torch.nn.parameter import is_lazy
 
 from nlbench.errors import RequestError, Undefined, first_line
 
+from .shared_setting import SharedSetting
+
 __all__ = [
-    "SharedSetting",
     "attributes_kept",
     "cpu_copy",
     "double_copy",
@@ -148,48 +149,6 @@ def _refill(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         for (buffer, before), differs in zip(of_device, differ.tolist(), strict=True):
             if differs:
                 buffer.copy_(before)
-
-
-class SharedSetting:
-    """A setting of the whole process that several passes want at the same time.
-
-    Set when the first of them begins, put back when the last one ends: each putting back what it
-    found would switch it under another's feet, and leave it so.
-
-    Parameters
-    ----------
-    change : callable
-        Gives the context in which it is set.
-
-    Examples
-    --------
-    >>> from contextlib import nullcontext
-    >>> shared = SharedSetting(nullcontext)
-    >>> with shared(), shared():
-    ...     pass
-    """
-
-    def __init__(self, change: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._change = change
-        self._lock = threading.Lock()
-        self._users = 0
-        self._changed: AbstractContextManager[Any] | None = None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Give a context in which it is set."""
-        with self._lock:
-            if self._users == 0:
-                self._changed = self._change()
-                self._changed.__enter__()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0 and self._changed is not None:
-                    self._changed.__exit__(None, None, None)
 
 
 @contextmanager

@@ -9,22 +9,18 @@ from torch import nn
 from nlbench.errors import RequestError
 from nlbench.introspection.memory import (
     LiveBytes,
-    PointMemory,
-    _left_to_the_container,
+    _container_memory,
     available_memory,
-    bytes_a_sample,
+    bytes_per_sample,
     is_out_of_memory,
-    part_sizes,
-    share_out,
+    microbatch_sizes,
 )
+from nlbench.introspection.model_state import double_copy
 from nlbench.probes.lines.probe import trace_segment
 from nlbench.probes.lines.published import CARRIED
-from nlbench.probes.lines.recording.program import (
-    checked_program,
-    double_copy,
-    point_memory_of,
-    program_of,
-)
+from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.point_memory import PointMemory, measure_point_memory, share_out
+from nlbench.probes.lines.recording.recorder import record_program
 
 from segments import mlp, networks, small_residual
 
@@ -32,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def load(net, x):
-    return point_memory_of(checked_program(double_copy(net), x), x)
+    return measure_point_memory(record_checked_program(double_copy(net), x), x)
 
 
 def test_a_point_takes_what_is_alive_at_once():
@@ -89,7 +85,7 @@ def test_recording_holds_no_more_than_running_does():
     with torch.inference_mode(), LiveBytes() as running:
         net(start[None].clone())
     with LiveBytes() as recording:
-        program = program_of(net, start[None].clone())
+        program = record_program(net, start[None].clone())
     assert len(program.steps) == 31
     # What rules keep is of the size of the weights.
     assert recording.peak - recording.now <= running.peak < 5 * 8 * 256
@@ -154,7 +150,7 @@ def test_files_that_a_container_has_merely_read_do_not_count_as_used(tmp_path):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 250\ninactive_file 600\nactive_file 50\n")
-    assert _left_to_the_container(tmp_path) == 700
+    assert _container_memory(tmp_path) == 700
 
 
 @pytest.mark.parametrize("limit", ["max", None])
@@ -163,7 +159,7 @@ def test_a_container_without_a_limit_leaves_all(tmp_path, limit):
         (tmp_path / "memory.max").write_text(limit)
     (tmp_path / "memory.current").write_text("900")
     (tmp_path / "memory.stat").write_text("inactive_file 600")
-    assert _left_to_the_container(tmp_path) > 2**60
+    assert _container_memory(tmp_path) > 2**60
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive", "sampling"])
@@ -187,7 +183,7 @@ def test_only_an_error_of_memory_is_taken_for_one():
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_parts_hold_all_samples_fit_and_differ_in_size(samples, most):
-    sizes = part_sizes(samples, most)
+    sizes = microbatch_sizes(samples, most)
     assert sum(sizes) == samples
     assert len(sizes) <= -(-samples // most) + 1
     assert max(sizes) <= most
@@ -197,7 +193,7 @@ def test_parts_hold_all_samples_fit_and_differ_in_size(samples, most):
 
 def test_what_a_sample_takes_grows_with_what_the_layers_make():
     wide, narrow = (nn.Sequential(nn.Linear(4, n), nn.Tanh()) for n in (4000, 40))
-    ratio = bytes_a_sample(wide, torch.zeros(1, 4)) / bytes_a_sample(narrow, torch.zeros(1, 4))
+    ratio = bytes_per_sample(wide, torch.zeros(1, 4)) / bytes_per_sample(narrow, torch.zeros(1, 4))
     assert 50 < ratio < 110
 
 

@@ -13,8 +13,8 @@ from nlbench.introspection.model_state import (
     with_plain_attention,
     without_fast_path,
 )
-from nlbench.probes.function.probe import observe_function
-from nlbench.probes.sites.probe import list_sites, observe_sites
+from nlbench.probes.function import observe_function
+from nlbench.probes.sites.observation import list_sites, observe_sites
 
 
 def state_of(model):

@@ -9,7 +9,7 @@ from torch import nn
 
 from nlbench.probes.graph.probe import channel_graph, unit_activity
 from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.sites.probe import list_sites
+from nlbench.probes.sites.observation import list_sites
 
 
 class Own(nn.Module):

@@ -3,14 +3,12 @@ import signal
 import threading
 import time
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.introspection import background
-from nlbench.introspection.background import Background, rng_state, threads_beside
+from nlbench.introspection.workers import BackgroundWorkers
 
 
 def size(item):
@@ -24,9 +22,9 @@ def test_items_are_worked_off_in_their_order_by_one_thread(most):
     def work(item):
         done.append((item[0], threading.current_thread().name))
 
-    with Background(work, size, most) as background:
+    with BackgroundWorkers(work, size, most) as workers:
         for number in range(50):
-            background.put((number, 3))
+            workers.put((number, 3))
     assert done == [(number, "measures") for number in range(50)]
 
 
@@ -43,10 +41,10 @@ def test_the_caller_waits_where_too_much_is_waiting():
         free.set()
 
     threading.Thread(target=release).start()
-    with Background(work, size, 10) as background:
+    with BackgroundWorkers(work, size, 10) as workers:
         for number in range(20):
             waiting.append((number, 4))
-            background.put((number, 4))
+            workers.put((number, 4))
             most = max(most, len(waiting))
     # Two that wait, one at work and the one that is just being put.
     assert most <= 4
@@ -54,17 +52,17 @@ def test_the_caller_waits_where_too_much_is_waiting():
 
 def test_an_item_larger_than_what_may_wait_is_taken_alone():
     done = []
-    with Background(done.append, size, 10) as background:
+    with BackgroundWorkers(done.append, size, 10) as workers:
         for number in range(3):
-            background.put((number, 1000))
+            workers.put((number, 1000))
     assert len(done) == 3
 
 
 def test_without_room_to_wait_the_caller_goes_on_after_each_item():
     done = []
-    with Background(done.append, size, 0) as background:
+    with BackgroundWorkers(done.append, size, 0) as workers:
         for number in range(10):
-            background.put((number, 1))
+            workers.put((number, 1))
             assert len(done) == number + 1
 
 
@@ -75,9 +73,9 @@ def test_what_the_work_raises_is_raised_in_the_caller(most):
             raise KeyError("two")
 
     def put_many():
-        with Background(work, size, most) as background:
+        with BackgroundWorkers(work, size, most) as workers:
             for number in range(1000):
-                background.put((number, 1))
+                workers.put((number, 1))
 
     with pytest.raises(KeyError, match="two"):
         put_many()
@@ -91,9 +89,9 @@ def test_an_error_of_the_caller_ends_the_thread_and_drops_what_waits():
         done.append(item)
 
     def put_and_fail():
-        with Background(work, size, 1000) as background:
+        with BackgroundWorkers(work, size, 1000) as workers:
             for number in range(100):
-                background.put((number, 1))
+                workers.put((number, 1))
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
@@ -104,8 +102,8 @@ def test_an_error_of_the_caller_ends_the_thread_and_drops_what_waits():
 
 def test_the_thread_computes_by_itself_and_leaves_the_number_of_threads():
     before, seen = torch.get_num_threads(), []
-    with Background(lambda item: seen.append(torch.get_num_threads()), size, 10) as background:
-        background.put((0, 1))
+    with BackgroundWorkers(lambda item: seen.append(torch.get_num_threads()), size, 10) as workers:
+        workers.put((0, 1))
     later = []
     thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
     thread.start()
@@ -115,8 +113,8 @@ def test_the_thread_computes_by_itself_and_leaves_the_number_of_threads():
 
 def test_no_gradient_is_followed_in_the_thread():
     seen = []
-    with Background(lambda item: seen.append(torch.is_grad_enabled()), size, 10) as background:
-        background.put((0, 1))
+    with BackgroundWorkers(lambda item: seen.append(torch.is_grad_enabled()), size, 10) as workers:
+        workers.put((0, 1))
     assert seen == [False]
 
 
@@ -131,9 +129,9 @@ def test_an_interruption_while_the_rest_is_worked_off_drops_it_and_ends_the_thre
         done.append(item)
 
     def put_many():
-        with Background(work, size, 1000) as background:
+        with BackgroundWorkers(work, size, 1000) as workers:
             for number in range(100):
-                background.put((number, 1))
+                workers.put((number, 1))
 
     with pytest.raises(KeyboardInterrupt):
         put_many()
@@ -148,28 +146,22 @@ def test_the_caller_may_go_ahead_from_when_it_is_let():
         free.wait()
         done.append(item)
 
-    with Background(work, size, 0) as background:
-        background.let_wait(10)
-        background.put((0, 1))
-        background.put((1, 1))
+    with BackgroundWorkers(work, size, 0) as workers:
+        workers.set_limit(10)
+        workers.put((0, 1))
+        workers.put((1, 1))
         assert done == []
         free.set()
     assert len(done) == 2
-
-
-@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
-def test_a_draw_from_any_global_generator_shows(draw):
-    before = rng_state(torch.device("cpu"))
-    assert rng_state(torch.device("cpu")) == before
-    draw()
-    assert rng_state(torch.device("cpu")) != before
 
 
 def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        first, second = (Background(lambda item: None, lambda item: 1, most=0) for _ in range(2))
+        first, second = (
+            BackgroundWorkers(lambda item: None, lambda item: 1, limit=0) for _ in range(2)
+        )
         first.__enter__()
         first.put(1)
 
@@ -190,17 +182,7 @@ def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("asked", "cores", "threads"), [(4, 16, 4), (16, 4, 4), (1, 4, 1)])
-def test_beside_a_gpu_there_are_as_many_threads_as_asked_for_and_no_more_than_cores(
-    monkeypatch, asked, cores, threads
-):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: asked)
-    monkeypatch.setattr(background, "_cores", lambda: cores)
-    assert threads_beside(torch.device("cuda")) == threads
-    assert threads_beside(torch.device("cpu")) == 1
-
-
-class Shuffled(Background):
+class Shuffled(BackgroundWorkers):
     """Takes any of what may be worked on, as a generator says."""
 
     draws = random.Random(0)
@@ -231,10 +213,10 @@ def test_a_lane_is_worked_off_in_order_and_lanes_begin_in_theirs(lanes, threads,
     items = [(lane, number) for number, lane in enumerate(lanes)]
     firsts = {of_lane[0][1] for of_lane in by_lane(items).values()}
     how = {"lane": lambda item: item[0], "threads": threads}
-    with Shuffled(work, lambda item: 1, 100, **how) as background:
-        background.draws = random.Random(draws)
+    with Shuffled(work, lambda item: 1, 100, **how) as workers:
+        workers.draws = random.Random(draws)
         for item in items:
-            background.put(item)
+            workers.put(item)
     assert not overlaps
     assert by_lane(begun) == by_lane(items)
     assert list(by_lane(begun)) == list(by_lane(items))
@@ -245,18 +227,18 @@ def test_a_lane_is_worked_off_in_order_and_lanes_begin_in_theirs(lanes, threads,
         )
 
 
-def test_beside_the_first_item_of_a_lane_nothing_is_worked_on():
+def test_workers_the_first_item_of_a_lane_nothing_is_worked_on():
     all_given, ready = threading.Event(), {}
 
     def work(item):
         assert all_given.wait(30)
-        with beside._changed:
-            ready[item] = [beside._waiting[place].item for place in beside._ready()]
+        with workers._changed:
+            ready[item] = [workers._queue[place].item for place in workers._ready()]
 
-    beside = Background(work, lambda item: 1, 100, lane=lambda item: item[0], threads=2)
-    with beside:
+    workers = BackgroundWorkers(work, lambda item: 1, 100, lane=lambda item: item[0], threads=2)
+    with workers:
         for item in ("a0", "b0", "a1", "b1"):
-            beside.put(item)
+            workers.put(item)
         all_given.set()
     assert ready["a0"] == ready["b0"] == []
     assert set(ready) == {"a0", "b0", "a1", "b1"}
@@ -272,9 +254,9 @@ def test_lanes_are_worked_off_at_once():
             together.wait()
         done.append(item)
 
-    with Background(work, size, 1000, **how) as background:
+    with BackgroundWorkers(work, size, 1000, **how) as workers:
         for item in [(lane, number) for number in range(3) for lane in range(3)]:
-            background.put(item)
+            workers.put(item)
     assert len(done) == 9
 
 
@@ -294,9 +276,9 @@ def test_of_several_errors_that_of_the_first_item_is_raised():
             raise KeyError(lane)
 
     def put_many():
-        with Background(work, size, 1000, **how) as background:
+        with BackgroundWorkers(work, size, 1000, **how) as workers:
             for item in [(lane, is_failing) for is_failing in (0, 1) for lane in range(3)]:
-                background.put(item)
+                workers.put(item)
 
     with pytest.raises(KeyError, match="0"):
         put_many()
@@ -316,12 +298,12 @@ def test_a_thread_that_does_not_start_leaves_nothing_for_the_next_one(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError, match="start new thread"):
-            Background(lambda item: None, size, 10, threads=3).__enter__()
+            BackgroundWorkers(lambda item: None, size, 10, threads=3).__enter__()
     assert not any(thread.is_alive() for thread in started)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Background(lambda item: None, size, 10):
+        with BackgroundWorkers(lambda item: None, size, 10):
             pass
         found = []
         later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
@@ -339,6 +321,6 @@ def test_a_pass_on_the_cpu_leaves_a_gpu_alone(monkeypatch, kind):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: kind == "mps")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("it was asked for"))
     done = []
-    with Background(done.append, lambda item: 1, 10, torch.device("cpu")) as background:
-        background.put(0)
+    with BackgroundWorkers(done.append, lambda item: 1, 10, torch.device("cpu")) as workers:
+        workers.put(0)
     assert done == [0]

@@ -1,0 +1,155 @@
+"""Checks that the samples of a batch are computed independently of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import Undefined
+
+from .memory import is_out_of_memory
+from .random_state import rng_state
+
+__all__ = ["equal_but_for_rounding", "refuse_mixing"]
+
+# Two runs on the same number of samples give a sample the same numbers, except for the order in
+# which the machine adds. What samples have of each other is more. Among more samples other
+# kernels run, and deep networks amplify the difference.
+PAIR_TOLERANCE_EPS = 2**10
+GROUP_TOLERANCE_EPS = 2**16
+MAX_GROUP_SIZE = 5
+
+
+def equal_but_for_rounding(values: Tensor, expected: Tensor, tolerance: Tensor) -> Tensor:
+    """Compare elementwise: equal, both NaN, or no further apart than a finite tolerance.
+
+    Examples
+    --------
+    >>> values, expected = torch.tensor([1.0, torch.inf, 2.0]), torch.tensor([1.1, torch.inf, 3.0])
+    >>> equal_but_for_rounding(values, expected, torch.tensor(0.5)).tolist()
+    [True, True, False]
+    """
+    equal = (values == expected) | (values.isnan() & expected.isnan())
+    return equal | ((values - expected).abs() <= tolerance) & tolerance.isfinite()
+
+
+def refuse_mixing(
+    rows: Callable[[Tensor], Mapping[str, Tensor]],
+    batch: Tensor,
+    limit: int,
+    *,
+    because: str = "the batch does not fit into memory as a whole",
+    draws: bool = False,
+) -> None:
+    """Refuse to split a batch if the result for a sample depends on the other samples.
+
+    A sample is run next to one sample and next to another, first and last of a pair, and next to
+    four where that many fit: its results may not differ. So it does not matter which operation
+    mixes the samples or counts them. An effect that needs more samples, as in a network that
+    routes the rarest of many samples elsewhere, is not found.
+
+    Parameters
+    ----------
+    rows : callable
+        From samples (m, ...) to their results, by name: rows of shape (m k, d), the k rows of a
+        sample next to each other or alternating.
+    batch : tensor of shape (n, ...)
+    limit : int
+        Samples that are run at once.
+    because : str
+        Why it has to be split, for the message.
+    draws : bool
+        True if the network may draw random numbers; of one that does, nothing is checked.
+
+    Raises
+    ------
+    nlbench.Undefined
+        Naming what differs.
+
+    Examples
+    --------
+    >>> refuse_mixing(lambda pair: {"square": pair**2}, torch.randn(8, 3), 4)
+    """
+    sample, others = batch[:1], _other_samples(batch)
+    before = rng_state(batch.device)
+    pairs = [torch.cat(pair) for other in others for pair in ((sample, other), (other, sample))]
+    try:
+        results = [dict(rows(pair)) for pair in pairs]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        results = []
+    if not results:
+        rows(sample)  # Raises if not even one sample fits.
+        raise Undefined(
+            "only one sample at a time fits into memory, so it can't be checked whether the "
+            "samples of a batch are computed independently"
+        )
+    if rng_state(batch.device) != before:
+        if draws:
+            return
+        raise Undefined(
+            f"the network draws random numbers, which would differ in parts, and {because}"
+        )
+    _refuse_difference(results[0], results[2], 0, 2, PAIR_TOLERANCE_EPS, because)
+    _refuse_difference(results[1], results[3], 1, 2, PAIR_TOLERANCE_EPS, because)
+    if limit > 2:
+        group = torch.cat([sample, *[others[0]] * (min(limit, MAX_GROUP_SIZE) - 1)])
+        grouped = dict(rows(group))
+        _refuse_difference(results[0], grouped, 0, len(group), GROUP_TOLERANCE_EPS, because)
+
+
+def _refuse_difference(
+    pair: Mapping[str, Tensor],
+    group: Mapping[str, Tensor],
+    position: int,
+    size: int,
+    tolerance_eps: int,
+    because: str,
+) -> None:
+    """Raise if the sample at a position of a pair has other results in a group of a size."""
+    if list(pair) != list(group):
+        raise Undefined(
+            "what the network computes for a sample depends on the other samples of its batch, "
+            f"and {because}"
+        )
+    for name, values in pair.items():
+        if not _same_rows(values, group[name], position, size, tolerance_eps):
+            raise Undefined(
+                f"{name}: a sample's numbers depend on the other samples of its batch, or "
+                f"which axis holds the samples is not known, and {because}"
+            )
+
+
+def _other_samples(batch: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two samples that differ from each other, to run the first one with."""
+    sample = batch[:1]
+    for index in range(1, len(batch)):
+        if not torch.equal(batch[index : index + 1], sample):
+            return batch[index : index + 1], sample
+    return sample, sample
+
+
+def _same_rows(pair: Tensor, group: Tensor, position: int, size: int, tolerance_eps: int) -> bool:
+    """Return True if the rows of the sample at a position are the same in both batches."""
+    if len(pair) == 1 or len(group) == 1:
+        return pair.shape == group.shape  # A table that does not come from the input.
+    each = len(pair) // 2
+    if pair.shape[1:] != group.shape[1:] or len(group) != size * each or len(pair) % 2:
+        return False
+    adjacent = slice(position * each, (position + 1) * each)
+    alternating = slice(position, None, 2), slice(position, None, size)
+    return any(
+        _close(pair[rows], group[others], tolerance_eps)
+        for rows, others in ((adjacent, adjacent), alternating)
+    )
+
+
+def _close(values: Tensor, expected: Tensor, tolerance_eps: int) -> bool:
+    if values.device.type == "mps":  # It has no double precision.
+        values, expected = values.cpu(), expected.cpu()
+    scale = torch.where(values.isfinite(), values.abs(), 0.0).amax(-1, keepdim=True).double()
+    tolerance = tolerance_eps * torch.finfo(values.dtype).eps * scale
+    return bool(equal_but_for_rounding(values, expected, tolerance).all())

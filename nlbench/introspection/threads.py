@@ -1,0 +1,130 @@
+"""Numbers of threads: PyTorch's, and those of the BLAS libraries under NumPy and SciPy."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+from threadpoolctl import ThreadpoolController
+
+__all__ = [
+    "default_threads",
+    "measure_threads",
+    "overlap_pays",
+    "single_blas_thread",
+    "torch_threads",
+]
+
+MAX_THREADS_PER_CELL = 4
+"""Layers of ordinary size gain little beyond that, and other cells could use the cores."""
+
+
+def default_threads() -> int:
+    """Return the number of PyTorch's threads for a cell, independent of the number of workers."""
+    return min(MAX_THREADS_PER_CELL, torch.get_num_threads())
+
+
+@contextmanager
+def torch_threads(number: int | None = None) -> Iterator[None]:
+    """Set the number of PyTorch's threads, and restore it on exit.
+
+    The last bits of a sum may depend on it. A number set in any thread becomes the default of
+    threads that start later, so code whose threads set their own restores it with this too.
+
+    Parameters
+    ----------
+    number : int, optional
+        Without one, the number is only restored.
+
+    Examples
+    --------
+    >>> with torch_threads(1):
+    ...     torch.get_num_threads()
+    1
+    """
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def overlap_pays(device: torch.device) -> bool:
+    """Return True if computing in parallel with the network's forward pass saves time.
+
+    It doesn't with a single core, nor on Apple's GPU, which serves one thread.
+
+    Examples
+    --------
+    >>> overlap_pays(torch.device("cuda"))
+    True
+    """
+    if device.type != "cpu":
+        return device.type != "mps"
+    return _available_cores() > 1
+
+
+def measure_threads(device: torch.device) -> int:
+    """Return the number of threads for measures that run in parallel with the forward pass.
+
+    With a GPU, all of PyTorch's threads, which the network does not need; with a network on the
+    CPU one.
+
+    Examples
+    --------
+    >>> measure_threads(torch.device("cpu"))
+    1
+    """
+    return min(torch.get_num_threads(), _available_cores()) if device.type == "cuda" else 1
+
+
+def _available_cores() -> int:
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
+@contextmanager
+def single_blas_thread() -> Iterator[None]:
+    """Limit NumPy's and SciPy's BLAS libraries to one thread.
+
+    The limit applies to the whole process. Of overlapping contexts the first sets and removes
+    it; code that starts threads stays inside for as long as they run.
+    """
+    if not _BLAS_LIMIT.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _blas_libraries().limit(limits=1):
+            yield
+    finally:
+        _BLAS_LIMIT.release()
+
+
+_BLAS_LIMIT = threading.Lock()
+
+
+@cache
+def _blas_libraries() -> ThreadpoolController:
+    """Find the BLAS libraries of NumPy and SciPy, which takes milliseconds."""
+    # Only libraries that are loaded are found.
+    importlib.import_module("scipy.linalg")
+    controller = ThreadpoolController()
+    paths = [lib["filepath"] for lib in controller.info() if lib["user_api"] == "blas"]
+    return controller.select(filepath=[path for path in paths if not _belongs_to_torch(path)])
+
+
+def _belongs_to_torch(path: str) -> bool:
+    """Return True if a library came with PyTorch, which the network may be using meanwhile."""
+    packages = Path(torch.__file__).parent.parent
+    library = Path(path)
+    return library.is_relative_to(packages) and library.relative_to(packages).parts[0].startswith(
+        "torch"
+    )

@@ -1,0 +1,257 @@
+"""Ordered background workers with a bounded queue."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from .shared_setting import SharedSetting
+from .threads import single_blas_thread, torch_threads
+
+__all__ = ["BackgroundWorkers"]
+
+
+Item = TypeVar("Item")
+
+# Overlapping workers restore the number of threads once, when the last of them ends.
+_TORCH_THREADS = SharedSetting(torch_threads)
+
+
+@dataclass
+class _QueuedItem(Generic[Item]):
+    """An item that waits for a worker.
+
+    Parameters
+    ----------
+    item : object
+    number : int
+        Its place in the order of submission.
+    lane : object
+    is_first : bool
+        True if it is the first item of its lane.
+    """
+
+    item: Item
+    number: int
+    lane: Hashable
+    is_first: bool
+
+
+class BackgroundWorkers(Generic[Item]):
+    """Worker threads that process items in order of submission, lane by lane.
+
+    Items of one lane are processed one after the other, in order. Items of different lanes run
+    concurrently, except that the first item of a lane runs alone, after all items submitted
+    before it. State that is kept per lane is therefore created in the same order with any number
+    of threads.
+
+    Each worker computes without PyTorch's own threads: two sets of threads would wait for each
+    other, and what a measure computes is mostly too small to be split. So no number depends on
+    how many workers there are.
+
+    Parameters
+    ----------
+    work : callable
+        Called with each item.
+    size : callable
+        Bytes of an item.
+    limit : int
+        Bytes that may wait in the queue; a larger item waits alone. With 0 `put` returns only
+        when the item is processed.
+    device : torch.device, optional
+        Where the items are. On a GPU the work is queued behind the caller's.
+    lane : callable, optional
+        From an item to its lane; by default there is one lane.
+    threads : int, optional
+
+    Examples
+    --------
+    >>> done = []
+    >>> with BackgroundWorkers(done.append, lambda item: 1, limit=10) as workers:
+    ...     for number in range(3):
+    ...         workers.put(number)
+    >>> done
+    [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Item], Any],
+        size: Callable[[Item], int],
+        limit: int,
+        device: torch.device | None = None,
+        *,
+        lane: Callable[[Item], Hashable] = lambda item: None,
+        threads: int = 1,
+    ) -> None:
+        self._work, self._size, self._limit, self._lane = work, size, limit, lane
+        self._queue: deque[_QueuedItem[Item]] = deque()
+        self._queued_bytes = self._submitted = self._live_threads = 0
+        self._lanes: set[Hashable] = set()
+        self._running: dict[Hashable, _QueuedItem[Item]] = {}  # By lane.
+        self._is_closed = False
+        # Number and error of the first item, in order of submission, that failed.
+        self._error: tuple[int, BaseException] | None = None
+        self._changed = threading.Condition()
+        self._settings = ExitStack()
+        self._threads = [
+            threading.Thread(target=self._run, name="measures", daemon=True)
+            for _ in range(max(1, threads))
+        ]
+        is_cuda = device is not None and device.type == "cuda"
+        self._stream = torch.cuda.current_stream(device) if is_cuda else None
+
+    def __enter__(self) -> BackgroundWorkers[Item]:
+        if len(self._threads) > 1:
+            self._settings.enter_context(single_blas_thread())
+        self._settings.enter_context(_TORCH_THREADS())
+        try:
+            for thread in self._threads:
+                self._start(thread)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def _start(self, thread: threading.Thread) -> None:
+        with self._changed:
+            self._live_threads += 1
+        try:
+            thread.start()
+        except BaseException:
+            if thread.ident is None:
+                with self._changed:
+                    self._live_threads -= 1
+            raise
+
+    def set_limit(self, limit: int) -> None:
+        """Set how many bytes may wait in the queue."""
+        with self._changed:
+            self._limit = limit
+
+    def put(self, item: Item) -> None:
+        """Submit an item; block while the queue is full.
+
+        Raises
+        ------
+        Exception
+            The error of an earlier item.
+        """
+        size, lane = self._size(item), self._lane(item)
+        with self._changed:
+            while self._queue and self._queued_bytes + size > self._limit and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error[1]
+            self._queue.append(_QueuedItem(item, self._submitted, lane, lane not in self._lanes))
+            self._lanes.add(lane)
+            self._submitted += 1
+            self._queued_bytes += size
+            self._changed.notify_all()
+            while self._limit == 0 and (self._queue or self._running):
+                self._changed.wait()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            with self._changed:
+                self._queue.clear()
+        self._close()
+        if error is None and self._error is not None:
+            raise self._error[1]
+
+    def _close(self) -> None:
+        """Finish the queue and end the threads."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        try:
+            self._wait_until_done()
+        except BaseException:
+            # Interrupted while the queue is finished.
+            with self._changed:
+                self._queue.clear()
+                self._changed.notify_all()
+            self._wait_until_done()
+            raise
+        finally:
+            self._settings.close()
+
+    def _wait_until_done(self) -> None:
+        # Not by `join` alone: interrupted once, it takes the thread for ended (Python 3.11).
+        with self._changed:
+            while self._live_threads > 0:
+                self._changed.wait()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._process_queue()
+        finally:
+            with self._changed:
+                self._live_threads -= 1
+                self._changed.notify_all()
+
+    def _process_queue(self) -> None:
+        torch.set_num_threads(1)
+        # Without a stream of its own the thread would ask for the current one, which initialises
+        # a GPU that nothing is on; on a Mac there is no answer.
+        stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
+        with torch.no_grad(), stream:
+            while (queued := self._take()) is not None:
+                error: BaseException | None = None
+                try:
+                    self._work(queued.item)
+                except BaseException as raised:
+                    # Raised again in the caller's thread.
+                    error = raised
+                self._finish(queued, error)
+
+    def _finish(self, queued: _QueuedItem[Item], error: BaseException | None) -> None:
+        with self._changed:
+            del self._running[queued.lane]
+            if error is not None:
+                if self._error is None or queued.number < self._error[0]:
+                    self._error = queued.number, error
+                self._queue.clear()
+            self._changed.notify_all()
+
+    def _take(self) -> _QueuedItem[Item] | None:
+        with self._changed:
+            while (position := next(self._ready(), None)) is None:
+                if self._is_closed and not self._queue:
+                    return None
+                self._changed.wait()
+            queued = self._queue[position]
+            del self._queue[position]
+            self._running[queued.lane] = queued
+            self._queued_bytes -= self._size(queued.item)
+            self._changed.notify_all()
+            return queued
+
+    def _ready(self) -> Iterator[int]:
+        """Yield the queue positions of items that may run now."""
+        if any(running.is_first for running in self._running.values()):
+            return
+        busy = set(self._running)
+        for position, queued in enumerate(self._queue):
+            if queued.is_first:
+                if position == 0 and not busy:
+                    yield position
+                return
+            if queued.lane not in busy:
+                yield position
+            busy.add(queued.lane)

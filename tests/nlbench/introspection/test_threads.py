@@ -1,0 +1,20 @@
+"""Numbers of threads."""
+
+import pytest
+import torch
+
+from nlbench.introspection import threads as module
+from nlbench.introspection.threads import measure_threads, overlap_pays
+
+
+@pytest.mark.parametrize(("asked", "cores", "threads"), [(4, 16, 4), (16, 4, 4), (1, 4, 1)])
+def test_measures_next_to_a_gpu_use_the_threads_that_have_cores(monkeypatch, asked, cores, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: asked)
+    monkeypatch.setattr(module, "_available_cores", lambda: cores)
+    assert measure_threads(torch.device("cuda")) == threads
+    assert measure_threads(torch.device("cpu")) == 1
+
+
+def test_nothing_overlaps_on_apples_gpu():
+    assert not overlap_pays(torch.device("mps"))
+    assert overlap_pays(torch.device("cuda"))
