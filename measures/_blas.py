@@ -11,7 +11,7 @@ import torch
 from scipy.linalg import blas
 from torch import Tensor
 
-from nlbench.introspection.background import one_thread
+from nlbench.introspection.threads import single_blas_thread
 
 __all__ = [
     "gram",
@@ -62,7 +62,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product of a and b, both float64."""
     if is_differentiated(a, b) or not on_one_core(a):
         return a @ b
-    with one_thread():
+    with single_blas_thread():
         return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
 
 
@@ -72,7 +72,7 @@ def outer_products(a: Tensor, b: Tensor) -> Tensor:
     In the type of a and b, also where autocast would take a shorter one.
     """
     if on_one_core(a):
-        with one_thread():
+        with single_blas_thread():
             return torch.from_numpy(a.detach().numpy() @ b.detach().numpy().T)
     with torch.autocast(a.device.type, enabled=False):
         return a.detach() @ b.detach().T
@@ -119,7 +119,7 @@ class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(data: Tensor) -> Tensor:
         """Multiply."""
-        with one_thread():
+        with single_blas_thread():
             return torch.from_numpy(_gram_of_array(data.detach().numpy()))
 
     @staticmethod

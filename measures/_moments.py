@@ -15,8 +15,8 @@ from ._prepared import Prepared, Samples, prepare, prepared
 from ._samples import EPSILON, check_count, rounding_norms, varying
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.probe import SiteBatch
     from nlbench.probes.sites.shared import Pair
+    from nlbench.probes.sites.site import SiteBatch
 
 __all__ = ["Moments", "PairsAccumulator", "PairsMeasure", "SamplePairs"]
 

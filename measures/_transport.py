@@ -15,7 +15,7 @@ from scipy.linalg import blas, lapack
 from torch import Tensor
 
 from nlbench.errors import Undefined
-from nlbench.introspection.background import one_thread
+from nlbench.introspection.threads import single_blas_thread
 
 from ._blas import (
     gram,
@@ -140,7 +140,7 @@ class _Parts:
 
 def _diagonalized(source: Tensor, target: Tensor) -> _Parts:
     if on_one_core(source):
-        with one_thread():
+        with single_blas_thread():
             return _by_scipy(source, target)
     lower, failed = torch.linalg.cholesky_ex(source)
     _check_pivots(lower, source, bool(failed))

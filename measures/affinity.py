@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined, nearest
-from nlbench.measure import FunctionMeasure, MoreMeans, Source
+from nlbench.measure import FunctionMeasure, MoreMeans
 from nlbench.options import Option, OptionValue
 
 from ._assignment import optimal_matching
@@ -22,7 +23,7 @@ from ._sources import affinity_paper
 from ._transport import optimal_map
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.probe import SiteBatch
+    from nlbench.probes.sites.site import SiteBatch
 
 __all__ = ["Affinity", "affinity_score"]
 

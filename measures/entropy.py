@@ -17,7 +17,7 @@ from ._prepared import Samples, prepare, prepared
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.probe import SiteBatch
+    from nlbench.probes.sites.site import SiteBatch
 
 __all__ = ["Entropy", "histogram_entropy"]
 

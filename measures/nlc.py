@@ -13,10 +13,10 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import Measure, MoreMeans, Result
 from nlbench.options import Option
-from nlbench.probes.function.probe import directional_derivative
+from nlbench.probes.function import directional_derivative
 
 if TYPE_CHECKING:
-    from nlbench.probes.function.probe import FunctionBatch
+    from nlbench.probes.function import FunctionBatch
 
 __all__ = ["NonlinearityCoefficient", "nonlinearity_coefficient"]
 
@@ -107,7 +107,7 @@ def _terms(
     bends, spreads = [], []
     for first, second in _offsets(n, directions):
         direction = (inputs.roll(-first, 0) - inputs.roll(-second, 0)) / math.sqrt(2)
-        outputs, derivatives = directional_derivative(function, inputs, direction, most=most)
+        outputs, derivatives = directional_derivative(function, inputs, direction, limit=most)
         dtype = outputs.dtype
         outputs, derivatives = _flat(outputs), _flat(derivatives)
         step = outputs.roll(-first, 0) - outputs.roll(-second, 0)
@@ -194,7 +194,7 @@ class NonlinearityCoefficient(Measure):
             return
         directions = int(self.settings["directions"])
         *terms, self._dtype = _terms(
-            observation.function, observation.inputs, directions, observation.most
+            observation.function, observation.inputs, directions, observation.limit
         )
         self._batches.append(tuple(term.cpu() for term in terms))
 

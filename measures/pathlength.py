@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from nlbench.citation import Source
 from nlbench.errors import Undefined
-from nlbench.measure import Measure, Result, Source, Value
+from nlbench.measure import Measure, Result, Value
 from nlbench.options import Option
 from nlbench.probes.graph.channel_graph import ChannelGraph, counted_lengths, walked_length
 from nlbench.probes.graph.probe import channel_graph

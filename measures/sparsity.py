@@ -17,7 +17,7 @@ from ._change import ChangeAccumulator
 from ._sources import affinity_paper
 
 if TYPE_CHECKING:
-    from nlbench.probes.sites.probe import SiteBatch
+    from nlbench.probes.sites.site import SiteBatch
 
 __all__ = ["NEAR_ZERO", "Sparsity", "share_near_zero"]
 

@@ -1,6 +1,6 @@
 """Batches of one site, as a measure gets them."""
 
-from nlbench.probes.sites.probe import Site, SiteBatch
+from nlbench.probes.sites.site import Site, SiteBatch
 
 
 def batches_of(x, y, size):

@@ -1,4 +1,4 @@
-"""How one side of an activation call becomes samples by channels, (n, d)."""
+"""Reduction of an activation's input or output to samples by channels, (n, d)."""
 
 from __future__ import annotations
 
@@ -48,23 +48,22 @@ REDUCTIONS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
 
 
 def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor:
-    """Bring one side of an activation call to (n, d).
+    """Reduce an activation's input or output to (n, d).
 
     Parameters
     ----------
     tensor : tensor of shape (n, ...)
     axis : int
-        Where the channels are; only ``spatial`` uses it.
+        Axis of the channels, for ``spatial``.
     reduction : {"spatial", "flatten", "published"}
-        ``spatial``: mean over all positions or tokens, keeping channels. ``flatten``:
-        all but the batch. ``published``: mean over the last two axes of a 4-D tensor and
-        the last one of a 3-D tensor, whatever they are, as the affinity paper's code does.
+        ``spatial``: mean over all positions or tokens. ``flatten``: flatten all axes but the
+        batch. ``published``: mean over the last two axes of a 4-D tensor or the last axis of a
+        3-D tensor, regardless of their meaning, as in the affinity paper's code.
 
     Returns
     -------
     tensor of shape (n, d)
-        At least single precision. Never the tensor itself, so that an in-place activation
-        can't change it.
+        At least single precision, and never a view, which an in-place activation would change.
 
     Raises
     ------
@@ -89,20 +88,20 @@ def reduce_site(tensor: Tensor, axis: int, reduction: str = "spatial") -> Tensor
 
 Function = Callable[[Tensor], Tensor]
 
-# Bytes of an activation that are gone through at a time: what a function makes of them stays
-# small, and on a CPU it finds them in the cache.
-_PIECE = {"cpu": 2**22}
-_PIECE_ELSEWHERE = 2**28
+# Bytes of an activation that a function is applied to at a time, so that its intermediate results
+# stay small, and in the cache of a CPU.
+_CPU_CHUNK_BYTES, _GPU_CHUNK_BYTES = 2**22, 2**28
 
 
 @dataclass(frozen=True)
 class Side:
-    """The input or the output of one activation call, without its whole tensor.
+    """The input or the output of one activation call, reduced.
 
     Parameters
     ----------
     reduced : tensor of shape (n, d)
-    numbers : mapping of str to tensor of shape (n,), or the error met
+    numbers : mapping of str to tensor of shape (n,) or Exception
+        Result or error of each function of the whole tensor.
     """
 
     reduced: Tensor
@@ -110,17 +109,17 @@ class Side:
 
 
 def capture(tensor: Tensor, axis: int, reduction: str, functions: Mapping[str, Function]) -> Side:
-    """Take what is kept of an activation's tensor (n, ...).
+    """Reduce an activation's tensor, and apply functions to the whole of it.
 
     Parameters
     ----------
     tensor : tensor of shape (n, ...)
     axis : int
-        Where the channels are.
+        Axis of the channels.
     reduction : str
-        See `nlbench.probes.sites.reduce.reduce_site`.
+        See `reduce_site`.
     functions : mapping of str to callable
-        From the tensor, or some of its samples, to one number a sample.
+        From the tensor, or some of its samples, to one number per sample.
 
     Examples
     --------
@@ -133,28 +132,28 @@ def capture(tensor: Tensor, axis: int, reduction: str, functions: Mapping[str, F
     return joined(
         [
             Side(
-                reduce_site(piece, axis, reduction),
-                {name: _applied(function, piece) for name, function in functions.items()},
+                reduce_site(chunk, axis, reduction),
+                {name: _applied(function, chunk) for name, function in functions.items()},
             )
-            for piece in _pieces(tensor)
+            for chunk in _chunks(tensor)
         ]
     )
 
 
-def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    most = _PIECE.get(tensor.device.type, _PIECE_ELSEWHERE)
+def _chunks(tensor: Tensor) -> Sequence[Tensor]:
+    limit = _CPU_CHUNK_BYTES if tensor.device.type == "cpu" else _GPU_CHUNK_BYTES
     sample = max(1, tensor.numel() // max(1, len(tensor)) * tensor.element_size())
-    size = max(1, most // sample)
+    size = max(1, limit // sample)
     return (tensor,) if size >= len(tensor) else torch.split(tensor, size)
 
 
 def _applied(function: Function, tensor: Tensor) -> Tensor | Exception:
-    """Apply a measure's function; what it raises concerns only who reads the result."""
+    """Apply a measure's function; return its error, which only that measure should raise."""
     try:
         numbers = function(tensor)
         if numbers.shape != (len(tensor),):
             shape = tuple(numbers.shape)
-            raise ValueError(f"it gives shape {shape}, expected one number a sample")
+            raise ValueError(f"the function returned shape {shape}, expected one number per sample")
         # A view would keep the activation alive, or change with it.
         return numbers.detach().clone()
     except Exception as error:
@@ -162,7 +161,7 @@ def _applied(function: Function, tensor: Tensor) -> Tensor | Exception:
 
 
 def joined(sides: Sequence[Side]) -> Side:
-    """Put what was kept of some of the samples after one another."""
+    """Concatenate the samples of several sides."""
     if len(sides) == 1:
         return sides[0]
     numbers = {}
@@ -175,11 +174,11 @@ def joined(sides: Sequence[Side]) -> Side:
 
 
 class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
-    """What functions made of a whole input and a whole output; an error when it is read.
+    """Results of functions of a whole input and a whole output; access raises their errors.
 
     Parameters
     ----------
-    x, y : mapping of str to tensor of shape (n,), or the error met
+    x, y : mapping of str to tensor of shape (n,) or Exception
     """
 
     def __init__(
@@ -202,7 +201,7 @@ class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
         return len(self._x)
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Unreduced:
-        """Give the results of a function of the results."""
+        """Apply a function to all results."""
         x, y = (
             {k: v if isinstance(v, Exception) else function(v) for k, v in side.items()}
             for side in (self._x, self._y)
@@ -210,8 +209,8 @@ class Unreduced(Mapping[str, tuple[Tensor, Tensor]]):
         return Unreduced(x, y)
 
     def renamed(self, names: Mapping[str, str]) -> Unreduced:
-        """Give the same results under other names: those that `names` maps to."""
+        """Rename the results, by a mapping from new names to present ones."""
         return Unreduced(
-            {name: self._x[known] for name, known in names.items()},
-            {name: self._y[known] for name, known in names.items()},
+            {new: self._x[name] for new, name in names.items()},
+            {new: self._y[name] for new, name in names.items()},
         )

@@ -1,16 +1,14 @@
-"""What a call is there for, and what bends without being a call, by what becomes of the tensors.
+"""Roles of calls, and nonlinear operations that are no calls, from the use of their outputs.
 
-A gate's output multiplies another tensor and does nothing else. A call inside attention works on
-products of two tensors that both come from the input, and its output goes on into a softmax or
-another such product. A soft cap is c tanh(x / c), which leaves all but the largest logits as
-they are.
+A gate's output multiplies another tensor and has no other use. A call inside attention works on
+products of two tensors that both depend on the input, and its output enters a softmax or another
+such product. A soft cap is c tanh(x / c), which changes only the largest logits.
 
-An activation that is written out inside a larger module, ``h * sigmoid(h)`` or
-``h.clamp(min=0)``, has no call of its own to be caught: at most one of its operations is a site.
-What is noticed is an operation on numbers one by one that is not affine, or a product of two
-tensors that are made of one, number by number, where its result goes on at full size: that only
-an average is taken of it, or that it scales something larger, makes it a part of a normalisation
-or a gate.
+An activation that is written out inside a larger module, ``h * sigmoid(h)`` or ``h.clamp(min=0)``,
+has no call of its own: at most one of its operations is a site. It is noticed as an elementwise
+operation that is not affine, or as an elementwise product of two tensors computed from one, if the
+result is used at full size. If only its mean is used, or if it scales a larger tensor, it belongs
+to a normalisation or a gate.
 """
 
 from __future__ import annotations
@@ -26,12 +24,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from nlbench.introspection.operations import FunctionCall, Operation, tensors_in
 
-__all__ = ["GATE_KINDS", "Fate", "Gate", "Gates", "Logits", "Unseen"]
+__all__ = [
+    "GATE_KINDS",
+    "GateRoles",
+    "GateTracker",
+    "LogitRoles",
+    "RoleTracker",
+    "UnseenActivations",
+]
 
 
 GATE_KINDS = {"sigmoid", "hardsigmoid"}
 
-# Operations that leave what a tensor is used for open, beside those that copy or scale it.
+# Operations that leave a tensor's use open, in addition to those that copy or scale it.
 _PARTS = {"chunk", "interpolate", "split", "tensor_split"}
 _PRODUCTS = {"mul", "multiply"}
 
@@ -40,48 +45,48 @@ def _arranges(operation: Operation) -> bool:
     return operation.name in _PARTS or operation.arranges not in ("", "reduces")
 
 
-class _Followed:
-    """The output of a call, and what stands for it, as long as it lives."""
+class _LiveCopies:
+    """The output of a call and its copies that are alive."""
 
     def __init__(self, output: Tensor) -> None:
         self._live: MutableMapping[Tensor, None] = WeakTensorKeyDictionary({output: None})
 
-    def goes_on(self, outputs: Sequence[Tensor]) -> None:
-        """Follow it into what is made of it."""
+    def add_copies(self, outputs: Sequence[Tensor]) -> None:
+        """Follow tensors computed from the output as well."""
         self._live.update(dict.fromkeys(outputs))
 
 
-class Gate(_Followed):
-    """What became of a sigmoid's output so far.
+class GateTracker(_LiveCopies):
+    """Follows the use of a sigmoid's output.
 
     Parameters
     ----------
-    given, output : tensor
-        The sigmoid's.
+    source, output : tensor
+        Input and output of the sigmoid.
     """
 
-    def __init__(self, given: Tensor, output: Tensor) -> None:
+    def __init__(self, source: Tensor, output: Tensor) -> None:
         super().__init__(output)
-        self._given = weakref.ref(given)
+        self._source = weakref.ref(source)
         self._multiplies = False
         self._refuted = False
 
-    def used(
+    def use(
         self, operation: Operation, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Note an operation on it; return what stands for the gate from now on."""
+        """Follow an operation on the gate; return the outputs that are copies of it."""
         others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
         if _arranges(operation) or operation.acts == "keeps" or is_scaled:
-            self.goes_on(outputs)
+            self.add_copies(outputs)
             return outputs
         if (
             operation.name in _PRODUCTS
             and others
-            and all(tensor is not self._given() for tensor in others)
+            and all(tensor is not self._source() for tensor in others)
         ):
             self._multiplies = True
-            # In place the product has taken the gate's own tensor.
+            # An in-place product overwrites the gate's tensor.
             for tensor in outputs:
                 self._live.pop(tensor, None)
         else:
@@ -90,25 +95,25 @@ class Gate(_Followed):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing that can still happen changes the verdict."""
+        """True if the role is final."""
         return self._refuted or not self._live
 
     @property
     def role(self) -> str:
-        """``gate`` if it multiplied another tensor than its own input, and did nothing else."""
+        """``gate`` if the output only multiplies tensors other than the sigmoid's input."""
         return "gate" if self._multiplies and not self._refuted else ""
 
 
-class Gates:
-    """Follows the outputs of sigmoids from one operation to the next."""
+class GateRoles:
+    """Follows the outputs of all sigmoids of a pass."""
 
     def __init__(self) -> None:
-        self._of: MutableMapping[Tensor, Gate] = WeakTensorKeyDictionary()
+        self._trackers: MutableMapping[Tensor, GateTracker] = WeakTensorKeyDictionary()
 
-    def begin(self, given: Tensor, output: Tensor) -> Gate:
+    def begin(self, source: Tensor, output: Tensor) -> GateTracker:
         """Follow a sigmoid's output from here on."""
-        gate = self._of[output] = Gate(given, output)
-        return gate
+        tracker = self._trackers[output] = GateTracker(source, output)
+        return tracker
 
     def follow(
         self,
@@ -116,85 +121,85 @@ class Gates:
         outputs: Sequence[Tensor],
         is_constant: Callable[[Tensor], bool],
     ) -> None:
-        """Note an operation, whatever it is on; to multiply by a constant is to scale."""
-        if not self._of:
+        """Follow an operation; a product with a constant is a scaling."""
+        if not self._trackers:
             return
         operands = [tensor for tensor in call.tensors if not is_constant(tensor)]
-        among = (gate for tensor in operands if (gate := self._of.get(tensor)) is not None)
-        for gate in {id(gate): gate for gate in among}.values():
-            standing = gate.used(call.operation, operands, outputs)
+        involved = (t for operand in operands if (t := self._trackers.get(operand)) is not None)
+        for tracker in {id(tracker): tracker for tracker in involved}.values():
+            copies = tracker.use(call.operation, operands, outputs)
             for tensor in outputs:
-                if any(tensor is other for other in standing):
-                    self._of[tensor] = gate
+                if any(tensor is copy for copy in copies):
+                    self._trackers[tensor] = tracker
                 else:
-                    self._of.pop(tensor, None)
+                    self._trackers.pop(tensor, None)
 
 
-class Fate(_Followed):
-    """What becomes of the output of a call on logits.
+class RoleTracker(_LiveCopies):
+    """Follows the use of a call's output on logits.
 
     Parameters
     ----------
     output : tensor
     is_product : bool
-        Whether its input comes from a product of two tensors.
-    divided_by : float or None
-        What its input has been divided by, if it is a tanh.
+        True if the call's input comes from a product of two tensors.
+    divisor : float or None
+        Divisor of the input of a tanh.
     """
 
-    def __init__(self, output: Tensor, is_product: bool, divided_by: float | None) -> None:
+    def __init__(self, output: Tensor, is_product: bool, divisor: float | None) -> None:
         super().__init__(output)
-        self._is_product, self._divided_by = is_product, divided_by
+        self._is_product, self._divisor = is_product, divisor
         self.role = ""
 
-    def multiplied(self, factor: float | None) -> None:
-        """Note that it is multiplied by a number."""
-        cap = self._divided_by
+    def multiply(self, factor: float | None) -> None:
+        """Follow a product with a number, which completes a soft cap if it undoes the division."""
+        cap = self._divisor
         if cap is not None and factor is not None and abs(factor - cap) <= 1e-6 * abs(cap):
             self.role = self.role or "softcap"
 
-    def enters_attention(self) -> None:
-        """Note that it goes into a softmax or a product of two tensors."""
+    def enter_attention(self) -> None:
+        """Follow the output into a softmax or a product of two tensors."""
         if self._is_product:
             self.role = "attention"
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing that can still happen changes its role."""
+        """True if the role is final."""
         return self.role == "attention" or not self._live
 
 
-class Logits:
-    """Follows products of two tensors, and what is computed of them number by number."""
+class LogitRoles:
+    """Follows products of two tensors, and elementwise operations on them."""
 
     def __init__(self) -> None:
         self._products: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
-        self._divided: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
-        self._fates: MutableMapping[Tensor, Fate] = WeakTensorKeyDictionary()
+        self._divisors: MutableMapping[Tensor, float] = WeakTensorKeyDictionary()
+        self._trackers: MutableMapping[Tensor, RoleTracker] = WeakTensorKeyDictionary()
 
-    def begin(self, kind: str, given: Tensor, output: Tensor) -> list[Fate]:
-        """Follow the output of a call from here on, if it may have a role of this sort."""
-        is_product = given in self._products and given.ndim > 2
-        divided_by = self._divided.get(given) if kind == "tanh" else None
-        if not is_product and divided_by is None:
+    def begin(self, kind: str, source: Tensor, output: Tensor) -> list[RoleTracker]:
+        """Follow a call's output from here on, if it may be in attention or a soft cap."""
+        is_product = source in self._products and source.ndim > 2
+        divisor = self._divisors.get(source) if kind == "tanh" else None
+        if not is_product and divisor is None:
             return []
-        fate = self._fates[output] = Fate(output, is_product, divided_by)
-        return [fate]
+        tracker = self._trackers[output] = RoleTracker(output, is_product, divisor)
+        return [tracker]
 
     def follow(
         self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        """Note an operation on tensors that come from the model's input, among its arguments."""
+        """Follow an operation; `operands` are the arguments that depend on the model's input."""
         name = call.name
-        is_followed = self._products or self._divided or self._fates
-        if not operands or not (is_followed or name in _INNER or name in _FACTORS):
+        is_active = self._products or self._divisors or self._trackers
+        if not operands or not (is_active or name in _INNER or name in _FACTORS):
             return
         are_products = any(tensor in self._products for tensor in operands)
-        fates = [fate for t in operands if (fate := self._fates.get(t)) is not None]
+        trackers = [t for operand in operands if (t := self._trackers.get(operand)) is not None]
         if name == "softmax" or (name in _INNER and len(operands) > 1):
-            for fate in fates:
-                fate.enters_attention()
-            # What the weights of attention are multiplied with is no logit.
+            for tracker in trackers:
+                tracker.enter_attention()
+            # The product of attention weights and values is no logit.
             if are_products == (name == "softmax"):
                 self._products.update(dict.fromkeys(outputs))
             return
@@ -204,11 +209,11 @@ class Logits:
             self._products.update(dict.fromkeys(outputs))
         factor = _factor(name, call.args)
         if factor:
-            self._divided[outputs[0]] = 1 / factor
-        for fate in fates:
-            fate.multiplied(factor)
-            fate.goes_on(outputs)
-            self._fates.update(dict.fromkeys(outputs, fate))
+            self._divisors[outputs[0]] = 1 / factor
+        for tracker in trackers:
+            tracker.multiply(factor)
+            tracker.add_copies(outputs)
+            self._trackers.update(dict.fromkeys(outputs, tracker))
 
 
 _FACTORS = {*_PRODUCTS, "div", "divide", "true_divide", "truediv"}
@@ -216,7 +221,7 @@ _INNER = {"matmul", "rmatmul", "bmm", "baddbmm", "einsum"}
 
 
 def _factor(name: str, args: Sequence[Any]) -> float | None:
-    """What number a tensor is multiplied by; None in any other operation."""
+    """Return the number that a tensor is multiplied by; None for any other operation."""
     if len(args) < 2 or name not in _FACTORS:
         return None
     numbers = [float(value) for value in args[:2] if isinstance(value, int | float)]
@@ -225,15 +230,15 @@ def _factor(name: str, args: Sequence[Any]) -> float | None:
     return numbers[0] if name in _PRODUCTS else 1 / numbers[0]
 
 
-# Statistics of a tensor, beside what reduces its axes.
+# Statistics of a tensor, in addition to the operations that reduce its axes.
 _NORMS = {"linalg_norm", "linalg_vector_norm", "norm", "std_mean", "var_mean", "vector_norm"}
 
-Remark = tuple[str, str]
-"""Place and operation."""
+PlacedOperation = tuple[str, str]
+"""Place and name of an operation."""
 
 
-class Unseen:
-    """Follows, in one forward pass, what bends outside of sites, so that it can be said.
+class UnseenActivations:
+    """Finds nonlinear operations outside of sites in one forward pass.
 
     Attributes
     ----------
@@ -242,102 +247,102 @@ class Unseen:
     """
 
     def __init__(self) -> None:
-        # The tensor that each was made of, number by number.
+        # The tensor that each was computed from elementwise.
         self._roots: MutableMapping[Tensor, object] = WeakTensorKeyDictionary()
-        # Made of the input's shape alone.
+        # Tensors that depend on the input's shape only.
         self._constants: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
-        # What bends, while it is not known what becomes of it.
-        self._open: MutableMapping[Tensor, Remark] = WeakTensorKeyDictionary()
-        self.found: dict[Remark, None] = {}
+        # Results of nonlinear operations whose use is open.
+        self._open: MutableMapping[Tensor, PlacedOperation] = WeakTensorKeyDictionary()
+        self.found: dict[PlacedOperation, None] = {}
 
     def follow(
         self,
         operation: Operation,
-        given: Sequence[Tensor],
+        sampled: Sequence[Tensor],
         output: object,
         place: str,
         *,
         is_site: bool,
     ) -> None:
-        """Note an operation, at a place, on tensors that come from the model's input."""
+        """Follow an operation; `sampled` are the arguments that depend on the model's input."""
         name = operation.name
-        if name == "setitem" and given and output is None:
-            # What it writes into is what it gives. Numbers that are chosen by a mask of the same
-            # tensor are written number by number.
-            output = given[0]
-            given = [output, *(t for t in given[1:] if t.dtype == torch.bool)]
+        if name == "setitem" and sampled and output is None:
+            # The output is the tensor written into. Entries that a mask of the same tensor
+            # selects are written elementwise.
+            output = sampled[0]
+            sampled = [output, *(t for t in sampled[1:] if t.dtype == torch.bool)]
         outputs = list(tensors_in((output,)))
-        if not outputs or not given:
+        if not outputs or not sampled:
             return
-        operands = [t for t in given if t not in self._constants] if self._constants else given
+        operands = [t for t in sampled if t not in self._constants] if self._constants else sampled
         if not operands or name.startswith("new_") or name.endswith("_like"):
             self._constants.update(dict.fromkeys(outputs))
             return
-        self._used(operation, operands, outputs)
+        self._use(operation, operands, outputs)
         roots = {id(root): root for root in map(self._root, operands)}
-        # Both bend what they are given twice, as it is and in factors or in a mask made of it.
-        is_given_twice = name in ("einsum", "setitem") and len(operands) > 1
-        is_elementwise = is_site or bool(operation.acts) or is_given_twice
-        made = outputs[0]
+        # Both are nonlinear in a tensor that they take twice: as it is, and as factor or mask.
+        is_taken_twice = name in ("einsum", "setitem") and len(operands) > 1
+        is_elementwise = is_site or bool(operation.acts) or is_taken_twice
+        result = outputs[0]
         same = is_elementwise and len(roots) == 1 and isinstance(output, Tensor)
-        same = same and all(t.shape == made.shape for t in operands)
+        same = same and all(t.shape == result.shape for t in operands)
         for tensor in outputs:
             self._roots[tensor] = next(iter(roots.values())) if same else object()
-        # A product of two tensors bends if both are made of one; a maximum of any two does.
-        is_bent = (same and is_given_twice) or operation.is_bent(len(operands) if same else 1)
-        is_whole = isinstance(output, Tensor) and made.shape == operands[0].shape
-        if is_bent and is_whole and made.is_floating_point() and not is_site:
-            self._open[made] = (place, name)
+        # A product is nonlinear if both tensors come from one; a maximum always is.
+        is_bent = (same and is_taken_twice) or operation.is_bent(len(operands) if same else 1)
+        is_whole = isinstance(output, Tensor) and result.shape == operands[0].shape
+        if is_bent and is_whole and result.is_floating_point() and not is_site:
+            self._open[result] = (place, name)
 
     def _root(self, tensor: Tensor) -> object:
         return self._roots.setdefault(tensor, object())
 
-    def _used(
+    def _use(
         self, operation: Operation, operands: Iterable[Tensor], outputs: Sequence[Tensor]
     ) -> None:
         is_norm = operation.name in _NORMS or operation.arranges == "reduces"
         for tensor in operands if self._open else ():
-            remark = self._open.get(tensor)
-            if remark is None or is_norm or not outputs[0].is_floating_point():
+            origin = self._open.get(tensor)
+            if origin is None or is_norm or not outputs[0].is_floating_point():
                 continue
             if operation.arranges:
-                for made in outputs:
-                    self._open[made] = remark
+                for output in outputs:
+                    self._open[output] = origin
             elif outputs[0].numel() <= tensor.numel():
-                self.found[remark] = None
-            # In place what was open has been overwritten.
-            if any(tensor is made for made in outputs):
+                self.found[origin] = None
+            # An in-place operation has overwritten the open tensor.
+            if any(tensor is output for output in outputs):
                 del self._open[tensor]
 
     def end(self, output: object) -> None:
-        """Note what the model returned."""
+        """Follow the model's output."""
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor) and tensor in self._open:
                 self.found[self._open[tensor]] = None
 
     def forget(self, since: int, output: object) -> None:
-        """Take back what was found in a handwritten activation, which is a site.
+        """Drop the findings inside a handwritten activation, which is a site.
 
         Parameters
         ----------
         since : int
-            How much had been found before.
+            Number of findings before it.
         output : tensor
-            Of the activation.
+            Output of the activation.
         """
-        for remark in list(self.found)[since:]:
-            del self.found[remark]
+        for origin in list(self.found)[since:]:
+            del self.found[origin]
         if isinstance(output, Tensor):
             self._open.pop(output, None)
 
-    def remarks(self) -> Iterator[str]:
-        """Say what was found, place by place.
+    def descriptions(self) -> Iterator[str]:
+        """Describe the findings, place by place.
 
         Examples
         --------
-        >>> unseen = Unseen()
+        >>> unseen = UnseenActivations()
         >>> unseen.found = {("mlp", "erf"): None, ("mlp", "mul"): None}
-        >>> list(unseen.remarks())
+        >>> list(unseen.descriptions())
         ['erf and mul of mlp']
         """
         places: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Choose among a model's sites: by name, by kind, by role, or every k-th."""
+"""Selection of sites by name, by kind, by role, or every k-th."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nlbench.errors import RequestError, nearest
 
 if TYPE_CHECKING:
-    from .probe import Site
+    from .site import Site
 
 __all__ = ["ROLES", "Picker", "Selection"]
 
@@ -21,7 +21,7 @@ _ATTRIBUTES = ("every", "kind", "role")
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _Alternative:
     """Conditions that a site has to meet together."""
 
     text: str
@@ -41,12 +41,12 @@ class _Choice:
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice of sites.
+    """A selection of sites.
 
     Parameters
     ----------
     choices : tuple
-        A site is chosen if one of them takes it; none: all sites are.
+        Alternatives, of which a site has to meet one. If empty, all sites are selected.
 
     Examples
     --------
@@ -55,48 +55,39 @@ class Selection:
     (True, False)
     """
 
-    choices: tuple[_Choice, ...] = ()
+    choices: tuple[_Alternative, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Selection:
-        """Read a choice: alternatives with commas, each of conditions joined by ``+``.
+        """Parse alternatives separated by commas, each of conditions joined by ``+``.
 
-        A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``: the
-        first and each k-th after it of the sites that meet the other conditions.
+        A condition is a glob over names, ``kind:GLOB``, ``role:ROLE`` or ``every:K``: the first
+        and every k-th of the sites that meet the other conditions.
 
         Raises
         ------
         nlbench.RequestError
-            For what can't be read.
+            For invalid text.
         """
         parts = [part.strip() for part in text.split(",") if part.strip()]
         return cls(tuple(_parse(part) for part in parts if part != "*"))
 
     def may_take(self, name: str, kind: str | None) -> bool:
-        """Whether a site may be chosen, by what is known of it when it is called.
-
-        A kind of None is not known yet.
-        """
+        """Return True if a site may be selected; a kind of None is not known yet."""
         return not self.choices or any(choice.may_take(name, kind) for choice in self.choices)
 
     def check(self, sites: Iterable[Site]) -> None:
-        """Refuse alternatives that no site of a model meets.
-
-        Raises
-        ------
-        nlbench.RequestError
-            Naming the first of them.
-        """
-        there = list(sites)
+        """Raise `nlbench.RequestError` for an alternative that no site of a model meets."""
+        known = list(sites)
         for choice in self.choices:
-            if there and not any(choice.meets(site) for site in there):
-                near = _nearest(choice, there)
+            if known and not any(choice.meets(site) for site in known):
+                near = _nearest(choice, known)
                 raise RequestError(
-                    f"sites.select: '{choice.text}' matches none of the {len(there)} sites{near}"
+                    f"sites.select: '{choice.text}' matches none of the {len(known)} sites{near}"
                 )
 
 
-def _nearest(choice: _Choice, sites: list[Site]) -> str:
+def _nearest(choice: _Alternative, sites: list[Site]) -> str:
     if choice.names:
         return nearest(choice.names[0], {site.name for site in sites})
     if choice.kinds:
@@ -107,23 +98,23 @@ def _nearest(choice: _Choice, sites: list[Site]) -> str:
 
 
 class Picker:
-    """Applies a selection to the sites of one forward pass, in order of call."""
+    """A selection applied to the sites of one forward pass, in order of call."""
 
     def __init__(self, selection: Selection) -> None:
         self._choices = selection.choices
         self._met: Counter[int] = Counter()
 
     def takes(self, site: Site) -> bool:
-        """Whether the next site is chosen."""
-        taken = not self._choices
+        """Return True if the next site is selected."""
+        is_selected = not self._choices
         for number, choice in enumerate(self._choices):
             if choice.meets(site):
-                taken |= self._met[number] % choice.every == 0
+                is_selected |= self._met[number] % choice.every == 0
                 self._met[number] += 1
-        return taken
+        return is_selected
 
 
-def _parse(text: str) -> _Choice:
+def _parse(text: str) -> _Alternative:
     names, kinds, roles, every = [], [], [], 1
     for condition in (part.strip() for part in text.split("+")):
         attribute, colon, value = condition.partition(":")
@@ -145,7 +136,7 @@ def _parse(text: str) -> _Choice:
             names.append(condition)
         else:
             raise RequestError(
-                f"sites.select: can't read '{condition or text}', expected a glob over names, "
+                f"sites.select: invalid condition '{condition or text}', expected a glob, "
                 f"kind:KIND, role:ROLE or every:K{nearest(attribute, _ATTRIBUTES) if colon else ''}"
             )
-    return _Choice(text, tuple(names), tuple(kinds), tuple(roles), every)
+    return _Alternative(text, tuple(names), tuple(kinds), tuple(roles), every)

@@ -1,8 +1,8 @@
-"""What measures of one package make of one batch of a site alike: made once, and never lent out.
+"""Results shared between the measures of one package during a pass.
 
-Each measure is shown copies of a batch. What several need beside it, such as the samples centred
-in double precision, they ask for by a function; within a package its result is kept for all that
-ask. Another package has results of its own, so that nothing it writes into is seen elsewhere.
+Each measure gets its own copies of a batch. Intermediate results that several measures need, such
+as the samples centred in double precision, are computed once and kept for all measures of the same
+package. Packages do not share results, so that none can modify another's.
 """
 
 from __future__ import annotations
@@ -10,104 +10,105 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Borrowed", "Pair", "Shared"]
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 class Pair(Protocol):
-    """Input and output of an activation, as functions get them whose results are shared."""
+    """Input and output of an activation, the argument of shared functions."""
 
     @property
     def x(self) -> Tensor:
-        """The input (n, d)."""
+        """Input (n, d)."""
 
     @property
     def y(self) -> Tensor:
-        """The output (n, d)."""
+        """Output (n, d)."""
 
-    def shared(self, function: Callable[[Pair], Made]) -> Made:
-        """What another function makes of them."""
+    def shared(self, function: Callable[[Pair], T]) -> T:
+        """Return the result of another shared function."""
 
 
 class Shared:
-    """One batch of one site, for the measures of one package.
+    """One batch of one site, with the results computed from it for the measures of one package.
 
     Parameters
     ----------
     x, y : tensor of shape (n, d)
-        Copied when a function first looks at them.
+        Copied on first access.
     clock : callable, optional
-        By which seconds are counted; by default `time.perf_counter`.
+        Timer in seconds; by default `time.perf_counter`.
 
     Attributes
     ----------
     lent : float
-        Seconds of all results that were there already when they were asked for.
+        Seconds saved so far: the cost of every result that was requested again.
     """
 
     def __init__(self, x: Tensor, y: Tensor, clock: Callable[[], float] | None = None) -> None:
-        self._given, self._clock = (x, y), clock or time.perf_counter
-        # What a function made, or the error that it raised, and the seconds that it takes alone.
+        self._originals, self._clock = (x, y), clock or time.perf_counter
+        # The result or the error of each function, and the seconds it takes alone.
         self._results: dict[Callable[[Pair], Any], tuple[Any, float]] = {}
         self.lent = 0.0
 
     @cached_property
     def x(self) -> Tensor:
-        """The input."""
-        return self._given[0].clone()
+        """Input."""
+        return self._originals[0].clone()
 
     @cached_property
     def y(self) -> Tensor:
-        """The output."""
-        return self._given[1].clone()
+        """Output."""
+        return self._originals[1].clone()
 
-    def shared(self, function: Callable[[Pair], Made]) -> Made:
-        """What a function makes of the batch, or has made of it."""
+    def shared(self, function: Callable[[Pair], T]) -> T:
+        """Return a function's result on the batch, computing it on the first call."""
         if function in self._results:
             self.lent += self._results[function][1]
         else:
             self._results[function] = self._computed(function)
-        made: Made | Exception = self._results[function][0]
-        if isinstance(made, Exception):
-            raise made.with_traceback(None)
-        return made
+        result: T | Exception = self._results[function][0]
+        if isinstance(result, Exception):
+            raise result.with_traceback(None)
+        return result
 
     def _computed(self, function: Callable[[Pair], Any]) -> tuple[Any, float]:
-        lent, begin = self.lent, self._clock()
+        lent, start = self.lent, self._clock()
         try:
-            made = function(self)
+            result = function(self)
         except Exception as error:
-            # Raised for each that asks.
-            made = error
-        # Alone it would have taken what it was lent of other functions too.
-        return made, self._clock() - begin + self.lent - lent
+            # Raised again for each caller.
+            result = error
+        # Alone, the function would also have computed the results it was lent.
+        return result, self._clock() - start + self.lent - lent
 
 
 class Borrowed:
-    """One measure's access to what it shares.
+    """One measure's access to shared results.
 
     Attributes
     ----------
     seconds : float
-        What others have spent on what it has got: alone it would have spent it.
+        Seconds that other measures spent on the results this measure took.
     """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._known: set[Callable[[Pair], Any]] = set()
+        self._requested: set[Callable[[Pair], Any]] = set()
         self.seconds = 0.0
 
-    def get(self, function: Callable[[Pair], Made]) -> Made:
-        """See `SiteBatch.shared`."""
+    def get(self, function: Callable[[Pair], T]) -> T:
+        """Return a shared result; see `SiteBatch.shared`."""
         before = self._shared.lent
         try:
             return self._shared.shared(function)
         finally:
-            if function not in self._known:
-                self._known.add(function)
+            if function not in self._requested:
+                self._requested.add(function)
                 self.seconds += self._shared.lent - before

@@ -27,7 +27,7 @@ from nlbench.models.sparsified.prelu import (
     sparsify,
 )
 from nlbench.models.sparsified.surgery import other_activations
-from nlbench.probes.sites.probe import list_sites
+from nlbench.probes.sites.observation import list_sites
 
 
 def slopes(model):

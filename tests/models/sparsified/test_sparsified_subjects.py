@@ -21,8 +21,10 @@ from nlbench.models.sparsified.prelu import (
 )
 from nlbench.probes.graph.probe import channel_graph
 from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.sites.probe import list_sites
-from nlbench.subjects.load import SubjectSpec, header_of, load_subject, transformed
+from nlbench.probes.sites.observation import list_sites
+from nlbench.subjects.load import apply_transform, load_subject
+from nlbench.subjects.spec import SubjectSpec
+from nlbench.subjects.weights import read_metadata
 from nlbench.subjects.weights import save_weights
 
 
@@ -149,7 +151,7 @@ def test_options_that_do_not_fit_are_one_short_line(options):
     with pytest.raises(
         RequestError, match=r"transform_options is|keyword argument|expected true or false"
     ) as caught:
-        transformed(Functional(), metadata, lambda: torch.zeros(2, 3))
+        apply_transform(Functional(), metadata, lambda: torch.zeros(2, 3))
     assert len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)
 
@@ -158,8 +160,8 @@ def test_a_checkpoint_without_transform_leaves_the_model_as_it_is(tmp_path):
     path = tmp_path / "plain.pt"
     torch.save(Functional().state_dict(), path)
     model = Functional()
-    assert header_of(path) == {}
-    assert transformed(model, header_of(path), pytest.fail) is model
+    assert read_metadata(path) == {}
+    assert apply_transform(model, read_metadata(path), pytest.fail) is model
 
 
 def test_a_sparsified_network_is_traced_by_pytorch():

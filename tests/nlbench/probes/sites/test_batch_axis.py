@@ -5,7 +5,7 @@ import torchvision
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.sites.probe import list_sites, observe_sites
+from nlbench.probes.sites.observation import list_sites, observe_sites
 
 
 class Given(nn.Module):
@@ -135,5 +135,5 @@ def test_samples_that_an_einsum_sums_over_are_lost():
         def forward(self, x):
             return torch.relu(torch.einsum("bnc,bmc->nm", x, x))
 
-    with pytest.raises(Undefined, match="which axis holds the samples"):
+    with pytest.raises(Undefined, match="samples is not known"):
         observe_sites(Model(), [torch.randn(4, 8, 12)], lambda observation: None)

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.introspection.memory import bytes_a_sample
-from nlbench.probes.sites.probe import observe_sites
+from nlbench.introspection.memory import bytes_per_sample
+from nlbench.probes.sites.observation import observe_sites
 
 OUT_OF_MEMORY = {
     "of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -59,11 +59,11 @@ def test_a_batch_that_does_not_fit_is_run_in_parts_and_shown_as_a_whole(most, er
 def test_the_size_that_fits_is_remembered_and_tried_first():
     model, found = Limited(20), {}
     x = torch.randn(64, 6).double()
-    looks_of(model, x, x, found=found)
+    looks_of(model, x, x, fitting_sizes=found)
     assert list(found[model].values()) == [16]
     assert max(model.sizes[-5:]) == 13
     model.sizes.clear()
-    looks_of(model, x, found=found)
+    looks_of(model, x, fitting_sizes=found)
     assert max(model.sizes) == 13
 
 
@@ -97,9 +97,9 @@ def test_a_given_memory_decides_the_size_of_the_parts():
     model, x = Limited(1000), torch.randn(64, 6).double()
     expected = looks_of(model, x)
     model.sizes.clear()
-    needed = bytes_a_sample(model.eval(), x[:2])
+    needed = bytes_per_sample(model.eval(), x[:2])
     found = {}
-    observations = looks_of(model, x, memory=10 * needed, found=found)
+    observations = looks_of(model, x, memory=10 * needed, fitting_sizes=found)
     assert list(found[model].values()) == [10]
     assert max(model.sizes) == 10
     for a, b in zip(observations, expected, strict=True):
@@ -113,7 +113,7 @@ def test_a_model_whose_samples_are_lost_is_refused_in_parts_too():
 
     for most, tokens in ((1000, 7), (2, 7), (2, 8)):
         whole = torch.randn(16, tokens, 6).double()
-        with pytest.raises(Undefined, match=r"its first axis|which axis holds the samples"):
+        with pytest.raises(Undefined, match=r"its first axis|axis.* the samples is not known"):
             looks_of(Lost(most), whole)
 
 
@@ -125,7 +125,7 @@ def test_a_model_that_calls_other_activations_for_other_samples_is_refused_in_pa
             return torch.relu(x) if is_low else torch.tanh(x)
 
     x = torch.linspace(-1, 1, 16 * 6).reshape(16, 6).double()
-    with pytest.raises(Undefined, match=r"which axis holds|other activations for some samples"):
+    with pytest.raises(Undefined, match=r"axis.* the samples|other activations for some samples"):
         looks_of(Choosing(4), x)
 
 
@@ -259,9 +259,9 @@ def test_a_given_memory_that_suffices_does_not_change_what_a_network_draws():
 def test_the_size_found_for_one_model_says_nothing_about_another():
     found, x = {}, torch.randn(64, 6).double()
     large, small = Limited(4), Limited(1000)
-    looks_of(large, x, found=found)
+    looks_of(large, x, fitting_sizes=found)
     small.sizes.clear()
-    looks_of(small, x, found=found)
+    looks_of(small, x, fitting_sizes=found)
     assert small.sizes == [64]
     assert max(large.sizes) == 64
 
@@ -269,18 +269,18 @@ def test_the_size_found_for_one_model_says_nothing_about_another():
 def test_the_size_found_without_a_memory_does_not_hide_one_that_is_given():
     found, x = {}, torch.randn(64, 6).double()
     model = Limited(40)
-    looks_of(model, x, found=found)
+    looks_of(model, x, fitting_sizes=found)
     model.sizes.clear()
-    looks_of(model, x, found=found, memory=8 * bytes_a_sample(model.eval(), x[:2]))
+    looks_of(model, x, fitting_sizes=found, memory=8 * bytes_per_sample(model.eval(), x[:2]))
     assert max(model.sizes) == 8
 
 
 def test_the_size_found_for_small_images_says_nothing_about_large_ones():
     found = {}
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
-    memory = 8 * bytes_a_sample(model, torch.randn(2, 1, 20, 20))
-    looks_of(model, torch.randn(64, 1, 4, 4), found=found, memory=memory)
-    looks_of(model, torch.randn(64, 1, 20, 20), found=found, memory=memory)
+    memory = 8 * bytes_per_sample(model, torch.randn(2, 1, 20, 20))
+    looks_of(model, torch.randn(64, 1, 4, 4), fitting_sizes=found, memory=memory)
+    looks_of(model, torch.randn(64, 1, 20, 20), fitting_sizes=found, memory=memory)
     small, large = found[model].values()
     assert small > large == 8
 

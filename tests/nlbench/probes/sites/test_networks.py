@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nlbench.introspection.model_state import without_fast_path
-from nlbench.probes.sites.probe import list_sites, observe_sites, remark_on_channels
+from nlbench.probes.sites.observation import channel_note, list_sites, observe_sites
 
 KERNELS = {
     "celu", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish",
@@ -91,7 +91,7 @@ def test_of_every_family_of_torchvision_one_is_looked_at():
 def test_sites_of_a_torchvision_classifier_are_the_kernels_it_calls(name):
     size = 299 if name == "inception_v3" else 224
     sites = assert_sites_are_the_kernels(*shape_only(lambda: torchvision_model(name), size))
-    assert remark_on_channels(sites) == ""
+    assert channel_note(sites) == ""
     gates = {site.kind for site in sites if site.role == "gate"}
     has_gates = name.startswith(("efficientnet", "maxvit", "mobilenet_v3", "regnet_y"))
     assert gates == ({"hardsigmoid" if "mobilenet" in name else "sigmoid"} if has_gates else set())
@@ -123,7 +123,7 @@ def test_sites_of_timm_networks_are_the_kernels_they_call(name):
     size = 256 if "256" in name else 224
     sites = assert_sites_are_the_kernels(*shape_only(lambda: timm.create_model(name), size))
     assert (len(sites), {site.channel_axis for site in sites}) == TIMM[name]
-    assert remark_on_channels(sites) == ""
+    assert channel_note(sites) == ""
 
 
 def test_a_handwritten_gelu_of_timm_is_one_site_a_block():

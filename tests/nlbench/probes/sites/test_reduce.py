@@ -40,7 +40,7 @@ def test_an_error_of_a_function_is_raised_where_its_result_is_read():
     unreduced = Unreduced(side.numbers, side.numbers)
     with pytest.raises(ValueError, match="mine"):
         unreduced["fails"]
-    with pytest.raises(ValueError, match="expected one number a sample"):
+    with pytest.raises(ValueError, match="expected one number per sample"):
         unreduced["shape"]
     assert unreduced["sum"][0].tolist() == [3, 3, 3, 3]
     assert list(unreduced.renamed({"mine": "sum"})) == ["mine"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.probes.sites.probe import observe_sites
+from nlbench.probes.sites.observation import observe_sites
 from nlbench.probes.sites.select import Picker, Selection
 
 
@@ -66,12 +66,12 @@ def test_every_k_takes_the_first_and_each_kth_after_it(k, count):
     [
         ("every:0", "expected every:K, K at least 1"),
         ("every:x", "expected every:K, K at least 1"),
-        ("kind:", "can't read 'kind:'"),
+        ("kind:", "invalid condition 'kind:'"),
         ("role:gates", "unknown role 'gates'; did you mean 'gate'"),
-        ("knd:relu", "can't read 'knd:relu'.*did you mean 'kind'"),
-        ("kind=relu", "can't read 'kind=relu', expected .* kind:KIND"),
-        ("every=2", "can't read 'every=2', expected .* every:K"),
-        ("a++b", "can't read 'a\\+\\+b'"),
+        ("knd:relu", "invalid condition 'knd:relu'.*did you mean 'kind'"),
+        ("kind=relu", "invalid condition 'kind=relu', expected .* kind:KIND"),
+        ("every=2", "invalid condition 'every=2', expected .* every:K"),
+        ("a++b", "invalid condition 'a\\+\\+b'"),
     ],
 )
 def test_what_can_not_be_read_is_refused_in_one_line(text, says):

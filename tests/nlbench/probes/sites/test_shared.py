@@ -10,8 +10,8 @@ from nlbench.measure import Measure, Result
 from nlbench.measures import _moments, _prepared
 from nlbench.measures._prepared import prepare
 from nlbench.probes.sites import shared
-from nlbench.probes.sites.probe import Site, SiteBatch
 from nlbench.probes.sites.shared import Borrowed, Shared
+from nlbench.probes.sites.site import Site, SiteBatch
 
 SITE_MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 

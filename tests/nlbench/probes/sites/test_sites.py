@@ -8,7 +8,7 @@ import torchvision
 from torch import nn
 
 from nlbench.introspection.operations import named_modules
-from nlbench.probes.sites.probe import list_sites, observe_sites, remark_on_channels
+from nlbench.probes.sites.observation import channel_note, list_sites, observe_sites
 
 
 def looks_of(model, *batches, **options):
@@ -215,8 +215,8 @@ def test_a_reader_is_told_where_the_channel_axis_is_assumed():
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
     sites = list_sites(model, torch.randn(2, 3, 5, 5))
     assert [site.assumed for site in sites] == [True, False]
-    assert remark_on_channels(sites) == "channel axis not known, assumed: 0 (axis 1)"
-    assert remark_on_channels(sites[1:]) == ""
+    assert channel_note(sites) == "channel axis not known, assumed: 0 (axis 1)"
+    assert channel_note(sites[1:]) == ""
 
 
 def test_a_copy_of_a_model_has_the_same_sites():

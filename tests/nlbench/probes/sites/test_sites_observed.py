@@ -8,10 +8,10 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.introspection.background import Background
+from nlbench.introspection.workers import BackgroundWorkers
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.probes.sites import SITES
-from nlbench.probes.sites import probe as sites
+from nlbench.probes.sites import listeners as sites
 
 
 def model():
@@ -141,7 +141,7 @@ def test_activations_inside_a_fused_kernel_are_said_to_be_unseen():
 
     record = nlbench.evaluate(Recurrent(), torch.randn(8, 3, 4), ["r2"]).records[0]
     assert record.probe.facts["unseen"] == ["lstm of lstm"]
-    assert "but for those inside lstm of lstm" in record.result.reason
+    assert "except inside lstm of lstm" in record.result.reason
 
 
 def test_a_network_that_runs_out_of_memory_gets_the_scores_of_the_whole_batch():
@@ -223,10 +223,12 @@ def test_a_network_that_draws_nothing_goes_on_beside_the_measures_from_the_secon
 ):
     room = []
     monkeypatch.setattr(sites, "overlap_pays", lambda device: True)
-    monkeypatch.setattr(sites.Background, "let_wait", lambda self, most: room.append(most))
+    monkeypatch.setattr(
+        sites.BackgroundWorkers, "set_limit", lambda self, limit: room.append(limit)
+    )
     options = {"sites.batch": 8}
     nlbench.evaluate(model(), torch.randn(32, 3, 8, 8), [Drawing, "r2"], settings=options)
-    assert room == [sites.WAITING]
+    assert room == [sites.QUEUE_BYTES]
 
 
 def ramified():
@@ -271,15 +273,15 @@ class Ordered(Means):
 
 def observed(monkeypatch, network, measures, threads, seed=None, samples=61):
     """By measure: result, and what the probe says; with a seed sites are taken in any order."""
-    ready = Background._ready
+    ready = BackgroundWorkers._ready
     if seed is not None:
         draws = random.Random(seed)
 
         def shuffled(self):
             return iter(sorted(ready(self), key=lambda place: draws.random()))
 
-        monkeypatch.setattr(Background, "_ready", shuffled)
-    monkeypatch.setattr(sites, "threads_beside", lambda device: threads)
+        monkeypatch.setattr(BackgroundWorkers, "_ready", shuffled)
+    monkeypatch.setattr(sites, "measure_threads", lambda device: threads)
     monkeypatch.setattr(sites, "overlap_pays", lambda device: True)
     inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(1))
     run = nlbench.evaluate(network, inputs, measures, settings={"sites.batch": 8})
@@ -368,13 +370,13 @@ class Short(Means):
 
 
 def test_a_measure_for_which_memory_runs_out_in_threads_is_tried_in_one(monkeypatch):
-    numbers, start = [], Background.__init__
+    numbers, start = [], BackgroundWorkers.__init__
 
     def watched(self, *args, threads=1, **kwargs):
         numbers.append(threads)
         start(self, *args, threads=threads, **kwargs)
 
-    monkeypatch.setattr(Background, "__init__", watched)
+    monkeypatch.setattr(BackgroundWorkers, "__init__", watched)
     found = observed(monkeypatch, ramified(), [Short, Means], 3)
     assert numbers == [3, 1]
     assert found["short"] == found["means"]
@@ -411,6 +413,6 @@ def test_where_anybody_draws_all_are_worked_on_in_turn(monkeypatch):
 
     monkeypatch.setattr(Means, "update", update)
     room = []
-    monkeypatch.setattr(Background, "let_wait", lambda self, most: room.append(most))
+    monkeypatch.setattr(BackgroundWorkers, "set_limit", lambda self, limit: room.append(limit))
     observed(monkeypatch, ramified(), [Means], 3)
     assert (set(most), room) == ({1}, [])

@@ -1,0 +1,260 @@
+"""Observe the activation calls of a model, batch by batch.
+
+Only the reduction of an activation to (n, d) is kept. That of the input is taken before the call,
+which may work in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from nlbench.errors import Undefined
+from nlbench.introspection.batch_independence import refuse_mixing
+from nlbench.introspection.memory import FittingSizes, SampleLimit, halve_on_oom
+from nlbench.introspection.model_state import (
+    evaluation_mode,
+    refuse_unobservable,
+    without_fast_path,
+)
+from nlbench.introspection.precision import exact_by_default
+
+from .intercept import CallInterceptor, CapturePolicy, SiteCall
+from .microbatches import CallIdentity, Microbatches, rows_at_sites
+from .reduce import Function, Side, Unreduced
+from .select import Picker, Selection
+from .site import Site, SiteBatch
+
+__all__ = ["channel_note", "list_sites", "observe_sites"]
+
+
+@exact_by_default()
+def observe_sites(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    on_observation: Callable[[SiteBatch], None],
+    *,
+    reduction: str = "spatial",
+    select: str = "*",
+    attention: bool = False,
+    functions: Mapping[str, Function] | None = None,
+    memory: int | None = None,
+    fitting_sizes: FittingSizes | None = None,
+    on_unseen: Callable[[str], None] = lambda description: None,
+) -> int:
+    """Run a model over batches and report every activation call.
+
+    The model runs in evaluation mode, once per batch, and is restored afterwards, also after an
+    error. No full activation is kept. The output equals that of an unobserved pass bit for bit
+    (for transformer layers: without PyTorch's fused fast path), provided that the batch fits into
+    memory. A batch that does not is run in microbatches, and each site is still reported once.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    batches : iterable of tensor
+        Inputs of the model, on its device.
+    on_observation : callable
+        Called with a `SiteBatch` for each batch of each site, in order of call.
+    reduction : {"spatial", "flatten", "published"}
+        See `nlbench.probes.sites.reduce.reduce_site`.
+    select : str
+        Sites to observe; see `nlbench.probes.sites.select.Selection.parse`.
+    attention : bool
+        Include softmaxes.
+    functions : mapping of str to callable, optional
+        Functions of an activation's tensor (n, ...) to one number per sample (n,), which may be
+        called with some of the samples at a time. Their results are ``SiteBatch.unreduced``.
+    memory : int, optional
+        Bytes that a forward pass may take. Two samples are run beforehand to see how many fit.
+    fitting_sizes : mutable mapping, optional
+        Cache of the number of samples that fit, for later passes.
+    on_unseen : callable, optional
+        Called with a description of each activation that can't be intercepted: a kernel, such as
+        an LSTM's, or operations that are written out inside a larger module.
+
+    Returns
+    -------
+    int
+        Number of samples.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the model is compiled or scripted, so that its activations can't be observed, or if
+        the selection matches no site.
+    nlbench.Undefined
+        If the batch axis of an activation is unknown, if one batch calls other activations than
+        another, or if the samples of a batch that does not fit into memory depend on each other.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
+    >>> places = []
+    >>> observe_sites(model, [torch.randn(8, 3)], lambda batch: places.append(batch.place))
+    8
+    >>> places
+    ['1', '3']
+    """
+    refuse_unobservable(model)
+    site_pass = _SitePass(Selection.parse(select), on_observation)
+    policy = CapturePolicy(reduction, functions or {}, attention, site_pass.may_select)
+    interceptor = CallInterceptor(
+        model, policy, lambda call: site_pass.microbatches.add(call), on_unseen
+    )
+    fitting_sizes = {} if fitting_sizes is None else fitting_sizes
+    samples = 0
+    with evaluation_mode(model), without_fast_path(), interceptor.hooked():
+        for batch in batches:
+            site_pass.begin_batch()
+            limit = SampleLimit(fitting_sizes, model, "samples of a forward pass", batch, memory)
+            _observe_batch(interceptor, batch, site_pass, limit)
+            site_pass.end_batch()
+            samples += len(batch)
+    return samples
+
+
+class _SitePass:
+    """One pass over all batches, from calls to observations of the selected sites."""
+
+    def __init__(self, selection: Selection, on_observation: Callable[[SiteBatch], None]) -> None:
+        self._selection, self._on_observation = selection, on_observation
+        self._batch = -1
+        # Names selected in the first batch; unknown until its end.
+        self._selected: set[str] | None = None
+        self._sites: dict[str, Site] = {}
+        self._picked: set[str] = set()
+        self._calls: list[CallIdentity] = []
+        # True once samples were found not to depend on each other.
+        self.is_independent = False
+
+    def may_select(self, name: str, kind: str | None) -> bool:
+        """Return True if a call may be at a selected site."""
+        if self._selected is not None:
+            return name in self._selected
+        return self._selection.may_take(name, kind)
+
+    def begin_batch(self) -> None:
+        """Begin the next batch."""
+        self._batch += 1
+        self._picker = Picker(self._selection)
+        self.microbatches = Microbatches(self._report)
+
+    def end_batch(self) -> None:
+        """End a batch; the first one determines the sites.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the batch has called other activations than the first: one name would then stand
+            for different functions.
+        """
+        calls = self.microbatches.calls
+        if self._selected is None:
+            self._selection.check(self._sites.values())
+            self._selected = self._picked if self._selection.choices else None
+        if self._batch == 0:
+            self._calls = calls
+        elif calls != self._calls:
+            raise Undefined(
+                f"the network calls other activations in batch {self._batch} than in batch 0"
+                f"{_difference(self._calls, calls)}, so one name may stand for several sites"
+            )
+
+    def _report(self, call: SiteCall, index: int, x: Side | None, y: Side | None) -> None:
+        pending = call.pending
+        site = Site(
+            call.name, call.kind, index, pending.shape, pending.axis, pending.assumed, call.role
+        )
+        if self._selected is None:
+            self._sites.setdefault(site.name, site)
+            if not self._picker.takes(site):
+                return
+            self._picked.add(site.name)
+        elif site.name not in self._selected:
+            return
+        assert x is not None
+        assert y is not None
+        unreduced = Unreduced(x.numbers, y.numbers)
+        self._on_observation(SiteBatch(site, self._batch, x.reduced, y.reduced, unreduced))
+
+
+def _difference(first: Sequence[CallIdentity], second: Sequence[CallIdentity]) -> str:
+    """Describe the first call that differs."""
+    for before, after in itertools.zip_longest(first, second):
+        if before is None or after is None:
+            return f" ({(before or after)[0]} in one of them only)"
+        if before != after:
+            name, other = before[0], after[0]
+            return f" ({other} for {name})" if name != other else f" (another {name})"
+    return ""
+
+
+def _observe_batch(
+    interceptor: CallInterceptor, batch: Tensor, site_pass: _SitePass, limit: SampleLimit
+) -> None:
+    """Run one batch, in smaller microbatches each time that memory runs out.
+
+    Microbatches change a sample's numbers by rounding only: a convolution or a matrix product may
+    be summed in another order for another number of samples.
+    """
+    rows = partial(
+        rows_at_sites,
+        interceptor.model,
+        attention=interceptor.policy.attention,
+        selects=site_pass.may_select,
+    )
+
+    def attempt(size: int) -> None:
+        if size < len(batch) and not site_pass.is_independent:
+            refuse_mixing(rows, batch, size)
+            site_pass.is_independent = True
+        for microbatch in site_pass.microbatches.split(batch, size):
+            # A copy, since a first layer that works in place would change the caller's data.
+            interceptor.run(microbatch.clone())
+
+    first_size = min(limit.limit or len(batch), len(batch))
+    _, size = halve_on_oom(attempt, first_size, batch.device)
+    if size < first_size:
+        limit.remember(size)
+
+
+def list_sites(model: nn.Module, example: Tensor, *, attention: bool = False) -> list[Site]:
+    """List the sites of a model, in order of call.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    example : tensor
+        A batch of inputs.
+    attention : bool
+        Include softmaxes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+    >>> [site.kind for site in list_sites(model, torch.zeros(1, 2))]
+    ['gelu']
+    """
+    sites: list[Site] = []
+    observe_sites(model, [example], lambda batch: sites.append(batch.site), attention=attention)
+    return sites
+
+
+def channel_note(sites: Iterable[Site]) -> str:
+    """Describe the sites whose channel axis is assumed; empty if there is none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU())
+    >>> channel_note(list_sites(model, torch.zeros(2, 3, 5, 5)))
+    'channel axis not known, assumed: 0 (axis 1)'
+    """
+    assumed = [f"{site.name} (axis {site.channel_axis})" for site in sites if site.assumed]
+    return f"channel axis not known, assumed: {', '.join(assumed)}" if assumed else ""
