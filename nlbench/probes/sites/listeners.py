@@ -1,0 +1,195 @@
+"""Show the observations of a pass to the measures, in parallel with the forward pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import Undefined
+from nlbench.introspection.random_state import rng_state
+from nlbench.introspection.threads import measure_threads, overlap_pays
+from nlbench.introspection.workers import BackgroundWorkers
+from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
+
+from .observation import channel_note, observe_sites
+from .reduce import Function, Unreduced
+from .shared import Borrowed, Shared
+from .site import Site, SiteBatch
+
+__all__ = ["QUEUE_BYTES", "observe"]
+
+QUEUE_BYTES = 2**28
+"""Bytes of observations that may wait for the measures."""
+
+# A batch of a site, and a function that waits until its numbers have come from the device.
+_Item = tuple[SiteBatch, Callable[[], None]]
+
+
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
+    listeners: Sequence[Listener],
+    resources: Resources,
+    step: OnStep,
+    facts: dict[str, Any],
+) -> None:
+    """Show every activation call of a subject to the measures, batch by batch.
+
+    The measures work on the CPU in threads of their own, while the network computes the next
+    observation. Each gets its own copies, in the same order with any number of threads. In the
+    first batch network and measures take turns; if the network or the source of the samples draws
+    from the global random generators, as measures may, they do so to the end. Several threads
+    share the sites only if every measure declares its sites independent.
+    """
+    sites: dict[str, Site] = {}
+    unseen: dict[str, None] = {}
+    functions, keys = _declared_functions(listeners)
+    threads = measure_threads(resources.device) if resources.threads is None else resources.threads
+    if not all(getattr(listener, "independent_sites", False) for listener in listeners):
+        threads = 1
+
+    def show(item: _Item) -> None:
+        observation, wait = item
+        wait()
+        clock, order = time.perf_counter, None
+        if threads > 1:
+            # Wall time would include waiting for the other threads.
+            clock, order = time.thread_time, (observation.batch, observation.site.index)
+        shared_by_package: dict[object, Shared] = {}
+        for listener, names in zip(listeners, keys, strict=True):
+            shared = shared_by_package.setdefault(
+                getattr(listener, "package", listener), Shared(observation.x, observation.y, clock)
+            )
+            batch = _copied(observation, names, shared)
+            if order is None:
+                listener.update(batch)
+            else:
+                listener.update(batch, order)
+
+    def batches(source: Iterable[Tensor], workers: BackgroundWorkers[_Item]) -> Iterator[Tensor]:
+        before = rng_state(resources.device)
+        for number, batch in enumerate(source):
+            draws_nothing = number == 1 and rng_state(resources.device) == before
+            if draws_nothing and overlap_pays(resources.device):
+                workers.set_limit(QUEUE_BYTES)
+            yield batch.to(resources.device)
+            step()
+
+    def lane(item: _Item) -> str:
+        return item[0].place if threads > 1 else ""
+
+    with BackgroundWorkers(
+        show, _bytes, 0, resources.device, lane=lane, threads=threads
+    ) as workers:
+
+        def on_observation(observation: SiteBatch) -> None:
+            sites.setdefault(observation.place, observation.site)
+            workers.put(_to_host(observation))
+
+        facts["samples"] = observe_sites(
+            model,
+            batches(samples.batches(int(options["batch"])), workers),
+            on_observation,
+            reduction=str(options["reduction"]),
+            select=str(options["select"]),
+            attention=bool(options["attention"]),
+            functions=functions,
+            memory=resources.memory,
+            fitting_sizes=resources.fitting_sizes,
+            on_unseen=unseen.setdefault,
+        )
+    facts.update(_facts(sites, list(unseen), str(options["reduction"])))
+    if not sites:
+        inside = f", except inside {_abbreviated(list(unseen))}" if unseen else ""
+        raise Undefined(f"the model calls no known activation function{inside}")
+
+
+def _facts(sites: Mapping[str, Site], unseen: Sequence[str], reduction: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "sites": len(sites),
+        "kinds": {name: site.kind for name, site in sites.items()},
+    }
+    if unseen:
+        facts["unseen"] = list(unseen)
+        facts["remark"] = f"activations not seen: {_abbreviated(unseen)}"
+    notes = {name: channel_note([site]) for name, site in sites.items() if site.assumed}
+    if notes and reduction == "spatial":
+        facts["remarks"] = notes
+    return facts
+
+
+def _abbreviated(names: Sequence[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _declared_functions(
+    listeners: Sequence[Listener],
+) -> tuple[Mapping[str, Function], Sequence[Mapping[str, str]]]:
+    """Collect the functions of whole tensors that the measures declare, each once.
+
+    Returns
+    -------
+    functions : mapping of str to callable
+        By key.
+    keys : sequence of mapping of str to str
+        For each listener, from its own names to keys.
+    """
+    key_of: dict[Function, str] = {}
+    keys = []
+    for listener in listeners:
+        declared: Mapping[str, Function] = getattr(listener, "unreduced", {})
+        keys.append({name: key_of.setdefault(f, str(len(key_of))) for name, f in declared.items()})
+    return {key: function for function, key in key_of.items()}, keys
+
+
+def _copied(observation: SiteBatch, names: Mapping[str, str], shared: Shared) -> SiteBatch:
+    """Copy a batch for a listener, with the functions it declares under its own names."""
+    unreduced = observation.unreduced
+    if isinstance(unreduced, Unreduced):
+        unreduced = unreduced.renamed(names).mapped(torch.clone)
+    return replace(
+        observation,
+        x=observation.x.clone(),
+        y=observation.y.clone(),
+        unreduced=unreduced,
+        borrowed=Borrowed(shared),
+    )
+
+
+def _bytes(item: _Item) -> int:
+    return item[0].x.nbytes + item[0].y.nbytes
+
+
+def _to_host(observation: SiteBatch) -> _Item:
+    """Copy a batch to the CPU, where the measures compute.
+
+    Reduced activations are small and the measures' steps many: on a GPU each would be a kernel,
+    and often a synchronisation of the forward pass.
+    """
+    device = observation.x.device
+    if device.type == "cpu":
+        return observation, lambda: None
+    # To pinned memory, without waiting; only CUDA has such copies.
+    is_cuda = device.type == "cuda"
+
+    def fetched(tensor: Tensor) -> Tensor:
+        return tensor.to("cpu", non_blocking=is_cuda)
+
+    unreduced = observation.unreduced
+    if isinstance(unreduced, Unreduced):
+        unreduced = unreduced.mapped(fetched)
+    moved = replace(
+        observation, x=fetched(observation.x), y=fetched(observation.y), unreduced=unreduced
+    )
+    if not is_cuda:
+        return moved, lambda: None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return moved, event.synchronize

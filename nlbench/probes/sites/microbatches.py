@@ -1,0 +1,116 @@
+"""Run a batch in microbatches that fit into memory, and join what each site shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import Undefined
+from nlbench.introspection.memory import microbatch_sizes
+from nlbench.introspection.model_state import attributes_kept
+
+from .intercept import CallInterceptor, CapturePolicy, SiteCall
+from .reduce import Side, joined
+
+__all__ = ["CallIdentity", "Microbatches", "rows_at_sites"]
+
+CallIdentity = tuple[str, str, Hashable]
+"""Name and kind of a call, and where the network's code makes it."""
+
+
+class Microbatches:
+    """The microbatches of one batch, joined site by site.
+
+    Parameters
+    ----------
+    on_call : callable
+        Called for each call of the whole batch with the call, its index, its input and its
+        output: at once for a batch in one piece, else during the last microbatch. A batch that
+        is started again after memory has run out reports no call twice.
+    """
+
+    def __init__(self, on_call: Callable[[SiteCall, int, Side | None, Side | None], None]) -> None:
+        self._on_call = on_call
+        self._reported: set[str] = set()
+        self.calls: list[CallIdentity] = []
+
+    def split(self, batch: Tensor, limit: int) -> Iterator[Tensor]:
+        """Yield microbatches of at most `limit` samples."""
+        self._sizes = microbatch_sizes(len(batch), limit)
+        # Input and output at each site, for every microbatch so far.
+        self._sides: dict[str, list[tuple[Side, Side]]] = {}
+        first: list[CallIdentity] | None = None
+        for number, microbatch in enumerate(torch.split(batch, self._sizes)):
+            self._number, self.calls = number, []
+            yield microbatch
+            first = self.calls if first is None else first
+            if self.calls != first:
+                raise Undefined(
+                    "the network calls other activations for some samples than for others, so "
+                    "the microbatches of a batch that does not fit into memory can't be joined"
+                )
+
+    def add(self, call: SiteCall) -> None:
+        """Add a call of the current microbatch."""
+        index = len(self.calls)
+        self.calls.append((call.name, call.kind, call.site.origin))
+        sides = self._sides.setdefault(call.name, [])
+        if call.pending.side is not None and call.y is not None:
+            sides.append((call.pending.side, call.y))
+        if self._number == len(self._sizes) - 1:
+            del self._sides[call.name]
+            if call.name not in self._reported:
+                self._reported.add(call.name)
+                self._on_call(call, index, *self._joined(call, sides))
+
+    def _joined(
+        self, call: SiteCall, sides: Sequence[tuple[Side, Side]]
+    ) -> tuple[Side | None, Side | None]:
+        if not sides:
+            return None, None
+        rows = [len(x.reduced) for x, _ in sides]
+        if len(self._sizes) == 1 or (not call.pending.sampled and set(rows) == {1}):
+            # A table that does not depend on the input is one row for all microbatches.
+            return sides[0]
+        rows_per_sample = {n / size for n, size in zip(rows, self._sizes, strict=False)}
+        # The rows of a single sample may be tokens, with the samples on another axis.
+        is_ambiguous = max(self._sizes) == 1 and rows_per_sample != {1.0}
+        if len(rows) != len(self._sizes) or len(rows_per_sample) > 1 or is_ambiguous:
+            raise Undefined(
+                f"{call.name}: the axis of the samples is not known, and the batch does not fit "
+                "into memory as a whole"
+            )
+        return joined([x for x, _ in sides]), joined([y for _, y in sides])
+
+
+def rows_at_sites(
+    model: nn.Module,
+    samples: Tensor,
+    *,
+    attention: bool,
+    selects: Callable[[str, str | None], bool],
+) -> dict[str, Tensor]:
+    """Return the reduced activations, with their norms, of some samples at the selected sites."""
+    rows: dict[str, Tensor] = {}
+
+    def add(call: SiteCall) -> None:
+        for suffix, side in (("", call.pending.side), (" (output)", call.y)):
+            if side is not None:
+                norm = side.numbers["norm"]
+                both = [side.reduced, norm[:, None]] if isinstance(norm, Tensor) else [side.reduced]
+                rows[call.name + suffix] = torch.cat(both, 1)
+
+    policy = CapturePolicy("spatial", {"norm": _norm}, attention, selects)
+    interceptor = CallInterceptor(model, policy, add)
+    with attributes_kept(model), interceptor.hooked():
+        interceptor.run(samples.clone())
+    return rows
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """Norm (n,) of each sample, which differs if samples exchange entries."""
+    wide = tensor.flatten(1).to(torch.promote_types(tensor.dtype, torch.float32))
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=1)
+    return norms

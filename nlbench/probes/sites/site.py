@@ -1,0 +1,124 @@
+"""Sites and what a measure observes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from .shared import Borrowed, Pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Site", "SiteBatch"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call of one activation function in one forward pass.
+
+    Parameters
+    ----------
+    name : str
+        ``layer1.0.relu``, its second call ``layer1.0.relu:1``, a functional call
+        ``Mixed_5b.branch1x1/relu``.
+    kind : str
+        ``relu``, ``gelu``, …; the class name in lower case for a module that writes its
+        activation out in several operations.
+    index : int
+        Position in the order of calls, from 0.
+    shape : tuple of int
+        Shape of one sample's activation, without the batch axis.
+    channel_axis : int
+        Axis of the channels, with the batch axis moved to 0.
+    assumed : bool
+        True if the channel axis is the usual one for the shape because no operation determines
+        it; see `nlbench.introspection.axes.Layouts.of`.
+    role : {"activation", "gate", "attention", "softcap"}
+        ``gate``: a sigmoid whose output only multiplies another tensor, or a gated linear unit.
+        ``attention``: a softmax over more than a row of logits, or a call on the logits that
+        enter one. ``softcap``: c tanh(x / c).
+    """
+
+    name: str
+    kind: str
+    index: int
+    shape: tuple[int, ...]
+    channel_axis: int
+    assumed: bool = False
+    role: str = "activation"
+
+
+@dataclass(frozen=True)
+class SiteBatch:
+    """One batch at one site, the observation of a site measure.
+
+    Parameters
+    ----------
+    site : Site
+    batch : int
+        Index of the batch, from 0.
+    x, y : tensor of shape (n, d)
+        Input and output of the activation after reduction, in the model's dtype (at least
+        float32) and on its device. n is the number of samples in the batch, or a multiple of it
+        if the network folds windows or tokens into the first axis. For a gated linear unit x is
+        the gated half.
+    unreduced : mapping of str to pair of tensors of shape (n,)
+        Results of the functions that the measure declares in ``unreduced``, applied to the whole
+        input and the whole output. Access raises the function's error, if it failed.
+    borrowed : Borrowed, optional
+        Access to results shared with other measures during a pass.
+    """
+
+    site: Site
+    batch: int
+    x: Tensor
+    y: Tensor
+    unreduced: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    borrowed: Borrowed | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def place(self) -> str:
+        """Name of the site."""
+        return self.site.name
+
+    @property
+    def borrowed_seconds(self) -> float:
+        """Seconds that other measures spent on results this measure took from `shared`."""
+        return 0.0 if self.borrowed is None else self.borrowed.seconds
+
+    def shared(self, function: Callable[[Pair], T]) -> T:
+        """Apply a function to the batch, once for all measures of a package.
+
+        Parameters
+        ----------
+        function : callable
+            Takes an object with x, y and `shared`. It must be deterministic, and defined at the
+            top of a module or a method of an immutable object: a lambda is a new function each
+            time.
+
+        Returns
+        -------
+        object
+            The function's result. Measures of one package get the same object and must not
+            modify it.
+
+        Raises
+        ------
+        Exception
+            The function's error, for every measure that calls it.
+
+        Examples
+        --------
+        >>> def change(batch):
+        ...     return (batch.y - batch.x).abs()
+        >>> import torch
+        >>> x = torch.tensor([[-1.0], [2.0]])
+        >>> batch = SiteBatch(Site("relu", "relu", 0, (1,), 1), 0, x, x.relu())
+        >>> batch.shared(change).sum()
+        tensor(1.)
+        """
+        return function(self) if self.borrowed is None else self.borrowed.get(function)
