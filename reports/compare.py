@@ -35,6 +35,7 @@ __all__ = ["Comparison", "Difference", "compare_runs"]
 
 _CONDITION = re.compile(r"\s*(?P<measure>\S+)\s*(?P<sign>[<>])\s*(?P<bound>[+-]?[\d.]+(e-?\d+)?)\s*(?P<percent>%?)\s*")  # fmt: skip  # noqa: E501
 _WIDE = 110
+_MAX_ROWS = 200
 _SUBJECT_FACTS = ("weights_hash", "sample_hash", "samples", "split", "preprocessing", "parameters")
 
 
@@ -174,6 +175,9 @@ class Comparison:
         )
         if self.differences:
             head, rows = self._texts()
+            hidden = len(rows) - _MAX_ROWS
+            if hidden > 0:
+                rows = [rows[i] for i in self._largest(_MAX_ROWS)]
             shown = len(head) if console.width >= _WIDE else len(head) - 2
             table = RichTable(box=rich.box.SIMPLE_HEAD, show_edge=False, padding=(0, 1))
             for place, name in enumerate(head[:shown]):
@@ -185,20 +189,29 @@ class Comparison:
                 table.add_row(*(Text(text) for text in row[:shown]))
             console.print()
             console.print(table)
+            if hidden > 0:
+                _line(console, f"and {count(hidden, 'cell')} that changed less; -o FILE has all")
             if shown < len(head):
                 _line(console, "a wider terminal also shows intervals and the share of rises")
         console.print()
-        for d in self.differences:
-            if d.note:
-                _line(console, f"{d.measure}, {d.subject}: {d.note}")
-        for run, cell in self.alone:
-            _line(console, f"only in {run}: {cell}")
+        remarks = [f"{d.measure}, {d.subject}: {d.note}" for d in self.differences if d.note]
+        remarks += [f"only in {run}: {cell}" for run, cell in self.alone]
+        for remark in remarks[:_MAX_ROWS]:
+            _line(console, remark)
+        if len(remarks) > _MAX_ROWS:
+            _line(console, f"and {count(len(remarks) - _MAX_ROWS, 'more remark')}; -o FILE has all")
         if self.explanations:
             _line(console, "differences between the manifests:")
             for name, first, second in self.explanations:
                 _line(console, f"  {name}: {first or 'nothing'} → {second or 'nothing'}")
         else:
             _line(console, "the manifests do not differ")
+
+    def _largest(self, limit: int) -> list[int]:
+        """Return the positions of the largest relative changes, in the order of the runs."""
+        changes = [d.relative if math.isfinite(d.relative) else d.change for d in self.differences]
+        order = sorted(range(len(changes)), key=lambda i: -abs(np.nan_to_num(changes[i])))
+        return sorted(order[:limit])
 
     def _texts(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of the printed table."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from nlbench.errors import RequestError, one_line
+from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.serialization.files import spreadsheet_safe, spreadsheet_text, write_atomically
 
 from .leaderboard import Row, leaderboard, sense_of
@@ -104,7 +104,7 @@ def latex_text(text: str) -> str:
     >>> latex_text("mobilenet_v3 & 50 %")
     'mobilenet\\_v3 \\& 50 \\%'
     """
-    return "".join(_LATEX.get(c, c) for c in text)
+    return "".join(_LATEX.get(c, c) for c in without_controls(text))
 
 
 def to_latex(run: Run, *, ranks: bool = True) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from nlbench.errors import without_controls
+
 __all__ = ["LEVELS", "Scale", "level_of", "strip"]
 
 LEVELS = 10
@@ -119,7 +121,7 @@ def strip(
         kind = kinds[site] if site < len(kinds) else 0
         if kind:
             marks.setdefault(kind, []).append(_mark(kind, site * width, width - gap))
-    parts = [f"<title>{escape(title)}</title>"]
+    parts = [f"<title>{escape(without_controls(title))}</title>"]
     for level, boxes in sorted(fields.items()):
         name = "qx" if level < 0 else f"q{level}"
         fill = f' fill="{colours.get(level, "#bbb")}"' if colours else ""

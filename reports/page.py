@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from nlbench.errors import RequestError
+from nlbench.errors import RequestError, without_controls
 from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import agreement
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["named_runs", "render_page", "together", "write_page", "write_site"]
 
+_GENERATOR = '<meta name="generator" content="nlbench">'
 MAX_SUBJECTS = 1000
 """Subjects on one page; with more it would exceed 5 MB."""
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -92,14 +93,18 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
     Raises
     ------
     nlbench.RequestError
-        If there is no run, or the files can't be written.
+        If there is no run, the files can't be written, or the folder has an ``index.html`` of
+        another program.
     """
     folder = Path(output)
     members: list[Run] = list(runs) if isinstance(runs, Sequence) else [runs]
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{folder} is a file; expected the name of a folder")
+    index = folder / "index.html"
+    if index.exists() and _GENERATOR not in index.read_text(encoding="utf-8", errors="replace"):
+        raise RequestError(f"{index} was not written by nlbench; expected a folder without it")
     rows = []
-    taken = {"index.html"}
+    taken = {index.name}
     for run, named in zip(members, named_runs(members), strict=True):
         file = _file_name(named.name, taken)
         taken.add(file)
@@ -107,8 +112,8 @@ def write_site(runs: Run | Sequence[Run], output: str | os.PathLike[str]) -> Pat
         rows.append({"file": file, **_indexed(named)})
     rows.sort(key=lambda row: str(row["created"]), reverse=True)
     html = environment().get_template("index.html.j2").render(rows=rows)
-    write_atomically(folder / "index.html", html.encode("utf-8", errors="replace"))
-    return folder / "index.html"
+    write_atomically(index, html.encode("utf-8", errors="replace"))
+    return index
 
 
 def _file_name(name: str, taken: Container[str]) -> str:
@@ -226,6 +231,7 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: without_controls(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

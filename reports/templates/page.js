@@ -6,6 +6,8 @@ const $ = (selector, within = document) => within.querySelector(selector);
 const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 const SVG = "http://www.w3.org/2000/svg";
 
+/* Control and direction characters of names are not displayed. */
+const plain = text => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, "");
 /* Elements get text content only: names are never parsed as markup. */
 function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -14,7 +16,7 @@ function h(tag, attributes = {}, ...children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else element.setAttribute(key, value === true ? "" : value);
   }
-  element.append(...children.flat().filter(child => child !== null && child !== undefined));
+  element.append(...children.flat().filter(child => child !== null && child !== undefined).map(child => typeof child === "string" ? plain(child) : child));
   return element;
 }
 
@@ -466,7 +468,7 @@ function tidy() {
 /* ---- Figures: one list of marks, rendered as SVG on the page and as SVG or PDF for download ---- */
 const INK = {ink: "#17191e", quiet: "#5b6270", rule: "#e1e4ea", c0: "#0b6fb8", c1: "#c85a08", c2: "#0d8266", c3: "#b34a8b", c4: "#16181d", c5: "#a07800", c6: "#3f9bd0", c7: "#71767f", q0: "#f4f1f8", q1: "#e2e6f2", q2: "#c9d8ea", q3: "#abc8e1", q4: "#87b2d6", q5: "#6099c8", q6: "#3d7eb6", q7: "#23639e", q8: "#10457e", q9: "#05234f", none: "#b3b8c2", above: "#8fb2d4", below: "#e8c3a9"};
 const DASHES = ["", "6 2", "2 2", "7 2 2 2", "4 4", "1 3", "9 3", "3 1"];
-const esc = text => String(text).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
+const esc = text => plain(String(text)).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const r1 = x => (Math.round(10 * x) / 10).toString();
 /* The width of a figure is limited by the window's. */
 const room = most => Math.max(330, Math.min(most, innerWidth - 48));

@@ -345,7 +345,7 @@ def test_a_pair_of_measures_is_chosen_in_the_heatmap(eight):
     assert "affinity against cka" in page.locator("#scatter").inner_text()
     page.click("[data-agree=pearson]")
     page.wait_for_timeout(100)
-    assert "a mark a site" in page.locator("#scatter").inner_text()
+    assert "one mark per site" in page.locator("#scatter").inner_text()
 
 
 @pytest.mark.parametrize("width", [360, 390, 900, 1440, 2560])

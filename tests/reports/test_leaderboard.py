@@ -260,3 +260,28 @@ def test_weights_named_after_their_seed_are_of_one_network(conftest) -> None:
         "net · random-0.5": 2,
         "net · random-0.7": 2,
     }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 7).flatmap(
+        lambda n: st.tuples(
+            st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=n, max_size=n),
+            st.lists(st.integers(0, 2), min_size=n, max_size=n),
+        )
+    )
+)
+def test_rank_intervals_equal_counts_of_pairs(drawn):
+    numbers, errors = np.array(drawn[0], dtype=float), np.array(drawn[1], dtype=float)
+    best, worst = rank_intervals(numbers, 0.999, errors)
+    for i in range(len(numbers)):
+        above = [
+            sum(numbers[j, r] - errors[j] > numbers[i, r] + errors[i] for j in range(len(numbers)))
+            for r in range(3)
+        ]
+        below = [
+            sum(numbers[j, r] + errors[j] < numbers[i, r] - errors[i] for j in range(len(numbers)))
+            for r in range(3)
+        ]
+        assert best[i] == 1 + min(above)
+        assert worst[i] == len(numbers) - min(below)

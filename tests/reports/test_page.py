@@ -1,16 +1,20 @@
 """The page: self-contained, escaped, complete."""
 
+import json
 import re
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from made_records import made_record
+from made_runs import MEASURES, made_run
 
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports.embedded import read_page
+from nlbench.reports.exports import to_latex
 from nlbench.reports.leaderboard import leaderboard
 from nlbench.reports.page import render_page, write_page
 from nlbench.reports.tables import Scores
@@ -352,3 +356,50 @@ def test_a_folder_or_no_run_is_refused_in_one_line(run, tmp_path) -> None:
         write_page([run], tmp_path)
     with pytest.raises(RequestError, match="no run to report"):
         write_page([], tmp_path / "report.html")
+
+
+def test_a_page_of_many_networks_holds_the_ends_of_the_leaderboard(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("nlbench.reports.page.MAX_SUBJECTS", 8)
+    run = made_run(20, measures=("absdev", "nlc"), seeds=2, paths=3)
+    page = write_page(run, tmp_path / "page.html")
+    text = page.read_text()
+    assert "the 6 most and the 2 least nonlinear of 20 networks; scores.csv has all." in text
+    assert "Values of single seeds are in scores.csv only." in text
+    content = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    labels = [
+        row.label for row in leaderboard(Scores(run.scores, MEASURES), run.manifest["measures"])
+    ]
+    assert [row["label"] for row in content["rows"]] == labels[:6] + labels[-2:]
+    assert len(content["subjects"]) == 8
+
+
+def test_a_page_leaves_the_places_of_the_last_networks_to_the_table(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("nlbench.reports.embedded.MAX_PLACE_VALUES", 5 * 3)
+    page = write_page(made_run(8, measures=("absdev",), paths=3), tmp_path / "page.html")
+    assert "Values by place of 3 networks are in scores.csv only." in page.read_text()
+    places = read_page(page).query("place != ''")
+    assert places["model"].nunique() == 5
+
+
+def test_a_manifest_is_serialized_once_for_a_page(monkeypatch, tmp_path) -> None:
+    run = made_run(12, measures=("absdev",))
+    reads = Counter()
+    original = Manifest.__getitem__
+    monkeypatch.setattr(
+        Manifest, "__getitem__", lambda self, key: reads.update([key]) or original(self, key)
+    )
+    write_page(run, tmp_path / "page.html")
+    assert reads["subjects"] <= 2
+
+
+def test_control_and_direction_characters_of_names_are_not_displayed(conftest) -> None:
+    name = "vgg\x1b[31m\u202e8"
+    scores = conftest.frame(conftest.cell_rows((name, "init", "d", 0), "affinity", {"a": 0.5}))
+    run = conftest.FakeRun("r", None, scores, conftest.manifest_of(scores, ["affinity"]))
+    text = render_page(run)
+    visible = text[: text.index('<script type="application/json"')]
+    assert "vgg[31m8" in visible
+    assert not set("\x1b\u202e") & set(visible)
+    latex = to_latex(run)
+    assert "vgg[31m8" in latex
+    assert not set("\x1b\u202e") & set(latex)

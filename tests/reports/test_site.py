@@ -74,3 +74,16 @@ def test_compare_fails_where_it_is_told_to(runs):
     wrong = nlbench("compare", runs / "run 1", runs / "run 1", "--fail-if", "afinity > 0")
     assert isinstance(wrong[2], RequestError)
     assert "did you mean 'affinity'" in str(wrong[2])
+
+
+def test_an_index_of_another_program_is_kept(runs, tmp_path):
+    (tmp_path / "index.html").write_text("<h1>mine</h1>")
+    status, _, error = nlbench("report", runs, "-o", tmp_path)
+    assert status == 2 or isinstance(error, RequestError)
+    assert (tmp_path / "index.html").read_text() == "<h1>mine</h1>"
+    assert list(tmp_path.iterdir()) == [tmp_path / "index.html"]
+
+
+def test_a_site_replaces_its_own_index(runs, tmp_path):
+    for _ in range(2):
+        assert nlbench("report", runs, "-o", tmp_path / "site")[0] == 0
