@@ -16,7 +16,7 @@ from nlbench.introspection.model_state import refuse_unobservable
 from .surgery import (
     SparsePReLU,
     find_calls,
-    in_words,
+    call_counts_text,
     replace_calls,
     returns_same,
 )
@@ -100,7 +100,7 @@ def sparsify(
         raise RequestError(f"the model can't be copied: {first_line(error)}") from error
     before = find_calls(twin, example)
     if not before.relus:
-        others = f"; {in_words(before.others)} can't be" if before.others else ""
+        others = f"; {call_counts_text(before.others)} can't be" if before.others else ""
         raise RequestError(f"the model calls no ReLU, so there is nothing to make linear{others}")
     replace_calls(twin, before.relus, layerwise)
     after = find_calls(twin, example)

@@ -28,7 +28,7 @@ __all__ = [
     "ReLUCall",
     "SparsePReLU",
     "find_calls",
-    "in_words",
+    "call_counts_text",
     "other_activations",
     "replace_calls",
     "returns_same",
@@ -389,12 +389,12 @@ def other_activations(
     return dict(find_calls(model, example).others)
 
 
-def in_words(calls: Mapping[str, int]) -> str:
-    """Say how often each activation is called.
+def call_counts_text(calls: Mapping[str, int]) -> str:
+    """Return the number of calls of each activation, as text.
 
     Examples
     --------
-    >>> in_words({"hardswish": 2, "hardsigmoid": 1})
+    >>> call_counts_text({"hardswish": 2, "hardsigmoid": 1})
     '2 calls of hardswish and 1 call of hardsigmoid'
     """
     return " and ".join(f"{n} call{'s' * (n > 1)} of {kind}" for kind, n in calls.items())

@@ -16,17 +16,18 @@ from nlbench.cli.common import (
     split_names,
 )
 from nlbench.errors import NotFinite, RequestError
-from nlbench.request import parse_seeds
+from nlbench.parsers import parse_seeds
 
 if TYPE_CHECKING:
-    from .train import Trained, TrainingRequest
+    from .training_folder import TrainingSummary
+    from .training_request import TrainingRequest
 
 __all__ = ["linearize", "train"]
 
 
 Data = Annotated[str, typer.Option(help="A registered dataset.")]
-Epochs = Annotated[int | None, typer.Option(help="Instead of the recipe's number.", min=1)]
-Rate = Annotated[float | None, typer.Option(help="Instead of the recipe's.")]
+Epochs = Annotated[int | None, typer.Option(help="Number of epochs; overrides the recipe.", min=1)]
+Rate = Annotated[float | None, typer.Option(help="Learning rate; overrides the recipe.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 
 
@@ -34,47 +35,50 @@ def train(
     model: Annotated[str, typer.Option(help="A registered model.")],
     out: Annotated[
         Path,
-        typer.Option(help="The checkpoint to write (safetensors); for several seeds a folder."),
+        typer.Option(help="The checkpoint to write (safetensors), or a folder for several seeds."),
     ],
     data: Data = "digits",
     recipe: Annotated[
-        str, typer.Option(help="A registered recipe; auto: the one that suits the model.")
+        str, typer.Option(help="A registered recipe; auto: the model's own.")
     ] = "auto",
     weights: Annotated[
-        str, typer.Option(help="Where to start: init, trained or a checkpoint's path.")
+        str, typer.Option(help="Initial weights: init, trained or a checkpoint's path.")
     ] = "init",
     seed: Annotated[
-        int | None, typer.Option(help="Of the initialisation and the order. [0]")
+        int | None, typer.Option(help="Seed of the initialisation and the order. [0]")
     ] = None,
     seeds: Annotated[
-        list[str] | None, typer.Option(help="Several seeds, with commas, one checkpoint each.")
+        list[str] | None,
+        typer.Option(help="Seeds, separated by commas, for one checkpoint each."),
     ] = None,
     label_noise: Annotated[
         float | None,
-        typer.Option(help="Share of training labels changed to another class.", min=0, max=1),
+        typer.Option(help="Share of training labels to change to another class.", min=0, max=1),
     ] = None,
     epochs: Epochs = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adam or adamw, instead of the recipe's.")
+        str | None, typer.Option(help="sgd, adam or adamw; overrides the recipe.")
     ] = None,
     learning_rate: Rate = None,
-    batch_size: Annotated[int | None, typer.Option(help="Instead of the recipe's.", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Batch size; overrides the recipe.", min=1)
+    ] = None,
     until_train_accuracy: Annotated[
         float | None,
-        typer.Option(help="End after the first epoch that reaches it.", min=0, max=1),
+        typer.Option(help="Stop at this training accuracy.", min=0, max=1),
     ] = None,
     omega: Annotated[
         float | None,
-        typer.Option(help="Of the recipes post-training and from-start: weight of the penalty."),
+        typer.Option(help="Weight of the penalty, for post-training and from-start."),
     ] = None,
     checkpoint_every: Annotated[
-        int, typer.Option(help="Keep a checkpoint after every so many epochs; 0: none.", min=0)
+        int, typer.Option(help="Keep a checkpoint every N epochs; 0: none.", min=0)
     ] = 0,
     checkpoint_epochs: Annotated[
-        str, typer.Option(help="Keep checkpoints after these epochs, with commas.")
+        str, typer.Option(help="Keep checkpoints after these epochs, separated by commas.")
     ] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a training that was interrupted.")
+        bool, typer.Option("--resume", help="Resume an interrupted training.")
     ] = False,
     setting: Annotated[
         list[str] | None,
@@ -82,16 +86,15 @@ def train(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Train a model and write its weights as a checkpoint that --weights takes."""
+    """Train a model and write its weights as a checkpoint for --weights."""
     if seeds and seed is not None:
         raise RequestError("--seed and --seeds: expected one of them")
-    wanted = parse_seeds(seeds) if seeds else (seed or 0,)
-    files = _files(out, model, wanted)
-    chosen = _epochs(checkpoint_epochs)
+    files = _files(out, model, parse_seeds(seeds) if seeds else (seed or 0,))
+    keep_epochs = _parse_epochs(checkpoint_epochs)
     options, others = split_dataset_options(setting or [], data)
     if others:
         raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
-    changes = _given(
+    changes = _without_none(
         epochs=epochs,
         optimizer=optimizer,
         learning_rate=learning_rate,
@@ -102,26 +105,26 @@ def train(
     command = command_line()
     from nlbench.progress import Bar
 
-    results: list[Trained | None] = []
+    results: list[TrainingSummary | None] = []
     with Bar() as bar:
         bar.say("loading")
-        from .train import TrainingRequest, recipe_of, suited_recipe
+        from .training_request import TrainingRequest, load_recipe, resolve_recipe
 
-        recipe = suited_recipe(model, recipe)
-        # All of them before the first is trained, so that nothing is refused hours later.
+        recipe = resolve_recipe(model, recipe)
+        # All requests are checked before the first training.
         requests = {
             file: TrainingRequest(
-                model, data, recipe, one, weights, label_noise, changes, options, device
+                model, data, recipe, number, weights, label_noise, changes, options, device
             )
-            for one, file in files.items()
+            for number, file in files.items()
         }
-        most = max(recipe_of(request).epochs for request in requests.values())
-        if late := [epoch for epoch in sorted(chosen) if epoch > most]:
-            raise RequestError(f"--checkpoint-epochs: {late[0]} is beyond the last epoch, {most}")
-        keep = {"keep_epochs": chosen, "keep_every": checkpoint_every}
+        last = max(load_recipe(request).epochs for request in requests.values())
+        if late := [epoch for epoch in sorted(keep_epochs) if epoch > last]:
+            raise RequestError(f"--checkpoint-epochs: {late[0]} is beyond the last epoch, {last}")
+        keep = {"keep_epochs": keep_epochs, "keep_every": checkpoint_every}
         for file, request in requests.items():
-            bar.begin(most)
-            results.append(_trained(request, file, bar, command, resume=resume, **keep))
+            bar.begin(last)
+            results.append(_train(request, file, bar, command, resume=resume, **keep))
     print(f"recipe          {recipe}")
     for result in results:
         if result is not None:
@@ -130,15 +133,14 @@ def train(
         raise typer.Exit(1)
 
 
-def _given(**changes: Any) -> dict[str, Any]:
-    """What a recipe is to have otherwise."""
+def _without_none(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in changes.items() if value is not None}
 
 
-def _trained(
+def _train(
     request: "TrainingRequest", file: Path, bar: Any, command: str, *, resume: bool, **keep: Any
-) -> "Trained | None":
-    """Train one network; None, with a remark, if its numbers ceased to be numbers."""
+) -> "TrainingSummary | None":
+    """Train one network; if it diverges, print a note and return None."""
     from .train import run_training
 
     def step(epoch: Any) -> None:
@@ -154,26 +156,26 @@ def _trained(
         note(f"{file.name}: {error}")
         return None
     except KeyboardInterrupt:
-        from nlbench.subjects.weights import training_folder
+        from nlbench.subjects.weights_choice import training_folder
 
         folder = training_folder(file)
-        kept = (
-            f"the epochs that were finished are in {folder}"
+        status = (
+            f"finished epochs are in {folder}"
             if (folder / "state").exists()
             else f"no epoch of {file.name} was finished"
         )
         again = command if resume else f"{command} --resume"
-        raise Interrupted(kept, again) from None
+        raise Interrupted(status, again) from None
 
 
-def _print_result(result: "Trained") -> None:
+def _print_result(result: "TrainingSummary") -> None:
     print(f"train accuracy  {result.train_accuracy:.2%}")
     print(f"test accuracy   {result.test_accuracy:.2%}")
     for name, value in result.scores.items():
         print(f"{name.ljust(15)} {value:.4g}")
     print(f"weights         {result.file}")
     if not result.is_reached:
-        print(f"not reached: after {result.epochs} epochs training is short of its threshold")
+        print(f"the threshold was not reached in {result.epochs} epochs")
 
 
 def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
@@ -186,54 +188,50 @@ def _files(out: Path, model: str, seeds: tuple[int, ...]) -> dict[int, Path]:
     return {seed: out / f"{model.replace('/', '-')}-seed{seed}.safetensors" for seed in seeds}
 
 
-def _epochs(text: str) -> frozenset[int]:
+def _parse_epochs(text: str) -> frozenset[int]:
     if not text:
         return frozenset()
     parts = split_names([text], "--checkpoint-epochs")
     for part in parts:
         if not (part.isascii() and part.isdecimal() and int(part)):
-            raise RequestError(
-                f"--checkpoint-epochs: expected whole numbers from 1, with commas, got '{part}'"
-            )
+            raise RequestError(f"--checkpoint-epochs: expected whole numbers from 1, got '{part}'")
     return frozenset(int(part) for part in parts)
 
 
 def linearize(
     model: Annotated[str, typer.Option(help="A registered model that calls ReLU.")],
-    out: Annotated[Path, typer.Option(help="The run's folder; its checkpoints lie there too.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run and its checkpoints.")],
     data: Data = "digits",
     weights: Annotated[
         str,
         typer.Option(
-            help="trained or a checkpoint's path; auto: trained where it ships, else trained "
-            "first, once a seed."
+            help="trained or a checkpoint's path; auto: trained weights where they ship, else a "
+            "training per seed."
         ),
     ] = "auto",
     omega: Annotated[
-        str, typer.Option(help="Weights of the penalty, with commas.")
+        str, typer.Option(help="Weights of the penalty, separated by commas.")
     ] = "0,0.0003,0.001,0.003,0.01",
     seeds: Annotated[
-        list[str] | None, typer.Option(help="Seeds of the training, with commas. [0]")
+        list[str] | None, typer.Option(help="Seeds of the training, separated by commas. [0]")
     ] = None,
     from_start: Annotated[
         bool,
         typer.Option(
             "--from-start/--post-training",
-            help="Under the penalty from the initialisation on, or on trained weights.",
+            help="Train under the penalty from the initialisation, or from trained weights.",
         ),
     ] = False,
     control: Annotated[
         str,
-        typer.Option(help="random: as many units again, drawn at random, linear and trained on."),
+        typer.Option(help="random: add a control with as many linear units drawn at random."),
     ] = "",
     layerwise: Annotated[
-        bool, typer.Option("--layerwise", help="One slope a layer instead of one a channel.")
+        bool, typer.Option("--layerwise", help="Use one slope per layer, not per channel.")
     ] = False,
     base_recipe: Annotated[
         str,
-        typer.Option(
-            help="The recipe of networks that are trained first; auto: the one that suits them."
-        ),
+        typer.Option(help="Recipe of networks that are trained first; auto: the model's own."),
     ] = "auto",
     epochs: Epochs = None,
     learning_rate: Rate = None,
@@ -251,17 +249,17 @@ def linearize(
     device: Device = "auto",
     report: Annotated[bool, typer.Option(help="Write report.html into the run's folder.")] = True,
 ) -> None:
-    """Make a network's units linear under a sparsity prior; record what depth is left.
+    """Make a network's units linear under a sparsity prior and measure the remaining depth.
 
-    The same command goes on where it was interrupted.
+    Repeat the command to resume an interruption.
     """
     if control not in ("", "random"):
         raise RequestError(f"--control: expected random, got '{control}'")
     if out == Path():
         raise RequestError("--out: expected a folder's name, got ''")
     options, settings = split_dataset_options(setting or [], data)
-    changes = _given(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
-    omegas, wanted = _numbers(omega), parse_seeds(seeds or ["0"])
+    changes = _without_none(epochs=epochs, learning_rate=learning_rate, slope_rate=slope_rate)
+    omegas, seed_numbers = _parse_omegas(omega), parse_seeds(seeds or ["0"])
     for group, name in (("models", model), ("datasets", data), ("recipes", base_recipe)):
         if (group, name) != ("recipes", "auto"):
             registry.expand(group, [name])
@@ -271,15 +269,15 @@ def linearize(
     with Bar() as bar:
         bar.say("loading")
         from .linearisation import LinearisingRequest, linearise
-        from .train import suited_recipe
+        from .training_request import resolve_recipe
 
         request = LinearisingRequest(
             model,
             data,
             mode="from-start" if from_start else "post-training",
-            base_recipe=suited_recipe(model, base_recipe),
+            base_recipe=resolve_recipe(model, base_recipe),
             omegas=omegas,
-            seeds=wanted,
+            seeds=seed_numbers,
             weights=weights,
             control=bool(control),
             layerwise=layerwise,
@@ -293,16 +291,16 @@ def linearize(
             note(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            is_begun = (out / "checkpoints").is_dir()
-            kept = f"what was finished is in {out}" if is_begun else "nothing was made yet"
-            raise Interrupted(kept, command) from None
+            has_started = (out / "checkpoints").is_dir()
+            status = f"finished networks are in {out}" if has_started else "nothing was trained yet"
+            raise Interrupted(status, command) from None
     show_run(run, report, checkpoints=out / "checkpoints")
-    # What couldn't be trained can't be measured.
+    # Cells of networks that couldn't be trained are skipped.
     if run.failed or any(record.result.status == "skipped" for record in run.records):
         raise typer.Exit(1)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _parse_omegas(text: str) -> tuple[float, ...]:
     numbers = []
     for part in split_names([text], "--omega"):
         try:
@@ -311,7 +309,7 @@ def _numbers(text: str) -> tuple[float, ...]:
             number = math.nan
         if not (math.isfinite(number) and number >= 0):
             raise RequestError(
-                f"--omega: expected numbers of at least 0, with commas, got '{part}'"
+                f"--omega: expected numbers of at least 0, separated by commas, got '{part}'"
             )
         numbers.append(number)
     return tuple(dict.fromkeys(numbers))

@@ -1,8 +1,7 @@
-"""Training: the loop that follows a recipe, and takes up again where it was interrupted."""
+"""The training loop, which follows a recipe and can be resumed."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,24 +11,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from nlbench.errors import NotFinite, RequestError
-from nlbench.introspection.background import rng_restored
+from nlbench.errors import NotFinite
 from nlbench.introspection.precision import exact_by_default
-from nlbench.serialization.files import write_atomically
+from nlbench.introspection.random_state import preserve_rng_state
 from nlbench.serialization.hashing import state_hash
 
+from .label_noise import MAX_SEED, check_seed
 from .recipes import Recipe, vanilla
-from .tasks import LARGEST_SEED, Task, task_of
+from .tasks import Task, task_of
+from .training_state import read_state, write_state
 
 if TYPE_CHECKING:
     from nlbench.subjects.data import Data
 
-__all__ = ["Epoch", "Keep", "TrainingResult", "example_of", "read_state", "train", "write_state"]
+__all__ = ["Epoch", "Keep", "TrainingResult", "example_of", "train"]
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Where one pass through the training split led.
+    """Result of one pass through the training split.
 
     Parameters
     ----------
@@ -38,19 +38,18 @@ class Epoch:
     learning_rate : float
         At the epoch's last step.
     loss : float
-        Mean loss over the epoch, of each sample before the step that used it; without the
+        Mean loss over the epoch, of each sample before the step that used it, without the
         recipe's penalty.
     train_accuracy : float or None
     test_accuracy : float
-        Share of what the network predicts right at the epoch's end, in [0, 1]: images, or
-        tokens of a translation; in training by the labels trained on, corrupted ones
-        included. In training it takes a pass of its own, which is made where training may
-        end (`Recipe.wants_train_accuracy`); None after other epochs.
+        Share of images, or tokens of a translation, predicted right at the end of the epoch. In
+        training the corrupted labels count. The training accuracy takes a pass of its own, which
+        is made only where training may end (`Recipe.needs_train_accuracy`); else it is None.
     scores : mapping of str to float
-        What the recipe counts, such as ``linear_share``.
+        Scores of the recipe, such as ``linear_share``.
     running_accuracy : float or None
-        The same share of the training samples as they came in the epoch: each augmented, in
-        training mode, before the step that used it, as the loss is.
+        Share of training samples predicted right during the epoch: augmented, in training mode,
+        before the step that used them.
     """
 
     number: int
@@ -63,25 +62,25 @@ class Epoch:
 
 
 Keep = Callable[[Epoch, nn.Module, Mapping[str, str]], object]
-"""Told of an epoch, the network, and what a checkpoint of it has to carry."""
+"""Callback with an epoch, the network, and the metadata for a checkpoint of it."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A trained network and how it got there.
+    """A trained network and its history.
 
     Parameters
     ----------
     model : torch.nn.Module
-        In evaluation mode, on the device that it was trained on.
+        In evaluation mode, on the training device.
     history : tuple of Epoch
         At least one.
     is_reached : bool
-        Whether the thresholds of the recipe were reached; True where it has none.
+        True if the recipe's thresholds were reached, or it has none.
     scores : mapping of str to float
-        What was measured once at the end, such as ``bleu``.
+        Scores computed once at the end, such as ``bleu``.
     metadata : mapping of str to str
-        What a checkpoint of this network has to carry beside its weights.
+        Metadata for the checkpoint.
     """
 
     model: nn.Module
@@ -92,7 +91,7 @@ class TrainingResult:
 
     @property
     def train_accuracy(self) -> float:
-        """Share of training samples predicted right, by the labels trained on."""
+        """Share of training samples predicted right, corrupted labels included."""
         accuracy = self.history[-1].train_accuracy
         assert accuracy is not None
         return accuracy
@@ -101,66 +100,6 @@ class TrainingResult:
     def test_accuracy(self) -> float:
         """Share of test samples predicted right."""
         return self.history[-1].test_accuracy
-
-
-FORMAT = 1
-
-
-def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Write a training's state, whole or not at all.
-
-    Parameters
-    ----------
-    path : Path
-        In a folder that exists.
-    identity : mapping
-        What decides the training; `read_state` compares it.
-    content : mapping
-        Tensors, numbers, texts, lists and dicts of them.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it can't be written.
-    """
-    buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "identity": dict(identity), **content}, buffer)
-    write_atomically(path, buffer.getvalue())
-
-
-def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a training's state; only tensors and plain values are ever unpickled.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the file is damaged, or another training wrote it; the message says what differs.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "state"
-    >>> write_state(path, {"seed": 0}, {"epoch": 3})
-    >>> read_state(path, {"seed": 0})["epoch"]
-    3
-    """
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Damaged bytes make the unpickler fail in any way.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RequestError(
-            f"{path} is no state of a training, or damaged ({reason[:80]}); remove it to train anew"
-        ) from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise RequestError(f"{path} is no state of a training; remove it to train anew")
-    old = found["identity"]
-    changed = [key for key in {**old, **identity} if old.get(key) != identity.get(key)]
-    if changed:
-        said = ", ".join(f"{k} was {old.get(k)} and is {identity.get(k)}" for k in changed[:3])
-        raise RequestError(f"{path} is of another training: {said}; remove it to train anew")
-    content: dict[str, Any] = found
-    return content
 
 
 @exact_by_default()
@@ -175,19 +114,18 @@ def train(
     state: Path | None = None,
     keep: Keep | None = None,
 ) -> TrainingResult:
-    """Build a network and train it as a recipe says.
+    """Build a network and train it by a recipe.
 
-    The seed decides the initial weights, the order of the samples, the augmentation and
-    which labels are corrupted. On a CPU, the same seed and number of threads give the same
-    weights, bit for bit, interrupted and resumed or not. PyTorch's global random state is
-    left as it was.
+    The seed decides the initial weights, the order of the samples, the augmentation and the
+    corrupted labels. On a CPU, the same seed and number of threads give the same weights, bit
+    for bit, also when training is interrupted and resumed. The global random state is preserved.
 
     Parameters
     ----------
     build : callable
-        Without arguments; returns the network to train.
+        Returns the network to train.
     dataset : Dataset
-        Labelled images; or any object with a method ``task``, see
+        Labelled images, or an object with a method ``task``; see
         `nlbench.models.training.tasks.Task`.
     recipe : Recipe
     seed : int
@@ -196,12 +134,11 @@ def train(
     progress : callable, optional
         Called with each `Epoch` as it ends; on resuming, with the earlier ones first.
     state : Path, optional
-        Where the training's state is written after every epoch. If the file exists, training
-        goes on from it. It stays when training is over, so that whoever writes the result
-        down can do that before removing it.
+        File of the training's state, written after every epoch. If it exists, training resumes
+        from it. It is not removed at the end, so that the result can be saved first.
     keep : callable, optional
-        Called with each `Epoch` as it ends, the network, in evaluation mode, and the
-        metadata that a checkpoint of it has to carry.
+        Called with each `Epoch` as it ends, the network in evaluation mode, and the metadata for
+        a checkpoint.
 
     Returns
     -------
@@ -210,10 +147,10 @@ def train(
     Raises
     ------
     nlbench.RequestError
-        If the seed is out of bounds, the network doesn't give one logit a
-        class, or the state belongs to another training.
+        If the seed is out of bounds, the network doesn't return one logit per class, or the
+        state belongs to another training.
     nlbench.NotFinite
-        If the loss or a logit ceases to be a finite number.
+        If the loss or a logit is NaN or infinite.
 
     Examples
     --------
@@ -224,13 +161,12 @@ def train(
     >>> [epoch.number for epoch in result.history]
     [1]
     """
-    if not 0 <= seed <= LARGEST_SEED:
-        raise RequestError(f"the seed is {seed}, expected 0 to {LARGEST_SEED}")
+    check_seed(seed)
     device = torch.device(device)
     task = task_of(dataset, recipe, seed)
-    with rng_restored(device):
+    with preserve_rng_state(device):
         torch.manual_seed(seed)
-        model = recipe.prepared(build(), lambda: example_of(dataset), seed).to(device)
+        model = recipe.prepare(build(), lambda: example_of(dataset), seed).to(device)
         training = _Training(model, task, recipe, seed, device)
         identity = {
             "seed": seed,
@@ -265,12 +201,12 @@ def train(
 
 
 def example_of(dataset: Data) -> Tensor:
-    """Give two samples of the training split, for a recipe that has to see some."""
+    """Return two samples of the training split."""
     return dataset.sample(2, split="train", seed=0).inputs
 
 
 class _Training:
-    """What changes from epoch to epoch."""
+    """A training with everything that changes from epoch to epoch."""
 
     def __init__(
         self,
@@ -286,36 +222,36 @@ class _Training:
         self.device = device
         self.optimizer = recipe.make_optimizer(model)
         self.shuffle = torch.Generator().manual_seed(seed)
-        # A stream of its own: augmented or not, the images come in the same order.
-        self.augment = torch.Generator().manual_seed(seed + LARGEST_SEED + 1)
+        # A separate stream, so that augmentation doesn't change the order of the images.
+        self.augment = torch.Generator().manual_seed(seed + MAX_SEED + 1)
         self.history: list[Epoch] = []
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a checkpoint has to carry."""
+        """Metadata for a checkpoint."""
         return {**self.task.metadata(), **self.recipe.metadata()}
 
     @property
     def is_over(self) -> bool:
-        """Whether the last epoch has been, or every threshold been reached."""
+        """True after the last epoch, or once every threshold is reached."""
         if not self.history:
             return False
         return len(self.history) >= self.recipe.epochs or self.is_reached
 
     @property
     def is_reached(self) -> bool:
-        """Whether the last epoch reached every threshold."""
+        """True if the last epoch reached every threshold."""
         last = self.history[-1]
         return self.recipe.is_reached(last.loss, last.train_accuracy)
 
     def run_epoch(self) -> Epoch:
-        """Pass once through the training split and look where it led."""
+        """Train for one epoch and evaluate the network."""
         number = len(self.history)
         order = torch.randperm(self.task.size, generator=self.shuffle)
         loss, running_accuracy = self._pass(order, number)
         try:
             train_accuracy = None
-            if self.recipe.wants_train_accuracy(number + 1, loss):
+            if self.recipe.needs_train_accuracy(number + 1, loss):
                 train_accuracy = self.task.accuracy(self.model, "train", self.device)
             test_accuracy = self.task.accuracy(self.model, "test", self.device)
         except NotFinite as error:
@@ -323,9 +259,10 @@ class _Training:
                 f"after epoch {number + 1}: {error}; a learning rate below "
                 f"{self.recipe.learning_rate:g} may help"
             ) from error
+        last_step = self._steps(len(order)) * (number + 1) - 1
         epoch = Epoch(
             number=number + 1,
-            learning_rate=self.recipe.rate(number, self._steps(len(order)) * (number + 1) - 1),
+            learning_rate=self.recipe.learning_rate_at(number, last_step),
             loss=loss,
             train_accuracy=train_accuracy,
             test_accuracy=test_accuracy,
@@ -339,15 +276,15 @@ class _Training:
         return math.ceil(samples / self.recipe.batch_size)
 
     def _pass(self, order: torch.Tensor, number: int) -> tuple[float, float]:
-        """One epoch, counted from 0; gives its mean loss, and the share predicted right."""
+        """Train for one epoch, counted from 0; return its mean loss and running accuracy."""
         self.model.train()
-        total, seen, step = 0.0, 0, number * self._steps(len(order))
-        right = asked = 0
+        loss_sum, samples, step = 0.0, 0, number * self._steps(len(order))
+        right = predictions = 0
         recipe = self.recipe
         for inputs, targets in self.task.batches(
             order, recipe.batch_size, self.device, self.augment
         ):
-            rate = recipe.rate(number, step)
+            rate = recipe.learning_rate_at(number, step)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate * group.get("rate_factor", 1.0)
             output = self.model(inputs)
@@ -362,16 +299,16 @@ class _Training:
             self.optimizer.zero_grad()
             (loss if penalty is None else loss + penalty).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-            recipe.settle(self.model)
-            total += value * len(targets)
-            seen += len(targets)
-            counts = self.task.right(output, targets)
-            right, asked = right + counts[0], asked + counts[1]
+            recipe.after_step(self.model)
+            loss_sum += value * len(targets)
+            samples += len(targets)
+            counts = self.task.count_right(output, targets)
+            right, predictions = right + counts[0], predictions + counts[1]
             step += 1
-        return total / seen, right / asked
+        return loss_sum / samples, right / predictions
 
     def content(self) -> dict[str, Any]:
-        """All that the next epoch depends on."""
+        """Return everything that the next epoch depends on."""
         return {
             "history": [asdict(epoch) for epoch in self.history],
             "model": self.model.state_dict(),
@@ -379,11 +316,11 @@ class _Training:
             "shuffle": self.shuffle.get_state(),
             "augment": self.augment.get_state(),
             "random": torch.get_rng_state(),
-            "random_gpu": self._random_of_gpu(),
+            "random_gpu": self._gpu_rng_state(),
         }
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Put everything back as `content` found it."""
+        """Restore what `content` returned."""
         self.history = [Epoch(**epoch) for epoch in content["history"]]
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
@@ -395,7 +332,7 @@ class _Training:
         if content["random_gpu"] is not None and self.device.type == "mps":
             torch.mps.set_rng_state(content["random_gpu"])
 
-    def _random_of_gpu(self) -> Tensor | None:
+    def _gpu_rng_state(self) -> Tensor | None:
         if self.device.type == "cuda":
             return torch.cuda.get_rng_state(self.device)
         return torch.mps.get_rng_state() if self.device.type == "mps" else None

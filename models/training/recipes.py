@@ -1,4 +1,4 @@
-"""Recipes: what a training fixes but for the network, the data and the seed."""
+"""Training recipes: every setting but the network, the data and the seed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
-from nlbench.measure import Source
 from nlbench.models.networks import vgg
 from nlbench.models.networks.transformer import ATTENTION
 
@@ -37,29 +37,28 @@ SCHEDULES = ("step", "cosine")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: all but the network, the data and the seed.
+    """Settings of a training, without the network, the data and the seed.
 
-    It is data, which `nlbench.models.training.loop.train` reads; another setting is
-    ``dataclasses.replace(recipe, learning_rate=0.1)``. A subclass may change the network before
-    it is trained (`prepared`), add a `penalty`, and put parameters in order after a step
-    (`settle`); what it remembers of a network has to be in the network's state, so that a training
-    can be taken up again.
+    Change a setting with ``dataclasses.replace(recipe, learning_rate=0.1)``. A subclass may change
+    the network before training (`prepare`), add a `penalty`, and project parameters after a step
+    (`after_step`). All its state must be in the network's state dict, so that training can be
+    resumed.
 
     Parameters
     ----------
     name : str
         The registered name.
     epochs : int
-        Passes through the training split, at least 1; the most, where training ends at a
+        Passes through the training split, at least 1; an upper bound if training ends at a
         threshold.
     batch_size : int
-        Samples a step; the last batch of an epoch may be smaller.
+        Samples per step; the last batch of an epoch may be smaller.
     learning_rate : float
-        Before it decays.
+        Initial learning rate.
     momentum : float
-        Of ``sgd``, in [0, 1).
+        For ``sgd``, in [0, 1).
     weight_decay : float
-        As the optimisers of `torch.optim` have it.
+        As in `torch.optim`.
     decay : float
         Factor of the learning rate after every `decay_every` epochs (schedule ``step``).
     decay_every : int
@@ -68,19 +67,18 @@ class Recipe:
     source : Source
     optimizer : {"sgd", "adam", "adamw"}
     schedule : {"step", "cosine"}
-        ``cosine`` falls from `learning_rate` to 0 over `epochs`, half a cosine, an epoch at
-        a time.
+        ``cosine`` falls from `learning_rate` to 0 over `epochs`, half a cosine, once per epoch.
     shift : int
-        Images are moved by up to so many pixels along either axis, each image on its own,
-        black moving in; 0: they stay.
+        Largest random shift of each image along either axis, in pixels, padded with black.
     flip : bool
-        Mirror each image left to right with probability one half.
+        Flip each image left to right with probability one half.
     label_noise : float
-        Share of training labels to corrupt; see `nlbench.models.training.tasks.corrupt_labels`.
+        Share of training labels to corrupt; see
+        `nlbench.models.training.label_noise.corrupt_labels`.
     until_train_accuracy : float
-        End after the first epoch with so much accuracy in training; 0: don't.
+        End after the first epoch with at least this training accuracy; 0: no threshold.
     until_loss : float
-        End after the first epoch with a mean loss below this; 0: don't.
+        End after the first epoch with a mean loss below this; 0: no threshold.
 
     Raises
     ------
@@ -128,13 +126,13 @@ class Recipe:
         if not (holds and math.isfinite(value)):
             raise RequestError(f"recipe {self.name}: {name} is {value}, expected {expected}")
 
-    def rate(self, epoch: int, step: int) -> float:
-        """Learning rate in an epoch at a step, both counted from 0 over the whole training.
+    def learning_rate_at(self, epoch: int, step: int) -> float:
+        """Return the learning rate in an epoch at a step, both counted from 0 over the training.
 
         Examples
         --------
         >>> recipe = Recipe("short", epochs=4, learning_rate=1, decay=0.5, decay_every=2)
-        >>> [recipe.rate(epoch, step=10 * epoch) for epoch in range(4)]
+        >>> [recipe.learning_rate_at(epoch, step=10 * epoch) for epoch in range(4)]
         [1.0, 1.0, 0.5, 0.5]
         """
         warm = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
@@ -143,7 +141,7 @@ class Recipe:
         return self.learning_rate * warm * self.decay ** (epoch // self.decay_every)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimiser of a network's parameters."""
+        """Return an optimiser of a network's parameters."""
         groups = self.groups(model)
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum)
@@ -152,66 +150,63 @@ class Recipe:
 
     @property
     def stops_early(self) -> bool:
-        """Whether training ends at a threshold."""
+        """True if training may end at a threshold."""
         return self.until_train_accuracy > 0 or self.until_loss > 0
 
     def is_reached(self, loss: float, train_accuracy: float | None) -> bool:
-        """Whether an epoch reached every threshold that is set."""
-        accurate = (train_accuracy or 0.0) >= self.until_train_accuracy
-        return accurate and self._may_end_early(loss)
+        """Return True if an epoch reached every threshold."""
+        is_accurate = (train_accuracy or 0.0) >= self.until_train_accuracy
+        return is_accurate and self._loss_permits_end(loss)
 
-    def wants_train_accuracy(self, epoch: int, loss: float) -> bool:
-        """Whether the accuracy in training is to be measured after an epoch, counted from 1.
+    def needs_train_accuracy(self, epoch: int, loss: float) -> bool:
+        """Return True if training may end after an epoch, counted from 1."""
+        return epoch >= self.epochs or self._loss_permits_end(loss)
 
-        It is where training may end.
-        """
-        return epoch >= self.epochs or self._may_end_early(loss)
-
-    def _may_end_early(self, loss: float) -> bool:
-        """Whether a loss lets training end at a threshold."""
+    def _loss_permits_end(self, loss: float) -> bool:
         return self.stops_early and (not self.until_loss or loss < self.until_loss)
 
-    def prepared(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
-        """Give what is trained in place of a network, which it may change.
+    def prepare(self, model: nn.Module, example: Callable[[], Tensor], seed: int) -> nn.Module:
+        """Return the network to train in place of a network, which may change.
 
         Parameters
         ----------
         model : torch.nn.Module
         example : callable
-            Gives two samples of the training split.
+            Returns two samples of the training split.
         seed : int
-            Of the training.
+            Seed of the training.
         """
         return model
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Parameter groups for the optimiser, each with its ``weight_decay``.
+        """Return parameter groups for the optimiser, each with its ``weight_decay``.
 
-        ``rate_factor`` of a group multiplies the learning rate.
+        A group's ``rate_factor`` multiplies the learning rate.
         """
         return [{"params": list(model.parameters()), "weight_decay": self.weight_decay}]
 
     def penalty(self, model: nn.Module) -> Tensor | None:
-        """What is added to the loss of a step, a scalar; None: nothing."""
+        """Compute a scalar to add to the loss of a step; None: nothing."""
         return None
 
-    def settle(self, model: nn.Module) -> None:
-        """Put parameters in order after a step."""
+    def after_step(self, model: nn.Module) -> None:
+        """Project parameters after a step."""
 
     def scores(self, model: nn.Module) -> dict[str, float]:
-        """What the log of an epoch says beside loss and accuracy."""
+        """Compute scores for the log of an epoch."""
         return {}
 
     def metadata(self) -> dict[str, str]:
-        """What a checkpoint has to carry."""
+        """Return metadata for the checkpoint."""
         return {}
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Refuse a network that the recipe is not for; say what is to be known of one that it is.
+        """Refuse a network that the recipe doesn't apply to; return a warning or an empty text.
 
         Raises
         ------
         nlbench.RequestError
+            If the recipe doesn't apply.
         """
         return ""
 
@@ -226,9 +221,9 @@ NAKKIRAN = (
     "ICLR, 2020."
 )
 
-# The paper's learning rate of 0.1 kills VGG8 on the digits, which offer ten steps an epoch
-# and no batch norm: the loss stays at log(10) for each of the seeds 0 to 2, and with a
-# warm-up too. At 0.02 with a warm-up of 200 steps the seeds 0 to 4 all reach 97 %.
+# At the paper's learning rate of 0.1, VGG8 without batch norm doesn't learn the digits in their
+# ten steps per epoch: the loss stays at log(10) for the seeds 0 to 2, with a warm-up too. At 0.02
+# with a warm-up of 200 steps, the seeds 0 to 4 all reach 97 %.
 vanilla = Recipe(
     name="vanilla",
     epochs=40,
@@ -246,10 +241,10 @@ vanilla = Recipe(
         ),
     ),
 )
-"""Plain training: momentum, one step down of the learning rate, no augmentation."""
+"""Momentum, one step down of the learning rate, no augmentation."""
 
 # The narrow ResNet18s, without batch norm and with residual branches that start near zero,
-# hardly move in thirty epochs of vanilla on the digits (w = 8: 21 %).
+# hardly learn in thirty epochs of vanilla on the digits (w = 8: 21 %).
 adam = Recipe(
     name="adam",
     epochs=30,
@@ -260,7 +255,7 @@ adam = Recipe(
     warmup_steps=100,
     source=Source("", "ours, for networks without batch norm on small data"),
 )
-"""Adam with a warm-up and a cosine, for what plain momentum is too slow for."""
+"""Adam with a warm-up and a cosine, for networks that plain momentum is too slow for."""
 
 augmented = replace(
     vanilla,
@@ -278,7 +273,7 @@ augmented = replace(
         ),
     ),
 )
-"""As vanilla, with images shifted by up to 4 pixels and flipped, and weight decay."""
+"""The vanilla recipe with shifts of up to 4 pixels, flips and weight decay."""
 
 # VGG8 fits 40 % corrupted labels of the digits at about epoch 100.
 noisy_labels = replace(
@@ -292,11 +287,11 @@ noisy_labels = replace(
         citation=LINEAR_REGIONS,
         equation=(
             "appendix A, noisy labels: 40 % corrupted, until all of them are fitted; rate, "
-            "warm-up and one step down as for small data in place of 0.95 an epoch"
+            "warm-up and one step down as for small data in place of 0.95 per epoch"
         ),
     ),
 )
-"""As vanilla, with 40 % of the labels corrupted, until every one of them is fitted."""
+"""The vanilla recipe with 40 % of the labels corrupted, until all labels are fitted."""
 
 linear_regions_vanilla = Recipe(
     name="linear-regions-vanilla",
@@ -311,7 +306,7 @@ linear_regions_vanilla = Recipe(
         citation=LINEAR_REGIONS,
         equation=(
             "appendix A, vanilla setting: SGD, momentum 0.9, batches of 128, learning rate 0.1 "
-            "with steps down, until a loss; the step, its period and the loss aren't legible in "
+            "with steps down, until a loss; the step, its period and the loss are illegible in "
             "the text used here: 0.1, 100 epochs and 0.01 are ours"
         ),
     ),
@@ -328,7 +323,7 @@ linear_regions_augmented = replace(
         citation=LINEAR_REGIONS,
         equation=(
             "appendix A, augmentation setting: the vanilla one with shifts of up to 4 pixels, "
-            "horizontal flips and weight decay (its value isn't legible; 5e-4 is ours)"
+            "horizontal flips and weight decay (its value is illegible; 5e-4 is ours)"
         ),
     ),
 )
@@ -346,7 +341,7 @@ linear_regions_noisy_labels = replace(
         citation=f"{LINEAR_REGIONS} After {ZHANG}",
         equation=(
             "appendix A, noisy labels: until every label is fitted, learning rate 0.1 times 0.95 "
-            "an epoch, no augmentation; the share of noise is one of the paper's 0.2 to 1.0"
+            "per epoch, no augmentation; the share of noise is one of the paper's 0.2 to 1.0"
         ),
     ),
 )
@@ -363,7 +358,7 @@ linear_regions_double_descent = Recipe(
         citation=f"{LINEAR_REGIONS} After {NAKKIRAN}",
         equation=(
             "appendix A, model-wise double descent: Adam, no regularisation, no augmentation; "
-            "rate 1e-4 as Nakkiran et al.; the epochs (500) and the noise (0.2) aren't legible "
+            "rate 1e-4 as Nakkiran et al.; the epochs (500) and the noise (0.2) are illegible "
             "in the text used here and are ours"
         ),
     ),

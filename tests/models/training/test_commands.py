@@ -53,7 +53,7 @@ def test_checkpoints_are_kept_after_the_epochs_asked_for(train, tmp_path):
 def test_a_threshold_that_is_missed_is_said_and_is_exit_status_1(train, tmp_path):
     done = train(*TINY, "--until-train-accuracy", "1", "--out", "x.safetensors")
     assert done.returncode == 1
-    assert "not reached: after 1 epochs" in done.stdout
+    assert "the threshold was not reached in 1 epochs" in done.stdout
     assert (tmp_path / "x.safetensors").is_file()
 
 
@@ -153,7 +153,7 @@ def test_an_interrupt_says_what_is_kept_and_the_same_command_goes_on(
         patch.setattr(loop._Training, "run_epoch", stopped)
         done = train(*command)
     assert done.returncode == 130
-    assert "the epochs that were finished are in x.training" in done.stderr
+    assert "finished epochs are in x.training" in done.stderr
     assert "--resume" in done.stderr
     assert (tmp_path / "x.training" / "state").is_file()
     done = train(*command, *(["--resume"] if resumed else []))

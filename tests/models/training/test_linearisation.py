@@ -11,11 +11,12 @@ import nlbench
 from nlbench.cli.app import main
 from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
-from nlbench.models.training import train as training_module
+from nlbench.models.training import parallel
 from nlbench.models.training.linearisation import LinearisingRequest, linearise
 from nlbench.progress import Monitor
-from nlbench.serialization.files import locked
-from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
+from nlbench.store.locked_folder import LockedFolder
+from nlbench.subjects.load import load_dataset, load_subject
+from nlbench.subjects.spec import SubjectSpec
 
 CHANGES = {"epochs": 2, "batch_size": 16, "slope_rate": 300.0}
 OPTIONS = (("size", 48), ("test_size", 16))
@@ -38,7 +39,8 @@ def request(**changes):
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Weights to start from, trained for a moment."""
-    from nlbench.models.training.train import TrainingRequest, run_training
+    from nlbench.models.training.train import run_training
+    from nlbench.models.training.training_request import TrainingRequest
 
     file = tmp_path_factory.mktemp("start") / "start.safetensors"
     run_training(
@@ -206,7 +208,7 @@ def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypa
     heard = Heard()
     linearise(request(omegas=(0.0,), mode="from-start"), tmp_path / "lin", progress=heard)
     linearise(request(omegas=(0.1,), mode="from-start"), tmp_path / "lin", progress=heard)
-    said = "vgg8: only ReLUs are made linear; 1 call of silu stays as it is"
+    said = "vgg8: only ReLUs are made linear; 1 call of silu remains"
     assert heard.lines == [said]
 
 
@@ -246,7 +248,10 @@ def test_two_values_of_omega_never_share_a_checkpoint(tmp_path, start):
 def test_two_processes_never_train_into_one_folder(tmp_path, start):
     folder = tmp_path / "lin" / "checkpoints" / "omega0-seed0.training"
     folder.mkdir(parents=True)
-    with locked(folder), pytest.raises(RequestError, match="another nlbench is writing to"):
+    with (
+        LockedFolder(folder).locked(),
+        pytest.raises(RequestError, match="another nlbench is writing to"),
+    ):
         linearise(request(weights=start), tmp_path / "lin")
 
 
@@ -274,14 +279,14 @@ def test_what_depends_on_a_failed_training_says_so_and_leaves_the_others_alone(
 
     quick = nlbench.registry.load("recipes", "vanilla")
     monkeypatch.setattr(recipes, "vanilla", type(quick)("vanilla", 1, batch_size=16))
-    made = training_module.run_training
+    made = parallel.run_training
 
     def failing(training, file, **options):
         if training.recipe == "vanilla" and training.seed == 0:
             training = replace(training, changes={"learning_rate": 1e30})
         return made(training, file, **options)
 
-    monkeypatch.setattr(training_module, "run_training", failing)
+    monkeypatch.setattr(parallel, "run_training", failing)
     wanted = request(omegas=(0.0,), seeds=(0, 1), control=True, changes={**CHANGES, "epochs": 1})
     run = linearise(wanted, tmp_path / "lin")
     table = run.scores[(run.scores["measure"] == "accuracy") & (run.scores["statistic"] == "value")]
@@ -315,10 +320,10 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, start):
     ("changes", "message"),
     [
         ({"omegas": (-1.0,)}, "omega is -1.0, expected a number of at least 0"),
-        ({"control": True, "layerwise": True}, "needs a slope a channel"),
-        ({"control": True, "mode": "from-start"}, "goes with --post-training"),
-        ({"weights": "init"}, "linearised by --from-start"),
-        ({"weights": "x", "mode": "from-start"}, "--from-start begins with initial weights"),
+        ({"control": True, "layerwise": True}, "needs one slope per channel"),
+        ({"control": True, "mode": "from-start"}, "requires --post-training"),
+        ({"weights": "init"}, "use --from-start to linearise"),
+        ({"weights": "x", "mode": "from-start"}, "--from-start starts from initial weights"),
     ],
 )
 def test_a_request_that_can_not_be_is_refused(changes, message):
@@ -353,7 +358,8 @@ def test_the_manifest_is_that_of_a_run(made):
 
 
 def test_a_translator_is_linearised_with_token_accuracy_and_bleu(tmp_path):
-    from nlbench.models.training.train import TrainingRequest, run_training
+    from nlbench.models.training.train import run_training
+    from nlbench.models.training.training_request import TrainingRequest
 
     options = (("largest", 99), ("test", 10), ("train", 20))
     file = tmp_path / "words.safetensors"

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from nlbench.models.training.recipes import (
 
 def test_a_cosine_falls_from_the_rate_to_nearly_nothing():
     recipe = Recipe("r", 4, learning_rate=2.0, schedule="cosine")
-    rates = [recipe.rate(number, 0) for number in range(4)]
+    rates = [recipe.learning_rate_at(number, 0) for number in range(4)]
     assert rates == pytest.approx([2.0, 1 + 2**-0.5, 1.0, 1 - 2**-0.5])
 
 
@@ -58,7 +59,7 @@ def test_the_linear_regions_recipes_have_what_the_paper_states():
     assert (linear_regions_augmented.shift, linear_regions_augmented.flip) == (4, True)
     assert linear_regions_augmented.weight_decay > 0
     assert linear_regions_noisy_labels.until_train_accuracy == 1.0
-    assert linear_regions_noisy_labels.rate(2, 0) == pytest.approx(0.1 * 0.95**2)
+    assert linear_regions_noisy_labels.learning_rate_at(2, 0) == pytest.approx(0.1 * 0.95**2)
     assert noisy_labels.label_noise == 0.4
 
 
@@ -70,3 +71,32 @@ def test_a_registered_recipe_is_called_what_it_is_registered_as(name):
     assert recipe.name == name
     assert recipe.source.citation or recipe.source.equation.startswith("ours")
     assert registry.describe(registry.entries("recipes")[name])
+
+
+def test_the_learning_rate_warms_up_then_decays():
+    recipe = Recipe("r", 9, learning_rate=0.8, warmup_steps=4, decay=0.1, decay_every=3)
+    assert [recipe.learning_rate_at(0, step) for step in range(5)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 0.8]
+    )
+    rates = [recipe.learning_rate_at(epoch, 100) for epoch in (2, 3, 5, 6)]
+    assert rates == pytest.approx([0.8, 0.08, 0.08, 0.008])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("learning_rate", 0),
+        ("learning_rate", math.inf),
+        ("learning_rate", math.nan),
+        ("momentum", 1),
+        ("weight_decay", -1),
+        ("decay", 0),
+        ("decay_every", 0),
+        ("warmup_steps", -1),
+    ],
+)
+def test_a_recipe_with_a_number_out_of_bounds_is_refused(name, value):
+    with pytest.raises(RequestError, match=f"recipe vanilla: {name} is {value}, expected"):
+        replace(vanilla, **{name: value})

@@ -6,9 +6,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nlbench.errors import RequestError
-from nlbench.models.training.linearisation import from_start
-from nlbench.models.training.loop import read_state, train, write_state
+from nlbench.models.training.linearisation_recipes import from_start
+from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import Recipe
+from nlbench.models.training.training_state import read_state, write_state
 from nlbench.serialization.hashing import state_hash
 from nlbench.subjects.data import Dataset
 
@@ -147,7 +148,7 @@ def test_the_state_of_another_training_is_refused(changes, message, tmp_path):
 def test_a_damaged_state_is_one_line(content, tmp_path):
     file = tmp_path / "state"
     file.write_bytes(content)
-    with pytest.raises(RequestError, match="remove it to train anew") as error:
+    with pytest.raises(RequestError, match="remove it to train again") as error:
         read_state(file, {})
     assert "\n" not in str(error.value)
 
@@ -159,7 +160,7 @@ def test_a_state_that_would_run_code_is_not_unpickled(tmp_path):
 
     file = tmp_path / "state"
     torch.save({"format": 1, "identity": Trap()}, file)
-    with pytest.raises(RequestError, match="no state of a training"):
+    with pytest.raises(RequestError, match="not a training state"):
         read_state(file, {})
 
 

@@ -11,12 +11,12 @@ from safetensors import safe_open
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.models.training.train import (
-    TrainingLog,
+from nlbench.models.training.train import run_training
+from nlbench.models.training.training_folder import TrainingFolder
+from nlbench.models.training.training_request import (
     TrainingRequest,
-    recipe_of,
-    run_training,
-    suited_recipe,
+    load_recipe,
+    resolve_recipe,
 )
 from nlbench.serialization.hashing import file_hash
 
@@ -134,7 +134,9 @@ def test_a_finished_training_is_not_repeated_on_resuming(finished):
 def test_an_interrupted_training_is_not_overwritten_unasked(tmp_path):
     file = tmp_path / "net.safetensors"
     stopped(QUICK, file, 1)
-    with pytest.raises(RequestError, match="holds an interrupted training; --resume goes on"):
+    with pytest.raises(
+        RequestError, match="holds an interrupted training; resume it with --resume"
+    ):
         run_training(QUICK, file)
 
 
@@ -159,7 +161,7 @@ def test_training_goes_on_from_a_checkpoint(finished, tmp_path, monkeypatch):
     held = finished[0].read_bytes()
     try:
         finished[0].write_bytes(file.read_bytes())
-        with pytest.raises(RequestError, match="holds has changed since"):
+        with pytest.raises(RequestError, match="has changed since"):
             run_training(request, file, resume=True)
     finally:
         finished[0].write_bytes(held)
@@ -195,21 +197,22 @@ def test_a_request_that_can_not_be_is_one_line(change, message, tmp_path):
     [("vgg8", "vanilla"), ("resnet18-w64", "adam"), ("transformer-tiny", "translation")],
 )
 def test_a_model_names_the_recipe_that_suits_it(model, recipe):
-    assert suited_recipe(model) == recipe
-    assert suited_recipe(model, "noisy-labels") == "noisy-labels"
+    assert resolve_recipe(model) == recipe
+    assert resolve_recipe(model, "noisy-labels") == "noisy-labels"
 
 
 def test_every_model_names_a_registered_recipe():
     for name in registry.entries("models"):
         if "/" not in name:
-            registry.find("recipes", suited_recipe(name))
+            registry.find("recipes", resolve_recipe(name))
 
 
 def test_a_recipe_takes_the_noise_that_is_asked_for():
     assert (
-        recipe_of(TrainingRequest("vgg8", "digits", "vanilla", label_noise=0.2)).label_noise == 0.2
+        load_recipe(TrainingRequest("vgg8", "digits", "vanilla", label_noise=0.2)).label_noise
+        == 0.2
     )
-    assert recipe_of(TrainingRequest("vgg8", "digits", "noisy-labels")).label_noise == 0.4
+    assert load_recipe(TrainingRequest("vgg8", "digits", "noisy-labels")).label_noise == 0.4
 
 
 def test_a_checkpoint_is_not_overwritten_unasked(finished):
@@ -227,17 +230,17 @@ def test_a_file_that_no_training_wrote_is_not_overwritten_on_resuming(tmp_path):
 
 def test_a_training_killed_while_it_writes_its_result_is_resumed(finished, tmp_path, monkeypatch):
     file = tmp_path / "net.safetensors"
-    save = TrainingLog.close
+    save = TrainingFolder.finish
 
-    def killed(log, result):
+    def killed(folder, result):
         file.write_bytes(b"half")
-        (log.folder / ".state.x1.part").write_bytes(b"half")
+        (folder.path / ".state.x1.part").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TrainingLog, "close", killed)
+    monkeypatch.setattr(TrainingFolder, "finish", killed)
     with pytest.raises(KeyboardInterrupt):
         run_training(QUICK, file)
-    monkeypatch.setattr(TrainingLog, "close", save)
+    monkeypatch.setattr(TrainingFolder, "finish", save)
     monkeypatch.setattr("nlbench.models.training.loop._Training.run_epoch", None)  # No epoch again.
     run_training(QUICK, file, resume=True, command="nlbench train …")
     assert file_hash(file) == file_hash(finished[0])
@@ -251,7 +254,7 @@ def test_an_interrupted_training_on_other_data_is_not_resumed(tmp_path):
     file = tmp_path / "net.safetensors"
     stopped(QUICK, file, 1)
     other = replace(QUICK, options=(*QUICK.options, ("seed", 7)))
-    with pytest.raises(RequestError, match="interrupted training of another kind"):
+    with pytest.raises(RequestError, match="holds another interrupted training"):
         run_training(other, file, resume=True)
 
 

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from nlbench.errors import NlbenchError, NotFinite, RequestError
-from nlbench.execution.executors import workers_kept
-from nlbench.models.training import train as training_module
-from nlbench.models.training.train import TrainingRequest, run_trainings
+from nlbench.execution.worker_pool import keep_workers
+from nlbench.models.training import parallel
+from nlbench.models.training.parallel import run_trainings
+from nlbench.models.training.training_request import TrainingRequest
 from nlbench.progress import Monitor
 
 TINY = {
@@ -58,7 +59,7 @@ def content(folder):
 def others():
     """What else this process has started; the workers of this module are kept to its end."""
     others = set(psutil.Process().children())
-    with workers_kept():
+    with keep_workers():
         yield others
     assert set(psutil.Process().children()) <= others
 
@@ -134,14 +135,14 @@ def test_a_process_that_is_killed_is_said_with_the_name_of_its_network(tmp_path,
 
 
 def test_of_one_that_cannot_begin_what_starts_from_it_says_so(tmp_path, monkeypatch):
-    made = training_module.run_training
+    made = parallel.run_training
 
     def failing(training, file, **options):
         if file.stem == "one":
             raise error
         return made(training, file, **options)
 
-    monkeypatch.setattr(training_module, "run_training", failing)
+    monkeypatch.setattr(parallel, "run_training", failing)
     heard, error = Heard(), RequestError("no room")
     with pytest.raises(RequestError, match=r"^training one: no room$"):
         run_trainings(requests(tmp_path), progress=heard)

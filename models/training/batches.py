@@ -1,0 +1,81 @@
+"""Batches of a dataset's items, each read while the one before is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from nlbench.introspection.random_state import rng_state
+from nlbench.introspection.threads import overlap_pays, torch_threads
+from nlbench.subjects.data import Items, read_items
+
+__all__ = ["batches", "prefetch", "to_device"]
+
+
+T = TypeVar("T")
+_END = object()
+
+
+def batches(
+    items: Items, order: Tensor, batch_size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Read images of shape (b, *shape) and labels of shape (b,) in an order, on the CPU.
+
+    Each batch is read while `device` is busy with the one before.
+
+    Examples
+    --------
+    >>> from nlbench.models.datasets.digits import digits
+    >>> cpu = torch.device("cpu")
+    >>> [len(labels) for _, labels in batches(digits().test, torch.arange(300), 128, cpu)]
+    [128, 128, 44]
+    """
+    starts = range(0, len(order), batch_size)
+    indices = (order[start : start + batch_size].tolist() for start in starts)
+    return prefetch((_stacked(items, batch) for batch in indices), device)
+
+
+def _stacked(items: Items, indices: list[int]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*read_items(items, indices), strict=True)
+    return torch.stack(images), torch.tensor([int(label) for label in labels])
+
+
+def prefetch(values: Iterator[T], device: torch.device) -> Iterator[T]:
+    """Yield an iterator's values in order, computing each while the caller uses the one before.
+
+    If the first value draws from a global random generator, as a dataset with augmentation of
+    its own does, all are computed in the caller's thread. In a network with dropout, which draws
+    from the same generator, the numbers would otherwise depend on timing.
+
+    Examples
+    --------
+    >>> list(prefetch(iter("abc"), torch.device("cpu")))
+    ['a', 'b', 'c']
+    """
+    before = rng_state(device)
+    first = next(values, _END)
+    if first is _END:
+        return
+    if not overlap_pays(device) or rng_state(device) != before:
+        yield first  # type: ignore[misc]
+        yield from values
+        return
+    with torch_threads(), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
+        # Two sets of PyTorch's threads would wait for each other.
+        reader.submit(torch.set_num_threads, 1).result()
+        value: T | object = first
+        while value is not _END:
+            following = reader.submit(next, values, _END)
+            yield value  # type: ignore[misc]
+            value = following.result()
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to a device, to a GPU without waiting for its queue."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

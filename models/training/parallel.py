@@ -1,0 +1,162 @@
+"""Train several networks, in this process or in several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    PluginError,
+    RequestError,
+    error_text,
+)
+from nlbench.execution.processes import call_in_processes
+from nlbench.introspection.threads import torch_threads
+from nlbench.progress import Monitor, Progress
+from nlbench.subjects.weights_choice import training_failure
+
+from .loop import Epoch
+from .train import finished_training, run_training
+from .training_folder import record_failure
+from .training_request import TrainingRequest, load_recipe
+
+__all__ = ["run_trainings", "train_in_worker"]
+
+
+Message = dict[str, Any]
+Send = Callable[[Message], object]
+
+THREADS_PER_TRAINING = 1
+"""Small networks gain little from more, and the last bits of their weights depend on it."""
+
+_ERROR_CLASSES = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
+
+
+def run_trainings(
+    requests: Mapping[Path, TrainingRequest],
+    *,
+    workers: int = 1,
+    threads: int = THREADS_PER_TRAINING,
+    progress: Progress | None = None,
+    command: str = "",
+) -> None:
+    """Train networks, each after the one whose checkpoint it starts from.
+
+    Finished trainings are skipped and interrupted ones resumed. A failure does not stop the
+    others.
+
+    Parameters
+    ----------
+    requests : mapping of Path to TrainingRequest
+        By checkpoint, in an order in which they can be trained.
+    workers : int
+        Number of worker processes; 1: train in this process. The checkpoints are the same, byte
+        by byte.
+    threads : int
+        Number of PyTorch's threads for each training.
+    progress : Progress, optional
+        Receives one step per epoch.
+    command : str
+        The command line, for the manifests.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        The first failure, with the network's name, after all trainings; later ones are warnings.
+    """
+    pending = {
+        file: request
+        for file, request in requests.items()
+        if finished_training(request, file) is None
+    }
+    if not pending:
+        return
+    for file in pending:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    monitor = Monitor(progress)
+    monitor.begin(sum(load_recipe(request).epochs for request in pending.values()))
+    errors: list[NlbenchError] = []
+
+    def receive(file: Path, message: Message) -> None:
+        if "step" in message:
+            monitor.step(message["step"])
+        elif text := message.get("failed") or message.get("done"):
+            error_class = _ERROR_CLASSES.get(message.get("kind", ""), NlbenchError)
+            errors.append(error_class(f"training {file.stem}: {text}"))
+            if len(errors) > 1:
+                monitor.warn(str(errors[-1]))
+
+    calls = {file: _call(request, file, command, pending) for file, request in pending.items()}
+    if min(workers, len(pending)) > 1:
+        with closing(
+            call_in_processes(
+                f"{__name__}:train_in_worker",
+                {str(file): call for file, call in calls.items()},
+                after={str(file): request.weights for file, request in pending.items()},
+                workers=workers,
+                threads=threads,
+            )
+        ) as messages:
+            for name, message in messages:
+                receive(Path(name), message)
+    else:
+        with torch_threads(threads):
+            for file, call in calls.items():
+                try:
+                    _train(call, partial(receive, file))
+                except NlbenchError as error:
+                    receive(file, _failure(error))
+    if errors:
+        raise errors[0]
+
+
+def train_in_worker(call: Mapping[str, Any], send: Send) -> None:
+    """Train a network in a worker process and send its progress.
+
+    Parameters
+    ----------
+    call : mapping
+        A JSON object with ``request``, ``file``, ``command``, and ``waits``, which is true if the
+        training starts from the checkpoint of another one of the batch.
+    send : callable
+        Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error}``.
+    """
+    try:
+        _train(call, send)
+    except Exception as error:
+        # An exception of a model's plugin concerns this network only.
+        send(_failure(error))
+
+
+def _call(
+    request: TrainingRequest, file: Path, command: str, batch: Iterable[Path]
+) -> dict[str, Any]:
+    waits = request.weights in map(str, batch)
+    return {"request": asdict(request), "file": str(file), "command": command, "waits": waits}
+
+
+def _failure(error: Exception) -> Message:
+    return {"failed": error_text(error), "kind": type(error).__name__}
+
+
+def _train(call: Mapping[str, Any], send: Send) -> None:
+    options = tuple((name, value) for name, value in call["request"]["options"])
+    request = TrainingRequest(**{**call["request"], "options": options})
+    file, start = Path(call["file"]), Path(request.weights)
+
+    def step(epoch: Epoch) -> None:
+        send({"step": f"training {file.stem}: loss {epoch.loss:.3f}"})
+
+    if failure := training_failure(start):
+        reason = f"it needs {start.stem}, whose training failed: {failure}"
+        record_failure(file, request, reason)
+        raise RequestError(reason)
+    if call["waits"] and not start.exists():
+        raise RequestError(f"it needs {start.stem}, whose training failed")
+    run_training(request, file, resume=True, progress=step, command=call["command"])

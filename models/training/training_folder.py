@@ -1,0 +1,286 @@
+"""The folder of a training: manifest, log, checkpoints, and the state to resume from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nlbench.errors import NlbenchError, NotFinite, RequestError
+from nlbench.execution.machine import Machine
+from nlbench.serialization.hashing import file_hash
+from nlbench.store.consistency import changed_keys
+from nlbench.store.locked_folder import LockedFolder
+from nlbench.store.manifest import make_manifest, now
+from nlbench.subjects.weights import save_weights
+from nlbench.subjects.weights_choice import choose_weights, training_folder
+
+from .loop import Epoch, TrainingResult
+from .recipes import Recipe
+from .training_request import TrainingRequest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["TrainingFolder", "TrainingSummary", "record_failure"]
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """Summary of a finished training.
+
+    Parameters
+    ----------
+    file : Path
+        The checkpoint.
+    train_accuracy, test_accuracy : float
+    scores : mapping of str to float
+        Further scores at the end of training.
+    is_reached : bool
+        True if the recipe's thresholds were reached.
+    epochs : int
+    """
+
+    file: Path
+    train_accuracy: float
+    test_accuracy: float
+    scores: Mapping[str, float]
+    is_reached: bool
+    epochs: int
+
+
+class TrainingFolder(LockedFolder):
+    """The folder of a training, next to its checkpoint.
+
+    Parameters
+    ----------
+    out : Path
+        The checkpoint.
+    request : TrainingRequest
+    recipe : Recipe
+    command : str
+        The command line, for the manifest.
+    """
+
+    def __init__(self, out: Path, request: TrainingRequest, recipe: Recipe, command: str) -> None:
+        super().__init__(training_folder(out))
+        self.out = out
+        self.state = self.path / "state"
+        self.request = request
+        self.recipe = recipe
+        self.manifest: dict[str, Any] = {}
+        self.command = command
+        self.epochs: list[Epoch] = []
+        self.started = time.perf_counter()
+        self.checkpoint_hashes: dict[str, str] = {}
+
+    def finished(self) -> TrainingSummary | None:
+        """Return the summary of the same training if it is finished.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If another training wrote the checkpoint, or it was changed since.
+        """
+        recorded = self._recorded_manifest()
+        result = recorded.get("result")
+        if result is None or not self.out.is_file():
+            return None
+        if difference := self._difference(recorded):
+            raise RequestError(
+                f"{self.out} was trained in another way ({difference}); choose another --out"
+            )
+        if file_hash(self.out) != result["file_hash"]:
+            raise RequestError(f"{self.out} was changed after its training; choose another --out")
+        self.state.unlink(missing_ok=True)
+        summary = {entry.name: result[entry.name] for entry in fields(TrainingSummary)[1:]}
+        return TrainingSummary(self.out, **summary)
+
+    def check(self, *, resume: bool) -> None:
+        """Refuse to overwrite a checkpoint, or a training that isn't resumed.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is a checkpoint, or an interrupted training that is another one or is not to
+            be resumed.
+        """
+        if self.state.exists() and not resume:
+            raise RequestError(
+                f"{self.path} holds an interrupted training; resume it with --resume, or remove "
+                f"{self.state} to start again"
+            )
+        recorded = self._recorded_manifest()
+        if self.out.exists() and not (resume and recorded):
+            raise RequestError(f"{self.out} exists; remove it or choose another --out")
+        if self.state.exists() and recorded and (difference := self._difference(recorded)):
+            raise RequestError(
+                f"{self.path} holds another interrupted training ({difference}); choose another "
+                f"--out, or remove {self.state}"
+            )
+
+    @contextmanager
+    def opened(self, device: torch.device) -> Iterator[None]:
+        """Create or reopen the folder and exclude other writers.
+
+        A training that is refused before its first epoch leaves no folder.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it can't be written, or another process writes to it.
+        """
+        with self.locked():
+            self._begin(device)
+            try:
+                yield
+            except NotFinite as error:
+                self.manifest["failed"] = str(error)
+                self._write_manifest()
+                raise
+            except NlbenchError:
+                self._remove_if_empty()
+                raise
+
+    def _begin(self, device: torch.device) -> None:
+        self.remove_parts()
+        recorded = self._recorded_manifest() if self.state.exists() else {}
+        calls = [*recorded.get("calls", []), {"started": now(), "command": self.command}]
+        self.manifest = {
+            **make_manifest(
+                asdict(self.request),
+                Machine.at(device),
+                command=self.command,
+                created=recorded.get("created"),
+            ),
+            "threads": torch.get_num_threads(),
+            "recipe": asdict(self.recipe),
+            "start": _initial_weights(self.request),
+            "seeds": [self.request.seed],
+            "calls": calls,
+        }
+        self.checkpoint_hashes = dict(recorded.get("checkpoints", {}))
+        self._write_manifest()
+
+    def _remove_if_empty(self) -> None:
+        if [entry.name for entry in self.path.iterdir()] == [self.manifest_file.name]:
+            self.manifest_file.unlink()
+            self.path.rmdir()
+
+    def write_checkpoint(self, epoch: Epoch, model: nn.Module, metadata: Mapping[str, str]) -> None:
+        """Write a checkpoint of an epoch."""
+        file = self.path / f"epoch{epoch.number:04d}.safetensors"
+        save_weights(file, model, {**self._header(epoch), **metadata})
+        self.checkpoint_hashes[file.name] = file_hash(file)
+        self._write_manifest()
+
+    def add(self, epoch: Epoch) -> None:
+        """Add a row to the log."""
+        self.epochs.append(epoch)
+        self.write(self.path / "epochs.csv", _log_table(self.epochs))
+        self._write_manifest()
+
+    def finish(self, result: TrainingResult) -> TrainingSummary:
+        """Write the checkpoint and the final manifest, and remove the state.
+
+        In this order a process that is killed in between can be resumed.
+        """
+        last = result.history[-1]
+        scores = {name: f"{value:.6g}" for name, value in result.scores.items()}
+        save_weights(self.out, result.model, {**self._header(last), **scores, **result.metadata})
+        summary = TrainingSummary(
+            self.out,
+            result.train_accuracy,
+            result.test_accuracy,
+            dict(result.scores),
+            result.is_reached,
+            last.number,
+        )
+        self.manifest["result"] = {
+            **{name: value for name, value in asdict(summary).items() if name != "file"},
+            "file": self.out.name,
+            "file_hash": file_hash(self.out),
+        }
+        self._write_manifest()
+        self.state.unlink(missing_ok=True)
+        return summary
+
+    def _header(self, epoch: Epoch) -> dict[str, str]:
+        names = ("train_accuracy", "test_accuracy", "running_accuracy")
+        accuracies = {name: getattr(epoch, name) for name in names}
+        return {
+            "nlbench": self.manifest["nlbench"],
+            "model": self.request.model,
+            "data": self.request.data,
+            "recipe": self.request.recipe,
+            "epochs": str(epoch.number),
+            "seed": str(self.request.seed),
+            "label_noise": str(float(self.recipe.label_noise)),
+            **{name: f"{value:.4f}" for name, value in accuracies.items() if value is not None},
+            "command": self.command,
+        }
+
+    def _difference(self, recorded: Mapping[str, Any]) -> str:
+        """Describe how a recorded training differs, on any device; empty if it doesn't."""
+        ours, theirs = _as_json(asdict(self.request)), dict(recorded.get("request", {}))
+        changed = [name for name in changed_keys(theirs, ours) if name != "device"]
+        # One file may have several paths, and the content of a path may change.
+        before, current = recorded.get("start"), _initial_weights(self.request)
+        if "weights" in changed and before == current is not None:
+            changed.remove("weights")
+        elif "weights" not in changed and None not in (before, current) and before != current:
+            return f"the content of {self.request.weights} has changed since"
+        if changed:
+            return ", ".join(f"{k} was {theirs[k]} and is {ours[k]}" for k in changed[:3])
+        if recorded.get("recipe") != _as_json(asdict(self.recipe)):
+            return f"recipe {self.recipe.name} has changed since"
+        return ""
+
+    def _recorded_manifest(self) -> dict[str, Any]:
+        return self.read_manifest() if self.manifest_file.is_file() else {}
+
+    def _write_manifest(self) -> None:
+        calls = self.manifest["calls"]
+        calls[-1]["seconds"] = round(time.perf_counter() - self.started, 3)
+        self.manifest["seconds"] = round(sum(call.get("seconds", 0.0) for call in calls), 3)
+        self.write_manifest({**self.manifest, "checkpoints": self.checkpoint_hashes})
+
+
+def record_failure(out: Path, request: TrainingRequest, reason: str) -> None:
+    """Record why a training isn't started, as the training itself records why it failed."""
+    folder = LockedFolder(training_folder(out))
+    with folder.locked():
+        folder.write_manifest({"request": asdict(request), "failed": reason})
+
+
+def _initial_weights(request: TrainingRequest) -> str | None:
+    """Return the identity of the initial weights; None if they aren't available."""
+    try:
+        return choose_weights(request.subject).identity
+    except RequestError:
+        return None
+
+
+def _as_json(content: Any) -> Any:
+    """Return content as it is after a round trip through JSON."""
+    return json.loads(json.dumps(content, default=str))
+
+
+def _log_table(epochs: Sequence[Epoch]) -> str:
+    columns = ("learning_rate", "loss", "running_accuracy", "train_accuracy", "test_accuracy")
+    scores = list(dict.fromkeys(name for epoch in epochs for name in epoch.scores))
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["epoch", *columns, *scores])
+    for epoch in epochs:
+        numbers = [getattr(epoch, name) for name in columns]
+        writer.writerow([epoch.number, *numbers, *(epoch.scores.get(name, "") for name in scores)])
+    return buffer.getvalue()

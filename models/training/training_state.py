@@ -1,0 +1,81 @@
+"""The state file of an interrupted training."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nlbench.errors import RequestError
+from nlbench.serialization.files import write_atomically
+
+__all__ = ["read_state", "write_state"]
+
+
+FORMAT = 1
+
+
+def write_state(path: Path, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """Write a training's state atomically.
+
+    Parameters
+    ----------
+    path : Path
+        In a folder that exists.
+    identity : mapping
+        Everything that decides the training; `read_state` compares it.
+    content : mapping
+        Tensors, numbers, texts, and lists and dicts of them.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be written.
+    """
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "identity": dict(identity), **content}, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def read_state(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a training's state, unpickling only tensors and plain values.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the file is damaged, or another training wrote it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "state"
+    >>> write_state(path, {"seed": 0}, {"epoch": 3})
+    >>> read_state(path, {"seed": 0})["epoch"]
+    3
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Damaged bytes make the unpickler raise any exception.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RequestError(
+            f"{path} is not a training state, or is damaged ({reason[:80]}); remove it to train "
+            "again"
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise RequestError(f"{path} is not a training state; remove it to train again")
+    recorded = state["identity"]
+    names = {**recorded, **identity}
+    changed = [name for name in names if recorded.get(name) != identity.get(name)]
+    if changed:
+        difference = ", ".join(
+            f"{name} was {recorded.get(name)} and is {identity.get(name)}" for name in changed[:3]
+        )
+        raise RequestError(
+            f"{path} belongs to another training: {difference}; remove it to train again"
+        )
+    content: dict[str, Any] = state
+    return content
