@@ -1,20 +1,42 @@
-"""Options: what can be set, its default, and how a given value is checked.
+"""Options: their declaration, and the validation of their values.
 
-How ``--set`` is read stands in `nlbench.request`.
+Options of measures, probes and datasets, flags of ``nlbench run``, keys of its configuration
+file and arguments of `nlbench.Request` are all declared and validated here.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from nlbench.errors import RequestError, nearest, shown
+from nlbench.parsers import (
+    MAX_INTEGER,
+    SEEDS_TEXT,
+    SIZE_TEXT,
+    limited_seeds,
+    parse_integer,
+    parse_names,
+    parse_number,
+    parse_paths,
+    parse_seeds,
+    parse_settings,
+    parse_size,
+)
 
-__all__ = ["Option", "OptionValue", "parse_number", "resolve_options"]
+__all__ = ["Option", "OptionValue", "Options", "Settings", "resolve_options"]
 
 OptionValue = bool | int | float | str
+
+Options = Mapping[str, OptionValue]
+"""Resolved values of options, by name."""
+
+Settings = Mapping[str, OptionValue | str]
+"""Values that a user set, by ``OWNER.OPTION``."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +46,26 @@ class Option:
     Parameters
     ----------
     default : bool, int, float or str
-        Its type is the option's type.
+        Its type is the option's type; see `kind` for others.
     help : str
         One line.
     choices : tuple of str
-        The values allowed, if they are few.
+        The allowed values, if they are few.
     minimum, maximum : float
         Bounds of a number, both included.
+    kind : str
+        ``boolean``, ``integer``, ``number`` or ``text``, by default as the default; or ``size``
+        (bytes), ``names``, ``paths``, ``seeds`` or ``settings``.
+    names : tuple of str
+        Spellings as a flag and in a file; messages use the first.
+    default_text : str
+        The default in ``--help``.
+    group : str
+        Group of the registry that its names belong to.
+    above_minimum : bool
+        True if `minimum` itself is out of bounds.
+    required_text : str
+        What an empty text lacks, if it is refused.
 
     Examples
     --------
@@ -38,130 +73,248 @@ class Option:
     12
     """
 
-    default: OptionValue
+    default: Any
     help: str = ""
     choices: tuple[str, ...] = ()
     minimum: float = -math.inf
     maximum: float = math.inf
+    kind: str = ""
+    names: tuple[str, ...] = ()
+    default_text: str = ""
+    group: str = ""
+    above_minimum: bool = False
+    required_text: str = ""
 
-    def parse(self, given: OptionValue | str, label: str = "option") -> OptionValue:
-        """Check a given value and bring it to the option's type.
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", _KIND_OF_TYPE.get(type(self.default), "text"))
+        if not self.default_text and self.default not in (None, ""):
+            listed = self.default if isinstance(self.default, tuple) else (self.default,)
+            text = "" if self.kind == "settings" else ",".join(map(str, listed))
+            object.__setattr__(self, "default_text", text)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True if its flag may be repeated."""
+        return _KINDS[self.kind].read is not None
+
+    def parse(self, value: object, label: str = "option") -> Any:
+        """Validate a value and convert it to the option's type.
+
+        Parameters
+        ----------
+        value : object
+            The value itself, or its text.
+        label : str
+            Name of the option in messages.
 
         Raises
         ------
         nlbench.RequestError
-            If it is of another type, out of bounds or not among the choices.
+            If it has another type, is out of bounds or not among the choices.
         """
-        value = self._convert(given, label)
-        if self.choices and value not in self.choices:
-            raise RequestError(
-                f"{label}: unknown value '{shown(value)}'{nearest(str(value), self.choices)}"
-            )
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and not self.minimum <= float(value) <= self.maximum:
-            bounds = f"{self.minimum:g} to {self.maximum:g}"
-            raise RequestError(f"{label}: {shown(value)} is out of bounds, expected {bounds}")
+        kind = _KINDS[self.kind]
+        try:
+            return kind.convert(self, value, label)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, RequestError):
+                raise
+            wrong = error.args[0] if isinstance(error, _WrongEntry) else value
+            message = f"{label}: expected {kind.expected}, got {_value_text(wrong)}"
+            raise RequestError(message) from None
+
+    def parse_flags(self, texts: Sequence[str], label: str) -> Any:
+        """Parse the texts of a repeatable flag.
+
+        Raises
+        ------
+        nlbench.RequestError
+            As `parse`, or if a glob of paths matches no file.
+        """
+        read = _KINDS[self.kind].read
+        assert read is not None
+        return self.parse(read(texts, label), label)
+
+    def _bounded(self, value: float, label: str) -> float:
+        is_low = value <= self.minimum if self.above_minimum else value < self.minimum
+        if is_low or value > self.maximum:
+            message = f"{label}: {shown(value)} is out of bounds, expected {self._bounds_text}"
+            raise RequestError(message)
         return value
 
-    def _convert(self, given: OptionValue | str, label: str) -> OptionValue:
-        kind = type(self.default)
-        problem = RequestError(f"{label}: expected {_KINDS[kind]}, got '{shown(given)}'")
-        try:
-            text = str(given).strip()
-        except ValueError:  # a whole number of thousands of digits
-            raise problem from None
-        if kind is bool:
-            if text.lower() in _TRUE | _FALSE:
-                return text.lower() in _TRUE
-            raise problem
-        if kind is str:
-            return text
-        if kind is float:
-            return parse_number(text, False, label)
-        with contextlib.suppress(ValueError):
-            if (number := float(text)).is_integer():
-                return int(number)
-        raise problem
+    @property
+    def _bounds_text(self) -> str:
+        low = f"more than {self.minimum:g}" if self.above_minimum else f"{self.minimum:g}"
+        if math.isinf(self.minimum):
+            return f"at most {self.maximum:g}"
+        if self.maximum < MAX_INTEGER:
+            return f"{low} to {self.maximum:g}"
+        return low if self.above_minimum else f"{low} or more"
+
+    def _boolean(self, value: object, label: str) -> bool:
+        if isinstance(value, str) and value.strip().lower() in _TRUE | _FALSE:
+            return value.strip().lower() in _TRUE
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+
+    def _integer(self, value: object, label: str) -> int:
+        if isinstance(value, str):
+            return int(self._bounded(parse_integer(value), label))
+        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1:
+            raise TypeError
+        return int(self._bounded(value, label))
+
+    def _number(self, value: object, label: str) -> float:
+        if isinstance(value, str):
+            return self._bounded(parse_number(value), label)
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise TypeError
+        return float(self._bounded(value, label))
+
+    def _size(self, value: object, label: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise TypeError
+        return parse_size(value, label)
+
+    def _text(self, value: object, label: str) -> str:
+        if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
+            raise TypeError
+        text = "" if value == Path() else str(value)
+        if self.choices and text.strip() not in self.choices:
+            hint = nearest(text.strip(), self.choices)
+            raise RequestError(f"{label}: unknown '{shown(text)}'{hint}")
+        if "\0" in text:
+            raise TypeError
+        if self.required_text and not text:
+            raise RequestError(f"{label}: expected {self.required_text}, got ''")
+        return text.strip() if self.choices else text
+
+    def _names(self, value: object, label: str) -> tuple[str, ...]:
+        if isinstance(value, str):
+            value = parse_names(value) if self.kind == "names" else [value]
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        for entry in value:
+            if not isinstance(entry, str) or not entry or "\0" in entry:
+                raise _WrongEntry(entry)
+        if not value:
+            raise RequestError(f"{label}: expected at least one")
+        return tuple(dict.fromkeys(value))
+
+    def _seeds(self, value: object, label: str) -> tuple[int, ...]:
+        if isinstance(value, str):
+            return parse_seeds([value], label)
+        entries: Sequence[Any] = value if isinstance(value, list | tuple | range) else [value]
+        for entry in entries:
+            if not isinstance(entry, int) or isinstance(entry, bool):
+                raise _WrongEntry(entry)
+            self._bounded(entry, label)
+        if not entries:
+            raise RequestError(f"{label}: expected at least one")
+        return limited_seeds(entries, label)
+
+    def _settings(self, value: object, label: str) -> dict[str, OptionValue]:
+        """Flatten nested tables to names with dots."""
+        if not isinstance(value, Mapping):
+            raise TypeError
+        settings: dict[str, OptionValue] = {}
+        tables: list[tuple[str, Mapping[str, object]]] = [("", value)]
+        while tables:
+            prefix, table = tables.pop(0)
+            if prefix.count(".") > _MAX_TABLE_DEPTH:
+                raise RequestError(f"{label}: nested too deeply, expected OWNER.OPTION")
+            for key, entry in table.items():
+                name = f"{prefix}.{key}" if prefix else str(key)
+                where = f"{label}: {shown(name)}"
+                if isinstance(entry, Mapping):
+                    tables.append((name, entry))
+                elif name in settings:
+                    raise RequestError(f"{where} is set twice; keep one")
+                elif isinstance(entry, OptionValue):
+                    settings[name] = entry
+                else:
+                    expected = "text, a number or true"
+                    raise RequestError(f"{where}: expected {expected}, got {_value_text(entry)}")
+        return settings
 
 
-def parse_number(text: str, whole: bool, label: str) -> int | float:
-    """Read a number that somebody typed.
-
-    Parameters
-    ----------
-    text : str
-    whole : bool
-        Whether it has to be a whole one, in digits alone.
-    label : str
-        What the message calls it.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it is none.
-
-    Examples
-    --------
-    >>> parse_number("64", True, "--samples"), parse_number("1e-3", False, "--rate")
-    (64, 0.001)
-    """
-    text = text.strip()
-    problem = RequestError(
-        f"{label}: expected {_KINDS[int if whole else float]}, got '{shown(text)}'"
-    )
-    if whole:
-        digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdecimal()):
-            raise problem
-        # Python reads only so many digits, and no bound is as wide as these.
-        return int(text[:40])
-    try:
-        number = float(text)
-    except ValueError:
-        raise problem from None
-    if math.isnan(number):
-        raise problem
-    return number
+class _WrongEntry(ValueError):
+    """An entry of a list has the wrong type."""
 
 
-_KINDS: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
+@dataclass(frozen=True)
+class _Kind:
+    """How values of a kind are described, converted and, if repeatable, read from flags."""
+
+    expected: str
+    convert: Callable[[Option, Any, str], Any]
+    read: Callable[[Sequence[str], str], Any] | None = None
+
+
+def _read_names(texts: Sequence[str], _: str) -> list[str]:
+    return list(itertools.chain.from_iterable(map(parse_names, texts))) or [""]
+
+
+def _read_paths(texts: Sequence[str], label: str) -> list[str]:
+    return [path for text in texts for path in parse_paths(text, label)] or [""]
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "boolean": _Kind("true or false", Option._boolean),
+    "integer": _Kind("a whole number", Option._integer),
+    "number": _Kind("a number", Option._number),
+    "text": _Kind("text", Option._text),
+    "size": _Kind(SIZE_TEXT, Option._size),
+    "names": _Kind("names", Option._names, _read_names),
+    "paths": _Kind("trained, init, auto or a checkpoint's path", Option._names, _read_paths),
+    "seeds": _Kind(SEEDS_TEXT, Option._seeds, parse_seeds),
+    "settings": _Kind("a table", Option._settings, parse_settings),
 }
+_KIND_OF_TYPE = {bool: "boolean", int: "integer", float: "number", str: "text"}
+_MAX_TABLE_DEPTH = 8
 _TRUE = {"true", "yes", "on", "1"}
 _FALSE = {"false", "no", "off", "0"}
 
 
+def _value_text(value: object) -> str:
+    if isinstance(value, str):
+        return f"'{shown(value)}'"
+    if isinstance(value, Mapping):
+        return "a table"
+    return "a list" if isinstance(value, list | tuple) else shown(value)
+
+
 def resolve_options(
-    options: Mapping[str, Option], given: Mapping[str, OptionValue | str], *, owner: str
+    options: Mapping[str, Option], settings: Settings, *, owner: str
 ) -> dict[str, OptionValue]:
-    """Defaults, overridden by what was given, in the order of the declaration.
+    """Return the options' values in the order of their declaration.
 
     Parameters
     ----------
     options : mapping of str to Option
-        What can be set.
-    given : mapping of str to value
-        What was set; text is converted.
+        All options.
+    settings : mapping of str to value
+        Those that are set; the others have their defaults.
     owner : str
-        Whose options they are, for the message.
+        Name of the measure, probe or dataset, for messages.
 
     Raises
     ------
     nlbench.RequestError
-        For an unknown name or a value that doesn't fit.
+        For an unknown name or an invalid value.
 
     Examples
     --------
     >>> resolve_options({"ridge": Option(1e-6)}, {"ridge": "0.1"}, owner="affinity")
     {'ridge': 0.1}
     """
-    for name in given:
+    for name in settings:
         if name not in options:
             raise RequestError(f"{owner} has no option '{shown(name)}'{nearest(name, options)}")
     return {
-        name: option.parse(given[name], f"{owner}.{name}") if name in given else option.default
+        name: option.parse(settings[name], f"{owner}.{name}")
+        if name in settings
+        else option.default
         for name, option in options.items()
     }

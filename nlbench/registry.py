@@ -104,7 +104,6 @@ GROUPS: Mapping[str, str] = {
     "datasets": "dataset",
     "studies": "study",
     "recipes": "recipe",
-    "reports": "report",
     "transforms": "transform",
 }
 

@@ -1,1 +1,27 @@
-"""Leaderboards, figures and HTML pages of runs."""
+"""Leaderboards, figures and HTML pages of runs.
+
+The exports are the functions of `nlbench.reporting.Reports`.
+"""
+
+from typing import TYPE_CHECKING
+
+from nlbench.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from .compare import compare_runs as compare_runs
+    from .exports import to_latex as to_latex
+    from .exports import to_markdown as to_markdown
+    from .exports import to_parquet as to_parquet
+    from .manifest import manifest_text as manifest_text
+    from .notebook import agreement_of as agreement_of
+    from .notebook import fingerprint_of as fingerprint_of
+    from .notebook import html_of as html_of
+    from .notebook import leaderboard_of as leaderboard_of
+    from .notebook import plot_of as plot_of
+    from .notebook import signature_of as signature_of
+    from .page import write_page as write_page
+    from .page import write_site as write_site
+    from .planes import draw_plane as draw_plane
+    from .terminal import print_leaderboard as print_leaderboard
+
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

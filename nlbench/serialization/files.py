@@ -9,8 +9,6 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,7 @@ from nlbench.errors import RequestError, one_line, system_text
 __all__ = [
     "LARGEST_TEXT",
     "check_is_file",
-    "is_unused",
-    "locked",
+    "is_part",
     "make_folder",
     "parse_json",
     "read_text",
@@ -244,71 +241,16 @@ def make_folder(path: Path) -> None:
         raise RequestError(f"can't write to {path}: {system_text(error)}") from error
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[int | None]:
-    """Keep other writers out of a folder; of a run's that has its ``cells`` already.
-
-    Yields
-    ------
-    int or None
-        A handle of what is locked; None where there are no locks.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there is another one.
-    """
-    try:
-        import fcntl
-    except ImportError:  # no such thing on Windows: records are whole anyway
-        yield None
-        return
-    cells = folder / "cells"
-    try:
-        # A link would lead out of the folder.
-        handle = (
-            os.open(cells, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            if os.path.lexists(cells)
-            else os.open(folder, os.O_RDONLY)
-        )
-    except OSError as error:
-        raise RequestError(f"can't write to {cells}: it is no folder, or a link") from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RequestError(
-                f"another nlbench is writing to {folder}; wait for it or choose another folder"
-            ) from error
-        except OSError:
-            pass  # a file system without locks
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def is_unused(folder: Path) -> bool:
-    """Whether a folder holds nothing, or what is there before a run's manifest.
-
-    That is what is left of a run that was killed, or checkpoints that it is to measure.
-    """
-    return folder.is_dir() and not any(
-        any(not _is_part(cell) for cell in entry.iterdir())
-        if entry.name == "cells" and entry.is_dir() and not entry.is_symlink()
-        else not (_is_part(entry) or (entry.name == "checkpoints" and entry.is_dir()))
-        for entry in folder.iterdir()
-    )
-
-
 def remove_parts(folder: Path) -> None:
     """Remove what a killed process left unfinished in a folder that nobody else writes to."""
     for entry in list(folder.iterdir()):
-        if _is_part(entry):
+        if is_part(entry):
             with contextlib.suppress(OSError):
                 entry.unlink()
 
 
-def _is_part(path: Path) -> bool:
+def is_part(path: Path) -> bool:
+    """Return True for an unfinished file of `write_atomically`."""
     return _PART.fullmatch(path.name) is not None and path.is_file()
 
 
@@ -320,3 +262,11 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(folder: Path):  # type: ignore  # temporary: models/training/train.py
+    from nlbench.store.locked_folder import LockedFolder
+
+    with LockedFolder(folder).locked():
+        yield

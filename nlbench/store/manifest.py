@@ -1,4 +1,4 @@
-"""The manifest: what was asked for, on which machine, with which versions."""
+"""The manifest of a run: its requests, machine and versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nlbench.subjects.facts import SubjectFacts
 from .record import Record, RecordedMeasure
 
 if TYPE_CHECKING:
-    from nlbench.execution.numerics import Machine
+    from nlbench.execution.machine import Machine
 
 __all__ = ["Manifest", "RunCall", "make_manifest", "now"]
 
@@ -35,52 +35,52 @@ class RunCall:
 
 
 Merged = TypedDict("Merged", {"from": Sequence[str], "at": str}, total=False)
-"""Which runs a run was merged of, and when."""
+"""Sources and time of a merge."""
 
 
 @dataclass(frozen=True)
 class Manifest(Mapping[str, Any]):
-    """What decided a run's numbers, and what came of its cells.
+    """Everything that decided a run's numbers, and the status of its cells.
 
-    As a mapping it has what its file has; a field that is rarely set is there only where it is.
+    As a mapping it has the content of its file. Fields that are rarely set are present only if
+    they are.
 
     Parameters
     ----------
     nlbench : str
-        Version that made it.
+        Version of nlbench.
     created : str
-        When, in UTC.
+        Time in UTC.
     command : str
         The last command line.
     request : mapping
-        What it asked for.
+        The last request.
     environment : mapping
-        See `nlbench.execution.numerics.describe_environment`.
+        See `nlbench.execution.machine.describe_environment`.
     device, dtype : str
         Of the models.
     seconds : float
-        That all calls have taken.
+        Total time of all calls.
     calls : tuple of RunCall
         Every call that added to the run.
     unfinished : bool
-        Whether it was interrupted, or is being written.
+        True if it was interrupted, or is being written.
     saving : bool
-        Whether the folder is being written whole; nothing else is known then.
+        True while `nlbench.Run.save` writes the folder; the other fields are then absent.
     merged : mapping
-        ``from`` which runs, and when.
+        Sources and time of a merge.
     order : tuple of str
         Keys of the records.
     subjects : tuple of SubjectFacts
-        What the records tell of theirs.
     measures : mapping of str to RecordedMeasure
     probes : mapping of str to mapping
         Options of probes.
     environments : tuple of mapping
-        All that cells were measured in, where there are several.
+        Environments of all cells, if there are several.
     cells : mapping of str to int
         Number of cells by status.
     rest : mapping
-        What somebody else keeps here.
+        Unknown fields of a read manifest.
 
     Examples
     --------
@@ -112,18 +112,18 @@ class Manifest(Mapping[str, Any]):
     rest: Mapping[str, Any] = others()
 
     def to_dict(self) -> dict[str, Any]:
-        """Content of the manifest's file; `from_dict` reads it."""
-        return {name: written(value) for name, value in self._said().items()}
+        """Return the content of the manifest's file."""
+        return {name: written(value) for name, value in self._present().items()}
 
-    def _said(self) -> Mapping[str, Any]:
-        """What its file has, as objects."""
-        given = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-1]}
-        said = {name: value for name, value in given.items() if value or name in _ALWAYS}
-        return {**({"saving": True} if self.saving else said), **self.rest}
+    def _present(self) -> Mapping[str, Any]:
+        """Return the fields that the file has."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)[:-1]}
+        present = {name: value for name, value in values.items() if value or name in _ALWAYS}
+        return {**({"saving": True} if self.saving else present), **self.rest}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "the manifest") -> Manifest:
-        """Make a manifest of what `to_dict` gave, or of what claims to be that.
+        """Validate the content of a manifest's file.
 
         Raises
         ------
@@ -132,20 +132,16 @@ class Manifest(Mapping[str, Any]):
         """
         if isinstance(content, Manifest):
             return content
-        given = {name: value for name, value in content.items() if value is not None}
+        present = {name: value for name, value in content.items() if value is not None}
         try:
-            return read(cls, given, "manifest")
+            return read(cls, present, "manifest")
         except ValueError as error:
             raise RequestError(
                 f"{origin} is no manifest of a run ({one_line(error, 300)})"
             ) from error
 
     def of_records(self, records: Sequence[Record]) -> Manifest:
-        """Add what records tell: subjects, measures, probes, counts by status.
-
-        ``environments`` lists all that cells were measured in, where a run was extended
-        elsewhere or with other versions.
-        """
+        """Add the records' subjects, measures, probes, environments and counts by status."""
         environments = _distinct(record.machine.environment for record in records)
         statuses = [record.result.status for record in records]
         return replace(
@@ -160,13 +156,13 @@ class Manifest(Mapping[str, Any]):
         )
 
     def __getitem__(self, name: str) -> Any:
-        return written(self._said()[name])
+        return written(self._present()[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._said())
+        return iter(self._present())
 
     def __len__(self) -> int:
-        return len(self._said())
+        return len(self._present())
 
 
 _ALWAYS = ("command", "seconds", "order", "dtype", "subjects", "measures", "probes", "cells")
@@ -179,7 +175,7 @@ def make_manifest(
     command: str = "",
     created: str | None = None,
 ) -> Manifest:
-    """What is known before a cell is measured; `Manifest.of_records` adds what the records tell."""
+    """Create the manifest of a run without records; see `Manifest.of_records`."""
     return Manifest(
         nlbench=machine.environment["packages"]["nlbench"] or "",
         created=created or now(),
@@ -191,11 +187,11 @@ def make_manifest(
 
 
 def _distinct(facts: Iterable[T]) -> tuple[T, ...]:
-    """Those that differ, in the order of their first appearance; of equal ones the last."""
-    found = {json.dumps(written(one), sort_keys=True, default=str): one for one in facts}
-    return tuple(found.values())
+    """Drop duplicates, in the order of first appearance; the last of equal ones is kept."""
+    distinct = {json.dumps(written(fact), sort_keys=True, default=str): fact for fact in facts}
+    return tuple(distinct.values())
 
 
 def now() -> str:
-    """Time of day, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

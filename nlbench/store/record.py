@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypedDict
 
 from nlbench.citation import Source
@@ -18,41 +16,34 @@ from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
 from nlbench.serialization.fields import others, read, written
-from nlbench.serialization.files import parse_json
+from nlbench.serialization.versioned import dump_versioned, parse_versioned
 from nlbench.subjects.facts import SubjectFacts
 
 __all__ = [
-    "FORMAT",
     "ProbeFacts",
     "Record",
     "RecordedMachine",
     "RecordedMeasure",
     "RecordedProbe",
     "is_plain_name",
-    "parse_content",
-    "plain",
     "readable",
-    "recorded_facts",
 ]
-
-
-FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedMeasure:
-    """What a record says of a measure.
+    """Declaration and options of a measure.
 
     Parameters
     ----------
     name, description, probe, more_means, version
-        As `nlbench.Measure` declares them.
+        As declared by `nlbench.Measure`.
     bounds : pair of float or None
-        Under these options; None where there is no bound.
+        Under these options; None if there is no bound.
     options : mapping of str to value
     source : Source
     rest : mapping
-        What somebody else says of it.
+        Unknown fields of a read record.
     """
 
     name: str
@@ -67,7 +58,7 @@ class RecordedMeasure:
 
     @classmethod
     def of(cls, measure: type[Measure], options: Mapping[str, OptionValue]) -> RecordedMeasure:
-        """Take from a measure what a record says of it."""
+        """Create it from a measure and its resolved options."""
         low, high = (x if math.isfinite(x) else None for x in measure.bounds_of(options))
         return cls(
             name=measure.name,
@@ -82,7 +73,7 @@ class RecordedMeasure:
 
 
 class ProbeFacts(TypedDict, total=False):
-    """What a probe says of what was looked at; beside it whatever it likes."""
+    """Facts that a probe reports about its pass; it may add others."""
 
     samples: int
     segments: int
@@ -95,15 +86,7 @@ class ProbeFacts(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RecordedProbe:
-    """What a record says of a probe.
-
-    Parameters
-    ----------
-    name : str
-    options : mapping of str to value
-    facts : ProbeFacts
-        What was looked at, such as the number of samples, or the paths' hash.
-    """
+    """A probe, its options and its facts, such as the number of samples or the paths' hash."""
 
     name: str
     options: Mapping[str, OptionValue]
@@ -112,14 +95,9 @@ class RecordedProbe:
 
 @dataclass(frozen=True)
 class RecordedMachine:
-    """What a record says of the machine.
+    """Device and dtype of the model, and versions and hardware.
 
-    Parameters
-    ----------
-    device, dtype : str
-        Of the model.
-    environment : mapping
-        Versions and hardware; see `nlbench.execution.numerics.describe_environment`.
+    ``environment`` is the value of `nlbench.execution.machine.describe_environment`.
     """
 
     device: str
@@ -143,7 +121,7 @@ class Record:
     seconds : float
         The measure's own time, without the probe's pass.
     finished : str
-        When, in UTC.
+        Time in UTC.
     traceback : str
         Of a failed cell.
     costs : mapping of str to float
@@ -163,62 +141,58 @@ class Record:
     costs: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # It quotes whatever was raised, where half a character can't even be written.
+        # A traceback may quote lone surrogates, which can't be encoded.
         object.__setattr__(self, "traceback", without_controls(self.traceback))
 
     @property
     def is_done(self) -> bool:
-        """Whether there is an answer: a number, or that there is nothing to measure."""
+        """True if there is an answer: a number, or that the result is undefined."""
         return self.result.status in ("ok", "undefined")
 
     @property
     def identity(self) -> tuple[str, str, str, int, str]:
-        """What names the cell in the tidy table."""
+        """The cell's model, weights, data, seed and measure in the tidy table."""
         return *self.subject.identity, self.measure.name
 
     def to_json(self) -> str:
-        """Text of the record's file; `from_json` reads it."""
-        content = {"format": FORMAT, **written(self)}
-        return json.dumps(content, indent=1, allow_nan=False, default=plain) + "\n"
+        """Return the text of the record's file."""
+        return dump_versioned(written(self))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Record:
-        """Read a record's file, which anybody may have written.
+        """Parse the text of a record's file.
 
         Raises
         ------
         nlbench.RequestError
             If it is damaged, of a newer format, or no record.
         """
-        content = parse_content(text, origin)
+        content = parse_versioned(text, origin)
         try:
-            if "reading" in content:
-                raise ValueError("it has a 'reading', as nlbench wrote before its first release")
             if not is_plain_name(content.get("key")):
                 raise ValueError(f"its key {str(content.get('key'))[:80]!r} is no plain name")
             return read(cls, content, "record")
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
-            what = one_line(error, 300)
-            raise RequestError(f"{origin} is not a record of a cell ({what})") from error
+            message = one_line(error, 300)
+            raise RequestError(f"{origin} is not a record of a cell ({message})") from error
 
 
 def readable(record: Record) -> Record:
-    """Give back a record whose file can be read again; else one that failed, and says why.
+    """Return a record if its file can be read again, else a failed one with the reason.
 
-    What plugins say of a result, of a subject and of what was looked at may be anything, and
-    one file that can't be read would make a run of all the others unreadable.
+    Results and facts come from plugins. One unreadable file would make the whole run unreadable.
     """
     try:
-        Record.from_json(record.to_json(), "what was measured")
+        Record.from_json(record.to_json(), "the record")
     except (RequestError, TypeError, ValueError, RecursionError) as error:
-        reason = f"what it gave can't be recorded: {error}"
+        reason = f"the result can't be recorded: {error}"
         probe = replace(record.probe, facts={})
         return replace(record, probe=probe, result=Result.missing("failed", reason))
     return record
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether something can name a file of a folder, and nothing outside of it.
+    """Return True if a name can only name a file in its folder.
 
     Examples
     --------
@@ -229,53 +203,3 @@ def is_plain_name(name: object) -> bool:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-
-
-def parse_content(text: str, origin: str, *, finite: bool = True) -> dict[str, Any]:
-    """Read a file that states nlbench's format.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it is damaged, wasn't written by nlbench, or by a newer one.
-    """
-    content = parse_json(text, origin, finite=finite)
-    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise RequestError(f"{origin} was not written by nlbench")
-    if content["format"] > FORMAT:
-        raise RequestError(
-            f"{origin} has format {content['format']}, from a newer nlbench; "
-            f"this one reads up to {FORMAT}"
-        )
-    return {name: value for name, value in content.items() if name != "format"}
-
-
-def plain(value: object) -> object:
-    """What JSON has for a value that it doesn't know."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} can't be recorded")
-
-
-_DECIDED = ("weights_hash", "sample_hash", "preprocessing")
-
-
-def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
-    """What is recorded of each subject that its other cells must find unchanged.
-
-    `nlbench.plan.what_changed` compares them.
-
-    Returns
-    -------
-    dict
-        From a subject's key to those of its facts.
-    """
-    facts: dict[str, Mapping[str, Any]] = {}
-    for record in records:
-        subject = record.subject
-        if subject.key and record.is_done:
-            found = {name: getattr(subject, name) for name in _DECIDED}
-            facts[subject.key] = {name: fact for name, fact in found.items() if fact is not None}
-    return facts

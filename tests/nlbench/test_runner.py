@@ -13,7 +13,7 @@ import nlbench
 from nlbench import plan as planning
 from nlbench import registry, runner
 from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
-from nlbench.execution import numerics
+from nlbench.execution import machine
 from nlbench.execution.work_units import Unit
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measure import Measure, Result, site_measure
@@ -136,7 +136,6 @@ def test_a_run_writes_manifest_records_and_table(names, tmp_path):
     assert sorted(p.name for p in result.path.iterdir()) == [
         "cells",
         "manifest.json",
-        "plan.json",
         "request.toml",
         "scores.csv",
     ]
@@ -417,9 +416,9 @@ def test_errors_are_what_they_say():
 
 def test_each_cell_keeps_the_versions_it_was_measured_with(names, tmp_path, monkeypatch):
     run(request("good"), tmp_path / "run")
-    real = numerics.describe_environment
+    real = machine.describe_environment
     monkeypatch.setattr(
-        numerics, "describe_environment", lambda *given: {**real(*given), "python": "4.0"}
+        machine, "describe_environment", lambda *given: {**real(*given), "python": "4.0"}
     )
     result = nlbench.load_run(run(request("good,counting"), tmp_path / "run").path)
     pythons = {r.measure.name: r.machine.environment["python"] for r in result.records}
@@ -455,13 +454,13 @@ def test_the_git_state_is_nlbenchs_own_and_nobody_elses(tmp_path, monkeypatch):
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
     subprocess.run([*command, "init", "-q"], check=True)
     (tmp_path / "theirs").write_text("")
-    (tmp_path / "numerics.py").write_text("")
+    (tmp_path / "machine.py").write_text("")
     subprocess.run([*command, "add", "theirs"], check=True)
     subprocess.run([*command, "commit", "-qm", "theirs"], check=True)
-    monkeypatch.setattr(numerics, "__file__", str(tmp_path / "numerics.py"))
-    assert numerics.describe_environment(torch.device("cpu"))["git"] is None
-    subprocess.run([*command, "add", "numerics.py"], check=True)
-    assert numerics.describe_environment(torch.device("cpu"))["git"].endswith("+changes")
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "machine.py"))
+    assert machine.describe_environment(torch.device("cpu"))["git"] is None
+    subprocess.run([*command, "add", "machine.py"], check=True)
+    assert machine.describe_environment(torch.device("cpu"))["git"].endswith("+changes")
 
 
 def test_a_run_that_evaluate_saved_is_extended_like_any_other(names, tmp_path):
@@ -525,7 +524,7 @@ def test_fewer_samples_than_were_asked_for_are_said_once(names, tmp_path):
     heard = Heard()
     run(request("good", samples=10**9, seeds=(0, 1)), tmp_path / "run", progress=heard)
     (line,) = heard.lines
-    assert line.startswith("1000000000 samples of digits were asked for; its test split has 512")
+    assert line.startswith("1000000000 samples of digits were requested; its test split has 512")
 
 
 def test_a_run_whose_folder_is_deleted_meanwhile_ends_with_one_line(names, tmp_path):
@@ -593,7 +592,7 @@ def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatc
     def used(*given):
         raise AssertionError("the GPU is taken into use")
 
-    asked, facts = [], numerics.describe_environment(torch.device("cpu"))
+    asked, facts = [], machine.describe_environment(torch.device("cpu"))
 
     def apart(command, **options):
         asked.append(command[-3:])
@@ -603,7 +602,7 @@ def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatc
         monkeypatch.setattr(torch.cuda, name, used)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(numerics.subprocess, "run", apart)
+    monkeypatch.setattr(machine.subprocess, "run", apart)
     monkeypatch.setattr(runner, "executed", lambda units, pool, progress: (x for x in ()))
     result = run(
         request(device="cuda:0"), tmp_path / "run", execution=ExecutionOptions(executor="processes")
@@ -615,17 +614,17 @@ def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatc
 def test_a_machine_seen_from_another_process_is_the_same():
     cpu = torch.device("cpu")
     with exact_arithmetic():
-        here = numerics.Machine.at(cpu)
-    assert numerics.Machine.seen_from_apart(cpu) == here
+        here = machine.Machine.at(cpu)
+    assert machine.Machine.at_in_subprocess(cpu) == here
 
 
 def test_a_device_that_cannot_be_used_is_said_in_one_line(monkeypatch):
     done = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\nRuntimeError: no driver\n")
-    monkeypatch.setattr(numerics.subprocess, "run", lambda *given, **options: done)
+    monkeypatch.setattr(machine.subprocess, "run", lambda *given, **options: done)
     with pytest.raises(
         RequestError, match="device 'cuda:7' can't be used: RuntimeError: no driver"
     ):
-        numerics.Machine.seen_from_apart(torch.device("cuda:7"))
+        machine.Machine.at_in_subprocess(torch.device("cuda:7"))
 
 
 def test_a_subject_is_let_go_before_the_next_one_is_built(names, tmp_path):

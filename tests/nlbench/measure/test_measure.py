@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from nlbench.errors import PluginError, RequestError, Undefined
 from nlbench.measure import (
-    ENOUGH_PLACES,
     Accumulator,
     Measure,
     PooledMeasure,
@@ -18,8 +17,9 @@ from nlbench.measure import (
     site_measure,
     summarize,
 )
+from nlbench.measure.result import MIN_DEFINED_SHARE
 from nlbench.options import Option
-from nlbench.probes.sites.probe import Site, SiteBatch
+from nlbench.probes.sites.site import Site, SiteBatch
 
 
 def observation(place, x, y, batch=0):
@@ -97,7 +97,7 @@ def test_below_the_stated_share_of_places_there_is_no_summary(total, data):
     measured = data.draw(st.integers(1, total))
     result = some_undefined(measured, total)
     assert result.places == (measured, total)
-    if measured < ENOUGH_PLACES * total:
+    if measured < MIN_DEFINED_SHARE * total:
         assert (result.status, result.summary) == ("undefined", {})
         assert result.reason == f"{measured} of {total} places: constant output"
         assert sum(value.status == "ok" for value in result.values) == measured

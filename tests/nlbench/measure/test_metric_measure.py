@@ -61,13 +61,13 @@ def test_columns_without_a_number_are_left_out_and_counted():
     result = read(metric_measure(torchmetrics.PearsonCorrCoef())(), [(x, y)])
     expected = np.mean([pearsonr(x[:, j], y[:, j]).statistic for j in (0, 2)])
     assert result.summary["value"] == pytest.approx(expected, rel=1e-6)
-    assert result.values[0].reason == "of 2 of 3 columns, the others have no number"
+    assert result.values[0].reason == "mean of 2 of 3 columns; the others are NaN"
 
 
 def test_a_site_without_any_number_is_undefined():
     x, _ = samples()
     result = read(metric_measure(torchmetrics.PearsonCorrCoef())(), [(x, torch.ones_like(x))])
-    assert (result.status, result.reason) == ("undefined", "PearsonCorrCoef gives no number")
+    assert (result.status, result.reason) == ("undefined", "PearsonCorrCoef is NaN")
 
 
 def test_numbers_that_are_not_finite_fail_the_site():

@@ -13,23 +13,13 @@ from hostile import write_plugin
 import nlbench
 from nlbench import runner
 from nlbench.errors import RequestError
-from nlbench.execution import executors
-from nlbench.execution import measure_subject as measuring
-from nlbench.execution.work_units import Missed, Unit
-from nlbench.plan import kept_plan, make_plan
+from nlbench.execution import executors, unit_runner
+from nlbench.execution.work_units import Unit, UnmeasuredCells
+from nlbench.plan import make_plan
 from nlbench.progress import Monitor
 from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.store.run_folder import RunFolder
-
-HELPED = """
-from nlbench_helped.parts.width import WIDTH
-from torch import nn
-
-
-def helped(in_channels=3, num_classes=10):
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
-"""
 
 PRINTED = """
 import nlbench
@@ -59,6 +49,11 @@ def request(measures="plain", models="mini", **changes):
     return Request(tuple(measures.split(",")), tuple(models.split(",")), **(defaults | changes))
 
 
+def cell_key(**changes):
+    (cell,) = make_plan(request(**changes), "cpu", print).cells
+    return cell.key
+
+
 def save(file, shift):
     from nlbench_hostile import mini
 
@@ -79,14 +74,13 @@ def distribution(folder, name, body, group, object_):
 def test_a_checkpoint_replaced_by_one_of_the_same_size_and_time_is_noticed(plugin, tmp_path):
     file, other = tmp_path / "w.pt", tmp_path / "plugin" / "w.pt"
     save(file, 0.0)
-    wanted = request(weights=str(file))
-    run(wanted, tmp_path / "run")
+    key = cell_key(weights=str(file))
     state = file.stat()
     save(other, 1.0)
     shutil.copyfile(other, file)
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert file.stat().st_size == state.st_size
-    assert kept_plan(tmp_path / "run", wanted) is None
+    assert cell_key(weights=str(file)) != key
 
 
 def test_a_checkpoint_replaced_after_planning_is_not_measured_under_the_old_ones_key(
@@ -94,14 +88,14 @@ def test_a_checkpoint_replaced_after_planning_is_not_measured_under_the_old_ones
 ):
     file = tmp_path / "w.pt"
     save(file, 0.0)
-    load = measuring.load_subject
+    load = unit_runner.load_subject
 
     def replaced(spec, device):
         if spec.model == "mini":
             save(file, 1.0)
         return load(spec, device)
 
-    monkeypatch.setattr(measuring, "load_subject", replaced)
+    monkeypatch.setattr(unit_runner, "load_subject", replaced)
     with pytest.raises(RequestError, match=r"the file has changed since the run was planned"):
         run(request(weights=str(file)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -112,13 +106,13 @@ def printed(plugin, monkeypatch):
     """A dataset whose fingerprint is in a file; each loading of it changes the file."""
     distribution(plugin, "nlbench_printed", PRINTED, "datasets", "printed")
     (plugin / "data.txt").write_text("one")
-    load = measuring.load_subject
+    load = unit_runner.load_subject
 
     def replaced(spec, device):
         (plugin / "data.txt").write_text("two")
         return load(spec, device)
 
-    monkeypatch.setattr(measuring, "load_subject", replaced)
+    monkeypatch.setattr(unit_runner, "load_subject", replaced)
     return request(data=("printed",))
 
 
@@ -132,57 +126,42 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     plan = make_plan(printed, "cpu", print)
     here = Unit(plan.cells, "cpu")
     elsewhere = dataclasses.replace(here, planned_at="another machine")
-    (missed,) = measuring.UnitRunner().measure(here, Monitor())
-    assert isinstance(missed, Missed)
-    (found,) = measuring.UnitRunner().measure(Unit.from_dict(elsewhere.to_dict()), Monitor())
+    (missed,) = unit_runner.UnitRunner().measure(here, Monitor())
+    assert isinstance(missed, UnmeasuredCells)
+    (found,) = unit_runner.UnitRunner().measure(Unit.from_dict(elsewhere.to_dict()), Monitor())
     assert found.result.status == "ok"
 
 
 def test_cells_of_one_subject_that_found_different_samples_do_not_stand_together(
     plugin, tmp_path, monkeypatch
 ):
-    real = executors.executed
+    real = executors.execute
 
     def altered(*arguments):
         for number, record in enumerate(real(*arguments)):
             subject = replace(record.subject, sample_hash=str(number))
             yield replace(record, subject=subject)
 
-    monkeypatch.setattr(runner, "executed", altered)
+    monkeypatch.setattr(runner, "execute", altered)
     result = run(request("plain,r2"), tmp_path / "run")
     assert [r.result.status for r in result.records] == ["ok", "failed"]
     assert "the sample hash is no longer that of" in result.records[1].result.reason
 
 
-def test_a_helper_in_a_plugins_subpackage_is_part_of_the_plan(plugin, tmp_path, monkeypatch):
-    parts = plugin / "nlbench_helped" / "parts"
-    parts.mkdir(parents=True)
-    (parts / "width.py").write_text("WIDTH = 4\n")
-    (plugin / "nlbench_helped" / "__init__.py").write_text(HELPED)
-    distribution(plugin, "nlbench_helped", "", "models", "helped")
-    monkeypatch.delitem(sys.modules, "nlbench_helped", raising=False)
-    wanted = request(models="helped")
-    run(wanted, tmp_path / "run")
-    assert kept_plan(tmp_path / "run", wanted) is not None
-    (parts / "width.py").write_text("WIDTH = 8\n")
-    assert kept_plan(tmp_path / "run", wanted) is None
-
-
 def test_the_files_of_a_dataset_without_options_are_part_of_the_plan(plugin, tmp_path):
     distribution(plugin, "nlbench_printed", PRINTED, "datasets", "printed")
     (plugin / "data.txt").write_text("one")
-    wanted = request(data=("printed",))
-    run(wanted, tmp_path / "run")
-    assert kept_plan(tmp_path / "run", wanted) is not None
+    key = cell_key(data=("printed",))
+    assert cell_key(data=("printed",)) == key
     (plugin / "data.txt").write_text("two")
-    assert kept_plan(tmp_path / "run", wanted) is None
+    assert cell_key(data=("printed",)) != key
 
 
 @pytest.mark.parametrize("said", [{"mean": 0.5}, float("nan")])
 def test_a_subject_of_which_no_record_can_be_written_fails_alone(
     plugin, tmp_path, monkeypatch, said
 ):
-    load = measuring.load_subject
+    load = unit_runner.load_subject
 
     def unspeakable(spec, device):
         subject = load(spec, device)
@@ -190,7 +169,7 @@ def test_a_subject_of_which_no_record_can_be_written_fails_alone(
             subject = replace(subject, facts=replace(subject.facts, preprocessing=said))
         return subject
 
-    monkeypatch.setattr(measuring, "load_subject", unspeakable)
+    monkeypatch.setattr(unit_runner, "load_subject", unspeakable)
     result = run(request(models="mini,mini2"), tmp_path / "run")
     assert [r.result.status for r in result.records] == ["failed", "ok"]
     assert "can't be recorded" in result.records[0].result.reason

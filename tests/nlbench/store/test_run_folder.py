@@ -11,10 +11,13 @@ from made_records import made_record
 from nlbench.errors import RequestError
 from nlbench.measure import Result, Value
 from nlbench.reports.manifest import manifest_text
-from nlbench.serialization.files import locked
+from nlbench.serialization.versioned import FORMAT
+from nlbench.store import run_folder
 from nlbench.store.manifest import Manifest
-from nlbench.store.record import FORMAT
-from nlbench.store.run_folder import COLUMNS, Run, RunFolder, load_run, merge_runs
+from nlbench.store.merge import merge_runs
+from nlbench.store.run import Run, load_run
+from nlbench.store.run_folder import RunFolder
+from nlbench.store.table import COLUMNS
 
 
 def record(measure="affinity", key="k", result=None, model="vgg8", seed=0):
@@ -113,7 +116,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file(tmp_path, content, say
 def half(tmp_path, monkeypatch):
     """A folder in which saving two cells was cut short."""
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "table", lambda *_: 1 / 0)
+        patched.setattr(run_folder, "table_text", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             Run({}, [record(key="k1"), record("r2", key="k2")]).save(tmp_path / "run")
     return tmp_path / "run"
@@ -121,7 +124,7 @@ def half(tmp_path, monkeypatch):
 
 def test_a_run_whose_saving_was_cut_short_is_not_taken_for_one(half):
     assert len(list((half / "cells").iterdir())) == 2
-    with pytest.raises(RequestError, match="saving one there was cut short") as caught:
+    with pytest.raises(RequestError, match="saving one there was interrupted") as caught:
         load_run(half)
     assert "\n" not in str(caught.value)
 
@@ -134,7 +137,7 @@ def test_where_saving_was_cut_short_another_run_can_be_saved(half):
 def test_a_run_that_is_saved_to_its_own_folder_again_is_there_all_the_time(tmp_path, monkeypatch):
     run = Run({}, [record()])
     run.save(tmp_path / "run")
-    monkeypatch.setattr(Run, "table", lambda *_: 1 / 0)
+    monkeypatch.setattr(run_folder, "table_text", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run.save(tmp_path / "run")
     assert len(load_run(tmp_path / "run").records) == 1
@@ -142,7 +145,10 @@ def test_a_run_that_is_saved_to_its_own_folder_again_is_there_all_the_time(tmp_p
 
 def test_two_do_not_save_to_one_folder_at_a_time(tmp_path):
     (tmp_path / "run" / "cells").mkdir(parents=True)
-    with locked(tmp_path / "run"), pytest.raises(RequestError, match="another nlbench is writing"):
+    with (
+        RunFolder(tmp_path / "run").locked(),
+        pytest.raises(RequestError, match="another nlbench is writing"),
+    ):
         Run({}, [record()]).save(tmp_path / "run")
 
 
@@ -299,7 +305,7 @@ def test_a_run_of_anybody_is_read_as_it_is_or_refused_in_a_line(tmp_path, data):
     try:
         run = load_run(folder)
         assert [r.key for r in run.records] == ["k"]
-        assert run.table()
+        assert len(run.scores)
         assert isinstance(manifest_text(run.manifest), str)
         merge_runs([folder], out)
         assert [r.key for r in load_run(out).records] == ["k"]
@@ -321,7 +327,7 @@ def test_nothing_is_written_into_a_folder_that_took_the_opened_ones_place(tmp_pa
         with pytest.raises(RequestError, match="can't write to"):
             folder.add(record())
         (tmp_path / "run" / "cells").mkdir(parents=True)
-        with pytest.raises(RequestError, match="it is another folder by now"):
+        with pytest.raises(RequestError, match="the folder was replaced"):
             folder.add(record())
     assert not list((tmp_path / "run" / "cells").iterdir())
 
@@ -331,7 +337,7 @@ def test_cells_behind_a_link_are_not_written_to(tmp_path):
     Run({}, []).save(tmp_path / "run")
     (tmp_path / "run" / "cells").rmdir()
     (tmp_path / "run" / "cells").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RequestError, match="is no folder, or a link"):  # noqa: SIM117
+    with pytest.raises(RequestError, match="it is a link or not a folder"):  # noqa: SIM117
         with RunFolder(tmp_path / "run").open():
             pass
     assert not list((tmp_path / "elsewhere").iterdir())

@@ -1,0 +1,145 @@
+"""Cells: the subjects and measures of a plan, and the plan itself."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nlbench import registry
+from nlbench.options import Options
+from nlbench.serialization.fields import read, written
+from nlbench.store.consistency import Decisions
+from nlbench.subjects.data import dataset_info
+from nlbench.subjects.spec import SubjectSpec
+from nlbench.subjects.weights_choice import choose_weights
+
+__all__ = ["Cell", "MeasureSpec", "Plan", "SubjectPlan"]
+
+
+@dataclass(frozen=True)
+class SubjectPlan:
+    """A subject to be measured.
+
+    Parameters
+    ----------
+    key : str
+        Hash of everything that decides the observations.
+    spec : SubjectSpec
+    label : str
+        Name of its weights in the table.
+    impossible : str
+        Why it can't be measured; else empty.
+    weights : str
+        Hash of their file, or ``init``; empty if unknown.
+    files : str
+        Fingerprint of the dataset's files; empty if it has none.
+    """
+
+    key: str
+    spec: SubjectSpec
+    label: str
+    impossible: str = ""
+    weights: str = ""
+    files: str = ""
+
+    def changed_files(self, planned_on: str) -> str:
+        """Describe which files have changed since the run was planned; empty if none has.
+
+        Parameters
+        ----------
+        planned_on : str
+            Name of the machine that made the plan. Another machine's copy of the data may have
+            other modification times, so that its fingerprint is not compared.
+        """
+        spec, changed = self.spec, ""
+        if self.weights and choose_weights(spec).identity != self.weights:
+            changed = f"{spec.model} with weights {self.label}: the file has"
+        fingerprint = dataset_info(registry.load("datasets", spec.data)).fingerprint
+        if fingerprint is not None and planned_on == platform.node():
+            is_same = str(fingerprint(**dict(spec.options))) == self.files
+            changed = changed if is_same else f"{spec.data}: its files have"
+        return f"{changed} changed since the run was planned; start it again" if changed else ""
+
+
+@dataclass(frozen=True)
+class MeasureSpec:
+    """A measure with its options and those of its probe, by name."""
+
+    name: str
+    version: str
+    options: Options
+    probe: str
+    probe_options: Options
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One subject and one measure: the unit of recording and of failure."""
+
+    key: str
+    subject: SubjectPlan
+    measure: MeasureSpec
+
+    @property
+    def identity(self) -> tuple[str, str, str, int, str]:
+        """The cell's model, weights, data, seed and measure in the tidy table."""
+        spec = self.subject.spec
+        return spec.model, self.subject.label, spec.data, spec.seed, self.measure.name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a request, subject by subject.
+
+    Parameters
+    ----------
+    cells : tuple of Cell
+    device : str
+    precision : str
+    """
+
+    cells: tuple[Cell, ...]
+    device: str
+    precision: str = "native"
+
+    @property
+    def subjects(self) -> list[SubjectPlan]:
+        """The subjects in their order."""
+        return list({cell.subject.key: cell.subject for cell in self.cells}.values())
+
+    @property
+    def measures(self) -> list[MeasureSpec]:
+        """The measures in their order."""
+        return list({cell.measure.name: cell.measure for cell in self.cells}.values())
+
+    @property
+    def decisions(self) -> Decisions:
+        """What decides the cells' numbers."""
+        return {
+            **{("measure", m.name): (m.version, dict(m.options)) for m in self.measures},
+            **{("probe", m.probe): dict(m.probe_options) for m in self.measures},
+            **{("subject", *cell.identity[:4]): cell.subject.key for cell in self.cells},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON types, without repetition."""
+        subjects, measures = self.subjects, self.measures
+        rows = {subject.key: number for number, subject in enumerate(subjects)}
+        columns = {measure.name: number for number, measure in enumerate(measures)}
+        return {
+            "device": self.device,
+            "precision": self.precision,
+            "subjects": written(subjects),
+            "measures": written(measures),
+            "cells": [[c.key, rows[c.subject.key], columns[c.measure.name]] for c in self.cells],
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Plan:
+        """Create a plan from the value of `to_dict`."""
+        subjects = [read(SubjectPlan, subject, "subject") for subject in content["subjects"]]
+        measures = [read(MeasureSpec, measure, "measure") for measure in content["measures"]]
+        cells = tuple(Cell(key, subjects[i], measures[j]) for key, i, j in content["cells"])
+        return cls(cells, content["device"], content["precision"])

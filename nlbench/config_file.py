@@ -1,0 +1,103 @@
+"""Configuration files of ``nlbench run``, in TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from nlbench.errors import RequestError, nearest, shown
+from nlbench.options import Option
+from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
+from nlbench.serialization.files import read_text, write_if_changed
+
+__all__ = ["read_config", "to_toml", "write_request"]
+
+MAX_BYTES = 2**20
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a configuration file.
+
+    Parameters
+    ----------
+    path : Path
+        Its keys are the flags of ``nlbench run``: ``measures``, ``models`` (or ``model``),
+        ``data``, ``weights``, ``seeds``, ``samples``, …; a table ``set`` holds options, as
+        ``affinity.shrinkage = "none"`` or in nested tables.
+
+    Returns
+    -------
+    dict
+        Values by field of `Request`, `ExecutionOptions` and `RunOptions`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be read, or a key or a value is invalid.
+    """
+    try:
+        content = tomllib.loads(read_text(path, MAX_BYTES))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{path} is no TOML: {shown(error, 200)}") from error
+    known: dict[str, tuple[str, Option]] = {}
+    for kind in (Request, ExecutionOptions, RunOptions):
+        for name, option in options_of(kind).items():
+            known |= dict.fromkeys((*option.names, name), (name, option))
+    values: dict[str, Any] = {}
+    spellings: dict[str, str] = {}
+    for key, value in content.items():
+        if key not in known:
+            raise RequestError(f"{path}: unknown key '{shown(key)}'{nearest(key, known)}")
+        name, option = known[key]
+        if name in spellings:
+            raise RequestError(f"{path}: '{spellings[name]}' and '{key}' are the same; keep one")
+        spellings[name] = key
+        values[name] = option.parse(value, f"{path}: {key}")
+    return values
+
+
+def write_request(path: Path, request: Request) -> None:
+    """Write a request as a configuration file that repeats it."""
+    text = "# nlbench run --config with this file repeats the request\n" + to_toml(request)
+    write_if_changed(path, text)
+
+
+def to_toml(request: Request) -> str:
+    """Return a request as TOML.
+
+    Examples
+    --------
+    >>> print(to_toml(Request("r2", "vgg8", "digits", settings={"sites.batch": 8})))
+    measures = [
+        "r2",
+    ]
+    models = [
+        "vgg8",
+    ]
+    data = [
+        "digits",
+    ]
+    weights = [
+        "auto",
+    ]
+    seeds = [
+        0,
+    ]
+    samples = 512
+    split = "test"
+    device = "auto"
+    precision = "native"
+    <BLANKLINE>
+    [set]
+    "sites.batch" = 8
+    <BLANKLINE>
+    """
+    import tomli_w
+
+    content = {name: getattr(request, name) for name in options_of(Request)}
+    settings = dict(content.pop("settings"))
+    content = {name: list(v) if isinstance(v, tuple) else v for name, v in content.items()}
+    return tomli_w.dumps({**content, "set": settings} if settings else content)

@@ -1,0 +1,58 @@
+"""Exports of a package that are imported on first use."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module, util
+from typing import Any
+
+__all__ = ["lazy_imports"]
+
+
+def lazy_imports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Create ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
+
+    Its exports are the names that its ``__init__.py`` imports for type checkers alone, in the
+    form ``from module import name as name`` below ``if TYPE_CHECKING:``.
+
+    Examples
+    --------
+    >>> find, names, _ = lazy_imports("nlbench")
+    >>> find("Option").__name__, "Option" in names()
+    ('Option', True)
+    """
+    modules = _exported(package)
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(import_module(modules[name], package), name)
+
+    def names() -> list[str]:
+        return sorted({*modules, *vars(sys.modules[package])})
+
+    return find, names, sorted(modules)
+
+
+def _exported(package: str) -> dict[str, str]:
+    spec = util.find_spec(package)
+    source = spec.loader.get_source(package) if spec and spec.loader else ""  # type: ignore[attr-defined]
+    blocks = (node for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
+    return {
+        alias.asname: "." * node.level + str(node.module)
+        for node in imports
+        for alias in node.names
+        if alias.asname
+    }
+
+
+def lazy_exports(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return find

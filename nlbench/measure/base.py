@@ -1,0 +1,121 @@
+"""The base class of all measures."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from nlbench.citation import Source
+from nlbench.options import Option, OptionValue, resolve_options
+
+from .result import Result
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["INVARIANCES", "Measure", "MoreMeans"]
+
+MoreMeans = Literal["more nonlinear", "less nonlinear", "neither"]
+
+INVARIANCES: Mapping[str, str] = {
+    "batches": "how samples are split into batches",
+    "order": "the order of the samples within a batch",
+    "units": "one common factor of input and output",
+    "offsets": "a constant added to each channel of input and output",
+    "rotations": "one rotation of the channels of input and output",
+}
+"""Changes of the observations under which a measure may declare its value invariant."""
+
+
+class Measure(ABC):
+    """One way to turn observations of a probe into numbers.
+
+    A subclass declares its properties in class attributes and implements ``update`` and
+    ``compute``. One instance measures one subject: ``reset`` is called once, ``update`` with
+    each observation, ``compute`` once.
+
+    Attributes
+    ----------
+    name : str
+        The registered name; by default the class name in lower case.
+    probe : str
+        Name of a registered probe: ``sites``, ``lines``, ``graph``, ``function`` or a plugin's.
+    bounds : tuple of float
+        Smallest and largest possible value.
+    more_means : {"more nonlinear", "less nonlinear", "neither"}
+        Meaning of a larger value.
+    version : str
+        Changes whenever the numbers change.
+    options : mapping of str to Option
+        Declared options. ``self.settings`` holds the resolved values.
+    source : Source
+        Or the citation alone, as text.
+    invariant_to : tuple of str
+        Keys of `INVARIANCES` that hold with default options; ``nlbench check-measure`` tests
+        them.
+    unreduced : mapping of str to callable
+        For measures of the probe ``sites`` that need more than the reduced samples: functions
+        from an activation's whole tensor (n, ...), batch first, to one number per sample (n,).
+        The probe applies them to the input before the call and to the output after it;
+        ``observation.unreduced[name]`` is the pair of results.
+    independent_sites : bool
+        True if several threads may update different sites at once: ``update`` reads and changes
+        only the state of the observed site and draws no random numbers. The batches of one site
+        arrive in order, one at a time, and its first batch while no other thread updates. Not
+        inherited: every class declares it anew.
+
+    Examples
+    --------
+    >>> class MeanShift(Measure):
+    ...     '''Mean change made by an activation.'''
+    ...     probe, bounds, more_means = "sites", (0.0, float("inf")), "more nonlinear"
+    ...     def reset(self): self.shifts = {}
+    ...     def update(self, batch):
+    ...         self.shifts[batch.place] = (batch.y - batch.x).abs().mean().item()
+    ...     def compute(self): return Result.of(self.shifts)
+    >>> MeanShift.name
+    'meanshift'
+    """
+
+    name: ClassVar[str] = ""
+    probe: ClassVar[str]
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {}
+    source: ClassVar[Source] = Source("")
+    invariant_to: ClassVar[tuple[str, ...]] = ()
+    unreduced: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
+    independent_sites: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Code added by a subclass may break what its base class guarantees.
+        cls.independent_sites = cls.__dict__.get("independent_sites", False)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+        if isinstance(cls.source, str):
+            cls.source = Source(cls.source)
+
+    def __init__(self, **settings: OptionValue | str) -> None:
+        self.settings: Mapping[str, OptionValue] = resolve_options(
+            self.options, settings, owner=self.name
+        )
+
+    @classmethod
+    def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
+        """Return the smallest and largest possible value under resolved options."""
+        return cls.bounds
+
+    def reset(self) -> None:  # noqa: B027 (a measure without state needs none)
+        """Clear the state."""
+
+    @abstractmethod
+    def update(self, observation: Any) -> None:
+        """Add one observation: one batch of one site, one traced segment."""
+
+    @abstractmethod
+    def compute(self) -> Result:
+        """Return the result of all observations."""

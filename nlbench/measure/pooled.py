@@ -1,0 +1,262 @@
+"""Site measures made from an accumulator or from a function of input and output."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nlbench.citation import Source
+from nlbench.errors import NotFinite, PluginError, RequestError, Undefined
+from nlbench.options import Option
+
+from .base import Measure, MoreMeans
+from .result import Result, Status, Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nlbench.probes.sites import SiteBatch
+
+__all__ = ["Accumulator", "FunctionMeasure", "PooledMeasure", "site_measure"]
+
+
+class Accumulator(ABC):
+    """State of one site, updated batch by batch; see `PooledMeasure`."""
+
+    @abstractmethod
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add one batch: x (n, d), y (n, k).
+
+        Raises
+        ------
+        nlbench.Undefined, nlbench.NotFinite, nlbench.RequestError
+            If the site can't have a value; later batches are skipped.
+        """
+
+    @abstractmethod
+    def statistics(self) -> Mapping[str, float]:
+        """Return the statistics of all batches, among them ``value``.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If there is no value, with the reason.
+        """
+
+    def remark(self) -> str:
+        """Return a remark on the value; empty by default."""
+        return ""
+
+
+class PooledMeasure(Measure):
+    """A site measure with one value per site for all batches together.
+
+    A subclass creates the accumulator of one site.
+
+    Examples
+    --------
+    >>> class Sums(Accumulator):
+    ...     def __init__(self): self.before = self.after = 0.0
+    ...     def add(self, x, y):
+    ...         self.before += x.double().square().sum().item()
+    ...         self.after += y.double().square().sum().item()
+    ...     def statistics(self):
+    ...         if self.before == 0:
+    ...             raise Undefined("zero input")
+    ...         return {"value": self.after / self.before}
+    >>> class Energy(PooledMeasure):
+    ...     '''Share of the input's energy that an activation passes on.'''
+    ...     bounds = (0.0, math.inf)
+    ...     def accumulator(self): return Sums()
+    >>> import nlbench, torch
+    >>> x = torch.tensor([[1.0, -1.0], [-2.0, 2.0]])
+    >>> nlbench.evaluate(torch.nn.ReLU(), x, [Energy])["energy"].summary["value"]
+    0.5
+    """
+
+    probe: ClassVar[str] = "sites"
+
+    @abstractmethod
+    def accumulator(self) -> Accumulator:
+        """Create the accumulator of one site."""
+
+    def samples(self, observation: SiteBatch) -> tuple[Any, Any]:
+        """Return the arguments of `Accumulator.add`: by default the reduced samples."""
+        return observation.x, observation.y
+
+    def take(self, accumulator: Any, observation: SiteBatch) -> None:
+        """Update an accumulator with one batch: by default `add` with `samples`."""
+        accumulator.add(*self.samples(observation))
+
+    def reset(self) -> None:
+        """Clear the state of all sites."""
+        self._accumulators: dict[str, Accumulator] = {}
+        self._counts: dict[str, int] = {}
+        self._missing: dict[str, tuple[Status, str]] = {}
+
+    def update(self, observation: SiteBatch) -> None:
+        """Add one batch of one site."""
+        place = observation.place
+        if place not in self._accumulators:
+            self._accumulators[place] = self.accumulator()
+        self._counts[place] = self._counts.get(place, 0) + len(observation.x)
+        if place in self._missing:
+            return
+        try:
+            self.take(self._accumulators[place], observation)
+        except Undefined as error:
+            self._missing[place] = ("undefined", str(error))
+        except (NotFinite, RequestError) as error:
+            self._missing[place] = ("failed", str(error))
+
+    def compute(self) -> Result:
+        """Return one value per site, in the order of the first call."""
+        return Result.of(self._value(place) for place in self._accumulators)
+
+    def _value(self, place: str) -> Value:
+        n, accumulator = self._counts[place], self._accumulators[place]
+        if place in self._missing:
+            return Value.missing(place, *self._missing[place], n)
+        try:
+            return Value(place, accumulator.statistics(), n, reason=accumulator.remark())
+        except Undefined as error:
+            return Value.missing(place, "undefined", str(error), n)
+        except (NotFinite, RequestError) as error:
+            return Value.missing(place, "failed", str(error), n)
+
+
+class FunctionMeasure(PooledMeasure):
+    """A site measure made from a function of ``(x, y)``; see `site_measure`.
+
+    The function is called for each batch of each site. The value of a site is the mean over
+    batches; ``std`` is their standard deviation.
+    """
+
+    function: ClassVar[Callable[..., float | Tensor]]
+
+    def accumulator(self) -> Accumulator:
+        """Create the scores of one site."""
+        return _Scores(lambda x, y: self._number(type(self).function(x, y, **self.settings)))
+
+    def take(self, accumulator: _Scores, observation: SiteBatch) -> None:
+        """Score one batch of one site; skip it if its score is undefined."""
+        try:
+            super().take(accumulator, observation)
+        except Undefined as error:
+            accumulator.undefined = accumulator.undefined or str(error)
+
+    def _number(self, returned: object) -> float:
+        """Convert the function's return value to a float."""
+        size = getattr(returned, "numel", getattr(returned, "size", 1))
+        size = size() if callable(size) else size
+        kind = type(returned).__name__
+        if returned is None or size != 1:
+            what = "None" if returned is None else f"a {kind} of {size} numbers"
+            fix = "end it with `return`" if returned is None else "return its mean()"
+            raise PluginError(
+                f"measure '{self.name}': the function returned {what}, expected one number; {fix}"
+            )
+        try:
+            return float(returned)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise PluginError(
+                f"measure '{self.name}': the function returned a {kind}, expected one number"
+            ) from None
+
+
+class _Scores(Accumulator):
+    """Scores of a site's batches, and why some batches have none."""
+
+    def __init__(self, score: Callable[[Any, Any], float]) -> None:
+        self._score = score
+        self._scores: list[float] = []
+        self.undefined = ""
+
+    def add(self, x: Any, y: Any) -> None:
+        """Score one batch."""
+        score = self._score(x, y)
+        if not math.isfinite(score):
+            raise NotFinite(f"the score is {score}")
+        self._scores.append(score)
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return mean and standard deviation over batches."""
+        scores = self._scores
+        if not scores:
+            raise Undefined(self.undefined)
+        value, spread = statistics.fmean(scores), statistics.pstdev(scores)
+        return {"value": value, "std": spread, "batches": float(len(scores))}
+
+    def remark(self) -> str:
+        """Return why some batches have no score."""
+        return f"in some batches: {self.undefined}" if self.undefined else ""
+
+
+def site_measure(
+    *,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+    more_means: MoreMeans = "neither",
+    version: str = "1",
+    options: Mapping[str, Option] | None = None,
+    source: Source | str = "",
+    invariant_to: tuple[str, ...] = (),
+    independent_sites: bool = False,
+) -> Callable[[Callable[..., float | Tensor]], type[FunctionMeasure]]:
+    """Create a site measure from a function.
+
+    Parameters
+    ----------
+    bounds : tuple of float
+        Smallest and largest possible value.
+    more_means : {"more nonlinear", "less nonlinear", "neither"}
+    version : str
+        Change it whenever the numbers change.
+    options : mapping of str to Option, optional
+        Keyword arguments of the function that a user may set.
+    source : Source or str
+        Reference of the definition.
+    invariant_to : tuple of str
+        Invariances of the value; see `Measure`.
+    independent_sites : bool
+        True if several threads may call the function at once: it keeps no state between calls
+        and draws no random numbers.
+
+    Returns
+    -------
+    callable
+        A decorator from ``f(x, y, **options)``, with x, y of shape (n, d), to a measure with
+        the function's name. The function may raise `nlbench.Undefined` with the reason if it
+        has no value.
+
+    Examples
+    --------
+    >>> @site_measure(bounds=(-1, 1), more_means="less nonlinear")
+    ... def cosine(x, y):
+    ...     '''Mean cosine between a sample's input and its output.'''
+    ...     import torch
+    ...     return torch.cosine_similarity(x, y).mean()
+    >>> cosine.name, cosine.probe
+    ('cosine', 'sites')
+    """
+
+    def decorate(function: Callable[..., float | Tensor]) -> type[FunctionMeasure]:
+        attributes = {
+            "__doc__": function.__doc__,
+            "__module__": function.__module__,
+            "name": function.__name__,
+            "probe": "sites",
+            "bounds": bounds,
+            "more_means": more_means,
+            "version": version,
+            "options": dict(options or {}),
+            "source": source,
+            "invariant_to": invariant_to,
+            "independent_sites": independent_sites,
+            "function": staticmethod(function),
+        }
+        return type(function.__name__, (FunctionMeasure,), attributes)
+
+    return decorate

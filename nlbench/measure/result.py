@@ -1,0 +1,246 @@
+"""Results: the numbers that one measure computes for one subject."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nlbench.errors import one_line
+from nlbench.reporting import load_reports
+
+__all__ = ["MIN_DEFINED_SHARE", "Parts", "Result", "Status", "Value", "summarize"]
+
+Status = Literal["ok", "undefined", "skipped", "failed"]
+
+MIN_DEFINED_SHARE = 0.5
+"""Share of places that must have a value before a result has a summary."""
+
+Parts = Mapping[str, Sequence[float] | Mapping[str, float]]
+"""Components of statistics, by statistic: in order, or by name."""
+
+
+def _plain(statistics: Mapping[str, float]) -> dict[str, float]:
+    # Measures return numpy and torch scalars; a record holds Python floats.
+    return {str(name): float(number) for name, number in statistics.items()}
+
+
+def _plain_parts(parts: Parts) -> dict[str, tuple[float, ...] | dict[str, float]]:
+    return {
+        str(name): _plain(numbers) if isinstance(numbers, Mapping) else tuple(map(float, numbers))
+        for name, numbers in parts.items()
+    }
+
+
+def _flat_numbers(statistics: Mapping[str, float], parts: Parts) -> dict[str, float]:
+    """Return all numbers under one name each: ``segment0``, ``segment1``, … and ``site:relu``."""
+    flat = dict(statistics)
+    for name, numbers in parts.items():
+        if isinstance(numbers, Mapping):
+            flat |= {f"{name}:{part}": number for part, number in numbers.items()}
+        else:
+            flat |= {f"{name}{index}": number for index, number in enumerate(numbers)}
+    return flat
+
+
+@dataclass(frozen=True)
+class Value:
+    """Score of one place: a site, a path or a layer.
+
+    Parameters
+    ----------
+    place : str
+        The site's name, ``path0``, or a layer's name.
+    statistics : mapping of str to float
+        ``value`` is the score; ``std`` its standard deviation over batches. A measure may add
+        others. Empty unless the status is ``ok``.
+    n : int
+        Number of samples.
+    status : {"ok", "undefined", "skipped", "failed"}
+    reason : str
+        Why there is no value.
+    parts : mapping of str to sequence, or to mapping of str, of floats
+        Components of a statistic: ``{"segment": [3, 5]}``, in order, or by name
+        ``{"site": {"relu": 8}}``. Tables list them as ``segment0``, ``segment1``, ``site:relu``.
+
+    Examples
+    --------
+    >>> value = Value("path0", {"value": 8}, parts={"segment": [3, 5], "site": {"relu": 8}})
+    >>> value.numbers
+    {'value': 8.0, 'segment0': 3.0, 'segment1': 5.0, 'site:relu': 8.0}
+    """
+
+    place: str
+    statistics: Mapping[str, float]
+    n: int = 0
+    status: Status = "ok"
+    reason: str = ""
+    parts: Parts = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "statistics", _plain(self.statistics))
+        object.__setattr__(self, "reason", one_line(self.reason or ""))
+        object.__setattr__(self, "parts", _plain_parts(self.parts))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Statistics and parts, by their names in tables."""
+        return _flat_numbers(self.statistics, self.parts)
+
+    @classmethod
+    def missing(cls, place: str, status: Status, reason: str, n: int = 0) -> Value:
+        """Create a value without statistics."""
+        return cls(place, {}, n, status, reason)
+
+
+def summarize(values: Iterable[float]) -> dict[str, float]:
+    """Compute summary statistics over places.
+
+    Parameters
+    ----------
+    values : iterable of float
+        At least one finite number.
+
+    Returns
+    -------
+    dict of str to float
+        ``value`` (the mean), ``std`` (population), ``min``, ``max``, ``median``,
+        ``spread`` (max - min).
+
+    Examples
+    --------
+    >>> summarize([1.0, 2.0, 6.0])["value"], summarize([1.0, 2.0, 6.0])["spread"]
+    (3.0, 5.0)
+    """
+    numbers = list(values)
+    return {
+        "value": statistics.fmean(numbers),
+        "std": statistics.pstdev(numbers),
+        "min": min(numbers),
+        "max": max(numbers),
+        "median": statistics.median(numbers),
+        "spread": max(numbers) - min(numbers),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """Scores of one subject by one measure.
+
+    Parameters
+    ----------
+    summary : mapping of str to float
+        Statistics of the whole subject; ``value`` is the leaderboard's score.
+    values : tuple of Value
+        Scores per site, path or layer.
+    n : int
+        Number of samples (sites) or segments (lines).
+    status : {"ok", "undefined", "skipped", "failed"}
+    reason : str
+        One line: why there is no value. Empty or a remark when ``ok``.
+    notes : mapping
+        How the number was computed, such as the method.
+    parts : mapping of str to sequence, or to mapping of str, of floats
+        Components of statistics of the summary; see `Value`.
+    """
+
+    summary: Mapping[str, float]
+    values: tuple[Value, ...] = ()
+    n: int = 0
+    status: Status = "ok"
+    reason: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    parts: Parts = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summary", _plain(self.summary))
+        object.__setattr__(self, "reason", one_line(self.reason or ""))
+        object.__setattr__(self, "parts", _plain_parts(self.parts))
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Summary and parts, by their names in tables."""
+        return _flat_numbers(self.summary, self.parts)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Number of places with a value, and of all places.
+
+        Examples
+        --------
+        >>> Result.of([Value("a", {"value": 1.0}), Value.missing("b", "undefined", "dead")]).places
+        (1, 2)
+        """
+        return sum(value.status == "ok" for value in self.values), len(self.values)
+
+    def _repr_html_(self) -> str:
+        return load_reports().html_of(self)
+
+    @classmethod
+    def missing(
+        cls, status: Status, reason: str, values: tuple[Value, ...] = (), n: int = 0
+    ) -> Result:
+        """Create a result without a summary."""
+        return cls({}, values, n, status, reason)
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, float] | Iterable[Value],
+        *,
+        n: int = 0,
+        notes: Mapping[str, Any] | None = None,
+        summary: Callable[[Iterable[float]], Mapping[str, float]] = summarize,
+    ) -> Result:
+        """Create a result from the values of all places, with their summary.
+
+        Undefined places are listed and left out of the summary; the reason states how many
+        places it covers ("3 of 4 places"). If fewer than the share `MIN_DEFINED_SHARE` have a
+        value, the result is undefined. One failed place fails the result, since a mean over
+        the others would be another quantity.
+
+        Parameters
+        ----------
+        values : mapping of str to float, or iterable of Value
+            One number per place, or complete values.
+        n : int
+            Number of samples; by default the largest ``n`` of the values.
+        notes : mapping, optional
+        summary : callable
+            Maps the numbers of the defined places to the statistics of the summary.
+
+        Examples
+        --------
+        >>> Result.of({"features.0": 0.5, "features.1": 1.0}).summary["value"]
+        0.75
+        """
+        if isinstance(values, Mapping):
+            values = [Value(p, {"value": float(v)}, n) for p, v in values.items()]
+        entries = tuple(map(_fail_not_finite, values))
+        n = n or max((v.n for v in entries), default=0)
+        scores = [v.statistics["value"] for v in entries if v.status == "ok"]
+        failed = [v for v in entries if v.status == "failed"]
+        if failed:
+            reason = f"{failed[0].place}: {failed[0].reason}"
+            if len(failed) > 1:
+                reason += f" (and {len(failed) - 1} more places)"
+            return cls.missing("failed", reason, entries, n)
+        reasons = "; ".join(
+            dict.fromkeys(v.reason for v in entries if v.status != "ok" and v.reason)
+        )
+        if not scores:
+            return cls.missing("undefined", reasons or "no place to measure", entries, n)
+        share = f"{len(scores)} of {len(entries)} places"
+        if len(scores) < MIN_DEFINED_SHARE * len(entries):
+            reason = f"{share}: {reasons}" if reasons else share
+            return cls.missing("undefined", reason, entries, n)
+        reason = "" if len(scores) == len(entries) else share
+        return cls(dict(summary(scores)), entries, n, reason=reason, notes=dict(notes or {}))
+
+
+def _fail_not_finite(value: Value) -> Value:
+    if value.status == "ok" and not all(map(math.isfinite, value.numbers.values())):
+        return Value.missing(value.place, "failed", "the score is not finite", value.n)
+    return value

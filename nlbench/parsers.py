@@ -1,0 +1,192 @@
+"""Parsers of what users type: numbers, sizes, names, seeds, paths and settings."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nlbench.errors import RequestError, shown
+
+__all__ = [
+    "MAX_INTEGER",
+    "SEEDS_TEXT",
+    "SIZE_TEXT",
+    "limited_seeds",
+    "parse_integer",
+    "parse_names",
+    "parse_number",
+    "parse_paths",
+    "parse_seeds",
+    "parse_settings",
+    "parse_size",
+]
+
+MAX_INTEGER = 2**63 - 1
+MAX_SEEDS = 100_000
+
+SEEDS_TEXT = "whole numbers of 0 or more"
+SIZE_TEXT = "a size such as 4GB"
+
+
+def parse_integer(text: str) -> int:
+    """Parse an integer, also as ``1e3`` or ``8.0``; a ValueError if it is none.
+
+    Examples
+    --------
+    >>> parse_integer("64"), parse_integer("1e3")
+    (64, 1000)
+    """
+    text = text.strip()
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdecimal():
+        # Python parses a limited number of digits; no bound has as many as these.
+        return int(text[:40])
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError(text)
+    return int(number)
+
+
+def parse_number(text: str) -> float:
+    """Parse a number other than NaN; a ValueError if it is none."""
+    number = float(text)
+    if math.isnan(number):
+        raise ValueError(text)
+    return number
+
+
+_SIZE = re.compile(r"([0-9.]{1,40})\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def parse_size(text: str | int, label: str = "--memory") -> int:
+    """Parse a number of bytes.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is none, or out of bounds.
+
+    Examples
+    --------
+    >>> parse_size("4GB"), parse_size("1.5 MiB"), parse_size("100")
+    (4000000000, 1572864, 100)
+    """
+    if isinstance(text, int):
+        size: float = min(text, 10**16)
+    else:
+        match = _SIZE.fullmatch(text.strip())
+        try:
+            if match is None:
+                raise ValueError
+            number, unit, binary = match.groups()
+            size = float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " ")
+        except ValueError:
+            raise RequestError(f"{label}: expected {SIZE_TEXT}, got '{shown(text)}'") from None
+    if not (1 <= size < 1e15 and math.isfinite(size)):
+        raise RequestError(f"{label}: {shown(text)} is out of bounds, expected 1 byte to 1000 TB")
+    return int(size)
+
+
+def parse_names(text: str) -> list[str]:
+    """Split names at commas."""
+    return [part for part in map(str.strip, text.split(",")) if part]
+
+
+def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]:
+    """Parse seeds: numbers with commas, and ranges that include both ends.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If there are none or too many, or one is no whole number of 0 or more.
+
+    Examples
+    --------
+    >>> parse_seeds(["0-3,7", "7"])
+    (0, 1, 2, 3, 7)
+    """
+    seeds: dict[int, None] = {}
+    for part in (part for text in texts for part in parse_names(text)):
+        first, dash, last = part.partition("-")
+        if not dash:
+            first, dash, last = part.partition("..")
+        ends = [_parse_seed(end, part, label) for end in ((first, last) if dash else (first,))]
+        if ends[-1] < ends[0]:
+            raise RequestError(f"{label}: '{shown(part)}' runs backwards")
+        # Enough to exceed the limit, however long the range.
+        seeds |= dict.fromkeys(range(ends[0], min(ends[-1], ends[0] + MAX_SEEDS) + 1))
+        limited_seeds(seeds, label)
+    if not seeds:
+        raise RequestError(f"{label}: expected {SEEDS_TEXT}, got ''")
+    return tuple(seeds)
+
+
+def _parse_seed(text: str, part: str, label: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > MAX_INTEGER:
+        raise RequestError(f"{label}: expected {SEEDS_TEXT}, got '{shown(part)}'")
+    return int(text)
+
+
+def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:
+    """Return distinct seeds in their order; raise if there are too many."""
+    distinct = tuple(dict.fromkeys(seeds))
+    if len(distinct) > MAX_SEEDS:
+        raise RequestError(f"{label}: too many, expected at most {MAX_SEEDS}")
+    return distinct
+
+
+def parse_paths(text: str, label: str) -> list[str]:
+    """Split paths at commas, unless a file has that name, and expand globs.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no file matches a glob.
+    """
+    if _exists(text):
+        return [text]
+    paths: list[str] = []
+    for part in parse_names(text):
+        if not any(letter in part for letter in "*?[") or _exists(part):
+            paths.append(part)
+            continue
+        matches = sorted(str(match) for match in _glob(Path(part)) if match.is_file())
+        if not matches:
+            raise RequestError(f"{label}: no file matches '{shown(part)}'")
+        paths += matches
+    return paths
+
+
+def _glob(path: Path) -> list[Path]:
+    try:
+        root = Path(path.anchor)
+        return list(root.glob(str(path.relative_to(root))))
+    except (ValueError, OSError, NotImplementedError, RecursionError):
+        return []
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).exists() and bool(text)
+    except (OSError, ValueError):
+        return False
+
+
+def parse_settings(texts: Iterable[str], label: str) -> dict[str, str]:
+    """Parse settings of the form ``OWNER.OPTION=VALUE``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If one has another form.
+    """
+    settings: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise RequestError(f"{label}: expected OWNER.OPTION=VALUE, got '{shown(text)}'")
+        settings[key.strip()] = value.strip()
+    return settings

@@ -1,0 +1,79 @@
+"""Registered measures and probes, loaded and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from nlbench import registry
+from nlbench.errors import PluginError, RequestError, nearest
+from nlbench.measure import Measure
+from nlbench.measure.contract import as_measure
+from nlbench.probes import Probe
+
+__all__ = ["checked_measure", "load_measure", "load_measures", "load_probe"]
+
+
+def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[type[Measure]]:
+    """Load registered measures; skip those matched by a glob that can't be loaded."""
+    patterns = list(names)
+    loaded: list[type[Measure]] = []
+    for name in registry.expand("measures", patterns):
+        try:
+            loaded.append(load_measure(name))
+        except PluginError as error:
+            if name in patterns:
+                raise
+            warn(f"{error}; left out")
+    if not loaded:
+        raise RequestError(f"no measure to run{nearest('', registry.entries('measures'))}")
+    return loaded
+
+
+def load_measure(name: str) -> type[Measure]:
+    """Load a registered measure.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.PluginError
+        If there is none of that name, or the registered object is no measure.
+    """
+    return checked_measure(registry.load("measures", name), name)
+
+
+def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
+    """Convert an object to a measure whose probe is registered; see `as_measure`.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If it is no measure, or names no probe.
+    """
+    checked = as_measure(measure, name)
+    probes = registry.entries("probes")
+    if checked.name in probes:
+        raise PluginError(f"measure '{checked.name}' has the name of a probe; choose another")
+    if checked.probe not in probes:
+        raise PluginError(
+            f"measure '{checked.name}' needs the probe '{checked.probe}'"
+            f"{nearest(checked.probe, probes)}"
+        )
+    return checked
+
+
+def load_probe(name: str) -> Probe:
+    """Load a registered probe.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.PluginError
+        If there is none of that name, or the registered object is no probe.
+    """
+    probe = registry.load("probes", name)
+    if not isinstance(probe, Probe):
+        raise PluginError(f"probe '{name}' is {probe!r}, expected an nlbench.probes.Probe")
+    if probe.name != name:
+        raise PluginError(
+            f"probe '{name}' has the name '{probe.name}'; an entry point and its probe must have "
+            "the same name"
+        )
+    return probe

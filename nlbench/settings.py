@@ -1,0 +1,106 @@
+"""Settings of a run, resolved to the options of its measures, probes and datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nlbench.errors import PluginError, RequestError, nearest
+from nlbench.measure import Measure
+from nlbench.options import Option, Options, OptionValue, Settings, resolve_options
+from nlbench.plugins import load_probe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ResolvedSettings", "resolve_settings"]
+
+
+@dataclass(frozen=True)
+class ResolvedSettings:
+    """The measures of a run with their options, and the options of probes and datasets."""
+
+    measures: tuple[tuple[type[Measure], Options], ...]
+    probes: Mapping[str, Options]
+    data: Mapping[str, Options] = field(default_factory=dict)
+
+    def by_probe(self) -> dict[str, list[tuple[type[Measure], Options]]]:
+        """Group the measures by probe."""
+        groups: dict[str, list[tuple[type[Measure], Options]]] = {}
+        for entry in self.measures:
+            groups.setdefault(entry[0].probe, []).append(entry)
+        return groups
+
+
+def resolve_settings(
+    measures: Sequence[type[Measure]],
+    settings: Settings,
+    datasets: Mapping[str, Mapping[str, Option]] | None = None,
+    *,
+    inputs: Tensor | None = None,
+) -> ResolvedSettings:
+    """Assign settings to the measures, probes and datasets of a run and validate them.
+
+    Parameters
+    ----------
+    measures : sequence of Measure class
+    settings : mapping of str to value
+    datasets : mapping of str to options, optional
+        Declared options by dataset.
+    inputs : tensor, optional
+        The user's inputs, for which probes may have other defaults.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a setting belongs to none of them or its value is invalid.
+    """
+    probes = {name: load_probe(name) for name in dict.fromkeys(m.probe for m in measures)}
+    if inputs is not None:
+        defaults = {
+            f"{name}.{option}": value
+            for name, probe in probes.items()
+            for option, value in probe.defaults(inputs).items()
+        }
+        settings = {**defaults, **settings}
+    owners = {m.name: m.options for m in measures}
+    owners |= {name: probe.options for name, probe in probes.items()}
+    for name, options in (datasets or {}).items():
+        if options and name in owners:
+            raise PluginError(f"dataset '{name}' has the name of a measure or a probe")
+        owners.setdefault(name, options)
+        # A family's name sets an option of all its members in the run.
+        owners.setdefault(name.partition("/")[0], options)
+    by_owner = _split_settings(settings, owners)
+
+    def options_of(name: str, options: Mapping[str, Option]) -> Options:
+        family, slash, _ = name.partition("/")
+        set_options = {**(by_owner.get(family, {}) if slash else {}), **by_owner.get(name, {})}
+        return resolve_options(options, set_options, owner=name)
+
+    return ResolvedSettings(
+        tuple((m, options_of(m.name, m.options)) for m in measures),
+        {name: options_of(name, probe.options) for name, probe in probes.items()},
+        {name: options_of(name, options) for name, options in (datasets or {}).items()},
+    )
+
+
+def _split_settings(
+    settings: Settings, owners: Mapping[str, object]
+) -> dict[str, dict[str, OptionValue | str]]:
+    """Split ``OWNER.OPTION`` keys, by owner."""
+    by_owner: dict[str, dict[str, OptionValue | str]] = {}
+    for key, value in settings.items():
+        owner, dot, option = key.rpartition(".")
+        if not dot or not owner or not option:
+            raise RequestError(
+                f"setting '{key}': expected MEASURE.OPTION, PROBE.OPTION or DATASET.OPTION"
+            )
+        if owner not in owners:
+            raise RequestError(
+                f"setting '{key}': '{owner}' is no measure, probe or dataset of this run"
+                f"{nearest(owner, owners)}"
+            )
+        by_owner.setdefault(owner, {})[option] = value
+    return by_owner

@@ -1,0 +1,102 @@
+"""Checks that numbers of one run were made in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from nlbench.subjects.facts import SubjectFacts
+
+from .record import Record
+
+__all__ = [
+    "Decisions",
+    "changed_keys",
+    "changed_subject",
+    "decisions_of",
+    "difference_text",
+    "recorded_facts",
+]
+
+K = TypeVar("K")
+
+Decisions = Mapping[tuple[object, ...], object]
+"""What decides the numbers of a leaderboard's columns and rows.
+
+Keys are ``("measure", name)``, ``("probe", name)`` and ``("subject", *identity)``.
+"""
+
+
+def changed_keys(recorded: Mapping[K, object], current: Mapping[K, object]) -> list[K]:
+    """Return the keys of both mappings whose values differ.
+
+    Examples
+    --------
+    >>> changed_keys({"seed": 0, "epochs": 2}, {"seed": 1, "lr": 0.1})
+    ['seed']
+    """
+    return [key for key, value in recorded.items() if key in current and current[key] != value]
+
+
+def decisions_of(record: Record) -> Decisions:
+    """Return what decided a record's numbers."""
+    measure, probe, subject = record.measure, record.probe, record.subject
+    decisions: dict[tuple[object, ...], object] = {
+        ("measure", measure.name): (measure.version, dict(measure.options)),
+        ("probe", probe.name): dict(probe.options),
+    }
+    # Records of `nlbench.evaluate` have no key: they answer no request.
+    if subject.key:
+        decisions["subject", *subject.identity] = subject.key
+    return decisions
+
+
+def difference_text(record: Record, key: tuple[object, ...]) -> str:
+    """Describe a record whose decision under a key differs from another one."""
+    measure, subject = record.measure.name, record.subject
+    match key[0]:
+        case "measure":
+            return f"{measure} with other options or another version"
+        case "probe":
+            return f"{measure} through {record.probe.name} with other options"
+        case _:
+            return (
+                f"{measure} of another {subject.model} ({subject.weights}): the weights, samples, "
+                "split, device or plugin differ"
+            )
+
+
+_CONTENT = ("weights_hash", "sample_hash", "preprocessing")
+
+
+def recorded_facts(records: Iterable[Record]) -> dict[str, Mapping[str, Any]]:
+    """Return the facts of each subject that all its cells must share, by the subject's key."""
+    facts: dict[str, Mapping[str, Any]] = {}
+    for record in records:
+        subject = record.subject
+        if subject.key and record.is_done:
+            content = {name: getattr(subject, name) for name in _CONTENT}
+            facts[subject.key] = {name: fact for name, fact in content.items() if fact is not None}
+    return facts
+
+
+def changed_subject(facts: SubjectFacts, recorded: Mapping[str, Any]) -> str:
+    """Describe how a loaded subject differs from its recorded facts; empty if it doesn't.
+
+    Examples
+    --------
+    >>> facts = SubjectFacts(model="vgg8", weights="init", data="digits", seed=0, sample_hash="a")
+    >>> changed_subject(facts, {"sample_hash": "a"})
+    ''
+    >>> changed_subject(facts, {"sample_hash": "b"}).partition(" is no")[0]
+    'vgg8 on digits: the sample hash'
+    """
+    known = {entry.name: getattr(facts, entry.name) for entry in fields(facts)}
+    current = {name: fact for name, fact in known.items() if fact is not None}
+    for name in changed_keys(recorded, current):
+        return (
+            f"{facts.model} on {facts.data}: the {name.replace('_', ' ')} is no longer "
+            "that of the run's recorded cells; choose another --out"
+        )
+    return ""

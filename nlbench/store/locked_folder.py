@@ -1,0 +1,130 @@
+"""A folder with a manifest that one process writes at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nlbench.errors import RequestError, system_text
+from nlbench.serialization.files import (
+    make_folder,
+    read_text,
+    remove_parts,
+    write_atomically,
+)
+from nlbench.serialization.versioned import dump_versioned, parse_versioned
+
+__all__ = ["LockedFolder"]
+
+
+class LockedFolder:
+    """A folder with a manifest that one process writes at a time.
+
+    Parameters
+    ----------
+    path : path
+        It need not exist.
+    locked : str
+        Name of the sub-folder that holds the lock; by default the folder itself.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = LockedFolder(Path(tempfile.mkdtemp()) / "training")
+    >>> with folder.locked():
+    ...     folder.write_manifest({"epochs": 3})
+    >>> folder.read_manifest()
+    {'epochs': 3}
+    """
+
+    def __init__(self, path: str | Path, locked: str = "") -> None:
+        self.path = Path(path)
+        self._lock = self.path / locked
+        self._handle: int | None = None
+
+    @property
+    def manifest_file(self) -> Path:
+        """The manifest's file."""
+        return self.path / "manifest.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Create the folder if it is absent and exclude other writers.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it can't be written, or another process writes to it.
+        """
+        make_folder(self._lock)
+        self._handle = _open_locked(self._lock, self.path)
+        try:
+            yield
+        finally:
+            if self._handle is not None:
+                os.close(self._handle)
+            self._handle = None
+
+    def remove_parts(self) -> None:
+        """Remove unfinished files of killed processes; requires the lock."""
+        for folder in dict.fromkeys((self.path, self._lock)):
+            remove_parts(folder)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Read the manifest.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it is absent or damaged.
+        """
+        file = self.manifest_file
+        return parse_versioned(read_text(file), str(file), finite=False)
+
+    def write_manifest(self, content: Mapping[str, Any]) -> None:
+        """Write the manifest atomically."""
+        self.write(self.manifest_file, dump_versioned(content, finite=False))
+
+    def write(self, file: Path, text: str) -> None:
+        """Write a file atomically, unless the locked folder was replaced by another one.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If it can't be written.
+        """
+        if self._handle is not None:
+            try:
+                is_same = os.path.samestat(self._lock.stat(), os.fstat(self._handle))
+            except OSError as error:
+                raise RequestError(f"can't write to {self._lock}: {system_text(error)}") from error
+            if not is_same:
+                raise RequestError(f"can't write to {self._lock}: the folder was replaced")
+        write_atomically(file, text)
+
+
+def _open_locked(folder: Path, path: Path) -> int | None:
+    """Open and lock a folder; return None on systems without locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows; records are written atomically anyway
+        return None
+    # A link to a sub-folder would lead out of the folder.
+    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if folder == path else os.O_NOFOLLOW)
+    try:
+        handle = os.open(folder, flags)
+    except OSError as error:
+        raise RequestError(f"can't write to {folder}: it is a link or not a folder") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise RequestError(
+            f"another nlbench is writing to {path}; wait for it or choose another folder"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    return handle

@@ -1,0 +1,81 @@
+"""Merging of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nlbench.errors import RequestError
+
+from .consistency import changed_keys, decisions_of, difference_text
+from .manifest import Manifest, now
+from .record import Record
+from .run import Run, load_run
+
+__all__ = ["merge_runs"]
+
+
+def merge_runs(runs: Sequence[str | Path], out: str | Path) -> Run:
+    """Merge the cells of several runs into a new folder.
+
+    A cell of several runs is taken once; a finished record replaces a failed one.
+
+    Parameters
+    ----------
+    runs : sequence of path
+        Folders of runs; they stay unchanged.
+    out : path
+        A folder that doesn't exist or is empty.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a folder isn't a run, or two runs disagree: another number for the same cell, a
+        measure with other options, a subject with other weights or samples.
+    """
+    loaded = [load_run(path) for path in runs]
+    if not loaded:
+        raise RequestError("merge: expected at least one run")
+    records: dict[str, Record] = {}
+    origins: dict[str, Run] = {}
+    for run in loaded:
+        for record in run.records:
+            other = records.get(record.key)
+            if other is None or (record.is_done and not other.is_done):
+                records[record.key], origins[record.key] = record, run
+            elif record.is_done and record.result != other.result:
+                model, weights, data, seed, measure = record.identity
+                raise RequestError(
+                    f"{origins[record.key].path} and {run.path} have different results of "
+                    f"{measure} of {model} ({weights}) on {data}, seed {seed}, for the same key"
+                )
+    finished = [record for record in records.values() if record.is_done]
+    _check_consistent(finished, origins)
+    identities = {record.identity for record in finished}
+    kept = [r for r in records.values() if r.is_done or r.identity not in identities]
+    manifests = [Manifest.from_dict(run.manifest) for run in loaded]
+    manifest = replace(
+        manifests[0],
+        merged={"from": [str(path) for path in runs], "at": now()},
+        calls=tuple(call for manifest in manifests for call in manifest.calls),
+        seconds=round(sum(manifest.seconds for manifest in manifests), 3),
+        unfinished=False,
+    )
+    merged = Run(manifest.of_records(kept), kept)
+    merged.save(out)
+    return merged
+
+
+def _check_consistent(records: Sequence[Record], origins: dict[str, Run]) -> None:
+    decisions: dict[tuple[object, ...], object] = {}
+    deciding: dict[tuple[object, ...], Run] = {}
+    for record in records:
+        run, decided = origins[record.key], decisions_of(record)
+        for key in changed_keys(decided, decisions):
+            raise RequestError(
+                f"{deciding[key].path} and {run.path} don't go together: "
+                f"{difference_text(record, key)}"
+            )
+        decisions |= decided
+        deciding |= {key: run for key in decided if key not in deciding}

@@ -1,0 +1,193 @@
+"""A run: its records, their tidy table and its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.measure import Result
+from nlbench.reporting import load_reports
+
+from .manifest import Manifest
+from .record import Record
+from .run_folder import RunFolder
+from .table import tidy_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from .signature import Signature
+
+__all__ = ["Run", "load_run"]
+
+
+@dataclass
+class Run:
+    """Records of cells and their manifest.
+
+    Parameters
+    ----------
+    manifest : Manifest, or mapping with its content
+        Request, machine, time and versions.
+    records : list of Record
+    path : Path, optional
+        The run's folder.
+
+    Examples
+    --------
+    >>> import torch, nlbench
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    >>> run = nlbench.evaluate(model, torch.randn(64, 4), measures=["r2"])
+    >>> list(run.scores.columns[:6])
+    ['model', 'weights', 'data', 'seed', 'measure', 'place']
+    >>> 0 < run["r2"].summary["value"] < 1
+    True
+    """
+
+    manifest: Mapping[str, Any]
+    records: list[Record] = field(default_factory=list)
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.manifest = Manifest.from_dict(self.manifest)
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name if self.path else "run"
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The tidy table: one number per row.
+
+        Columns ``model, weights, data, seed, measure, place, statistic, value, n, status,
+        reason``. ``place`` is empty for the summary, else the site, path or layer. A missing
+        value is one row with an empty value, its status and its reason.
+        """
+        return tidy_table(self.records)
+
+    def __getitem__(self, measure: str) -> Result:
+        """Return the result of a measure, if the run has one subject."""
+        results = [r.result for r in self.records if r.measure.name == measure]
+        if len(results) != 1:
+            names = sorted({r.measure.name for r in self.records})
+            raise KeyError(f"{len(results)} results of '{measure}' here; measures: {names}")
+        return results[0]
+
+    def __repr__(self) -> str:
+        """Return one line with the folder, models, measures and status counts."""
+        models = list(dict.fromkeys(r.subject.model for r in self.records))
+        measures = list(dict.fromkeys(r.measure.name for r in self.records))
+        statuses = [record.result.status for record in self.records]
+        counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
+        where = f" in {self.path}" if self.path else ""
+        cells = f"{_first_names(models)} by {_first_names(measures)}" if statuses else "no cells"
+        return f"<Run{where}: {cells}{f': {counts}' if counts else ''}>"
+
+    @property
+    def failed(self) -> list[Record]:
+        """Cells that failed."""
+        return [record for record in self.records if record.result.status == "failed"]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the run to its own folder: manifest, records and table.
+
+        An interrupted save can be repeated to the same folder; until then the folder is not
+        read as a run.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the folder holds something else, or can't be written.
+        """
+        folder = Path(path)
+        manifest = Manifest.from_dict(self.manifest)
+        RunFolder(folder).save(manifest, self.records, own=folder == self.path)
+        self.path = folder
+        return folder
+
+    def report(self, output: str | Path) -> Path:
+        """Write the run as an HTML page, like ``nlbench report``, and return its path."""
+        return load_reports().write_page([self], Path(output))
+
+    def leaderboard(
+        self, measures: Sequence[str] | None = None, *, seeds: str = "together"
+    ) -> pd.DataFrame:
+        """Rank the subjects, with intervals.
+
+        Parameters
+        ----------
+        measures : sequence of str, optional
+            By default all. The first with a direction orders the rows.
+        seeds : {"together", "apart"}
+            Pool the seeds of a network into one row, or list them separately.
+
+        Returns
+        -------
+        DataFrame
+            One row per subject; columns ``(measure, field)`` with the fields ``value, std, low,
+            high, rank, tied, best, worst, quantile, n, over, status, reason``.
+        """
+        return load_reports().leaderboard_of(self, measures, seeds=seeds)
+
+    def agreement(self) -> pd.DataFrame:
+        """Correlate the measures, pair by pair: over networks, and over sites within them."""
+        return load_reports().agreement_of(self)
+
+    def signature(self, subject: str | None = None, measure: str | None = None) -> Signature:
+        """Return the signature of a subject, named by its label, by a measure."""
+        return load_reports().signature_of(self, subject, measure)
+
+    def fingerprint(self, measure: str | None = None) -> Figure:
+        """Draw each network as a strip over its depth, coloured by score."""
+        return load_reports().fingerprint_of(self, measure)
+
+    def plot(self, measure: str) -> Figure:
+        """Draw a measure's value at each place, one series per subject."""
+        return load_reports().plot_of(self, measure)
+
+    def to_latex(self, *, ranks: bool = True) -> str:
+        """Return the leaderboard as a LaTeX table with booktabs rules."""
+        return load_reports().to_latex(self, ranks=ranks)
+
+    def to_markdown(self, *, ranks: bool = True) -> str:
+        """Return the leaderboard as a Markdown table."""
+        return load_reports().to_markdown(self, ranks=ranks)
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """Write the tidy table as Parquet, which requires pyarrow, and return its path."""
+        return load_reports().to_parquet(self.scores, path)
+
+    def _repr_html_(self) -> str:
+        return load_reports().html_of(self)
+
+
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run's folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder passed to ``nlbench run --out``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is not a run's folder or a file in it is damaged.
+    """
+    folder = Path(path)
+    manifest, records = RunFolder(folder).read()
+    return Run(manifest, records, folder)
