@@ -26,6 +26,7 @@ __all__ = [
     "resampled_means",
     "sense_of",
     "sort_measure",
+    "student_half_width",
 ]
 
 CONFIDENCE = 0.95
@@ -321,11 +322,23 @@ def resampled_means(values: ArrayLike, repeats: int, seed: str) -> NDArray[np.fl
 
 def _widening(n: int) -> float:
     """Return the ratio of the Student interval of `n` values to the bootstrap's."""
-    # scipy.stats has these quantiles too, but its import takes half a second.
-    from scipy.special import ndtri, stdtrit
+    from scipy.special import ndtri
 
-    end = (1 + CONFIDENCE) / 2
-    return float(stdtrit(n - 1, end) / ndtri(end) * math.sqrt(n / (n - 1)))
+    return student_half_width(n) / float(ndtri((1 + CONFIDENCE) / 2)) * math.sqrt(n / (n - 1))
+
+
+def student_half_width(n: int) -> float:
+    """Return half the width of the interval of a mean of `n` values, in standard errors.
+
+    Examples
+    --------
+    >>> round(student_half_width(2), 3)
+    12.706
+    """
+    # scipy.stats has this quantile too, but its import takes half a second.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
 
 
 def rank_intervals(

@@ -19,7 +19,7 @@ from nlbench.serialization.files import make_folder, write_atomically
 from .agreement import agreement
 from .embedded import pack, places_left_out, to_script
 from .layout import NamedRun
-from .leaderboard import CONFIDENCE, Row, leaderboard, sort_measure
+from .leaderboard import CONFIDENCE, Row, leaderboard, sort_measure, student_half_width
 from .linearised import tradeoffs
 from .manifest import manifest_view
 from .planes import planes_of
@@ -170,6 +170,7 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
         **pack(shown, measures, rows, named),
         "kindOrder": _kinds(named),
         "confidence": CONFIDENCE,
+        "student": [round(student_half_width(n), 6) for n in range(2, 200)],
         "maps": maps,
     }
     return (

@@ -67,12 +67,12 @@ function meanCell(cells) {
   const [first] = cells;
   if (cells.length < 2 || !cells.every(cell => cell.p === first.p && cell.c && cell.c.value)) return first;
   const all = cells.map(placeValues);
-  const value = places(first).map((_, site) => {
-    const found = all.map(values => values[site]).filter(Number.isFinite);
-    return found.length ? found.reduce((sum, v) => sum + v, 0) / found.length : NaN;
-  });
-  return {...first, c: {...first.c, value}};
+  const columns = places(first).map((_, site) => all.map(values => values[site]).filter(Number.isFinite));
+  const value = columns.map(column => (column.length ? mean(column) : NaN));
+  const std = columns.map((column, site) => (column.length > 1 ? Math.sqrt(column.reduce((sum, v) => sum + (v - value[site]) ** 2, 0) / (column.length - 1)) : NaN));
+  return {...first, c: {value, std}, t: {}, seeds: cells.length};
 }
+const mean = values => values.reduce((sum, v) => sum + v, 0) / values.length;
 const places = cell => ("p" in cell ? D.names[cell.p] : []);
 const placeValues = cell => ("c" in cell && cell.c.value ? cell.c.value.map(num) : []);
 const kindsOf = cell => ("p" in cell ? D.kinds[cell.p] : []);
@@ -164,11 +164,25 @@ function cellTexts(row, measure) {
     text = Number.isFinite(other) ? signed(value - other, m.decimals) : "–";
   } else text = fmt(value, m.decimals);
   let small = ranks;
-  if (state.spread && state.show === "values") {
+  if (state.show === "values" && base >= 0 && base !== row) small = pairedInterval(row, base, measure);
+  else if (state.spread && state.show === "values") {
     const std = num(entry[STD]);
     small = Number.isFinite(std) ? "± " + fmt(std, m.decimals) : "";
   }
   return [text, small];
+}
+/* Student interval of the mean difference over shared places, if that is the difference shown. */
+function pairedInterval(row, base, measure) {
+  const [mine, other] = [row, base].map(index => rowCell(index, measure));
+  const known = new Map(places(other).map((name, i) => [name, placeValues(other)[i]]));
+  const steps = places(mine).map((name, i) => placeValues(mine)[i] - known.get(name)).filter(Number.isFinite);
+  const change = num(ROWS[row].cells[measure][VALUE]) - num(ROWS[base].cells[measure][VALUE]);
+  const counts = [mine, other].map(cell => placeValues(cell).filter(Number.isFinite).length);
+  if (steps.length < 2 || counts.some(n => n !== steps.length)) return "";
+  const middle = mean(steps);
+  if (Math.abs(middle - change) > 1e-6 * Math.max(Math.abs(change), Math.abs(middle)) + 1e-12) return "";
+  const half = (D.student[steps.length - 2] || 1.96) * Math.sqrt(steps.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (steps.length - 1) / steps.length);
+  return `${signed(middle - half, M[measure].decimals)} to ${signed(middle + half, M[measure].decimals)}`;
 }
 function drawCells() {
   lines.forEach((line, row) => {
@@ -616,10 +630,10 @@ const signatureAxis = (measure, from, to) => {
   return axis([scale.low, scale.high], from, to, full ? {low: Math.min(low < 0 ? scale.low : low, scale.low), high: Math.max(high, scale.high), pad: 0} : {log: scale.log});
 };
 const KINDCOLOURS = ["c0", "c1", "c2", "c3", "c4"];
-function signature(subject, measure, width = 300, height = 126) {
-  const cell = cellOf(subject, measure), names = places(cell), values = placeValues(cell), kinds = kindsOf(cell);
+function signature(cell, label, measure, width = 300, height = 126) {
+  const names = places(cell), values = placeValues(cell), kinds = kindsOf(cell);
   const stds = (cell.c && cell.c.std ? cell.c.std : []).map(num);
-  const figure = new Figure(width, height, `${M[measure].name} of ${SUBJECTS[subject].label}, site by site`);
+  const figure = new Figure(width, height, `${M[measure].name} of ${label}, site by site`);
   const left = 38, right = width - 6, top = 6, bottom = height - 18;
   const y = signatureAxis(measure, bottom, top);
   const x = site => (names.length > 1 ? left + 6 + (right - left - 12) * site / (names.length - 1) : (left + right) / 2);
@@ -635,7 +649,7 @@ function signature(subject, measure, width = 300, height = 126) {
   flush();
   figure.line(gaps(names.map((_, site) => (Number.isFinite(values[site]) ? [x(site), fit(y(values[site]))] : null))), "quiet", {width: 0.9});
   const size = names.length > 90 ? 1.3 : names.length > 40 ? 1.9 : 2.6;
-  figure.rows = [["site", "kind", M[measure].name, "std over batches", "status"]];
+  figure.rows = [["site", "kind", M[measure].name, cell.seeds ? "std over seeds" : "std over batches", "status"]];
   names.forEach((name, site) => {
     const kind = kinds.length ? kindIndex(kinds[site]) : 0;
     const fine = Number.isFinite(values[site]);
@@ -647,10 +661,9 @@ function signature(subject, measure, width = 300, height = 126) {
 /* A null breaks a line at sites without a value. */
 const gaps = points => points.filter((p, i) => p || (i && points[i - 1]));
 function statisticsText(cell, measure) {
-  const t = cell.t || {}, decimals = M[measure].all === null ? null : Math.min(3, M[measure].all);
+  const values = placeValues(cell).filter(Number.isFinite), decimals = M[measure].all === null ? null : Math.min(3, M[measure].all);
   const parts = [`${places(cell).length} sites`];
-  if ("value" in t) parts.push(`mean ${fmt(num(t.value), decimals)}`);
-  if ("min" in t && "max" in t) parts.push(`${fmt(num(t.min), decimals)} to ${fmt(num(t.max), decimals)}`);
+  if (values.length) parts.push(`mean ${fmt(mean(values), decimals)}`, `${fmt(Math.min(...values), decimals)} to ${fmt(Math.max(...values), decimals)}`);
   return parts.join(" · ");
 }
 const watcher = "IntersectionObserver" in window ? new IntersectionObserver(entries => entries.forEach(entry => { if (entry.isIntersecting) { watcher.unobserve(entry.target); entry.target.draw(); } }), {rootMargin: "600px"}) : null;
@@ -661,11 +674,11 @@ function drawMulti() {
   const wanted = order.filter(visible);
   const over = new Set(list("over"));
   holder.replaceChildren(...wanted.map(row => {
-    const subject = ROWS[row].subjects[0], cell = cellOf(subject, measure);
+    const cell = rowCell(row, measure);
     if (!places(cell).length) return h("figure", {}, h("figcaption", {}, h("b", {}, ROWS[row].label), h("span", {}, `${cell.s}${cell.r ? ": " + cell.r : ""}`)));
-    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, (ROWS[row].subjects.length > 1 ? `seed ${SUBJECTS[subject].seed} · ` : "") + statisticsText(cell, measure)));
+    const caption = h("figcaption", {}, h("button", {type: "button", "aria-pressed": String(over.has(ROWS[row].label)), title: "Overlay", onclick: () => toggleOver(ROWS[row].label)}, ROWS[row].label), h("span", {}, statisticsText(cell, measure) + (cell.seeds ? ` · ${cell.seeds} seeds` : "")));
     const figure = h("figure", {"data-label": ROWS[row].label}, caption);
-    figure.draw = () => { if (figure.children.length === 1) { const made = signature(subject, measure); figure.append(made.element()); } };
+    figure.draw = () => { if (figure.children.length === 1) { const made = signature(cell, ROWS[row].label, measure); figure.append(made.element()); } };
     if (watcher) watcher.observe(figure); else figure.draw();
     return figure;
   }));
@@ -948,24 +961,28 @@ function drawSubject() {
   holder.hidden = subject < 0;
   if (subject < 0) return holder.replaceChildren();
   const one = SUBJECTS[subject];
-  const parts = [h("div", {class: "bar"}, h("h2", {style: "margin:0"}, one.label), h("button", {type: "button", class: "plain push", onclick: () => { state.subject = ""; update(); const line = lines[row >= 0 ? row : 0]; if (line) $("a", line).focus(); }}, "Close"))];
-  const siblings = (ROWS.find(r => r.subjects.includes(subject)) || {subjects: []}).subjects.filter(s => s !== subject);
-  if (siblings.length) parts.push(h("p", {class: "note"}, "The same network: ", siblings.flatMap((s, i) => [i ? ", " : "", h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[s].label)}, "seed " + SUBJECTS[s].seed)])));
+  const whole = row >= 0 && ROWS[row].subjects.length > 1 && state.subject !== one.label ? row : -1;
+  const label = whole >= 0 ? ROWS[row].label : one.label;
+  const parts = [h("div", {class: "bar"}, h("h2", {style: "margin:0"}, label), h("button", {type: "button", class: "plain push", onclick: () => { state.subject = ""; update(); const line = lines[row >= 0 ? row : 0]; if (line) $("a", line).focus(); }}, "Close"))];
+  const siblings = (ROWS.find(r => r.subjects.includes(subject)) || {subjects: []}).subjects.filter(s => whole >= 0 || s !== subject);
+  if (siblings.length) parts.push(h("p", {class: "note"}, whole >= 0 ? `Mean of ${siblings.length} seeds: ` : "The same network: ", siblings.flatMap((s, i) => [i ? ", " : "", h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[s].label)}, "seed " + SUBJECTS[s].seed)])));
   if (one.remarks.length) parts.push(h("div", {class: "notice"}, one.remarks.slice(0, 8).map(text => h("div", {}, text))));
   const numbers = M.map((m, i) => {
-    const cell = cellOf(subject, i), t = cell.t || {}, value = num(t.value), cost = cell.cost || {};
+    const entry = ROWS[whole >= 0 ? whole : ROWS.findIndex(r => r.subjects.length === 1 && r.subjects[0] === subject)];
+    const single = cellOf(subject, i), cell = whole >= 0 ? {s: entry.cells[i][STATUS], r: entry.cells[i][REASON], n: entry.cells[i][N], t: {value: entry.cells[i][VALUE], std: entry.cells[i][STD]}} : single;
+    const t = cell.t || {}, value = num(t.value), cost = cell.cost || {};
     const fine = cell.s === "ok" && Number.isFinite(value);
     const more = Object.entries(t).filter(([name]) => name !== "value" && !name.includes(":") && !/\d$/.test(name)).map(([name, v]) => `${name} ${fmt(num(v), ["std", "min", "max", "median", "spread"].includes(name) ? m.all : null)}`).join(", ");
-    const entry = ROWS.find(r => r.subjects.length === 1 && r.subjects[0] === subject);
     const ranked = entry && entry.cells[i][BEST] !== null ? rangeText(entry.cells[i]) : "";
     const interval = entry && entry.cells[i][OVER] ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
-    return h("tr", {}, h("th", {scope: "row"}, m.name), fine ? h("td", {class: "number", "data-v": value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "seconds" in cost ? Number(cost.seconds).toFixed(2) + " s" : ""));
+    return h("tr", {}, h("th", {scope: "row"}, m.name), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "seconds" in cost ? Number(cost.seconds).toFixed(2) + " s" : ""));
   });
   parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
   const measure = measureIndex(state.strip);
   if (measure >= 0 && places(cellOf(subject, measure)).length) {
-    const figure = signature(subject, measure, room(920), 260);
-    parts.push(h("h3", {}, `Signature: ${M[measure].name}`), stripOf(cellOf(subject, measure), one.label, measure), figure.element(), figure.tools(`signature of ${one.label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(subject, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(subject))));
+    const drawn = whole >= 0 ? rowCell(row, measure) : cellOf(subject, measure);
+    const figure = signature(drawn, label, measure, room(920), 260);
+    parts.push(h("h3", {}, `Signature: ${M[measure].name}${drawn.seeds ? `, mean of ${drawn.seeds} seeds` : ""}`), stripOf(drawn, label, measure), figure.element(), figure.tools(`signature of ${label}`), h("div", {class: "two"}, h("div", {}, h("h3", {}, "Modules"), moduleTree(drawn, measure)), h("div", {}, h("h3", {}, "Sites"), sitesTable(i => (whole >= 0 ? rowCell(row, i) : cellOf(subject, i))))));
   }
   for (const i of M.keys()) {
     const bars = coreNetwork(one, subject, i);
@@ -999,16 +1016,16 @@ function coreNetwork(one, subject, measure) {
   });
   return [h("h3", {}, `Core network: ${M[measure].name}`), h("p", {class: "note"}, "Nonlinear units of each layer out of all its units. The length of a bar is proportional to the square root."), figure.element(), figure.tools(`core network of ${one.label}`)];
 }
-function sitesTable(subject) {
-  const columns = siteMeasures.filter(i => places(cellOf(subject, i)).length);
-  const first = cellOf(subject, columns[0]);
+function sitesTable(cellBy) {
+  const columns = siteMeasures.filter(i => places(cellBy(i)).length);
+  const first = cellBy(columns[0]);
   const names = places(first), kinds = kindsOf(first);
-  const found = columns.map(i => { const cell = cellOf(subject, i), values = placeValues(cell); return new Map(places(cell).map((name, k) => [name, [values[k], remarkOf(cell, k)]])); });
+  const found = columns.map(i => { const cell = cellBy(i), values = placeValues(cell); return new Map(places(cell).map((name, k) => [name, [values[k], remarkOf(cell, k), cell.seeds]])); });
   return h("div", {class: "wide", style: "max-height:34rem;overflow:auto", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, h("th", {scope: "col"}, "site"), kinds.length ? h("th", {scope: "col"}, "kind") : null, columns.map(i => h("th", {scope: "col", class: "number"}, M[i].name)))),
-    h("tbody", {}, names.map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), kinds.length ? h("td", {}, kinds[k]) : null, found.map(map => { const [value, remark] = map.get(name) || []; return Number.isFinite(value) ? h("td", {class: "number", "data-v": value}, fmt(value)) : h("td", {class: "number missing", title: remark ? remark[2] : ""}, remark ? remark[1] : "–"); }))))));
+    h("tbody", {}, names.map((name, k) => h("tr", {}, h("th", {scope: "row"}, name), kinds.length ? h("td", {}, kinds[k]) : null, found.map(map => { const [value, remark, seeds] = map.get(name) || []; return Number.isFinite(value) ? h("td", {class: "number", "data-v": seeds ? null : value}, fmt(value)) : h("td", {class: "number missing", title: remark ? remark[2] : ""}, remark ? remark[1] : "–"); }))))));
 }
-function moduleTree(subject, measure) {
-  const cell = cellOf(subject, measure), values = placeValues(cell), scale = M[measure].strip;
+function moduleTree(cell, measure) {
+  const values = placeValues(cell), scale = M[measure].strip;
   const root = {children: new Map(), values: []};
   places(cell).forEach((name, site) => {
     let node = root;

@@ -327,6 +327,46 @@ def test_a_network_has_a_page_of_its_own(eight):
     assert not subject.is_visible()
 
 
+def test_a_network_of_two_seeds_has_one_value_everywhere(eight):
+    eight.open()
+    row = eight.page.locator("#board tbody tr[data-row]").first
+    label = row.locator("th a").inner_text()
+    board = row.locator("td.num").first.locator("b").inner_text()
+    row.locator("th a").click()
+    numbers = eight.page.locator("#subject table").first.locator("tr", has_text="affinity")
+    value, interval, rank = (numbers.locator("td").nth(i).inner_text() for i in range(3))
+    assert float(value) == pytest.approx(float(board), abs=0.006)
+    assert " to " in interval
+    assert rank
+    low, high = map(float, interval.split(" to "))
+    assert low <= float(value) <= high
+    assert "Mean of 2 seeds" in eight.page.locator("#subject").inner_text()
+    curve = eight.page.locator("#multi figure", has_text=label).first
+    curve.scroll_into_view_if_needed()
+    mean = re.search(r"mean ([\d.]+)", curve.inner_text())[1]
+    assert float(mean) == pytest.approx(float(value), abs=0.001)
+
+
+def test_the_interval_of_a_difference_is_paired_and_contains_it(eight):
+    eight.open("#spread=1")
+    base = eight.page.locator("#board tbody tr[data-row] th a").first.inner_text()
+    options = eight.page.locator("#base option").all_inner_texts()
+    eight.page.select_option("#base", next(o for o in options if base in o))
+    shown = eight.page.eval_on_selector_all(
+        "#board tbody tr[data-row]:not(.base) td.num",
+        "cells => cells.filter(c => c.querySelector('b'))"
+        ".map(c => [c.querySelector('b').innerText, c.lastChild.innerText])",
+    )
+    paired = [(text, small) for text, small in shown if " to " in small]
+    assert paired
+    assert not any("±" in small for _, small in shown)
+    for text, small in paired:
+        change, low, high = (
+            float(x.replace(",", "").strip("±†")) for x in (text, *small.split(" to "))
+        )
+        assert low <= change <= high
+
+
 def test_networks_are_laid_over_each_other(eight):
     page = eight.page
     page.locator("#multi").scroll_into_view_if_needed()
