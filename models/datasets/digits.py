@@ -1,4 +1,4 @@
-"""Handwritten digits that travel with scikit-learn: a dataset without a download."""
+"""The handwritten digits of scikit-learn, which need no download."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from nlbench.measure import Source
+from nlbench.citation import Source
 from nlbench.subjects.data import Dataset
 
-from .items import Held
+from .items import InMemoryItems
 
 __all__ = ["digits"]
 
@@ -22,11 +22,10 @@ TEST_IMAGES = 512
 def digits() -> Dataset:
     """1,797 handwritten digits as 32×32 images with three equal channels.
 
-    The 8×8 images of scikit-learn, whose pixels count ink from 0 to 16, are divided by
-    16 and enlarged by bilinear interpolation. 512 of them, fixed once and for all by
-    NumPy's legacy generator (whose stream is frozen), are the test split, the other
-    1,285 the training split. Mean and standard deviation are those of the training
-    split's enlarged images: 0.3054 and 0.3242, the same for each channel.
+    The 8×8 images of scikit-learn, with values from 0 to 16, are divided by 16 and enlarged by
+    bilinear interpolation. 512 of them, drawn by NumPy's legacy generator (whose stream is
+    frozen), are the test split, the other 1,285 the training split. Mean and standard deviation
+    are those of the enlarged training images: 0.3054 and 0.3242 for each channel.
 
     Returns
     -------
@@ -50,7 +49,7 @@ def digits() -> Dataset:
         small, size=(32, 32), mode="bilinear", align_corners=False, antialias=False
     )
     images = large.expand(-1, 3, -1, -1).contiguous()
-    # Not a splitter of scikit-learn or torch: only RandomState promises never to change.
+    # Unlike the splitters of scikit-learn and torch, RandomState is guaranteed never to change.
     order = np.random.RandomState(0).permutation(len(images))
     test = _take(images, bunch.target, order[:TEST_IMAGES])
     train = _take(images, bunch.target, order[TEST_IMAGES:])
@@ -77,6 +76,6 @@ def digits() -> Dataset:
     )
 
 
-def _take(images: Tensor, labels: np.ndarray, chosen: np.ndarray) -> Held:
-    """Images and labels at the chosen places, in that order."""
-    return Held(images[torch.from_numpy(chosen)], labels[chosen].tolist())
+def _take(images: Tensor, labels: np.ndarray, chosen: np.ndarray) -> InMemoryItems:
+    """Return the images and labels at some indices."""
+    return InMemoryItems(images[torch.from_numpy(chosen)], labels[chosen].tolist())

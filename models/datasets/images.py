@@ -1,4 +1,4 @@
-"""Folders of image files: ImageNet's, and anybody's; and where datasets' files lie."""
+"""Folders of image files: ImageNet and user folders."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError
-from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import Dataset, Preprocessing, dataset
 
-__all__ = ["FOLDER", "imagenet", "images", "wanted_folder"]
+__all__ = ["FOLDER", "dataset_folder", "imagenet", "images"]
 
 
-FOLDER = Option("", "where the files are; by default below the folder that NLBENCH_DATA names")
+FOLDER = Option("", "folder of the files; by default in the folder that NLBENCH_DATA names")
 
-USUAL = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""What most networks for ImageNet were trained with."""
+IMAGENET_PREPROCESSING = Preprocessing(224, 256, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Preprocessing of most networks for ImageNet."""
 
 SIZE = Option(
     0,
-    "side of the square in pixels; 0: what the model's weights want, else 224",
+    "side of the square in pixels; 0: that of the model's weights, else 224",
     minimum=0,
     maximum=4096,
 )
 VALIDATION = ("val", "validation", "test")
 
-Files = list[tuple[str, int]]
+LabelledFiles = list[tuple[str, int]]
 
 
-def wanted_folder(name: str, folder: str) -> Path:
-    """Folder that a dataset is looked for in.
+def dataset_folder(name: str, folder: str) -> Path:
+    """Return the folder of a dataset.
 
     Parameters
     ----------
     name : str
-        The dataset's.
+        Name of the dataset.
     folder : str
         The option; empty: ``$NLBENCH_DATA/NAME``.
 
     Raises
     ------
     nlbench.RequestError
-        If neither says where.
+        If neither the option nor NLBENCH_DATA is set.
 
     Examples
     --------
-    >>> wanted_folder("mnist", "somewhere").name
+    >>> dataset_folder("mnist", "somewhere").name
     'somewhere'
     """
     if folder:
@@ -57,40 +57,40 @@ def wanted_folder(name: str, folder: str) -> Path:
     root = os.environ.get("NLBENCH_DATA", "")
     if not root:
         raise RequestError(
-            f"{name}: no folder is given; say where its files are with --set {name}.folder=PATH, "
-            f"or set NLBENCH_DATA to a folder and put them into its subfolder {name}"
+            f"{name}: its folder is unknown; set it with --set {name}.folder=PATH, "
+            f"or set NLBENCH_DATA to a folder with the subfolder {name}"
         )
     return Path(os.path.expanduser(root), name)  # noqa: PTH111
 
 
 def _fingerprint_of(name: str) -> Callable[..., str]:
     def fingerprint(folder: str = "", **_: Any) -> str:
-        place = _existing(name, folder)
-        kept = [place, *sorted(p for p in place.glob("*") if p.is_dir())]
-        kept += [
-            inner for p in kept[1:] if p.name in ("train", *VALIDATION) for inner in p.glob("*")
+        root = _existing(name, folder)
+        paths = [root, *sorted(p for p in root.glob("*") if p.is_dir())]
+        paths += [
+            inner for p in paths[1:] if p.name in ("train", *VALIDATION) for inner in p.glob("*")
         ]
         # A folder's time changes when a file in it is added, removed or renamed.
-        return " ".join(f"{p.name}:{p.stat().st_mtime_ns}" for p in sorted(kept) if p.is_dir())
+        return " ".join(f"{p.name}:{p.stat().st_mtime_ns}" for p in sorted(paths) if p.is_dir())
 
     return fingerprint
 
 
 @dataset(options={"folder": FOLDER, "size": SIZE}, fingerprint=_fingerprint_of("imagenet"))
 def imagenet(folder: str = "", size: int = 0) -> Dataset:
-    """ImageNet-1K: photographs of 1,000 classes in a folder a class, for training and validation.
+    """ImageNet-1K: photographs of 1,000 classes, with a folder per class.
 
-    The folders ``train`` and ``val`` lie in `folder`, each with 1,000 folders named after
-    their WordNet identifiers (``n01440764``, …), whose order gives the labels; the test
-    split is ``val``. Images are read one at a time, when they are asked for.
+    `folder` holds the folders ``train`` and ``val``, each with 1,000 folders named by WordNet
+    identifiers (``n01440764``, …), whose order gives the labels. The test split is ``val``. Images
+    are read on access.
 
     Parameters
     ----------
     folder : str
-        Where the two folders are; by default ``$NLBENCH_DATA/imagenet``.
+        By default ``$NLBENCH_DATA/imagenet``.
     size : int
-        Side of the square that the network is given. 0: as the model's weights want it,
-        with their resizing, cropping and normalisation; else 224.
+        Side of the network's input. 0: that of the model's weights, with their resizing, cropping
+        and normalisation; else 224.
 
     Returns
     -------
@@ -100,23 +100,23 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
     Raises
     ------
     nlbench.RequestError
-        If the folders aren't there, or don't hold 1,000 classes.
+        If the folders are missing, or don't hold 1,000 classes.
     """
-    place = _existing("imagenet", folder)
-    if not any((place / name).is_dir() for name in ("val", "train")):
+    root = _existing("imagenet", folder)
+    if not any((root / name).is_dir() for name in ("val", "train")):
         raise RequestError(
-            f"imagenet: {place} has no folder val; put ImageNet's val there, with a folder a class"
+            f"imagenet: {root} has no folder val; put ImageNet's val there, with a folder per class"
         )
 
-    def find(split: str) -> Files:
-        files, classes = _by_class("imagenet", place / split)
+    def find(split: str) -> LabelledFiles:
+        files, classes = _files_by_class("imagenet", root / split)
         if len(classes) != 1000:
             raise RequestError(
-                f"imagenet: {place / split} has {len(classes)} folders, expected 1000, one a class"
+                f"imagenet: {root / split} has {len(classes)} folders, expected 1000, one per class"
             )
         return files
 
-    return _of_files(
+    return _make_dataset(
         "imagenet",
         train=lambda: find("train"),
         test=lambda: find("val"),
@@ -144,11 +144,11 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
     fingerprint=_fingerprint_of("images"),
 )
 def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
-    """Any folder of image files, with a folder for each class or without.
+    """Any folder of image files, with or without a folder per class.
 
-    With the folders ``train`` and ``val`` (or ``validation``, ``test``) in it, those are
-    the two splits; otherwise both splits are all images. Class folders, in alphabetical
-    order, give the labels; images that lie side by side have none.
+    If it has the folders ``train`` and ``val`` (or ``validation``, ``test``), they are the two
+    splits; otherwise both splits are all images. The alphabetical order of class folders gives the
+    labels. Images without class folders have no labels.
 
     Parameters
     ----------
@@ -157,9 +157,8 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     size : int
         See `imagenet`.
     classes : int
-        Number of logits of the networks built for it. 0: the number of class folders, or
-        1,000 if there are none. Another number than that of the folders leaves the images
-        without labels, since theirs are not the network's.
+        Number of logits of the networks. 0: the number of class folders, or 1,000 if there are
+        none. If it differs from the number of folders, the images have no labels.
 
     Returns
     -------
@@ -169,18 +168,17 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
     Raises
     ------
     nlbench.RequestError
-        If the folder isn't there, or holds no images; if images lie beside class folders; if
-        one of the two splits is missing, or their class folders differ.
+        If the folder is missing or holds no images, if it mixes images and class folders, if one
+        of the two splits is missing, or if their class folders differ.
     """
-    place = _existing("images", folder)
-    train, test = _splits(place)
+    train, test = _splits(_existing("images", folder))
     is_split = train != test
-    found = _class_folders(test)
-    return _of_files(
+    class_folders = _class_folders(test)
+    return _make_dataset(
         "images",
-        train=lambda: _any_files(train),
-        test=lambda: _any_files(test),
-        classes=classes or len(found) or 1000,
+        train=lambda: _image_files(train),
+        test=lambda: _image_files(test),
+        classes=classes or len(class_folders) or 1000,
         size=size,
         note=(
             f"test split: {test.name}, training split: train"
@@ -188,15 +186,15 @@ def images(folder: str = "", size: int = 0, classes: int = 0) -> Dataset:
             else "both splits are all images"
         ),
         source=Source(""),
-        labelled=bool(found) and classes in (0, len(found)),
+        labelled=bool(class_folders) and classes in (0, len(class_folders)),
     )
 
 
-def _of_files(
+def _make_dataset(
     name: str,
     *,
-    train: Callable[[], Files],
-    test: Callable[[], Files],
+    train: Callable[[], LabelledFiles],
+    test: Callable[[], LabelledFiles],
     classes: int,
     size: int,
     note: str,
@@ -205,80 +203,80 @@ def _of_files(
 ) -> Dataset:
     from .items import ImageFiles
 
-    def with_preprocessing(wanted: Preprocessing) -> Dataset:
-        used = wanted
-        if size and size != wanted.crop:
-            used = replace(wanted, crop=size, resize=round(wanted.resize * size / wanted.crop))
+    def with_preprocessing(given: Preprocessing) -> Dataset:
+        resized = given
+        if size and size != given.crop:
+            resized = replace(given, crop=size, resize=round(given.resize * size / given.crop))
         return Dataset(
             name=name,
-            train=ImageFiles(train, used),
-            test=ImageFiles(test, used),
-            shape=(3, used.crop, used.crop),
+            train=ImageFiles(train, resized),
+            test=ImageFiles(test, resized),
+            shape=(3, resized.crop, resized.crop),
             classes=classes,
-            mean=used.mean,
-            std=used.std,
+            mean=resized.mean,
+            std=resized.std,
             preprocessing=(
-                f"{used.text}; divided by 255; normalised per channel by mean {used.mean} and "
-                f"standard deviation {used.std}; {note}"
+                f"{resized.text}; divided by 255; normalised per channel by mean {resized.mean} "
+                f"and standard deviation {resized.std}; {note}"
             ),
             source=source,
             labelled=labelled,
             adapt=with_preprocessing,
         )
 
-    return with_preprocessing(USUAL)
+    return with_preprocessing(IMAGENET_PREPROCESSING)
 
 
-def _splits(place: Path) -> tuple[Path, Path]:
-    """Where the training and the test images are; one and the same where they aren't split."""
-    validation = next((n for n in VALIDATION if (place / n).is_dir()), None)
-    if validation is None or not (place / "train").is_dir():
+def _splits(root: Path) -> tuple[Path, Path]:
+    """Return the folders of the training and the test split, which may be the same."""
+    validation = next((n for n in VALIDATION if (root / n).is_dir()), None)
+    if validation is None or not (root / "train").is_dir():
         # A class may be called train, but not the only one.
-        if _class_folders(place) in (["train"], [validation]):
-            there = validation or "train"
+        if _class_folders(root) in (["train"], [validation]):
+            present = validation or "train"
+            absent = "val" if present == "train" else "train"
             raise RequestError(
-                f"images: {place} has no folder beside {there}; put "
-                f"{'val' if there == 'train' else 'train'} there, or give {place / there} as the "
-                "folder"
+                f"images: {root} has only the folder {present}; add {absent}, or set the folder "
+                f"to {root / present}"
             )
-        return place, place
-    train, test = place / "train", place / validation
-    unlike = sorted(set(_class_folders(train)) ^ set(_class_folders(test)))
-    if unlike:
+        return root, root
+    train, test = root / "train", root / validation
+    unshared = sorted(set(_class_folders(train)) ^ set(_class_folders(test)))
+    if unshared:
         raise RequestError(
-            f"images: the class folder '{unlike[0]}' is only in one of {train} and {test}; the "
+            f"images: the class folder '{unshared[0]}' is only in one of {train} and {test}; the "
             "order of the folders gives the labels, so both need the same ones"
         )
     return train, test
 
 
 def _existing(name: str, folder: str) -> Path:
-    place = wanted_folder(name, folder)
-    if not place.is_dir():
-        what = (
+    root = dataset_folder(name, folder)
+    if not root.is_dir():
+        expected = (
             "ImageNet's folders train and val" if name == "imagenet" else "a folder of image files"
         )
-        raise RequestError(f"{name}: there is no folder {place}; put {what} there")
-    return place
+        raise RequestError(f"{name}: there is no folder {root}; put {expected} there")
+    return root
 
 
-def _class_folders(place: Path) -> list[str]:
-    return sorted(p.name for p in place.glob("*") if p.is_dir() and not p.name.startswith("."))
+def _class_folders(root: Path) -> list[str]:
+    return sorted(p.name for p in root.glob("*") if p.is_dir() and not p.name.startswith("."))
 
 
-def _by_class(name: str, place: Path) -> tuple[Files, list[str]]:
+def _files_by_class(name: str, root: Path) -> tuple[LabelledFiles, list[str]]:
     from torchvision.datasets import folder
 
-    if not place.is_dir():
+    if not root.is_dir():
         raise RequestError(
-            f"{name}: there is no folder {place}; put one there, with a folder a class"
+            f"{name}: there is no folder {root}; put one there, with a folder per class"
         )
-    classes = _class_folders(place)
+    classes = _class_folders(root)
     if not classes:
-        raise RequestError(f"{name}: {place} has no folders in it, expected one a class")
+        raise RequestError(f"{name}: {root} has no folders, expected one per class")
     try:
         files = folder.make_dataset(
-            place,
+            root,
             {each: label for label, each in enumerate(classes)},
             extensions=folder.IMG_EXTENSIONS,
         )
@@ -287,21 +285,20 @@ def _by_class(name: str, place: Path) -> tuple[Files, list[str]]:
     return files, classes
 
 
-def _any_files(place: Path) -> Files:
+def _image_files(root: Path) -> LabelledFiles:
     from torchvision.datasets import folder
 
-    flat = sorted(p for p in place.glob("*") if p.suffix.lower() in folder.IMG_EXTENSIONS)
-    classes = _class_folders(place)
-    if flat and classes:
+    images = sorted(p for p in root.glob("*") if p.suffix.lower() in folder.IMG_EXTENSIONS)
+    classes = _class_folders(root)
+    if images and classes:
         raise RequestError(
-            f"images: {place} holds images, such as {flat[0].name}, beside folders, such as "
+            f"images: {root} holds both images, such as {images[0].name}, and folders, such as "
             f"{classes[0]}; put all images into class folders, or none"
         )
     if classes:
-        return _by_class("images", place)[0]
-    if not flat:
+        return _files_by_class("images", root)[0]
+    if not images:
         raise RequestError(
-            f"images: {place} holds no images; put files of "
-            f"{', '.join(folder.IMG_EXTENSIONS)} there"
+            f"images: {root} holds no images; put {', '.join(folder.IMG_EXTENSIONS)} files there"
         )
-    return [(str(p), 0) for p in flat]
+    return [(str(p), 0) for p in images]

@@ -1,4 +1,4 @@
-"""What the datasets consist of: items in memory, of files, and drawn when they are asked for."""
+"""Items of datasets: in memory, in image files, or generated on access."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from nlbench.subjects.data import Preprocessing
 
 __all__ = [
     "ByteImages",
-    "Drawn",
-    "Held",
+    "GeneratedItems",
     "ImageFiles",
+    "InMemoryItems",
     "check_image",
+    "item_generator",
     "read_image",
-    "stream",
 ]
 
 
 Arrays = tuple[np.ndarray, np.ndarray]
-Files = list[tuple[str, int]]
+LabelledFiles = list[tuple[str, int]]
 
-LARGEST = 2**30
-"""Bytes that an image file may have."""
+MAX_FILE_BYTES = 2**30
+_CHECKED_TOGETHER = 4096
+_TRAILER_BYTES = 64
 
 
-class Held(TorchDataset[tuple[Tensor, int]]):
-    """Rows of a tensor beside their labels, in memory; without labels 0 stands for each."""
+class InMemoryItems(TorchDataset[tuple[Tensor, int]]):
+    """Rows of a tensor with their labels; without labels each label is 0."""
 
     def __init__(self, rows: Tensor, labels: Sequence[int] | None = None) -> None:
         self.rows = rows
@@ -53,18 +54,18 @@ class Held(TorchDataset[tuple[Tensor, int]]):
 
 
 class ByteImages(TorchDataset[tuple[Tensor, int]]):
-    """Images with labels that are read when the first of them is asked for.
+    """Images with labels, read together on the first access.
 
     Item ``i`` is a float32 image in [0, 1] and its label.
 
     Parameters
     ----------
     read : callable
-        Gives bytes of shape (n, channels, height, width) and labels of shape (n,).
+        Returns bytes of shape (n, channels, height, width) and labels of shape (n,).
     padding : int
         Rows and columns of zeros on each side.
     channels : int
-        3 copies a grey image's one channel three times; otherwise the images' own number.
+        3 repeats a grey image's channel; otherwise the images' own number.
 
     Examples
     --------
@@ -85,16 +86,16 @@ class ByteImages(TorchDataset[tuple[Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """Convert several at once."""
-        images, labels = (array[np.asarray(indices, dtype=np.int64)] for array in self._arrays)
-        made = torch.from_numpy(images).to(torch.float32) / 255
-        made = functional.pad(made, [self._padding] * 4)
-        if made.shape[1] < self._channels:
-            made = made.expand(-1, self._channels, -1, -1).contiguous()
-        return list(zip(made, labels.tolist(), strict=True))
+        """Convert several images at once."""
+        pixels, labels = (array[np.asarray(indices, dtype=np.int64)] for array in self._arrays)
+        images = torch.from_numpy(pixels).to(torch.float32) / 255
+        images = functional.pad(images, [self._padding] * 4)
+        if images.shape[1] < self._channels:
+            images = images.expand(-1, self._channels, -1, -1).contiguous()
+        return list(zip(images, labels.tolist(), strict=True))
 
     def read_labels(self) -> list[int]:
-        """All labels; no image is converted."""
+        """Return all labels without converting images."""
         return [int(label) for label in self._arrays[1]]
 
     @cached_property
@@ -103,17 +104,17 @@ class ByteImages(TorchDataset[tuple[Tensor, int]]):
 
 
 class ImageFiles(TorchDataset[tuple[Tensor, int]]):
-    """Image files with labels; each is read and cropped when it is asked for.
+    """Image files with labels, each read and cropped on access.
 
     Parameters
     ----------
     find : callable
-        Gives paths with labels; called once, when the first item or the length is wanted.
+        Returns paths with labels; called once, on the first access.
     preprocessing : Preprocessing
-        All but the normalisation is applied.
+        Applied without the normalisation.
     """
 
-    def __init__(self, find: Callable[[], Files], preprocessing: Preprocessing) -> None:
+    def __init__(self, find: Callable[[], LabelledFiles], preprocessing: Preprocessing) -> None:
         self._find = find
         self._preprocessing = preprocessing
 
@@ -125,62 +126,61 @@ class ImageFiles(TorchDataset[tuple[Tensor, int]]):
         return read_image(path, self._preprocessing), label
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-        """Read several at once; decoding and resizing run beside each other."""
+        """Read several images in parallel threads."""
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
             return list(threads.map(self.__getitem__, indices))
 
     def check(self) -> None:
-        """Find a file that is damaged or cut short, before the work that leads up to it.
+        """Check all files for damage, so that it is found before any work.
 
-        Of a PNG every checksum is compared, of a JPEG, which has none, both ends are read: what
-        damage in its middle leaves is an image, and if not found when it is read. Other formats
-        are decoded.
+        All checksums of a PNG are compared. A JPEG has none, and only its ends are read: damage
+        in the middle leaves an image, or is found on reading. Other formats are decoded.
 
         Raises
         ------
         nlbench.RequestError
-            Naming the file.
+            With the name of a damaged file.
         """
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            for start in range(0, len(self), 4096):
-                some = self._files[start : start + 4096]
-                list(threads.map(check_image, [path for path, _ in some]))
+            for start in range(0, len(self), _CHECKED_TOGETHER):
+                files = self._files[start : start + _CHECKED_TOGETHER]
+                list(threads.map(check_image, [path for path, _ in files]))
 
     def read_labels(self) -> list[int]:
-        """All labels; no image is read."""
+        """Return all labels without reading images."""
         return [label for _, label in self._files]
 
     @cached_property
-    def _files(self) -> Files:
+    def _files(self) -> LabelledFiles:
         return self._find()
 
 
 def check_image(path: str | os.PathLike[str]) -> None:
-    """Refuse an image file that is damaged where its format tells it without decoding.
+    """Refuse a damaged image file, decoding it only if its format requires that.
 
     Raises
     ------
     nlbench.RequestError
-        As `read_image` would.
+        If the file is damaged.
     """
-    check_is_file(Path(path), LARGEST)
-    with _refusing(path), Image.open(path) as image:
+    check_is_file(Path(path), MAX_FILE_BYTES)
+    with _image_errors(path), Image.open(path) as image:
         if image.format == "PNG":
             image.verify()
-        elif image.format != "JPEG" or not _ends(path, b"\xff\xd9"):
-            image.load()  # Some have something after their end.
+        elif image.format != "JPEG" or not _ends_with(path, b"\xff\xd9"):
+            image.load()  # Some JPEG files have bytes after their end mark.
 
 
-def _ends(path: str | os.PathLike[str], mark: bytes) -> bool:
-    """Whether a file has a mark in its last bytes."""
+def _ends_with(path: str | os.PathLike[str], mark: bytes) -> bool:
+    """Return True if a mark is among a file's last bytes."""
     with Path(path).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TRAILER_BYTES))
         return mark in file.read()
 
 
 @contextmanager
-def _refusing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say of which image it is that reading it fails."""
+def _image_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise errors of reading an image as `nlbench.RequestError` with its path."""
     try:
         yield
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -188,15 +188,15 @@ def _refusing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Tensor:
-    """Read an image file, resize it and cut out its centre.
+    """Read an image file, resize it and crop its centre.
 
     Parameters
     ----------
     path : path
-        Any format that Pillow reads; grey images get three equal channels. Of 16 bits a
-        number the upper 8 are used.
+        In any format that Pillow reads. Grey images get three equal channels. Of 16-bit values
+        the upper 8 bits are used.
     preprocessing : Preprocessing
-        Applied but for the normalisation.
+        Applied without the normalisation.
 
     Returns
     -------
@@ -206,53 +206,55 @@ def read_image(path: str | os.PathLike[str], preprocessing: Preprocessing) -> Te
     Raises
     ------
     nlbench.RequestError
-        If it can't be read, or its numbers have no largest value that would be white.
+        If it can't be read, or its values have no maximum that stands for white.
     """
-    # A pipe would be waited for, and a device read, for ever.
-    check_is_file(Path(path), LARGEST)
-    with _refusing(path), Image.open(path) as file:
-        image = _coloured(file)
+    # Reading a pipe or a device might never end.
+    check_is_file(Path(path), MAX_FILE_BYTES)
+    with _image_errors(path), Image.open(path) as file:
+        image = _to_rgb(file)
     from torchvision.transforms import InterpolationMode
-    from torchvision.transforms import functional as pictures
+    from torchvision.transforms import functional as transforms
 
     side = preprocessing.resize
-    image = pictures.resize(
+    image = transforms.resize(
         image,
         [side, side] if preprocessing.squash else [side],
         interpolation=InterpolationMode(preprocessing.interpolation),
         antialias=True,
     )
-    image = pictures.center_crop(image, [preprocessing.crop])
-    pixels: Tensor = pictures.to_tensor(image)
+    image = transforms.center_crop(image, [preprocessing.crop])
+    pixels: Tensor = transforms.to_tensor(image)
     return pixels
 
 
-def _coloured(image: Image.Image) -> Image.Image:
-    """Give 8 bits in each of three channels."""
-    # Pillow would clip these numbers to 0 … 255 without a word.
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image to three channels of 8 bits."""
+    # Pillow would silently clip these values to 0 … 255.
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        kind = "whole numbers of 32 bits" if image.mode == "I" else "floats"
+        kind = "32-bit integers" if image.mode == "I" else "floats"
         raise ValueError(f"its pixels are {kind}, expected 8 or 16 bits")
     return image.convert("RGB")
 
 
-class Drawn(TorchDataset[tuple[Tensor, int]]):
-    """Items that are drawn when they are asked for, each from a seed of its own.
+class GeneratedItems(TorchDataset[tuple[Tensor, int]]):
+    """Items that are generated on access, each from its own seed.
 
     Parameters
     ----------
     draw : callable
-        From an index and a generator to the item.
+        Maps an index and a generator to the item.
     size : int
-        How many there are.
+        Number of items.
     *seeds : int
-        Decide the generators.
+        Seeds of the generators.
 
     Examples
     --------
-    >>> items = Drawn(lambda index, generator: (torch.rand(2, generator=generator), index), 9, 0, 0)
+    >>> def draw(index, generator):
+    ...     return torch.rand(2, generator=generator), index
+    >>> items = GeneratedItems(draw, 9, 0, 0)
     >>> len(items), items[3][1], torch.equal(items[3][0], items[3][0])
     (9, 3, True)
     """
@@ -266,17 +268,17 @@ class Drawn(TorchDataset[tuple[Tensor, int]]):
         return self._size
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._draw(index, stream(*self._seeds, index))
+        return self._draw(index, item_generator(*self._seeds, index))
 
 
-def stream(*parts: int) -> torch.Generator:
-    """Give a generator to each combination of numbers from 0 to 2³¹ - 1.
+def item_generator(*numbers: int) -> torch.Generator:
+    """Return a generator for a combination of numbers from 0 to 2³¹ - 1.
 
-    Combinations that differ in the last number alone never share one. Others may, far apart:
+    Combinations that differ only in the last number never share a generator. Others rarely do:
     PyTorch seeds its generator on the CPU with 32 bits.
     """
     state = 0
-    for part in parts:
+    for number in numbers:
         # A linear congruential step with the constants of Steele and Vigna (2021).
-        state = (state * 0xD1342543DE82EF95 + part + 1) % 2**63
+        state = (state * 0xD1342543DE82EF95 + number + 1) % 2**63
     return torch.Generator().manual_seed(state)

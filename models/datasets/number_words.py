@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError
-from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.subjects.data import dataset
 
 from .parallel_text import ParallelText, make_parallel
 
-__all__ = ["LANGUAGES", "in_words", "number_words"]
+__all__ = ["LANGUAGES", "number_words", "spell_out"]
 
 
 LARGEST = 999_999
@@ -38,8 +38,8 @@ _FRENCH = _words(
 _FRENCH_TENS = _words("vingt trente quarante cinquante soixante")
 
 
-def in_words(number: int, language: str) -> str:
-    """Write a number out.
+def spell_out(number: int, language: str) -> str:
+    """Spell out a number.
 
     English as in Britain (*one hundred and one*), German as one word
     (*einhunderteins*), French as in France with the hyphens of before 1990
@@ -54,11 +54,11 @@ def in_words(number: int, language: str) -> str:
     Raises
     ------
     nlbench.RequestError
-        If the number or the language is another one.
+        If the number or the language is not one of these.
 
     Examples
     --------
-    >>> [in_words(71, language) for language in ("en", "de", "fr")]
+    >>> [spell_out(71, language) for language in ("en", "de", "fr")]
     ['seventy-one', 'einundsiebzig', 'soixante et onze']
     """
     if not 0 <= number <= LARGEST:
@@ -102,7 +102,7 @@ def _german(number: int) -> str:
 
 
 def _german_below(number: int, one: str) -> str:
-    """Below a thousand; `one` is what a lone 1 at the end is called."""
+    """Spell out a number below a thousand, with `one` for a 1 at its end."""
     hundreds, rest = divmod(number, 100)
     head = f"{'ein' if hundreds == 1 else _GERMAN[hundreds]}hundert" if hundreds else ""
     if rest == 0 and hundreds:
@@ -120,7 +120,7 @@ def _french(number: int) -> str:
     thousands, rest = divmod(number, 1000)
     if not thousands:
         return _french_below(rest, last=True)
-    # "cent" and "vingt" take their s only where nothing follows, and "mille" follows here.
+    # "cent" and "vingt" take an s only if nothing follows, and "mille" follows here.
     head = "mille" if thousands == 1 else f"{_french_below(thousands, last=False)} mille"
     return f"{head} {_french_below(rest, last=True)}" if rest else head
 
@@ -162,8 +162,8 @@ LANGUAGES = {"en": _english, "de": _german, "fr": _french}
         "test": Option(512, "test pairs", minimum=1, maximum=100_000),
         "largest": Option(LARGEST, "largest number", minimum=9, maximum=LARGEST),
         "seed": Option(0, "decides which numbers, and the split", minimum=0, maximum=2**32 - 1),
-        "vocabulary": Option(128, "most tokens of the vocabulary", minimum=16, maximum=2**20),
-        "length": Option(32, "most tokens of a sentence; longer pairs are left out", minimum=2),
+        "vocabulary": Option(128, "maximum vocabulary size", minimum=16, maximum=2**20),
+        "length": Option(32, "maximum tokens of a sentence; longer pairs are dropped", minimum=2),
     }
 )
 def number_words(
@@ -178,8 +178,7 @@ def number_words(
 ) -> ParallelText:
     """Numbers up to 999,999 in words, in two of English, German and French.
 
-    As many different numbers as asked for, drawn by NumPy's legacy generator (whose stream
-    is frozen) from a seed; none is in both splits.
+    The numbers are drawn without replacement by NumPy's legacy generator, whose stream is frozen.
 
     Returns
     -------
@@ -188,7 +187,7 @@ def number_words(
     Raises
     ------
     nlbench.RequestError
-        If both languages are the same, or there are fewer numbers than asked for.
+        If both languages are the same, or there are fewer numbers than requested.
 
     Examples
     --------
@@ -200,17 +199,17 @@ def number_words(
         raise RequestError(f"number-words translates from {source} to itself; choose two languages")
     if train + test > largest + 1:
         raise RequestError(
-            f"number-words: {train} + {test} different numbers asked for, there are {largest + 1}"
+            f"number-words: {train} + {test} different numbers requested, there are {largest + 1}"
         )
     numbers = np.random.RandomState(seed).permutation(largest + 1)[: train + test].tolist()
-    pairs = [(in_words(number, source), in_words(number, target)) for number in numbers]
+    pairs = [(spell_out(number, source), spell_out(number, target)) for number in numbers]
     return make_parallel(
         "number-words",
         pairs[:train],
         pairs[train:],
         vocabulary=vocabulary,
         length=length,
-        # German number words are one word each, in which BLEU would find no n-gram of words.
+        # A German number is one word, which has no n-grams of words for BLEU.
         bleu_tokens="char" if target == "de" else "13a",
         origin=(
             f"numbers 0 to {largest} in words, {source} to {target}; the first {train} of numpy "

@@ -1,4 +1,4 @@
-"""Parallel text: sentence pairs as integer tensors, with the vocabulary that reads them."""
+"""Parallel text: sentence pairs as integer tensors, with their vocabulary."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError
-from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.serialization.files import read_text
 from nlbench.subjects.data import Sample, dataset
-from nlbench.subjects.load import header_of
+from nlbench.subjects.weights import read_metadata
 
 __all__ = [
     "END",
     "PAD",
     "START",
     "UNKNOWN",
-    "Pairs",
     "ParallelText",
+    "SentencePairs",
     "Vocabulary",
     "make_parallel",
     "parallel",
@@ -37,23 +37,23 @@ _MARKS = ("[PAD]", "[START]", "[END]", "[UNKNOWN]")
 
 
 class Vocabulary:
-    """Tokens and their numbers, for both languages of a corpus.
+    """Tokens and their indices, for both languages of a corpus.
 
-    The numbers 0 to 3 are padding, start, end and the unknown.
+    The indices 0 to 3 are padding, start, end and unknown.
 
     Parameters
     ----------
     text : str
-        A tokenizer as JSON, as the tokenizers library writes it.
+        A tokenizer as JSON of the tokenizers library.
 
     Raises
     ------
     nlbench.RequestError
-        If the library is missing or the text isn't a tokenizer's.
+        If the library is missing, or the text isn't a tokenizer.
 
     Examples
     --------
-    >>> words = Vocabulary.learnt(["one cat", "two cats"], 32)
+    >>> words = Vocabulary.learn(["one cat", "two cats"], 32)
     >>> words.decode(words.encode(["two cats"]))
     ['two cats']
     """
@@ -63,28 +63,28 @@ class Vocabulary:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
         except Exception as error:
-            # The library raises the bare class.
+            # The library raises plain Exception.
             raise RequestError(f"not a vocabulary: {str(error).splitlines()[0][:80]}") from error
-        found = [self._tokenizer.token_to_id(mark) for mark in _MARKS]
-        if found != [PAD, START, END, UNKNOWN]:
+        marks = [self._tokenizer.token_to_id(mark) for mark in _MARKS]
+        if marks != [PAD, START, END, UNKNOWN]:
             raise RequestError(f"the vocabulary lacks {', '.join(_MARKS)} as its first tokens")
         self.text = text
 
     @classmethod
-    def learnt(cls, sentences: Iterable[str], size: int) -> Vocabulary:
-        """Learn byte pairs from sentences.
+    def learn(cls, sentences: Iterable[str], size: int) -> Vocabulary:
+        """Learn a vocabulary of byte pairs from sentences.
 
         Parameters
         ----------
         sentences : iterable of str
         size : int
-            Most tokens, marks included; fewer if the text has no more.
+            Maximum number of tokens, marks included.
         """
         tokenizers = _library()
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
         tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=_MARKS[UNKNOWN]))
-        # A space becomes part of the word after it, so that decoding gives it back.
+        # A space becomes part of the following word, so that decoding restores it.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.BpeTrainer(
@@ -94,19 +94,19 @@ class Vocabulary:
         return cls(tokenizer.to_str())
 
     @classmethod
-    def of_file(cls, path: Path) -> Vocabulary:
-        """Read the vocabulary of a checkpoint, or a tokenizer's JSON file.
+    def load(cls, path: Path) -> Vocabulary:
+        """Load the vocabulary of a checkpoint, or a tokenizer's JSON file.
 
         Raises
         ------
         nlbench.RequestError
-            If there is none in it.
+            If the file has none.
         """
-        header = header_of(path)
+        header = read_metadata(path)
         if "vocabulary" in header:
             return cls(header["vocabulary"])
         if path.suffix == ".safetensors":
-            raise RequestError(f"{path} is no checkpoint with a vocabulary")
+            raise RequestError(f"{path} is not a checkpoint with a vocabulary")
         text = read_text(path)
         try:
             return cls(text)
@@ -115,7 +115,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return int(self._tokenizer.get_vocab_size())
 
     @property
@@ -124,12 +124,12 @@ class Vocabulary:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Numbers of the tokens of each sentence, without marks."""
-        found = self._tokenizer.encode_batch(list(sentences), add_special_tokens=False)
-        return [list(one.ids) for one in found]
+        """Return the token indices of each sentence, without marks."""
+        encodings = self._tokenizer.encode_batch(list(sentences), add_special_tokens=False)
+        return [list(encoding.ids) for encoding in encodings]
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
-        """Sentences, each up to its end mark."""
+        """Return the sentences, each up to its end mark."""
         sentences = []
         for row in rows:
             tokens = list(row)
@@ -150,50 +150,49 @@ def _library() -> Any:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Sentence pairs of one split, in words and in tokens.
+class SentencePairs:
+    """Sentence pairs of one split, as text and as tokens.
 
     Parameters
     ----------
     sources, targets : tuple of str
     inputs : integer tensor of shape (n, 2, length)
-        The source with its end mark; and the start mark with the target.
-    wanted : integer tensor of shape (n, length)
-        The target with its end mark: at each place the token that comes next; then -100, where
-        nothing is to be predicted.
+        The source with its end mark, and the start mark with the target.
+    target_tokens : integer tensor of shape (n, length)
+        The next token at each position, up to the end mark, then -100 for no prediction.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     inputs: Tensor
-    wanted: Tensor
+    target_tokens: Tensor
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentence pairs for a network that translates.
+    """Sentence pairs for a translation network.
 
-    Its inputs are integer tensors of shape (n, 2, length), so that a subject's inputs are
-    one tensor: ``[:, 0]`` the source, ``[:, 1]`` the target shifted by one, filled with 0.
+    Inputs are integer tensors of shape (n, 2, length), so that they are one tensor: ``[:, 0]`` the
+    source, ``[:, 1]`` the target shifted by one, padded with 0.
 
     Parameters
     ----------
     name : str
-    train, test : Pairs
+    train, test : SentencePairs
     shape : tuple of int
         (2, length).
     classes : int
         Size of the vocabulary.
     vocabulary : Vocabulary
     bleu_tokens : str
-        How BLEU cuts a sentence, a name that sacrebleu knows.
+        Name of sacrebleu's tokenizer for BLEU.
     preprocessing : str
     source : Source
     """
 
     name: str
-    train: Pairs
-    test: Pairs
+    train: SentencePairs
+    test: SentencePairs
     shape: tuple[int, int]
     classes: int
     vocabulary: Vocabulary
@@ -202,39 +201,36 @@ class ParallelText:
     source: Source = field(default_factory=lambda: Source(""))
 
     def normalize(self, inputs: Tensor) -> Tensor:
-        """Tokens stay what they are."""
+        """Return the tokens unchanged."""
         return inputs
 
-    def split(self, name: str) -> Pairs:
-        """Give the split called ``train`` or ``test``."""
+    def split(self, name: str) -> SentencePairs:
+        """Return the split ``train`` or ``test``."""
         if name not in ("train", "test"):
             raise RequestError(f"{self.name} has no split '{name}'; there are: test, train")
         return self.train if name == "train" else self.test
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
-        """Draw pairs without replacement; the same ones for the same seed.
-
-        Labels are the tokens wanted.
-        """
+        """Draw pairs without replacement, with the next tokens as labels."""
         pairs = self.split(split)
         size = len(pairs.inputs)
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
         chosen = order[: size if count is None else count]
         inputs = pairs.inputs[chosen]
-        return Sample(inputs, inputs, pairs.wanted[chosen])
+        return Sample(inputs, inputs, pairs.target_tokens[chosen])
 
     def check_weights(self, metadata: Mapping[str, str]) -> None:
-        """Refuse weights that were trained under another vocabulary.
+        """Refuse weights that were trained with another vocabulary.
 
         Raises
         ------
         nlbench.RequestError
-            If a checkpoint's metadata has another one.
+            If the checkpoint's metadata has another vocabulary.
         """
-        theirs = metadata.get("vocabulary", self.vocabulary.text)
-        if theirs != self.vocabulary.text:
+        vocabulary = metadata.get("vocabulary", self.vocabulary.text)
+        if vocabulary != self.vocabulary.text:
             raise RequestError(
-                f"the weights were trained under another vocabulary than that of {self.name}; give "
+                f"the weights were trained with another vocabulary than that of {self.name}; use "
                 "the options of their training, or parallel.vocabulary_of=CHECKPOINT"
             )
 
@@ -250,18 +246,18 @@ def make_parallel(
     origin: str,
     source: Source,
 ) -> ParallelText:
-    """Make a dataset of sentence pairs.
+    """Return a dataset of sentence pairs.
 
     Parameters
     ----------
     name : str
     train, test : sequence of (str, str)
     vocabulary : int or Vocabulary
-        A size: the vocabulary is learnt from the training pairs.
+        An int is the size of a vocabulary learnt from the training pairs.
     length : int
-        Most tokens of a sentence, without marks; pairs with a longer one are left out.
+        Maximum tokens of a sentence, without marks; longer pairs are dropped.
     bleu_tokens, origin, source
-        See `ParallelText`; `origin` goes into the preprocessing.
+        See `ParallelText`; `origin` becomes part of the preprocessing.
 
     Raises
     ------
@@ -271,9 +267,9 @@ def make_parallel(
     words = (
         vocabulary
         if isinstance(vocabulary, Vocabulary)
-        else Vocabulary.learnt((text for pair in train for text in pair), vocabulary)
+        else Vocabulary.learn((text for pair in train for text in pair), vocabulary)
     )
-    made, left_out = {}, 0
+    splits, dropped = {}, 0
     for split, pairs in (("train", train), ("test", test)):
         sources, targets = (words.encode([pair[side] for pair in pairs]) for side in (0, 1))
         fits = [
@@ -281,12 +277,12 @@ def make_parallel(
             for i in range(len(pairs))
             if max(len(sources[i]), len(targets[i])) <= length and sources[i] and targets[i]
         ]
-        left_out += len(pairs) - len(fits)
+        dropped += len(pairs) - len(fits)
         if not fits:
             raise RequestError(
-                f"{name}: the {split} split has no pair of 1 to {length} tokens a sentence"
+                f"{name}: the {split} split has no pair of 1 to {length} tokens per sentence"
             )
-        made[split] = Pairs(
+        splits[split] = SentencePairs(
             tuple(pairs[i][0] for i in fits),
             tuple(pairs[i][1] for i in fits),
             torch.stack(
@@ -300,15 +296,15 @@ def make_parallel(
         )
     return ParallelText(
         name=name,
-        train=made["train"],
-        test=made["test"],
+        train=splits["train"],
+        test=splits["test"],
         shape=(2, length + 1),
         classes=words.size,
         vocabulary=words,
         bleu_tokens=bleu_tokens,
         preprocessing=(
             f"{origin}; byte-pair vocabulary of {words.size} tokens, hash {words.hash[:12]}; "
-            f"sentences filled up to {length + 1} tokens, {left_out} pairs left out as empty or "
+            f"sentences filled up to {length + 1} tokens, {dropped} pairs left out as empty or "
             f"longer than {length}"
         ),
         source=source,
@@ -321,14 +317,14 @@ def _padded(rows: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Te
 
 @dataset(
     options={
-        "source": Option("", "file of sentences, one a line"),
+        "source": Option("", "file of sentences, one per line"),
         "target": Option("", "file of their translations, line by line"),
-        "test": Option(0.1, "share of the pairs that are the test split", minimum=0, maximum=1),
+        "test": Option(0.1, "share of the pairs in the test split", minimum=0, maximum=1),
         "seed": Option(0, "decides the split", minimum=0, maximum=2**32 - 1),
         "vocabulary": Option(8000, "size of the vocabulary of both languages", minimum=16),
-        "vocabulary_of": Option("", "checkpoint or tokenizer file whose vocabulary is used"),
-        "length": Option(64, "most tokens of a sentence; longer pairs are left out", minimum=2),
-        "bleu": Option("13a", "how BLEU cuts a sentence: 13a, char, intl, zh, none"),
+        "vocabulary_of": Option("", "checkpoint or tokenizer file with a vocabulary to use"),
+        "length": Option(64, "maximum tokens of a sentence; longer pairs are dropped", minimum=2),
+        "bleu": Option("13a", "tokenizer of BLEU: 13a, char, intl, zh, none"),
     }
 )
 def parallel(
@@ -341,11 +337,10 @@ def parallel(
     length: int = 64,
     bleu: str = "13a",
 ) -> ParallelText:
-    r"""Sentence pairs of two text files, one sentence a line.
+    r"""Sentence pairs of two text files, one sentence per line.
 
-    Empty lines of both files are left out. The split is drawn by NumPy's legacy generator,
-    whose stream is frozen; the vocabulary is learnt from the training split, unless that of a
-    checkpoint is named.
+    Lines that are empty in both files are dropped. The split is drawn by NumPy's legacy generator,
+    whose stream is frozen. The vocabulary is learnt from the training split by default.
 
     Raises
     ------
@@ -373,7 +368,7 @@ def parallel(
         "parallel",
         [pairs[i] for i in order[count:]],
         [pairs[i] for i in order[:count]],
-        vocabulary=Vocabulary.of_file(Path(vocabulary_of)) if vocabulary_of else vocabulary,
+        vocabulary=Vocabulary.load(Path(vocabulary_of)) if vocabulary_of else vocabulary,
         length=length,
         bleu_tokens=bleu,
         origin=(
@@ -387,7 +382,7 @@ def parallel(
 def _lines_of_both(source: str, target: str) -> tuple[list[str], list[str]]:
     if not source or not target:
         raise RequestError(
-            "parallel needs two text files, one sentence a line: "
+            "parallel needs two text files, one sentence per line: "
             "--set parallel.source=FILE --set parallel.target=FILE"
         )
     lines = _lines(Path(source)), _lines(Path(target))
@@ -405,5 +400,5 @@ def _lines(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RequestError(f"parallel: can't read {path}: {reason}") from error
-    # Not splitlines: it also cuts at characters that may stand inside a sentence.
+    # str.splitlines would also split at characters that may occur within a sentence.
     return [line.strip() for line in text.removesuffix("\n").split("\n")]

@@ -107,7 +107,7 @@ def train(
 
     results: list[TrainingSummary | None] = []
     with Bar() as bar:
-        bar.say("loading")
+        bar.show_status("loading")
         from .training_request import TrainingRequest, load_recipe, resolve_recipe
 
         recipe = resolve_recipe(model, recipe)
@@ -267,7 +267,7 @@ def linearize(
     from nlbench.progress import Bar
 
     with Bar() as bar:
-        bar.say("loading")
+        bar.show_status("loading")
         from .linearisation import LinearisingRequest, linearise
         from .training_request import resolve_recipe
 

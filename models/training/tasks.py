@@ -282,7 +282,7 @@ class Translation(InMemoryTask):
         if recipe.label_noise:
             raise RequestError(f"{text.name} is text; it has no labels to corrupt")
         self.text, self.classes = text, text.classes
-        train, test = ((split.inputs, split.wanted) for split in (text.train, text.test))
+        train, test = ((split.inputs, split.target_tokens) for split in (text.train, text.test))
         super().__init__(train, test, evaluation_batch_size=SENTENCES_PER_BATCH)
 
     def final_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:

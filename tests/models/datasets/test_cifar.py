@@ -142,7 +142,7 @@ class Harmful:
     ("content", "what"),
     [
         (b"", "EOFError"),
-        (b"\x80\x02garbage", "no batch of the published form"),
+        (b"\x80\x02garbage", "not a batch in the published format"),
         (pickle.dumps(Harmful()), "it refers to builtins.print"),
         (pickle.dumps({"labels": [1]}), "KeyError"),
         (pickle.dumps({"data": np.zeros((2, 7), np.uint8), "labels": [1, 1]}, 2), "shape"),

@@ -94,7 +94,7 @@ def test_the_preprocessing_of_weights_replaces_the_usual_one(animals):
     sample = data.sample(None)
     torch.testing.assert_close(sample.inputs, (sample.images - 0.5) / 0.25)
     assert "27 pixels on the shorter side (bicubic" in data.preprocessing
-    assert "as somebody has it" in data.preprocessing
+    assert "as for somebody" in data.preprocessing
 
 
 def test_a_size_that_is_given_wins_over_that_of_the_weights(animals):
@@ -137,7 +137,7 @@ def test_a_missing_folder_is_one_line_that_says_what_to_put_where(tmp_path):
 
 
 def test_a_folder_without_images_is_refused(tmp_path):
-    with pytest.raises(RequestError, match="holds no images; put files of"):
+    with pytest.raises(RequestError, match="holds no images; put"):
         images(str(tmp_path)).sample(1)
 
 
@@ -190,7 +190,7 @@ def test_a_size_that_no_image_has_is_refused(size):
 @pytest.mark.parametrize(("there", "wanted"), [("train", "val"), ("val", "train")])
 def test_a_split_without_the_other_is_no_class(tmp_path, there, wanted):
     picture(tmp_path / there / "x" / "1.png")
-    with pytest.raises(RequestError, match=f"has no folder beside {there}; put {wanted} there"):
+    with pytest.raises(RequestError, match=f"has only the folder {there}; add {wanted}"):
         images(str(tmp_path))
 
 
@@ -211,7 +211,7 @@ def test_splits_of_different_classes_are_refused_since_their_labels_would_differ
 def test_images_beside_class_folders_are_refused_and_not_left_out(tmp_path):
     picture(tmp_path / "loose.png")
     picture(tmp_path / "thumbs" / "1.png")
-    with pytest.raises(RequestError, match=r"such as loose\.png, beside folders"):
+    with pytest.raises(RequestError, match=r"such as loose\.png, and folders"):
         images(str(tmp_path)).sample(1)
 
 
@@ -228,7 +228,7 @@ def test_of_sixteen_bits_the_upper_eight_are_read(tmp_path):
     assert read[0].unique().numel() == 16
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [("float32", "floats"), ("int32", "whole numbers")])
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "floats"), ("int32", "32-bit integers")])
 def test_pixels_without_a_white_are_refused(tmp_path, dtype, kind):
     Image.fromarray(torch.rand(4, 4).numpy().astype(dtype)).save(tmp_path / "x.tiff")
     with pytest.raises(RequestError, match=f"its pixels are {kind}"):
@@ -271,7 +271,7 @@ def test_a_damaged_image_fails_its_subject_before_anything_is_measured(animals):
     (animals / "dog" / "e.jpg").write_bytes(b"\xff\xd8 no image")
     data = images(str(animals), size=16)
     with pytest.raises(RequestError, match=r"can't read the image .*dog/e\.jpg"):
-        samples.draw(data, None, split="test", seed=0, model=torch.nn.Identity(), held=0)
+        samples.draw(data, None, split="test", seed=0, model=torch.nn.Identity(), max_bytes=0)
 
 
 def test_an_image_that_would_fill_the_memory_is_refused_in_one_line(tmp_path, monkeypatch):
@@ -283,5 +283,5 @@ def test_an_image_that_would_fill_the_memory_is_refused_in_one_line(tmp_path, mo
 
 def test_imagenet_without_class_folders_is_one_line(tmp_path):
     picture(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(RequestError, match="val has no folders in it, expected one a class"):
+    with pytest.raises(RequestError, match="val has no folders, expected one per class"):
         imagenet(str(tmp_path)).sample(1)

@@ -80,9 +80,9 @@ def test_the_layout_that_torchvision_downloads_is_found(tmp_path, monkeypatch, o
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        (NAMES[2], b"\x00\x00\x09\x03" + bytes(12), "no IDX file of bytes"),
-        (NAMES[2], b"\x00\x00\x08\x03\x00", "cut short"),
-        (NAMES[2], idx(np.zeros((5, 28, 28)))[:-1], "header says 5x28x28"),
+        (NAMES[2], b"\x00\x00\x09\x03" + bytes(12), "not an IDX file of bytes"),
+        (NAMES[2], b"\x00\x00\x08\x03\x00", "truncated"),
+        (NAMES[2], idx(np.zeros((5, 28, 28)))[:-1], "expected 5x28x28"),
         (NAMES[2], idx(np.zeros((5, 20, 20))), r"expected \(n, 28, 28\)"),
         (NAMES[3], idx(np.zeros(4)), "5 images of test and labels of shape"),
         (NAMES[3], idx(np.full(5, 10)), "reach 10"),
@@ -100,7 +100,7 @@ def test_a_packed_file_that_is_cut_short_is_refused(tmp_path):
     folder = write(tmp_path / "data", packed=True)
     file = folder / f"{NAMES[2]}.gz"
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(RequestError, match="cut short or damaged"):
+    with pytest.raises(RequestError, match="truncated or damaged"):
         mnist(str(folder)).sample(1)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import RequestError
-from nlbench.models.datasets.number_words import in_words, number_words
+from nlbench.models.datasets.number_words import number_words, spell_out
 from nlbench.subjects.load import load_dataset
 
 # Written out by hand from the usual grammars; French as before the spelling of 1990.
@@ -72,7 +72,7 @@ KNOWN = {
     [(language, *entry) for language, known in KNOWN.items() for entry in known.items()],
 )
 def test_numbers_are_written_as_they_are_spelt(language, number, words):
-    assert in_words(number, language) == words
+    assert spell_out(number, language) == words
 
 
 UNITS = {
@@ -114,18 +114,18 @@ def read(words, language):
 
 @given(number=st.integers(0, 999_999), language=st.sampled_from(["en", "de", "fr"]))
 def test_every_number_can_be_read_back(number, language):
-    assert read(in_words(number, language), language) == number
+    assert read(spell_out(number, language), language) == number
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr"])
 def test_the_first_ten_thousand_all_differ(language):
-    assert len({in_words(number, language) for number in range(10_000)}) == 10_000
+    assert len({spell_out(number, language) for number in range(10_000)}) == 10_000
 
 
 @pytest.mark.parametrize(("number", "language"), [(-1, "en"), (10**6, "en"), (1, "nl")])
 def test_what_can_not_be_written_is_refused(number, language):
     with pytest.raises(RequestError, match="number words"):
-        in_words(number, language)
+        spell_out(number, language)
 
 
 def test_the_corpus_pairs_the_same_number_in_both_languages():

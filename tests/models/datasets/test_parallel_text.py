@@ -41,7 +41,7 @@ def test_inputs_are_the_source_and_the_shifted_target(files):
     assert data.train.inputs.shape == (len(data.train.sources), 2, 21)
     for i, (source, target) in enumerate(zip(data.train.sources, data.train.targets, strict=True)):
         given, shifted = data.train.inputs[i].tolist()
-        wanted = data.train.wanted[i].tolist()
+        wanted = data.train.target_tokens[i].tolist()
         words, other = data.vocabulary.encode([source, target])
         assert given[: len(words) + 1] == [*words, END]
         assert set(given[len(words) + 1 :]) <= {PAD}
@@ -57,7 +57,7 @@ def test_a_sample_is_the_same_for_the_same_seed(files):
     assert not torch.equal(first, other)
     assert len(data.sample(None).inputs) == 5
     sample = data.sample(None)
-    targets = {tuple(row) for row in data.test.wanted.tolist()}
+    targets = {tuple(row) for row in data.test.target_tokens.tolist()}
     assert {tuple(row) for row in sample.labels.tolist()} == targets
 
 
@@ -77,7 +77,7 @@ def test_lines_end_where_the_file_says_not_inside_a_sentence(tmp_path):
 
 
 def test_the_vocabulary_of_a_checkpoint_is_used_again(files, tmp_path):
-    known = Vocabulary.learnt(["entirely other words"], 40)
+    known = Vocabulary.learn(["entirely other words"], 40)
     file = tmp_path / "net.safetensors"
     save_weights(file, torch.nn.Linear(1, 1), {"vocabulary": known.text})
     data = parallel(*files, vocabulary_of=str(file))
@@ -87,7 +87,7 @@ def test_the_vocabulary_of_a_checkpoint_is_used_again(files, tmp_path):
 
 @given(st.lists(st.text(alphabet="abcdé ", min_size=1), min_size=1, max_size=5))
 def test_decoding_gives_back_what_was_encoded_but_for_runs_of_spaces(sentences):
-    words = Vocabulary.learnt(["abcdé", "é d c b a"], 40)
+    words = Vocabulary.learn(["abcdé", "é d c b a"], 40)
     tidy = [" ".join(sentence.split()) for sentence in sentences]
     found = words.decode([[*row, END, 7] for row in words.encode(tidy)])
     assert found == tidy
@@ -138,17 +138,18 @@ def test_plain_recipes_are_fine(files):
 def test_without_the_library_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(RequestError, match=r"pip install 'nlbench\[translation\]'"):
-        Vocabulary.learnt(["a"], 40)
+        Vocabulary.learn(["a"], 40)
 
 
 def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
     (tmp_path / "v.json").write_text("{}")
     with pytest.raises(RequestError, match=r"v.json: not a vocabulary"):
-        Vocabulary.of_file(tmp_path / "v.json")
+        Vocabulary.load(tmp_path / "v.json")
 
 
 def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(files, tmp_path):
-    from nlbench.subjects.load import SubjectSpec, load_subject
+    from nlbench.subjects.load import load_subject
+    from nlbench.subjects.spec import SubjectSpec
 
     data = parallel(*files, vocabulary=60)
     other = parallel(*reversed(files), vocabulary=60, seed=1, test=0.5)
@@ -157,7 +158,7 @@ def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(f
     save_weights(file, TransformerTiny(60), {"vocabulary": other.vocabulary.text})
     options = (("source", files[0]), ("target", files[1]), ("vocabulary", 60))
     spec = SubjectSpec("transformer-tiny", str(file), "parallel", samples=1, options=options)
-    with pytest.raises(RequestError, match="under another vocabulary than that of parallel"):
+    with pytest.raises(RequestError, match="with another vocabulary than that of parallel"):
         load_subject(spec, torch.device("cpu"))
     known = replace(spec, options=(*options, ("vocabulary_of", str(file))))
     assert load_subject(known, torch.device("cpu")).facts.weights == "words.safetensors"

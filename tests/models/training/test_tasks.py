@@ -36,8 +36,10 @@ def test_token_accuracy_ignores_padding(data):
     copies = Copies(data.classes)
     pairs = data.test
     right = total = 0
-    for source, wanted in zip(pairs.inputs[:, 0].tolist(), pairs.wanted.tolist(), strict=True):
-        for a, b in zip(source, wanted, strict=True):
+    for source, targets in zip(
+        pairs.inputs[:, 0].tolist(), pairs.target_tokens.tolist(), strict=True
+    ):
+        for a, b in zip(source, targets, strict=True):
             total += b != -100
             right += b != -100 and a == b
     assert task_of(data, translation, 0).accuracy(copies, "test", CPU) == right / total
@@ -45,7 +47,7 @@ def test_token_accuracy_ignores_padding(data):
 
 def test_the_loss_ignores_padding(data):
     task = task_of(data, translation, 0)
-    wanted = data.train.wanted[:4]
+    wanted = data.train.target_tokens[:4]
     logits = torch.randn(*wanted.shape, data.classes, generator=torch.Generator().manual_seed(0))
     by_hand = [
         -float(logits[i, j].log_softmax(0)[token])
@@ -59,7 +61,7 @@ def test_the_loss_ignores_padding(data):
 def test_a_network_that_is_no_translator_is_refused(data):
     task = task_of(data, translation, 0)
     with pytest.raises(RequestError, match="one logit per class"):
-        task.loss(torch.zeros(4, 10), data.train.wanted[:4])
+        task.loss(torch.zeros(4, 10), data.train.target_tokens[:4])
 
 
 def test_accuracy_of_a_translator_that_gives_nan_is_an_error(data):

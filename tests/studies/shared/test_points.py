@@ -1,0 +1,126 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nlbench.cli.show import details
+from nlbench.errors import RequestError
+from nlbench.models.training.loop import train
+from nlbench.models.training.recipes import adam
+from nlbench.request import Request
+from nlbench.runner import run
+from nlbench.studies.networks.planted import Ladders
+from nlbench.studies.shared.points import curves, grid, target_values
+from nlbench.subjects.load import load_dataset
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3, 7])
+def test_a_zigzag_has_its_kinks(k):
+    # Four steps a piece, so that the knots are among the points.
+    x = torch.linspace(-1, 1, 4 * (k + 1) + 1, dtype=torch.float64)
+    slopes = target_values(x, "kinks", k).diff() / x.diff()
+    torch.testing.assert_close(slopes.abs(), torch.full_like(slopes, k + 1))
+    turns = (slopes.diff().abs() > 1e-9).nonzero()[:, 0] + 1
+    assert turns.tolist() == [4 * i for i in range(1, k + 1)]
+    assert slopes[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "k"), [("sine", 1), ("sine", 4), ("kinks", 0), ("kinks", 2), ("kinks", 3)]
+)
+def test_an_affine_fit_explains_the_share_of_the_closed_form(target, k):
+    x = np.linspace(-1, 1, 20_001)
+    y = target_values(torch.from_numpy(x), target, k).numpy()
+    fitted = np.polyval(np.polyfit(x, y, 1), x)
+    share = 1 - ((y - fitted) ** 2).mean() / y.var()
+    # An odd number of kinks is symmetric, an even one leaves what one piece of k + 1 explains.
+    of_kinks = 0 if k % 2 else 1 / (k + 1) ** 4
+    expected = 6 / (np.pi * k) ** 2 if target == "sine" else of_kinks
+    assert share == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_curve_is_learnt():
+    build = Ladders().load("mlp-relu-gain1-depth1")
+    recipe = replace(adam, epochs=15, warmup_steps=0, learning_rate=0.01)
+    found = train(lambda: build(input_shape=(1,)), curves("kinks", 0), recipe)
+    assert found.scores["explained"] > 0.97
+    assert found.test_accuracy > 0.5
+    with pytest.raises(RequestError, match="nor labels to corrupt"):
+        train(lambda: build(input_shape=(1,)), curves(), replace(recipe, label_noise=0.5))
+
+
+def test_a_sine_without_a_period_is_refused():
+    with pytest.raises(RequestError, match="expected at least 1"):
+        curves("sine", 0)
+
+
+def test_points_are_apart_and_the_same_for_all_targets():
+    one, other = curves("sine", 3), curves("kinks", 5)
+    assert torch.equal(one.train.rows, other.train.rows)
+    assert not set(one.train.rows[:, 0].tolist()) & set(one.test.rows[:, 0].tolist())
+    assert float(one.test.rows.min()) >= -1
+    assert float(one.train.rows.max()) <= 1
+
+
+def inputs_of(name, **options):
+    return load_dataset(name, options).sample(None).inputs
+
+
+def test_even_points_are_at_equal_steps():
+    assert inputs_of("interval/-1:3", count=5).flatten().sort().values.tolist() == [-1, 0, 1, 2, 3]
+    quantiles = inputs_of("normal/2:0.5", count=9).flatten().double().sort().values
+    expected = (torch.arange(9) + 0.5) / 9
+    reached = torch.special.ndtr((quantiles - 2) / 0.5)
+    torch.testing.assert_close(reached, expected.double(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"), [("interval/2:8", 5, 3**0.5), ("normal/-1:2", -1, 2)]
+)
+def test_drawn_points_have_the_distributions_mean_and_spread(name, mean, std):
+    drawn = inputs_of(name, count=20_000, spacing="random", shape="2x3")
+    assert drawn.shape == (20_000, 2, 3)
+    assert drawn.mean().item() == pytest.approx(mean, abs=6 * std / 120_000**0.5)
+    assert drawn.std().item() == pytest.approx(std, rel=0.02)
+    same, other = (inputs_of(name, count=50, spacing="random", seed=s) for s in (0, 1))
+    assert not torch.equal(same, other)
+    assert torch.equal(same, inputs_of(name, count=50, spacing="random", seed=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("interval/2:1", {}, r"expected interval/LOW:HIGH, numbers with LOW < HIGH"),
+        ("interval/a", {}, "expected interval/LOW:HIGH"),
+        ("normal/0:nan", {}, "expected normal/MEAN:STD, numbers with STD > 0"),
+        ("normal/0:1", {"shape": "3"}, "set normal.spacing=random"),
+        ("normal/0:1", {"shape": "3y"}, r"normal/0:1\.shape: expected lengths"),
+        ("normal/0:1", {"shape": "999999", "count": 9999}, "expected at most 268,435,456"),
+    ],
+)
+def test_what_is_no_distribution_is_refused_in_one_line(name, options, message):
+    with pytest.raises(RequestError, match=message):
+        inputs_of(name, **options)
+
+
+def test_an_option_is_set_for_one_member_or_for_all(tmp_path):
+    data = ("interval/0:1", "interval/0:2")
+    settings = {"interval.count": 7, "interval/0:2.count": 9}
+    request = Request("r2", "functions/relu", data, "init", samples=0, settings=settings)
+    table = run(request, tmp_path / "run").scores
+    assert dict(zip(table.data, table.n, strict=False)) == {"interval/0:1": 7, "interval/0:2": 9}
+
+
+def test_a_member_is_shown_with_its_options():
+    shown = details("datasets", "normal/0:2")
+    assert "Make points from N(0, 2²)." in shown
+    assert "normal/0:2.spacing = even" in shown
+
+
+def test_the_grid_covers_the_square_evenly_and_has_no_labels():
+    sample = grid(5).sample(None, seed=1)
+    points = {tuple(round(c, 6) for c in point) for point in sample.inputs.tolist()}
+    assert points == {(x / 2, y / 2) for x in range(-2, 3) for y in range(-2, 3)}
+    assert sample.labels is None
+    assert torch.equal(sample.images, sample.inputs)
