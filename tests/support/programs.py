@@ -3,7 +3,10 @@
 import torch
 from torch import nn
 
-from nlbench.probes.lines.recording.program import checked_program, double_copy, run_program
+from nlbench.introspection.model_state import double_copy
+from nlbench.probes.lines.exact.trace import trace_exactly
+from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.program import run_program
 
 
 class Net(nn.Module):
@@ -21,7 +24,7 @@ class Net(nn.Module):
 
 def recorded(net, *shape):
     network = double_copy(net)
-    return network, checked_program(network, torch.randn(3, *shape, dtype=torch.float64))
+    return network, record_checked_program(network, torch.randn(3, *shape, dtype=torch.float64))
 
 
 def assert_reproduces(net, *shape):
@@ -32,3 +35,7 @@ def assert_reproduces(net, *shape):
         expected = torch.cat([network(one.clone()) for one in inputs.split(1)])
     torch.testing.assert_close(run_program(program, inputs), expected, rtol=1e-12, atol=1e-12)
     return program
+
+
+def trace_program(program, start, end, *, limit=None):
+    return next(trace_exactly(program, [(start, end)], limit=limit))

@@ -1,8 +1,8 @@
-"""Rules of operations on the points of a segment: one file a family of operations.
+"""Rules of operations on points of segments, one file a family of operations.
 
-To add an operation, open the file of its family. What else is known of an operation stands in the
-registry `nlbench.introspection.operations`. `rule` has the types. Each family registers its rules
-with `line_rule`, and importing this package registers them all.
+`rule` has the types, `pieces` and `rounding` the mathematics that rules share. To add an operation,
+open the file of its family: rules are registered with `line_rule`, next to the operation's other
+facts in `nlbench.introspection.operations`. Importing this package registers them all.
 """
 
 from . import arithmetic, kinks, maxima, shapes

@@ -1,4 +1,4 @@
-"""Sums, products with constants, choices by constant masks; layers, averages, interpolation."""
+"""Rules of affine operations: sums, products with constants, constant masks, layers, averages."""
 
 from __future__ import annotations
 
@@ -13,63 +13,56 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nlbench.introspection.operations import line_rule, not_affine
+from nlbench.introspection.operations import known, line_rule, not_affine
 
-from .rule import (
-    Apply,
+from .rounding import (
     Bound,
-    Input,
-    NotAffine,
-    RecordedCall,
-    Rule,
     channel_squares,
-    collapsed,
-    inner_axis,
-    joined,
-    kept,
-    only_first_traced,
-    peaks,
+    largest_bound,
+    peak_over,
+    root_sum_squares,
     squared_errors,
+    unchanged,
 )
+from .rule import Apply, Input, NotAffine, RecordedCall, Rule, inner_axis, only_first_traced
 
-UNEVEN = 1e3
-"""How many times its mean a constant's largest number may be to stand for all of a channel."""
+MAX_PEAK_TO_MEAN = 1e3
+"""Ratio of a constant's largest magnitude to its mean up to which it stands for a whole channel."""
 
 
-def error_of(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Error of a traced term of an operation, or what rounding makes of adding a constant."""
+def term_error(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return the bound of a term: of a traced one its own, of a constant that of adding it."""
     if isinstance(term, Input):
         bound = bounds[term.index]
-        return bound if bound.ndim == like.ndim else collapsed([bound], like.ndim)
+        return bound if bound.ndim == like.ndim else largest_bound([bound], like.ndim)
     size = torch.as_tensor(term, device=like.device).to(like.dtype).abs() / 2
     return size.reshape((1,) * (like.ndim - size.ndim) + tuple(size.shape))
 
 
 def _even(term: Any, channels: Sequence[int]) -> Any:
-    """Replace a constant with positions by its channels' largest numbers, if they are alike."""
+    """Replace a constant with positions by its channels' maxima, if its numbers are similar."""
     if not isinstance(term, Tensor) or term.ndim != len(channels) or term.is_meta:
         return term
     positions = list(range(2, term.ndim))
     if not positions or not term.numel():
         return term
     size = term.abs()
-    most, mean = size.amax(positions, keepdim=True), size.mean(positions, keepdim=True)
-    return most if bool((most <= UNEVEN * mean).all()) else term
+    largest, mean = size.amax(positions, keepdim=True), size.mean(positions, keepdim=True)
+    return largest if bool((largest <= MAX_PEAK_TO_MEAN * mean).all()) else term
 
 
 @line_rule("add", "sub", "rsub", "subtract")
 def sum_of_two(call: RecordedCall) -> Rule:
     alpha = abs(float(call.kwargs.get("alpha", 1)))
     first, second = (_even(term, call.shape) for term in call.args[:2])
-    if first == second if isinstance(first, Input) else False:
-        # Twice the same number is off by twice its error.
+    if isinstance(first, Input) and first == second:
+        # The errors of two equal terms add up.
         return Rule(call.apply, lambda x, bounds, output: bounds[0] * (1 + alpha))
-    if alpha == 0:
-        alpha = 0.0
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        one, other = (error_of(term, bounds, output) for term in (first, second))
-        return joined([one, alpha * other]).expand(len(output), *(-1,) * (output.ndim - 1))
+        error, added = (term_error(term, bounds, output) for term in (first, second))
+        whole = root_sum_squares([error, alpha * added])
+        return whole.expand(len(output), *(-1,) * (output.ndim - 1))
 
     return Rule(call.apply, bound)
 
@@ -79,14 +72,14 @@ def scaling(call: RecordedCall) -> Rule:
     first, second = call.args[:2]
     if isinstance(first, Input) and isinstance(second, Input):
         raise NotAffine("a product of two values that both depend on the input")
-    divides = call.name in ("div", "divide", "true_divide")
+    divides = known(call.name).combines == "quotient"
     if divides and (isinstance(second, Input) or call.kwargs.get("rounding_mode")):
         raise NotAffine("not piecewise affine")
     factor = second if isinstance(first, Input) else first
     size = factor.abs() if isinstance(factor, Tensor) else abs(factor)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        base = bounds[0] if x[0].ndim == output.ndim else collapsed(bounds, output.ndim)
+        base = bounds[0] if x[0].ndim == output.ndim else largest_bound(bounds, output.ndim)
         return base / size if divides else base * size
 
     return Rule(call.apply, bound)
@@ -96,7 +89,7 @@ def scaling(call: RecordedCall) -> Rule:
 def power(call: RecordedCall) -> Rule:
     if not isinstance(call.args[0], Input) or call.args[1] != 1:
         raise NotAffine("not piecewise affine")
-    return Rule(call.apply, kept)
+    return Rule(call.apply, unchanged)
 
 
 @line_rule("lerp", caveat="with a constant weight")
@@ -109,8 +102,8 @@ def interpolated(call: RecordedCall) -> Rule:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         part = share.to(output.device, output.dtype).abs()
         rest = (1 - share.to(output.device, output.dtype)).abs()
-        return joined(
-            [rest * error_of(first, bounds, output), part * error_of(second, bounds, output)]
+        return root_sum_squares(
+            [rest * term_error(first, bounds, output), part * term_error(second, bounds, output)]
         )
 
     return Rule(call.apply, bound)
@@ -118,15 +111,17 @@ def interpolated(call: RecordedCall) -> Rule:
 
 @line_rule("addcmul", "addcdiv", caveat="of two factors one is constant, of divisors all")
 def product_added(call: RecordedCall) -> Rule:
-    summand, one, other = call.args[:3]
-    if isinstance(other, Input) and (isinstance(one, Input) or call.name == "addcdiv"):
+    summand, first, second = call.args[:3]
+    if isinstance(second, Input) and (isinstance(first, Input) or call.name == "addcdiv"):
         raise NotAffine("a product of two values that both depend on the input")
     value = abs(float(call.kwargs.get("value", 1)))
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        factor, base = (one, other) if isinstance(other, Input) else (other, one)
+        factor, base = (first, second) if isinstance(second, Input) else (second, first)
         size = factor.abs() * value if call.name == "addcmul" else value / factor.abs()
-        return joined([error_of(summand, bounds, output), size * error_of(base, bounds, output)])
+        return root_sum_squares(
+            [term_error(summand, bounds, output), size * term_error(base, bounds, output)]
+        )
 
     return Rule(call.apply, bound)
 
@@ -138,12 +133,12 @@ def choice(call: RecordedCall) -> Rule:
 
 @line_rule("masked_fill", caveat="with a constant mask")
 def masking(call: RecordedCall) -> Rule:
-    given, mask, value = call.args[:3]
-    return _chosen(call, mask, value, given)
+    base, mask, value = call.args[:3]
+    return _chosen(call, mask, value, base)
 
 
 def _chosen(call: RecordedCall, mask: Any, first: Any, second: Any) -> Rule:
-    """Rule of what takes one term where a mask is true, and another where it is false."""
+    """Make the rule of a choice: one term where a mask is true, another where it is false."""
     if isinstance(mask, Input):
         raise NotAffine("what it chooses depends on the input")
 
@@ -156,8 +151,8 @@ def _chosen(call: RecordedCall, mask: Any, first: Any, second: Any) -> Rule:
 
 
 def _inherited(term: Any, bounds: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Error of a term that is taken as it is: a constant has none."""
-    return error_of(term, bounds, like) if isinstance(term, Input) else like.new_zeros(())
+    """Return the bound of a copied term: 0 for a constant."""
+    return term_error(term, bounds, like) if isinstance(term, Input) else like.new_zeros(())
 
 
 not_affine(
@@ -177,21 +172,21 @@ not_affine(
 )  # fmt: skip
 
 
-UNFOLDED = 4 * 2**20
-"""Bytes of unfolded inputs that fit the cache of a core (2 to 8 MiB differ little)."""
-INPUTS = 8192
-"""Inputs of a layer that are told apart by their errors; of more, groups share the largest."""
+MAX_UNFOLDED_BYTES = 4 * 2**20
+"""Unfolded inputs of a convolution that fit the cache of a core (2 to 8 MiB differ little)."""
+MAX_SEPARATE_INPUTS = 8192
+"""Inputs of a layer up to which each has its own error; of more, groups share the largest."""
 
 
 Squares = Callable[[], tuple[Tensor, float]]
-"""Sums of squares of a layer's weights, over the square of a size, and that size."""
+"""Returns sums of squares of a layer's weights, divided by the square of a size, and that size."""
 
 
 def _squares(weight: Tensor, kernel: int) -> Squares:
-    """Give what adds up the squares over the last `kernel` axes.
+    """Return a function that sums squares over the last `kernel` axes.
 
-    It is asked for with the first bound: values alone need none, and sums may take as much
-    memory as the weights.
+    It is called with the first bound: values alone need none, and the sums may take as much memory
+    as the weights.
     """
 
     def sums() -> tuple[Tensor, float]:
@@ -213,7 +208,7 @@ def linear(call: RecordedCall) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     inputs = weight.shape[-1]
-    group = -(-inputs // INPUTS)
+    group = -(-inputs // MAX_SEPARATE_INPUTS)
     by_input = _squares(weight.reshape(-1, inputs), 0)
 
     @functools.cache
@@ -232,10 +227,10 @@ def linear(call: RecordedCall) -> Rule:
         if group > 1:
             padded = functional.pad(squares, (0, -inputs % group))
             squares = padded.reshape(len(padded), -1, group).amax(-1)
-        factors, most = sums_of_squares()
-        errors = (squares @ factors.mT).sqrt_().mul_(size * most)
+        factors, weight_size = sums_of_squares()
+        errors = (squares @ factors.mT).sqrt_().mul_(size * weight_size)
         shape = (len(errors), *(1,) * (output.ndim - 2), output.shape[-1])
-        return joined([errors.reshape(shape), *offset])
+        return root_sum_squares([errors.reshape(shape), *offset])
 
     return Rule(call.apply, bound)
 
@@ -245,20 +240,20 @@ def convolution(call: RecordedCall) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     terms = weight[0].numel()
-    # A convolution lays out the inputs of each output side by side, for all points at once.
-    # On a CPU that has to stay in the cache: few points at a time are up to four times as
-    # fast (16 channels of 32×32: 0.16 ms a point in place of 0.69).
+    # A convolution unfolds the inputs of each output, for all points at once. On a CPU they have
+    # to stay in the cache: few points at a time are up to four times as fast (16 channels of
+    # 32×32: 0.16 ms a point in place of 0.69).
     unfolded = terms * math.prod(call.shape[2:])
-    part = max(1, UNFOLDED // (weight.element_size() * max(1, unfolded)))
-    beside = _beside(call)
+    part = max(1, MAX_UNFOLDED_BYTES // (weight.element_size() * max(1, unfolded)))
+    across_samples = _across_samples(call)
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         x = points[0]
-        if beside is None and (len(x) <= part or x.device.type != "cpu"):
+        if across_samples is None and (len(x) <= part or x.device.type != "cpu"):
             result: Tensor = call.apply(points)
             return result
-        one = beside or call.apply
-        return torch.cat([one([few]) for few in torch.split(x, part)])
+        convolve = across_samples or call.apply
+        return torch.cat([convolve([few]) for few in torch.split(x, part)])
 
     squares = _squares(weight, weight.ndim - 2)
     groups, inputs = call.shapes[0][1] // max(1, weight.shape[1]), weight.shape[1]
@@ -279,16 +274,16 @@ def convolution(call: RecordedCall) -> Rule:
     )
 
 
-FEW = 64
-"""Positions of an output up to which samples side by side are convolved faster."""
+MAX_POSITIONS_SAMPLEWISE = 64
+"""Positions of an output up to which a convolution across samples is faster."""
 
 
-def _beside(call: RecordedCall) -> Apply | None:
-    """Give a convolution as one of another axis, that of samples, where that is faster.
+def _across_samples(call: RecordedCall) -> Apply | None:
+    """Return a convolution with the samples as another spatial axis, where that is faster.
 
-    In float64 a CPU convolves each sample by itself, as a product of matrices with as many
-    columns as there are positions. Of few positions that takes longer than one product for many
-    samples, most of it to read the weights: of 64 a tenth, of 16 twice, of 4 four times as long.
+    In float64 a CPU convolves each sample by itself, as a matrix product with a column a position.
+    With few positions most of its time reads the weights, and one product for many samples is
+    faster: by a tenth with 64 positions, twice with 16, four times with 4.
     """
     weight, bias = call.args[1], call.argument(2, "bias")
     if weight.dtype != torch.float64 or weight.device.type != "cpu":
@@ -299,13 +294,18 @@ def _beside(call: RecordedCall) -> Apply | None:
         for i, name, default in ((3, "stride", 1), (4, "padding", 0), (5, "dilation", 1))
     )
     groups = call.shapes[0][1] // max(1, weight.shape[1])
-    if axes > 2 or groups > 1 or isinstance(padding, str) or math.prod(call.shape[2:]) > FEW:
+    if (
+        axes > 2
+        or groups > 1
+        or isinstance(padding, str)
+        or math.prod(call.shape[2:]) > MAX_POSITIONS_SAMPLEWISE
+    ):
         return None
     convolve = functional.conv2d if axes == 1 else functional.conv3d
     settings = (
-        [1, *of_axes(stride, axes)],
-        [0, *of_axes(padding, axes)],
-        [1, *of_axes(dilation, axes)],
+        [1, *per_axis(stride, axes)],
+        [0, *per_axis(padding, axes)],
+        [1, *per_axis(dilation, axes)],
     )
 
     def apply(points: Sequence[Tensor]) -> Tensor:
@@ -320,7 +320,7 @@ def transposed_convolution(call: RecordedCall) -> Rule:
     only_first_traced(call)
     weight, bias = call.args[1], call.argument(2, "bias")
     axes = weight.ndim - 2
-    stride, groups = of_axes(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
+    stride, groups = per_axis(call.argument(3, "stride", 1), axes), call.argument(6, "groups", 1)
     reached = [-(-k // s) for k, s in zip(weight.shape[2:], stride, strict=True)]
     inputs = weight.shape[0] // groups
     squares = _squares(weight, axes)
@@ -334,24 +334,24 @@ def transposed_convolution(call: RecordedCall) -> Rule:
     return Rule(call.apply, _channels(by_group, groups, inputs, terms, bias))
 
 
-def of_axes(value: Any, axes: int) -> list[int]:
-    """Give a setting of each axis, which may be given once for all."""
-    given = [value] if isinstance(value, int) else list(value)
-    return given * axes if len(given) == 1 else given
+def per_axis(value: Any, axes: int) -> list[int]:
+    """Return a setting for each axis; a single value is for all."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * axes if len(values) == 1 else values
 
 
 def _channels(
     by_group: Squares, groups: int, inputs: int, terms: int, bias: Tensor | None
 ) -> Bound:
-    """Bound of a convolution: `by_group`, (groups, outputs, inputs), are summed over its kernel."""
+    """Return the bound of a convolution; `by_group` are (groups, outputs, inputs)."""
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         squares, size = channel_squares(x[0], bounds[0], 1, terms)
-        factors, most = by_group()
-        each = squares.reshape(-1, groups, inputs).transpose(0, 1) @ factors.mT
-        errors = each.transpose(0, 1).flatten(1).sqrt().mul_(size * most)
+        factors, weight_size = by_group()
+        sums = squares.reshape(-1, groups, inputs).transpose(0, 1) @ factors.mT
+        errors = sums.transpose(0, 1).flatten(1).sqrt().mul_(size * weight_size)
         shape = (*errors.shape, *(1,) * (output.ndim - 2))
-        return joined([errors.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
+        return root_sum_squares([errors.reshape(shape), *_offset(bias, (1, -1, *shape[2:]))])
 
     return bound
 
@@ -373,7 +373,7 @@ def batch_norm(call: RecordedCall) -> Rule:
 
 @line_rule("matmul", "mm", "bmm", "addmm", "einsum", caveat="one factor is constant")
 def contraction(call: RecordedCall) -> Rule:
-    """Products of matrices of which one is constant, and sums over products as einsum's."""
+    """Make the rule of a matrix product with a constant, or of einsum."""
     operands = call.args[1] if call.name == "einsum" else call.args[-2:]
     if sum(isinstance(a, Input) for a in operands) > 1:
         raise NotAffine("a product of two values that both depend on the input")
@@ -390,7 +390,7 @@ def contraction(call: RecordedCall) -> Rule:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Give the largest magnitude, or 1 where there is none."""
+    """Return the largest magnitude, or 1 if there is none."""
     if x.is_meta or not x.numel():
         return torch.ones((), dtype=x.dtype)
     size = x.abs().max()
@@ -398,7 +398,7 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def _terms(call: RecordedCall) -> int:
-    """How many products are summed for one number of the output."""
+    """Return the number of products that are summed for one number of the output."""
     if call.name != "einsum":
         first = call.args[-2]
         return (call.shapes[first.index] if isinstance(first, Input) else first.shape)[-1]
@@ -416,18 +416,21 @@ def _terms(call: RecordedCall) -> int:
 
 
 def _by_squares(apply: Callable[[Sequence[Tensor]], Tensor], terms: int, size: float) -> Bound:
-    """Bound of a sum of products; `apply` sums squares, those of constants over `size`."""
+    """Return the bound of a sum of products.
+
+    `apply` sums products of squares, those of constants divided by the square of `size`.
+    """
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        squares, most = squared_errors(x[0], bounds[0], terms)
+        squares, input_size = squared_errors(x[0], bounds[0], terms)
         sums = apply([squares]).clamp(min=0).sqrt()
-        return sums * (most * size).reshape(-1, *(1,) * (sums.ndim - 1))
+        return sums * (input_size * size).reshape(-1, *(1,) * (sums.ndim - 1))
 
     return bound
 
 
 def _sum_and_product(call: RecordedCall) -> Rule:
-    """``addmm``: a product added to a tensor."""
+    """Make the rule of ``addmm``: a product added to a tensor."""
     summand, first, second = call.args[:3]
     alpha, beta = (abs(float(call.kwargs.get(name, 1))) for name in ("alpha", "beta"))
     of_product: Bound | None = None
@@ -435,7 +438,7 @@ def _sum_and_product(call: RecordedCall) -> Rule:
         product = replace(call, name="matmul", function=torch.matmul, args=(first, second))
         product = replace(product, kwargs={})
         at = (first if isinstance(first, Input) else second).index
-        # The product alone, whose traced tensor is its first.
+        # The product by itself, whose traced tensor is its first input.
         alone = replace(
             product,
             args=tuple(Input(0) if isinstance(a, Input) else a for a in (first, second)),
@@ -449,19 +452,19 @@ def _sum_and_product(call: RecordedCall) -> Rule:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         errors = []
         if isinstance(summand, Input):
-            given = bounds[summand.index]
-            errors.append(beta * given.reshape((1,) * (output.ndim - given.ndim) + given.shape))
+            error = bounds[summand.index]
+            errors.append(beta * error.reshape((1,) * (output.ndim - error.ndim) + error.shape))
         elif isinstance(summand, Tensor):
             errors.append((beta * summand.abs() / 2).expand_as(output[:1]))
         if of_product is not None:
             errors.append(alpha * of_product(x, bounds, output))
-        return joined(errors)
+        return root_sum_squares(errors)
 
     return Rule(call.apply, bound)
 
 
 @line_rule("sum", "mean")
-def total(call: RecordedCall) -> Rule:
+def sum_or_mean(call: RecordedCall) -> Rule:
     only_first_traced(call)
     axes = call.argument(1, "dim")
     shape = call.shapes[0]
@@ -480,21 +483,26 @@ def total(call: RecordedCall) -> Rule:
     return Rule(call.apply, bound)
 
 
-TILE = 9
-"""Members of windows, side by side, that a CPU adds up in half the time of average pooling."""
+MAX_TILE_MEMBERS = 9
+"""Members of adjacent windows that a CPU adds up in half the time of average pooling."""
 
 
 @line_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def average_pooling(call: RecordedCall) -> Rule:
     only_first_traced(call)
     axes = int(call.name[-2])
-    kernel = of_axes(call.argument(1, "kernel_size"), axes)
+    kernel = per_axis(call.argument(1, "kernel_size"), axes)
     terms = math.prod(kernel)
     divisor = call.argument(6, "divisor_override") or terms
-    stride = of_axes(call.argument(2, "stride") or kernel, axes)
+    stride = per_axis(call.argument(2, "stride") or kernel, axes)
     tiled = [n * k for n, k in zip(call.shape[-axes:], kernel, strict=True)]
-    padded = any(of_axes(call.argument(3, "padding", 0), axes))
-    if stride != kernel or padded or tiled != list(call.shapes[0][-axes:]) or terms > TILE:
+    padded = any(per_axis(call.argument(3, "padding", 0), axes))
+    if (
+        stride != kernel
+        or padded
+        or tiled != list(call.shapes[0][-axes:])
+        or terms > MAX_TILE_MEMBERS
+    ):
         return Rule(call.apply, _averages(axes, terms, divisor))
     # The same sums, in the same order.
     members: list[tuple[Any, ...]] = [
@@ -526,9 +534,10 @@ def adaptive_average_pooling(call: RecordedCall) -> Rule:
 
 def _averages(axes: int, terms: int, divisor: int) -> Bound:
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        single = x[0].ndim == axes + 1  # Without an axis of channels.
-        own, given = (x[0][:, None], bounds[0][:, None]) if single else (x[0], bounds[0])
-        squares, size = channel_squares(own, given, 1, terms)
+        values, error = x[0], bounds[0]
+        if values.ndim == axes + 1:  # Without an axis of channels.
+            values, error = values[:, None], error[:, None]
+        squares, size = channel_squares(values, error, 1, terms)
         errors = squares.sqrt_().mul_(size * (math.sqrt(terms) / abs(divisor)))
         return errors.reshape(*errors.shape, *(1,) * (output.ndim - 2))
 
@@ -542,12 +551,12 @@ _UPSAMPLED = "linear1d bilinear2d bicubic2d trilinear3d _bilinear2d_aa _bicubic2
     *(f"{'_' * name.startswith('_')}upsample_{name.removeprefix('_')}" for name in _UPSAMPLED)
 )
 def interpolation(call: RecordedCall) -> Rule:
-    """Weights add up to 1; those of cubic interpolation have a 2-norm of at most 1.3."""
+    """Make the rule of interpolation; cubic weights have a 2-norm of at most 1.3."""
     only_first_traced(call)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         positions = list(range(2, x[0].ndim))
-        size = peaks(x[0], positions)
+        size = peak_over(x[0], positions)
         error = torch.hypot(bounds[0].amax(positions).expand_as(size), size)
         return 1.3 * error.reshape(*size.shape, *(1,) * len(positions))
 
@@ -563,7 +572,7 @@ def running_sum(call: RecordedCall) -> Rule:
 
 @line_rule("col2im")
 def folding(call: RecordedCall) -> Rule:
-    """``fold``: each position is a sum over the windows that it lies in."""
+    """Make the rule of ``fold``: each position is a sum over the windows that contain it."""
     only_first_traced(call)
     return Rule(
         call.apply, _by_squares(call.apply, math.prod(call.argument(2, "kernel_size")), 1.0)

@@ -1,10 +1,10 @@
-"""Functions of one number that bend at kinks: activations, clamping, absolute values."""
+"""Rules of functions of one number that bend at kinks: activations, clamping, absolute values."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,132 +13,50 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nlbench.introspection.operations import Operation, line_rule
-from nlbench.probes.function.probe import dual
 
-from .rule import (
-    SPARSEST,
-    Apply,
-    Bound,
-    Crossings,
-    Front,
-    Input,
-    Kinks,
-    Margin,
-    NotAffine,
-    RecordedCall,
-    Rule,
-    kept,
-    noise_of,
-    only_first_traced,
-    scaled,
-    sign_changes,
-)
+from .pieces import Crossings, Kinks, sign_changes
+from .rounding import MIN_NONZERO_SHARE, Bound, noise_of, scaled, unchanged
+from .rule import Apply, Input, NotAffine, RecordedCall, Rule, only_first_traced
 
-__all__ = ["bending", "kinked", "pushed", "rule_of_kinks"]
+__all__ = ["kinked_function", "kinked_units", "rule_of_kinks"]
 
 
-Margins = Callable[[Sequence[Tensor]], list[Tensor]]
-
-
-def pushed(
-    apply: Apply, values: Sequence[Tensor], rates: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Carry values and rates through an operation, by forward-mode differentiation.
-
-    Examples
-    --------
-    >>> y, rate = pushed(lambda x: 2 * x[0], [torch.tensor([3.0])], [torch.tensor([1.0])])
-    >>> y.item(), rate.item()
-    (6.0, 2.0)
-    """
-    (result,) = _pushed(lambda x: [apply(x)], values, rates)
-    return result
-
-
-def _pushed(
-    apply: Margins, values: Sequence[Tensor], rates: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    with forward_ad.dual_level():
-        results = list(map(_parts, apply(list(map(dual, values, rates)))))
-    return results
-
-
-def _parts(moving: Tensor) -> tuple[Tensor, Tensor]:
-    value, rate = forward_ad.unpack_dual(moving)  # type: ignore[no-untyped-call]
-    # A constant has none.
-    return value, torch.zeros_like(value) if rate is None else rate
-
-
-def bending(apply: Apply, bound: Bound, kinks: Kinks, shifted: int = 0, sign: float = 1.0) -> Rule:
-    """Make the rule of units each of which bends where a margin of its own is zero.
+def kinked_units(apply: Apply, bound: Bound, kinks: Kinks) -> Rule:
+    """Make the rule of units that bend where a value of their own passes a kink.
 
     Parameters
     ----------
     apply, bound : callable
         See `Rule`.
     kinks : Kinks
-        Their values are affine in the inputs.
-    shifted : int
-        The input that is changed to change a margin,
-    sign : float
-        and what of the margin's change: 1 or -1.
+        Their values are affine in the inputs, with slope 1, -1 or 0 in the first.
     """
-
-    def shift(inputs: Sequence[Tensor], change: Tensor) -> list[Tensor]:
-        return [x + sign * change if i == shifted else x for i, x in enumerate(inputs)]
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         pairs = zip(kinks.distances(inputs), kinks.noises(inputs, bounds), strict=True)
-        found = [sign_changes(margin, noise) for margin, noise in pairs]
-        if len(found) == 1:
-            return found[0]
-        return torch.cat([i for i, _ in found]), torch.cat([s for _, s in found])
+        crossings = [sign_changes(margin, noise) for margin, noise in pairs]
+        if len(crossings) == 1:
+            return crossings[0]
+        return torch.cat([i for i, _ in crossings]), torch.cat([s for _, s in crossings])
 
-    def advance(
-        inputs: Sequence[Tensor],
-        rates: Sequence[Tensor],
-        bounds: Sequence[Tensor],
-        rate_bounds: Sequence[Tensor],
-    ) -> Front:
-        found = []
-        for pair, noise, rest in zip(
-            _pushed(kinks.distances, inputs, rates),
-            kinks.noises(inputs, bounds),
-            kinks.noises(rates, rate_bounds),
-            strict=True,
-        ):
-            value, speed = pair
-            found.append(Margin(value, speed, noise))
-            # On a kink a unit is where it is heading; if it stays there it is no more
-            # than rounding, and goes nowhere.
-            near = value.abs() <= noise
-            still = near & (speed.abs() <= noise + rest)
-            # As little as a number can change: it is no more to the next layers than rounding.
-            floats = torch.finfo(value.dtype)
-            least = noise * 2**-30 + 4 * floats.eps * inputs[shifted].abs() + floats.tiny
-            heading = torch.where(still, 0.0, speed.sign() * least)
-            inputs = shift(inputs, torch.where(near, heading - value, 0.0))
-            rates = shift(rates, torch.where(still, -speed, 0.0))
-        return Front(*pushed(apply, inputs, rates), found)
-
-    return Rule(apply, bound, bend, advance=advance, pieces=kinks)
+    return Rule(apply, bound, bend, pieces=kinks)
 
 
-def kinked(
+def kinked_function(
     kinks: Sequence[float],
     call: RecordedCall,
     slopes: Sequence[Tensor | float],
     mask: Tensor | None = None,
 ) -> Rule:
-    """Rule of a function of one value that bends at `kinks`, where `mask` is 1.
+    """Make the rule of a function of one number that bends at `kinks`, where `mask` is 1.
 
     Parameters
     ----------
     kinks : sequence of float
-        In order.
+        In increasing order.
     call : RecordedCall
     slopes : sequence of tensor or float
-        Of the pieces from left to right: one more than there are kinks.
+        Slopes of the pieces from left to right: one more than there are kinks.
     mask : tensor, optional
     """
     if not kinks:
@@ -146,14 +64,14 @@ def kinked(
 
     pieces = Kinks(lambda x: x[0] if mask is None else x[0] * mask, kinks)
 
-    def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+    def snap(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
         x = inputs[0]
         for c, noise in zip(kinks, pieces.noises(inputs, bounds), strict=True):
             x = x.masked_fill((x - c).abs() <= noise, c)
         result: Tensor = call.apply([x])
         return result
 
-    return replace(bending(call.apply, _by_slopes(kinks, slopes), pieces), land=land)
+    return replace(kinked_units(call.apply, _by_slopes(kinks, slopes), pieces), snap=snap)
 
 
 def _size(slope: Tensor | float) -> Tensor | float:
@@ -161,18 +79,18 @@ def _size(slope: Tensor | float) -> Tensor | float:
 
 
 def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Bound:
-    """Bound of an output whose error is its input's times the slope of the piece it is on.
+    """Return the bound of an output whose error is its input's times the slope of its piece.
 
-    Where one number stands for many positions that is the slopes' mean square, and a
-    sixteenth of the largest at least, as windows of few positions may lie on one piece.
+    Where one bound stands for many positions, the slope is the root of the mean square, and at
+    least a quarter of the largest, as windows of few positions may lie on one piece.
     """
     sizes = [_size(slope) for slope in slopes]
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        x, given = inputs[0], bounds[0]
+        x, error = inputs[0], bounds[0]
         if all(isinstance(size, float) and size == sizes[0] for size in sizes):
-            return given * sizes[0]
-        shared = [i for i in range(1, x.ndim) if given.shape[i] == 1 and x.shape[i] > 1]
+            return error * sizes[0]
+        shared = [i for i in range(1, x.ndim) if error.shape[i] == 1 and x.shape[i] > 1]
         slope: Tensor | float = sizes[0]
         squares: Tensor | float = slope**2
         largest = torch.as_tensor(sizes[0], dtype=x.dtype, device=x.device)
@@ -183,14 +101,14 @@ def _by_slopes(kinks: Sequence[float], slopes: Sequence[Tensor | float]) -> Boun
             squares = squares + right * (after**2 - before**2)
             largest = torch.maximum(largest, torch.as_tensor(after, dtype=x.dtype, device=x.device))
         if shared:
-            squares = torch.as_tensor(squares).maximum(SPARSEST * largest**2)
-        return given * torch.as_tensor(squares).clamp(min=0).sqrt()
+            squares = torch.as_tensor(squares).maximum(MIN_NONZERO_SHARE * largest**2)
+        return error * torch.as_tensor(squares).clamp(min=0).sqrt()
 
     return bound
 
 
 def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
-    """Rule of an operation of which nothing is known but its kinks: the rest is asked of it."""
+    """Make the rule of an operation from its kinks; its slopes are computed by calling it."""
     if not isinstance(call.args[0], Input):
         raise NotAffine("its parameters depend on the input")
     only_first_traced(call)
@@ -203,57 +121,59 @@ def rule_of_kinks(operation: Operation, call: RecordedCall) -> Rule:
         y: Tensor = call.apply([x])
         return tuple((y.diff() / x.diff()).flatten().tolist())
 
-    def line(points: Sequence[Tensor]) -> Tensor:
-        """Draw the function through its kinks, as forward-mode differentiation needs it."""
-        x = points[0]
+    def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the operation, differentiated by its slopes in forward mode."""
         plain = x.detach()
-        with torch.no_grad():
-            own = slopes(plain.dtype, plain.device)
-            at: Tensor = call.apply([plain])
-        slope = torch.full_like(plain, own[0])
-        for c, after in zip(kinks, own[1:], strict=True):
+        at: Tensor = call.function(plain, *args, **kwargs)
+        if not _is_dual(x):
+            return at
+        own_slopes = slopes(plain.dtype, plain.device)
+        slope = torch.full_like(plain, own_slopes[0])
+        for c, after in zip(kinks, own_slopes[1:], strict=True):
             slope = slope.masked_fill(plain > c, after)
         return at + (x - plain) * slope
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        own = slopes(inputs[0].dtype, inputs[0].device)
-        return _by_slopes(kinks, own)(inputs, bounds, output)
+        own_slopes = slopes(inputs[0].dtype, inputs[0].device)
+        return _by_slopes(kinks, own_slopes)(inputs, bounds, output)
 
     if not kinks:
         return Rule(call.apply, bound)
-    own = replace(call, function=lambda *args, **kwargs: line([args[0]]))
-    walked = kinked(kinks, own, [1.0] * (len(kinks) + 1))
-    rule = kinked(kinks, call, [1.0] * (len(kinks) + 1))
-    return replace(rule, bound=bound, advance=walked.advance)
+    rule = kinked_function(kinks, replace(call, function=function), [1.0] * (len(kinks) + 1))
+    return replace(rule, bound=bound)
+
+
+def _is_dual(x: Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 @line_rule("relu", bends="at 0")
 def relu(call: RecordedCall) -> Rule:
-    def land(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        # A product of numbers, as to select by a mask of bools takes ten times as long;
-        # the absolute value makes 0 of -0.
+    def snap(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        # A product of numbers, as selecting by a bool mask takes ten times as long; the absolute
+        # value turns -0 into 0.
         x = inputs[0]
         return torch.gt(x, noise_of(x.dtype) * bounds[0], out=torch.empty_like(x)).mul_(x).abs_()
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        # One number for many is that of those that are not zero.
-        given = bounds[0]
-        return given * (output != 0) if given.shape == output.shape else given
+        # A bound for many positions holds for those that are not zero.
+        error = bounds[0]
+        return error * (output != 0) if error.shape == output.shape else error
 
-    return replace(kinked((0.0,), call, (0.0, 1.0)), land=land, bound=bound)
+    return replace(kinked_function((0.0,), call, (0.0, 1.0)), snap=snap, bound=bound)
 
 
 @line_rule("abs", "absolute", bends="at 0")
 def absolute(call: RecordedCall) -> Rule:
-    return kinked((0.0,), call, (1.0, 1.0))
+    return kinked_function((0.0,), call, (1.0, 1.0))
 
 
 @line_rule("leaky_relu", bends="at 0")
 def leaky_relu(call: RecordedCall) -> Rule:
     slope = float(call.argument(1, "negative_slope", 0.01))
     if slope == 1:
-        return Rule(call.apply, kept)
-    return kinked((0.0,), call, (slope, 1.0))
+        return Rule(call.apply, unchanged)
+    return kinked_function((0.0,), call, (slope, 1.0))
 
 
 @line_rule("rrelu", bends="at 0")
@@ -261,7 +181,9 @@ def rrelu(call: RecordedCall) -> Rule:
     if call.argument(3, "training", False):
         raise NotAffine("it draws at random")
     slope = (call.argument(1, "lower", 1 / 8) + call.argument(2, "upper", 1 / 3)) / 2
-    return kinked((0.0,), call, (slope, 1.0)) if slope != 1 else Rule(call.apply, kept)
+    return (
+        kinked_function((0.0,), call, (slope, 1.0)) if slope != 1 else Rule(call.apply, unchanged)
+    )
 
 
 @line_rule("prelu", bends="at 0, where its slope is not 1")
@@ -269,12 +191,12 @@ def prelu(call: RecordedCall) -> Rule:
     only_first_traced(call)
     slope: Tensor = call.argument(1, "weight")
     units = (1, -1) + (1,) * (len(call.shape) - 2) if slope.numel() > 1 else ()
-    # Slope 1 doesn't bend: a linearised channel has no boundary.
+    # A slope of 1 doesn't bend: a linearised channel has no boundary.
     bends = (slope != 1).to(slope.dtype).reshape(units)
     slopes = (slope.reshape(units), 1.0)
     if slope.is_meta:
-        return kinked((0.0,), call, slopes)
-    return kinked((0.0,), call, slopes, None if bool(bends.all()) else bends)
+        return kinked_function((0.0,), call, slopes)
+    return kinked_function((0.0,), call, slopes, None if bool(bends.all()) else bends)
 
 
 def _clip(low: Any, high: Any, call: RecordedCall) -> Rule:
@@ -284,7 +206,7 @@ def _clip(low: Any, high: Any, call: RecordedCall) -> Rule:
         return Rule(call.apply, scaled(0.0))  # Constant.
     kinks = [float(c) for c in (low, high) if c is not None and math.isfinite(c)]
     slopes = [0.0] * (low is not None and math.isfinite(low)) + [1.0]
-    return kinked(kinks, call, slopes + [0.0] * (high is not None and math.isfinite(high)))
+    return kinked_function(kinks, call, slopes + [0.0] * (high is not None and math.isfinite(high)))
 
 
 @line_rule("hardtanh", bends="at both bounds")
@@ -312,19 +234,24 @@ def threshold(call: RecordedCall) -> Rule:
     threshold, value = float(call.args[1]), float(call.args[2])
     if threshold != value:
         raise NotAffine(f"it jumps from {value:g} to {threshold:g} at {threshold:g}")
-    return kinked((threshold,), call, (0.0, 1.0))
+    return kinked_function((threshold,), call, (0.0, 1.0))
 
 
 @line_rule("hardsigmoid", bends="at -3 and 3")
 def hardsigmoid(call: RecordedCall) -> Rule:
-    # PyTorch differentiates its own with a sixth in single precision.
-    exact = replace(call, function=lambda x: (x + 3).clamp(0, 6) / 6)
-    slopes = (0.0, 1 / 6, 0.0)
-    rule = kinked((-3.0, 3.0), call, slopes)
-    return replace(rule, advance=kinked((-3.0, 3.0), exact, slopes).advance)
+    def function(x: Tensor) -> Tensor:
+        # PyTorch differentiates its own with a sixth in single precision.
+        result: Tensor = (x + 3).clamp(0, 6) / 6 if _is_dual(x) else call.function(x)
+        return result
+
+    return kinked_function((-3.0, 3.0), replace(call, function=function), (0.0, 1 / 6, 0.0))
 
 
 @line_rule("softshrink", bends="at -lambd and lambd")
 def softshrink(call: RecordedCall) -> Rule:
     width = float(call.argument(1, "lambd", 0.5))
-    return kinked((-width, width), call, (1.0, 0.0, 1.0)) if width else Rule(call.apply, kept)
+    return (
+        kinked_function((-width, width), call, (1.0, 0.0, 1.0))
+        if width
+        else Rule(call.apply, unchanged)
+    )

@@ -1,11 +1,14 @@
-"""Where the largest changes: of two tensors, along axes, in windows of pooling, and by rank."""
+"""Rules of maxima and ranks: of two tensors, along axes, in pooling windows, and of sorting.
+
+On a segment on which its inputs are affine, a maximum is the upper envelope of lines. It bends
+where another line becomes the largest; `overtakes` walks along envelopes.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,24 +19,11 @@ from torch.nn import functional
 
 from nlbench.introspection.operations import line_rule
 
-from .arithmetic import error_of, of_axes
-from .kinks import bending
-from .rule import (
-    Crossings,
-    Front,
-    Input,
-    Kinks,
-    Leaders,
-    Margin,
-    NotAffine,
-    Ranks,
-    RecordedCall,
-    Rule,
-    inner_axis,
-    joined,
-    noise_of,
-    unit_crossings,
-)
+from .arithmetic import per_axis, term_error
+from .kinks import kinked_units
+from .pieces import Crossings, Kinks, Leaders, Ranks, unit_crossings
+from .rounding import noise_of, root_sum_squares
+from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis
 
 Lead = Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
 
@@ -42,7 +32,6 @@ __all__ = [
     "max_pool",
     "overtakes",
     "pooling_windows",
-    "window_front",
     "window_leaders",
     "window_overtakes",
     "window_tops",
@@ -61,12 +50,14 @@ def larger_of_two(call: RecordedCall) -> Rule:
         return torch.sub(first, second)
 
     def error(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        return joined(errors(bounds, margin(inputs)))
+        return root_sum_squares(errors(bounds, margin(inputs)))
 
     def errors(bounds: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         # A constant is exact.
         return [
-            error_of(a, bounds, like) if isinstance(a, Input) else like.new_zeros((1,) * like.ndim)
+            term_error(a, bounds, like)
+            if isinstance(a, Input)
+            else like.new_zeros((1,) * like.ndim)
             for a in call.args[:2]
         ]
 
@@ -77,9 +68,7 @@ def larger_of_two(call: RecordedCall) -> Rule:
         larger = margin(inputs) >= 0
         return torch.where(~larger if "min" in call.name else larger, first, second)
 
-    first, second = call.args[:2]
-    shifted, sign = (first.index, 1.0) if isinstance(first, Input) else (second.index, -1.0)
-    return bending(call.apply, bound, Kinks(margin, error=error), shifted, sign)
+    return kinked_units(call.apply, bound, Kinks(margin, error=error))
 
 
 @line_rule("amax", "amin", bends="where another becomes the largest")
@@ -96,11 +85,11 @@ def largest(call: RecordedCall) -> Rule:
 
 
 def _inner_axes(call: RecordedCall) -> list[int]:
-    """Give the axes that a call works along, of which none may be that of samples."""
+    """Return the axes that a call works along; refuse that of samples."""
     rank = len(call.shapes[0])
-    given = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
-    given = [given] if isinstance(given, int) else list(given or range(rank))
-    axes = sorted(axis % rank for axis in given)
+    dim = call.argument(2 if call.name == "linalg_vector_norm" else 1, "dim")
+    dim = [dim] if isinstance(dim, int) else list(dim or range(rank))
+    axes = sorted(axis % rank for axis in dim)
     if 0 in axes:
         raise NotAffine("it mixes the samples of a batch")
     return axes
@@ -111,7 +100,7 @@ def running_largest(call: RecordedCall) -> Rule:
     axis = inner_axis(call, 1)
     sign = -1 if call.name == "cummin" else 1
     size = call.shape[axis]
-    # The first so many, repeating the first one.
+    # Window i is the first i + 1 members, padded with the first.
     windows = torch.arange(size).expand(size, size).tril()
     others = [n for i, n in enumerate(call.shape[1:], 1) if i != axis]
 
@@ -144,22 +133,22 @@ def norm(call: RecordedCall) -> Rule:
 
 
 def _sum_of_magnitudes(call: RecordedCall, axes: list[int]) -> Rule:
-    kept = call.argument(3, "keepdim", False)
+    keepdim = call.argument(3, "keepdim", False)
 
     def apply(points: Sequence[Tensor]) -> Tensor:
-        return points[0].abs().sum(axes, keepdim=kept)
+        return points[0].abs().sum(axes, keepdim=keepdim)
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         terms = math.prod(call.shapes[0][axis] for axis in axes)
         error = torch.hypot(bounds[0].expand_as(inputs[0]), inputs[0] * (math.sqrt(terms) / 2))
-        total: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=kept)
+        total: Tensor = torch.linalg.vector_norm(error, dim=axes, keepdim=keepdim)
         return total
 
-    return bending(apply, bound, Kinks(lambda x: x[0]))
+    return kinked_units(apply, bound, Kinks(lambda x: x[0]))
 
 
-MOST = 256
-"""Numbers that may be sorted: each pair of them is looked at."""
+MAX_SORTED = 256
+"""Numbers that may be sorted, as every pair of them is compared."""
 
 
 @line_rule(
@@ -168,10 +157,10 @@ MOST = 256
     "kthvalue",
     "median",
     bends="where two change places",
-    caveat=f"along an axis of at most {MOST}",
+    caveat=f"along an axis of at most {MAX_SORTED}",
 )
 def sorted_along(call: RecordedCall) -> Rule:
-    """Numbers by their rank along an axis: where two change places, those of both ranks bend."""
+    """Make the rule of sorting: where two numbers change places, those of both ranks bend."""
     place = {"topk": 2, "kthvalue": 2}.get(call.name, 1)
     rank = len(call.shapes[0])
     axis = call.argument(place, "dim", -1)
@@ -183,8 +172,8 @@ def sorted_along(call: RecordedCall) -> Rule:
     if axis == 0:
         raise NotAffine("it mixes the samples of a batch")
     size = call.shapes[0][axis]
-    if size > MOST:
-        raise NotAffine(f"it sorts {size} numbers, at most {MOST} are supported")
+    if size > MAX_SORTED:
+        raise NotAffine(f"it sorts {size} numbers, at most {MAX_SORTED} are supported")
     ranks = _ranks(call, size)
     pairs = torch.combinations(torch.arange(size), 2)
 
@@ -204,35 +193,18 @@ def sorted_along(call: RecordedCall) -> Rule:
         weight = share[:, None].to(x.dtype)
         at = torch.lerp(x[(interval, *rest)], x[(interval + 1, *rest)], weight)
         level = (at.gather(1, first[pair][:, None]) + at.gather(1, second[pair][:, None])) / 2
-        # How many are larger, but for the two, is the rank that they change.
+        # The number of larger values, except for the two, is the rank at which they change.
         above = at > level
         above.scatter_(1, first[pair][:, None], False).scatter_(1, second[pair][:, None], False)
         upper = above.sum(1)
-        known = torch.tensor(ranks, device=x.device)
-        seen = torch.isin(upper, known) | torch.isin(upper + 1, known)
-        return interval[seen], share[seen]
+        used = torch.tensor(ranks, device=x.device)
+        bends = torch.isin(upper, used) | torch.isin(upper + 1, used)
+        return interval[bends], share[bends]
 
-    def advance(
-        inputs: Sequence[Tensor],
-        rates: Sequence[Tensor],
-        bounds: Sequence[Tensor],
-        rate_bounds: Sequence[Tensor],
-    ) -> Front:
-        x, rate, error = lines(inputs[0]), lines(rates[0]), noise(inputs, bounds)
-        # Of numbers that are the same but for rounding that which rises fastest is first.
-        most = rate.abs().amax(-1, keepdim=True)
-        ahead = x + rate / torch.where(most > 0, most, 1) * error.amax(-1, keepdim=True)
-        owner = ahead.argsort(dim=-1, descending=True, stable=True)[..., ranks]
-        value, speed = x.gather(-1, owner), rate.gather(-1, owner)
-        own = error.expand_as(x)
-        margin = Margin(
-            value[..., None] - x[..., None, :],
-            speed[..., None] - rate[..., None, :],
-            torch.hypot(own.gather(-1, owner)[..., None], own[..., None, :]),
-        )
-        return Front(restored(value), restored(speed), [margin])
+    others = [n for i, n in enumerate(call.shapes[0][1:], 1) if i != axis]
 
     def restored(by_rank: Tensor) -> Tensor:
+        by_rank = by_rank.reshape(len(by_rank), *others, len(ranks))
         return by_rank.movedim(-1, axis).reshape(len(by_rank), *call.shape[1:])
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
@@ -242,12 +214,12 @@ def sorted_along(call: RecordedCall) -> Rule:
 
     rest = math.prod(call.shapes[0][1:]) // max(1, size)
     workspace = rest * max(4 * len(pairs), 2 * size * len(ranks))
-    pieces = Ranks(lambda x: lines(x[0]).reshape(len(x[0]), -1, size), ranks)
-    return Rule(call.apply, bound, bend, advance=advance, workspace=workspace, pieces=pieces)
+    pieces = Ranks(lambda x: lines(x[0]).reshape(len(x[0]), -1, size), ranks, restored)
+    return Rule(call.apply, bound, bend, workspace=workspace, pieces=pieces)
 
 
 def _ranks(call: RecordedCall, size: int) -> list[int]:
-    """Which places, from the largest on, the output has, in its order."""
+    """Return the ranks of the output's values in their order; 0 is the largest."""
     if call.name == "kthvalue":
         return [size - int(call.args[1])]
     if call.name == "median":
@@ -255,13 +227,14 @@ def _ranks(call: RecordedCall, size: int) -> list[int]:
     if call.name == "topk":
         count = int(call.args[1])
         if not call.argument(4, "sorted", True):
-            raise NotAffine("the order of what it gives is not fixed")
+            raise NotAffine("the order of its output is not fixed")
         return list(
             range(count) if call.argument(3, "largest", True) else range(size)[::-1][:count]
         )
-    by_name = call.kwargs.get("descending")
-    given = next((a for a in call.args[2:] if isinstance(a, bool)), False)
-    return list(range(size) if (given if by_name is None else by_name) else range(size)[::-1])
+    descending = call.kwargs.get("descending")
+    if descending is None:
+        descending = next((a for a in call.args[2:] if isinstance(a, bool)), False)
+    return list(range(size) if descending else range(size)[::-1])
 
 
 @line_rule(
@@ -269,7 +242,7 @@ def _ranks(call: RecordedCall, size: int) -> list[int]:
     "adaptive_max_pool3d", bends="where another member of a window becomes the largest",
 )  # fmt: skip
 def max_pool(call: RecordedCall) -> Rule:
-    """Rule of max pooling: the upper envelope of each window."""
+    """Make the rule of max pooling: the upper envelope of each window."""
     axes = int(call.name.partition("pool")[2][0])
     windows = pooling_windows(
         call.name, call.args, call.kwargs, call.shapes[0][-axes:], call.shape[-axes:]
@@ -278,7 +251,7 @@ def max_pool(call: RecordedCall) -> Rule:
 
 
 def _lead_of_pooling(call: RecordedCall, axes: int) -> Lead:
-    """Ask PyTorch which member of each window leads."""
+    """Return a function that asks PyTorch for the leader of each window."""
     if call.name.startswith("adaptive"):
         pool = getattr(functional, f"adaptive_max_pool{axes}d")
         settings: dict[str, Any] = {"output_size": call.shape[-axes:]}
@@ -303,7 +276,7 @@ def envelopes(
     restored: Callable[[Tensor], Tensor] | None = None,
     lead: Lead | None = None,
 ) -> Rule:
-    """Make the rule of a call that takes the largest of each of some sets of lines.
+    """Make the rule of a call that takes the largest of each of some windows.
 
     Parameters
     ----------
@@ -311,22 +284,21 @@ def envelopes(
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     lines : callable
-        From the input at P points to (P, ..., positions), each the input at some place or its
-        negative.
+        From the input at P points to (P, ..., positions): numbers of the input, or their negatives.
     restored : callable, optional
         From maxima, (P, channels, windows), to the output; by default they are reshaped.
     lead : callable, optional
-        A quicker way to tell who leads, see `Leaders`.
+        A faster way to find the leaders, see `Leaders`.
     """
-    own = cache(windows.to)
+    windows_on = cache(windows.to)
 
     def output(maxima: Tensor) -> Tensor:
         if restored is not None:
             return restored(maxima)
         return maxima.reshape(len(maxima), *call.shape[1:])
 
-    def positions(x: Tensor, bound: Tensor) -> Tensor:
-        """Bounds in the order of the lines: one of each channel, or of each position."""
+    def line_bounds(x: Tensor, bound: Tensor) -> Tensor:
+        """Return bounds in the order of the lines, one a channel or one a position."""
         if bound.ndim == x.ndim and call.name.partition("pool")[1]:
             axes = int(call.name.partition("pool")[2][0])
             if all(size == 1 for size in bound.shape[-axes:]):
@@ -334,49 +306,42 @@ def envelopes(
         return lines(bound.expand_as(x)).abs()
 
     def noise(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
-        return noise_of(inputs[0].dtype) * positions(inputs[0], bounds[0])
+        return noise_of(inputs[0].dtype) * line_bounds(inputs[0], bounds[0])
 
     def bend(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Crossings:
         x = lines(inputs[0])
-        return window_overtakes(x, own(x.device), noise(inputs, bounds))
+        return window_overtakes(x, windows_on(x.device), noise(inputs, bounds))
 
-    def possible(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+    def members(inputs: Sequence[Tensor]) -> Tensor:
         x = lines(inputs[0])
-        return window_leaders(x, own(x.device), noise(inputs, bounds))[0].movedim(-1, 0)
+        return _members(x, windows_on(x.device))
 
-    def advance(
-        inputs: Sequence[Tensor],
-        rates: Sequence[Tensor],
-        bounds: Sequence[Tensor],
-        rate_bounds: Sequence[Tensor],
-    ) -> Front:
-        x, rate = lines(inputs[0]), lines(rates[0])
-        front = window_front(x, rate, own(x.device), noise(inputs, bounds))
-        return replace(front, value=output(front.value), rate=output(front.rate))
+    def tied(inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        x = lines(inputs[0])
+        return window_leaders(x, windows_on(x.device), noise(inputs, bounds))
 
     def bound(inputs: Sequence[Tensor], bounds: Sequence[Tensor], result: Tensor) -> Tensor:
-        given = positions(inputs[0], bounds[0])
-        if given.shape[-1] == 1 and bounds[0].ndim == result.ndim:
+        errors = line_bounds(inputs[0], bounds[0])
+        if errors.shape[-1] == 1 and bounds[0].ndim == result.ndim:
             return bounds[0]
         x = lines(inputs[0])
-        return output(window_tops(x, own(x.device), given)).abs()
+        return output(window_tops(x, windows_on(x.device), errors)).abs()
 
     def first_of_largest(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         x = lines(inputs[0])
         x = x.reshape(len(x), -1, x.shape[-1])
-        first = x[:, :, own(x.device)].argmax(-1, keepdim=True)
-        return own(x.device).expand(*first.shape[:-1], -1).gather(-1, first).squeeze(-1), x
+        first = x[:, :, windows_on(x.device)].argmax(-1, keepdim=True)
+        return windows_on(x.device).expand(*first.shape[:-1], -1).gather(-1, first).squeeze(-1), x
 
-    # Members, who is largest, and which change places.
+    # Members, their leaders, and changes of these.
     positions_there = lines(torch.empty(call.shapes[0], device="meta")).shape[-1]
     rest = math.prod(call.shapes[0][1:]) // max(1, positions_there)
     return Rule(
         call.apply,
         bound,
         bend,
-        advance=advance,
         workspace=4 * windows.numel() * max(1, rest),
-        pieces=Leaders(lead or first_of_largest, possible),
+        pieces=Leaders(lead or first_of_largest, members, tied, output),
     )
 
 
@@ -401,8 +366,8 @@ def pooling_windows(
     Returns
     -------
     tensor of shape (windows, members)
-        Positions in the flattened spatial axes. A window that is cut by the border
-        repeats its first member, which changes no maximum.
+        Positions in the flattened spatial axes. A window that is cut by the border repeats its
+        first member, which changes no maximum.
 
     Examples
     --------
@@ -416,22 +381,22 @@ def pooling_windows(
         ]
     else:
         settings = _pool_settings(args, kwargs)
-        kernel = of_axes(settings["kernel_size"], len(size))
-        stride = of_axes(settings.get("stride", kernel), len(size))
-        padding = of_axes(settings.get("padding", 0), len(size))
-        dilation = of_axes(settings.get("dilation", 1), len(size))
+        kernel = per_axis(settings["kernel_size"], len(size))
+        stride = per_axis(settings.get("stride", kernel), len(size))
+        padding = per_axis(settings.get("padding", 0), len(size))
+        dilation = per_axis(settings.get("dilation", 1), len(size))
         axes = [
             [[i for i in range(o * s - p, o * s - p + k * d, d) if 0 <= i < n] for o in range(m)]
             for n, m, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True)
         ]
     flat = np.arange(math.prod(size)).reshape(size)
     windows = [flat[np.ix_(*members)].ravel().tolist() for members in itertools.product(*axes)]
-    most = max(map(len, windows))
-    return torch.tensor([cells + cells[:1] * (most - len(cells)) for cells in windows])
+    longest = max(map(len, windows))
+    return torch.tensor([cells + cells[:1] * (longest - len(cells)) for cells in windows])
 
 
 def _pool_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the settings of max pooling that are given, the input first."""
+    """Return the settings of a call of max pooling by name."""
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     settings = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
     # No stride, or an empty one, is the size of the kernel.
@@ -448,8 +413,8 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     windows : tensor of shape (windows, members)
         See `pooling_windows`.
     noise : tensor of shape (P, ..., positions)
-        Members this close to the largest share the first place: by the noise of either.
-        Each axis but the first may be 1.
+        Members this close to the largest are tied with it, by the noise of either. Each axis but
+        the first may be 1.
 
     Returns
     -------
@@ -460,9 +425,9 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
     """
     top, members, _ = window_leaders(x, windows, noise)
     top, members = top.flatten(1, 2), members.flatten(1, 2)
-    # The maximum is convex: a member that is largest at both points is so between them.
-    moved = ~(top[:-1] & top[1:]).any(-1)
-    interval, window = moved.nonzero().unbind(1)
+    # A member that is largest at both points is largest between them, as a maximum is convex.
+    changed = ~(top[:-1] & top[1:]).any(-1)
+    interval, window = changed.nonzero().unbind(1)
     share, line = overtakes(
         members[interval, window],
         members[interval + 1, window],
@@ -473,7 +438,7 @@ def window_overtakes(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor,
 
 
 def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tell which members of each window share the first place.
+    """Find the members of each window that are largest, ties included.
 
     Parameters
     ----------
@@ -485,7 +450,7 @@ def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, T
     top : bool tensor of shape (P, channels, windows, members)
     members : tensor of shape (P, channels, windows, members)
     noise : tensor of shape (P, channels, windows, members), each axis of full size or 1
-        Of each member's distance from the largest: the larger of the two's.
+        Noise of each member's distance from the largest: the larger of the two's.
     """
     members, noise = _members(x, windows), _members(noise, windows)
     if noise.shape[-1] > 1:
@@ -494,39 +459,8 @@ def window_leaders(x: Tensor, windows: Tensor, noise: Tensor) -> tuple[Tensor, T
     return members >= members.amax(-1, keepdim=True) - noise, members, noise
 
 
-def window_front(x: Tensor, rate: Tensor, windows: Tensor, noise: Tensor) -> Front:
-    """Give the maximum of each window at points that move, and who may overtake.
-
-    Of members that share the first place the one that rises fastest has it.
-
-    Parameters
-    ----------
-    x, windows, noise
-        See `window_overtakes`.
-    rate : tensor of shape (P, ..., positions)
-
-    Returns
-    -------
-    Front
-        Value and rate (P, channels, windows), and the lead over each member as margin.
-
-    Examples
-    --------
-    >>> x, rate = torch.tensor([[3.0, 1.0]]), torch.tensor([[-1.0, 1.0]])
-    >>> front = window_front(x, rate, torch.tensor([[0, 1]]), torch.zeros(1, 1))
-    >>> front.value.item(), front.margins[0].value.tolist(), front.margins[0].rate.tolist()
-    (3.0, [[[[0.0, 2.0]]]], [[[[0.0, -2.0]]]])
-    """
-    top, members, noise = window_leaders(x, windows, noise)
-    rates = _members(rate, windows)
-    first = rates.masked_fill(~top, -math.inf).argmax(-1, keepdim=True)
-    value, speed = members.gather(-1, first), rates.gather(-1, first)
-    lead = Margin(value - members, speed - rates, noise)
-    return Front(value.squeeze(-1), speed.squeeze(-1), [lead])
-
-
 def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
-    """Give the value that belongs to the largest member of each window.
+    """Return the value that belongs to the largest member of each window.
 
     Parameters
     ----------
@@ -551,7 +485,7 @@ def window_tops(x: Tensor, windows: Tensor, values: Tensor) -> Tensor:
 
 
 def _members(x: Tensor, windows: Tensor) -> Tensor:
-    """Give the members of each window, (P, channels, windows, members); of one number, that."""
+    """Return the members of each window, (P, channels, windows, members), or a single number."""
     x = x.reshape(len(x), -1, x.shape[-1])
     return x[..., None] if x.shape[-1] == 1 else x[:, :, windows]
 
@@ -564,14 +498,14 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
     left, right : tensor of shape (n, k)
         Values at 0 and at 1 of k lines, for each of n envelopes.
     first, last : bool tensor of shape (n, k)
-        Which lines count as the largest at 0 and at 1.
+        Lines that count as the largest at 0 and at 1.
 
     Returns
     -------
     share : tensor of shape (m,)
-        Where an envelope bends.
+        Places in [0, 1] where an envelope bends.
     envelope : tensor of shape (m,)
-        Which one.
+        Index of the envelope.
 
     Examples
     --------
@@ -583,9 +517,9 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
     current = slope.masked_fill(~first, -math.inf).argmax(-1, keepdim=True)
     position = torch.zeros_like(left[:, :1])
     row = torch.arange(len(left), device=left.device)
-    if left.is_cuda and 1 < left.shape[1] <= TOGETHER_GPU:
+    if left.is_cuda and 1 < left.shape[1] <= MAX_GPU_LINES:
         return _overtakes_together(left, slope, last, current)
-    found: list[tuple[Tensor, Tensor]] = []
+    bends: list[tuple[Tensor, Tensor]] = []
     while True:
         going = (~last.gather(1, current).squeeze(1)).nonzero().squeeze(1)
         left, slope, last = left[going], slope[going], last[going]
@@ -596,21 +530,21 @@ def overtakes(left: Tensor, right: Tensor, first: Tensor, last: Tensor) -> tuple
         inside = (position.squeeze(1) < 1).nonzero().squeeze(1)
         left, slope, last = left[inside], slope[inside], last[inside]
         current, position, row = current[inside], position[inside], row[inside]
-        found.append((position.squeeze(1), row))
-    if not found:
+        bends.append((position.squeeze(1), row))
+    if not bends:
         return left.new_zeros(0), row
-    return torch.cat([share for share, _ in found]), torch.cat([row for _, row in found])
+    return torch.cat([share for share, _ in bends]), torch.cat([row for _, row in bends])
 
 
-TOGETHER_GPU = 16
-"""Lines up to which a GPU goes along all envelopes to the end, though most have no bend left: to
-see which have come there would make the host wait, at each bend."""
+MAX_GPU_LINES = 16
+"""Lines up to which a GPU walks along all envelopes to the end: finding those that are finished
+would synchronise with it at each bend."""
 
 
 def _overtakes_together(
     left: Tensor, slope: Tensor, last: Tensor, current: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Do what `overtakes` does with one wait; an envelope bends less often than it has lines."""
+    """Do what `overtakes` does with one synchronisation; k lines bend fewer than k times."""
     position = torch.zeros_like(left[:, :1])
     going = ~last.gather(1, current).squeeze(1)
     positions, bends = [], []
@@ -625,7 +559,7 @@ def _overtakes_together(
 
 
 def _next(left: Tensor, slope: Tensor, current: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the line that overtakes the current one next, and where."""
+    """Return the line that overtakes the current one next, and the place."""
     rise = slope - slope.gather(1, current)
     gap = left.gather(1, current) - left
     meeting = torch.where(rise > 0, gap / rise, math.inf).maximum(position)

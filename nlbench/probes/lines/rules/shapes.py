@@ -1,4 +1,4 @@
-"""Operations that select, repeat, rearrange or put together numbers, and compute none."""
+"""Rules of operations that select, repeat, rearrange or join numbers, and compute none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from nlbench.introspection.operations import line_rule
 
-from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis, kept, moved, only_first_traced
+from .rounding import rearranged, unchanged
+from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis, only_first_traced
 
 
 @line_rule(
@@ -20,7 +21,7 @@ from .rule import Input, NotAffine, RecordedCall, Rule, inner_axis, kept, moved,
 )
 def same(call: RecordedCall) -> Rule:
     only_first_traced(call)
-    return Rule(call.apply, kept)
+    return Rule(call.apply, unchanged)
 
 
 @line_rule("view", "reshape", "_unsafe_view", "view_as", "reshape_as")
@@ -28,7 +29,7 @@ def view(call: RecordedCall) -> Rule:
     def apply(points: Sequence[Tensor]) -> Tensor:
         return points[0].reshape(len(points[0]), *call.shape[1:])
 
-    return Rule(apply, moved(apply))
+    return Rule(apply, rearranged(apply))
 
 
 @line_rule("expand", "expand_as")
@@ -36,7 +37,7 @@ def expand(call: RecordedCall) -> Rule:
     def apply(points: Sequence[Tensor]) -> Tensor:
         return points[0].expand(len(points[0]), *call.shape[1:])
 
-    return Rule(apply, moved(apply))
+    return Rule(apply, rearranged(apply))
 
 
 @line_rule(
@@ -50,13 +51,13 @@ def expand(call: RecordedCall) -> Rule:
 @line_rule("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
 def rearrangement(call: RecordedCall) -> Rule:
     only_first_traced(call)
-    return Rule(call.apply, moved(call.apply))
+    return Rule(call.apply, rearranged(call.apply))
 
 
 @line_rule("index", "index_select", caveat="constant indices")
 def selection(call: RecordedCall) -> Rule:
     only_first_traced(call, "which numbers it takes depends on the input")
-    return Rule(call.apply, moved(call.apply))
+    return Rule(call.apply, rearranged(call.apply))
 
 
 @line_rule("gather", caveat="constant indices")
@@ -65,9 +66,9 @@ def gathering(call: RecordedCall) -> Rule:
     axis, index = inner_axis(call, 1), call.argument(2, "index")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
-        return torch.gather(points[0], axis, of_each(index, len(points[0])))
+        return torch.gather(points[0], axis, repeat_samples(index, len(points[0])))
 
-    return Rule(apply, moved(apply))
+    return Rule(apply, rearranged(apply))
 
 
 @line_rule("max_unpool2d", "max_unpool3d", caveat="constant indices")
@@ -76,21 +77,21 @@ def unpooling(call: RecordedCall) -> Rule:
     index, size = call.args[1], call.argument(2, "output_size")
 
     def apply(points: Sequence[Tensor]) -> Tensor:
-        result: Tensor = call.function(points[0], of_each(index, len(points[0])), size)
+        result: Tensor = call.function(points[0], repeat_samples(index, len(points[0])), size)
         return result
 
-    return Rule(apply, moved(apply))
+    return Rule(apply, rearranged(apply))
 
 
-def of_each(constant: Any, count: int) -> Any:
-    """Repeat a constant with an axis of one sample for `count` of them."""
+def repeat_samples(constant: Any, count: int) -> Any:
+    """Expand a constant with an axis of one sample to `count` samples."""
     return constant.expand(count, *constant.shape[1:])
 
 
 @line_rule("scatter", "scatter_add", "slice_scatter", "select_scatter", caveat="constant indices")
 @line_rule("index_add", "index_copy", "masked_scatter", caveat="constant indices")
 def putting(call: RecordedCall) -> Rule:
-    """Numbers put, or added, into a tensor at fixed places."""
+    """Make the rule of numbers written, or added, into a tensor at fixed places."""
     tensors = {"scatter": (0, 3), "scatter_add": (0, 3), "slice_scatter": (0, 1)}
     tensors |= {"select_scatter": (0, 1), "index_add": (0, 3), "index_copy": (0, 3)}
     if call.name not in tensors or "reduce" in call.kwargs:
@@ -105,9 +106,9 @@ def putting(call: RecordedCall) -> Rule:
 
     def filled(points: Sequence[Tensor]) -> tuple[Any, ...]:
         count = len(points[0])
-        # An index along one axis is a row; all else has an axis of samples.
+        # An index along one axis has no axis of samples; all else has.
         return tuple(
-            of_each(a, count) if isinstance(a, Tensor) and a.ndim == len(call.shape) else a
+            repeat_samples(a, count) if isinstance(a, Tensor) and a.ndim == len(call.shape) else a
             for a in call.args
         )
 
@@ -117,66 +118,66 @@ def putting(call: RecordedCall) -> Rule:
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         errors = [b.expand_as(v) for b, v in zip(bounds, x, strict=True)]
-        most = torch.stack([e.reshape(len(e), -1).amax(1) for e in errors]).amax(0)
-        most = torch.where(most > 0, most, 1)
-        errors = [(e / most.reshape(-1, *(1,) * (e.ndim - 1))).square() for e in errors]
-        exact = [torch.zeros_like(a) if _is_values(a) else a for a in filled(x)]
-        sums: Tensor = replace(call, args=tuple(exact)).apply(errors)
-        size: Tensor = sums.sqrt() * most.reshape(-1, *(1,) * (sums.ndim - 1))
-        return size
+        size = torch.stack([e.reshape(len(e), -1).amax(1) for e in errors]).amax(0)
+        size = torch.where(size > 0, size, 1)
+        squares = [(e / size.reshape(-1, *(1,) * (e.ndim - 1))).square() for e in errors]
+        exact = [torch.zeros_like(a) if _is_float(a) else a for a in filled(x)]
+        sums: Tensor = replace(call, args=tuple(exact)).apply(squares)
+        result: Tensor = sums.sqrt() * size.reshape(-1, *(1,) * (sums.ndim - 1))
+        return result
 
     return Rule(apply, bound)
 
 
-def _is_values(argument: Any) -> bool:
+def _is_float(argument: Any) -> bool:
     return isinstance(argument, Tensor) and argument.is_floating_point()
 
 
 @line_rule("assigned", caveat="what `copy_` and assignment to a slice make of a tensor")
 def assigned(call: RecordedCall) -> Rule:
-    """A tensor some numbers of which were overwritten, as `Recorder` writes it down."""
+    """Make the rule of a tensor with some numbers overwritten, as `Recorder` records it."""
     base, value, places, source = call.args
 
     def put(base: Tensor, value: Tensor, count: int) -> Tensor:
-        flat = of_each(base, count).reshape(count, -1).clone()
+        flat = repeat_samples(base, count).reshape(count, -1).clone()
         places_there, source_there = places.to(flat.device), source.to(flat.device)
-        flat[:, places_there] = of_each(value, count).reshape(count, -1)[:, source_there]
+        flat[:, places_there] = repeat_samples(value, count).reshape(count, -1)[:, source_there]
         whole: Tensor = flat.reshape(count, *call.shape[1:])
         return whole
 
     def apply(points: Sequence[Tensor]) -> Tensor:
-        given = [points[a.index] if isinstance(a, Input) else a for a in (base, value)]
-        return put(given[0], given[1], len(points[0]))
+        tensors = [points[a.index] if isinstance(a, Input) else a for a in (base, value)]
+        return put(tensors[0], tensors[1], len(points[0]))
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        given = [
+        errors = [
             bounds[a.index].expand_as(x[a.index]) if isinstance(a, Input) else torch.zeros_like(a)
             for a in (base, value)
         ]
-        return put(given[0], given[1], len(output))
+        return put(errors[0], errors[1], len(output))
 
     return Rule(apply, bound)
 
 
 @line_rule("cat", "concat", "concatenate", "stack")
 def concatenation(call: RecordedCall) -> Rule:
-    # The axis that the parts are joined along; `stack` makes a new one.
+    # The axis along which the parts are joined; `stack` inserts it.
     axis = call.argument(1, "dim", 0) % len(call.shape)
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
         parts = []
         for part in call.args[0]:
-            given = bounds[part.index] if isinstance(part, Input) else torch.zeros_like(part)
+            error = bounds[part.index] if isinstance(part, Input) else torch.zeros_like(part)
             size = x[part.index].shape if isinstance(part, Input) else part.shape
             if call.name == "stack":
-                given, size = given.unsqueeze(axis), (*size[:axis], 1, *size[axis:])
-            if given.ndim == output.ndim:
-                parts.append((given, size))
-        # As long along the other axes as the longest of them.
-        shape = [max(g.shape[i] for g, _ in parts) for i in range(output.ndim)]
+                error, size = error.unsqueeze(axis), (*size[:axis], 1, *size[axis:])
+            if error.ndim == output.ndim:
+                parts.append((error, size))
+        # Along the other axes, the largest size of any part.
+        shape = [max(e.shape[i] for e, _ in parts) for i in range(output.ndim)]
         shape[0] = len(output)
         return torch.cat(
-            [g.expand(*shape[:axis], size[axis], *shape[axis + 1 :]) for g, size in parts], axis
+            [e.expand(*shape[:axis], size[axis], *shape[axis + 1 :]) for e, size in parts], axis
         )
 
     if not any(isinstance(a, Tensor) for a in call.args[0]):
@@ -184,7 +185,7 @@ def concatenation(call: RecordedCall) -> Rule:
 
     def apply(points: Sequence[Tensor]) -> Tensor:
         count = len(points[0])
-        parts = [a if isinstance(a, Input) else of_each(a, count) for a in call.args[0]]
+        parts = [a if isinstance(a, Input) else repeat_samples(a, count) for a in call.args[0]]
         result: Tensor = replace(call, args=(parts, *call.args[1:])).apply(points)
         return result
 
@@ -198,17 +199,17 @@ def padding(call: RecordedCall) -> Rule:
     if call.name not in ("pad", "constant_pad_nd") or (
         call.name == "pad" and call.argument(2, "mode", "constant") != "constant"
     ):
-        return Rule(call.apply, moved(call.apply))
+        return Rule(call.apply, rearranged(call.apply))
     pads = list(call.argument(1, "pad"))
 
     def bound(x: Sequence[Tensor], bounds: Sequence[Tensor], output: Tensor) -> Tensor:
-        # What is put around is exact; along axes where one number stands for all it stays.
-        own = [*pads]
+        # The padding is exact; a bound of size 1 along an axis is not padded there.
+        bound_pads = [*pads]
         for i in range(len(pads) // 2):
             axis = output.ndim - 1 - i
             if bounds[0].shape[axis] == 1 and x[0].shape[axis] > 1:
-                own[2 * i : 2 * i + 2] = 0, 0
-        return functional.pad(bounds[0], own)
+                bound_pads[2 * i : 2 * i + 2] = 0, 0
+        return functional.pad(bounds[0], bound_pads)
 
     return Rule(call.apply, bound)
 
@@ -217,4 +218,4 @@ def padding(call: RecordedCall) -> Rule:
 def dropout(call: RecordedCall) -> Rule:
     if call.args[2]:
         raise NotAffine("it draws at random")
-    return Rule(call.apply, kept)
+    return Rule(call.apply, unchanged)

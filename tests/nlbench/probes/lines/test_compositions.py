@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.lines import trace_segment
 
 from segments import Functional
 
@@ -183,12 +183,12 @@ def assert_right(drawn):
 
 @settings(max_examples=25, deadline=None)
 @given(compositions(1, 16))
-def test_a_composition_of_operations_is_traced_as_extended_precision_has_it(drawn):
+def test_compositions_agree_with_extended_precision(drawn):
     assert_right(drawn)
 
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(compositions(40, 40))
-def test_forty_operations_in_a_row_are_traced_as_extended_precision_has_it(drawn):
+def test_forty_operations_agree_with_extended_precision(drawn):
     assert_right(drawn)

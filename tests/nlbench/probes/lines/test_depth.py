@@ -7,7 +7,7 @@ from extended import Affine, Layers, Maxout, Relu, boundaries
 from torch import nn
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.lines import trace_segment
 
 
 def affine(rows, columns, seed, scale=1.0, bias=False, by="linear"):
@@ -41,7 +41,7 @@ def test_a_chain_of_affine_layers_loses_no_crossing(depth, method):
 
 
 @pytest.mark.parametrize("by", ["relu", "maximum", "clamp", "pool", "leaky"])
-def test_twenty_layers_of_units_lose_no_crossing_however_they_are_written(by):
+def test_twenty_layers_lose_no_crossing(by):
     layers = []
     slope = 0.1 if by == "leaky" else 0.0
     for seed in range(20):
@@ -91,11 +91,11 @@ def test_average_pooling_between_convolutions_loses_no_crossing():
     assert trace.crossings == expected
 
 
-def test_values_that_rounding_leaves_little_of_are_refused_with_their_layer():
+def test_values_lost_to_rounding_are_refused_by_layer():
     class Drowned(nn.Module):
         def forward(self, x):
             return torch.relu((x + 1e13) - 1e13)
 
     net = nn.Sequential(nn.Linear(4, 4), Drowned(), nn.Linear(4, 2)).double()
-    with pytest.raises(UnsupportedOperation, match=r"relu at 1: rounding leaves up to .* of its"):
+    with pytest.raises(UnsupportedOperation, match=r"relu at 1: rounding errors reach .* of its"):
         trace_segment(net, *ends(4))

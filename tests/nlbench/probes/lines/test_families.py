@@ -10,8 +10,9 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.lines.recording.program import double_copy, traceable
+from nlbench.introspection.model_state import double_copy
+from nlbench.probes.lines import trace_segment
+from nlbench.probes.lines.recording.recorder import untraceable_reason
 
 from segments import on_segment, outputs
 
@@ -94,7 +95,7 @@ def test_every_piecewise_affine_family_traces_as_it_is(name):
     net = build(name, options)
     start = torch.rand(3, size, size)
     end = start + length * torch.randn(3, size, size)
-    assert traceable(net, start[None]) == ""
+    assert untraceable_reason(net, start[None]) == ""
     trace = trace_segment(net, start, end)
     assert 4 < trace.regions < 200
 
@@ -117,7 +118,7 @@ def test_every_piecewise_affine_family_traces_as_it_is(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "shufflenet_v2_x0_5"])
-def test_walking_a_known_network_meets_the_same_regions(name):
+def test_adaptive_traces_meet_the_same_regions(name):
     options, size, length = FAMILIES[name]
     net = build(name, options)
     start = torch.rand(3, size, size)
@@ -148,35 +149,39 @@ def test_other_families_are_refused_by_their_first_operation(name, refusal):
     # RegNet computes its widths with tensors.
     with torch.device("cpu" if name.startswith("regnet") else "meta"):
         net = getattr(zoo, name)(weights=None)
-    reason = traceable(net, torch.zeros(1, 3, 224, 224))
+    reason = untraceable_reason(net, torch.zeros(1, 3, 224, 224))
     assert reason.startswith(refusal)
     assert "\n" not in reason
 
 
-def test_a_prelu_network_is_known_to_be_traceable_without_its_weights():
+def test_prelu_networks_are_checked_without_weights():
     with torch.device("meta"):
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.PReLU())
-    assert traceable(net, torch.zeros(1, 3, 8, 8)) == ""
+    assert untraceable_reason(net, torch.zeros(1, 3, 8, 8)) == ""
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vgg16", "wide_resnet101_2", "densenet201"])
-def test_large_networks_are_known_to_be_traceable_without_their_weights(name):
+def test_large_networks_are_checked_without_weights(name):
     with torch.device("meta"):
         net = getattr(zoo, name)(weights=None)
-    assert traceable(net, torch.zeros(1, 3, 224, 224)) == ""
+    assert untraceable_reason(net, torch.zeros(1, 3, 224, 224)) == ""
 
 
-def test_what_is_said_of_a_network_is_what_tracing_it_raises():
+def test_untraceable_reason_is_the_error_of_tracing():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Sequential(nn.Softmax(1)))
     ends = torch.randn(2, 3, 8, 8)
     with pytest.raises(UnsupportedOperation) as caught:
         trace_segment(net, *ends)
-    assert traceable(net, ends[:1]) == str(caught.value) == "softmax at 3.0: not piecewise affine"
+    assert (
+        untraceable_reason(net, ends[:1])
+        == str(caught.value)
+        == "softmax at 3.0: not piecewise affine"
+    )
 
 
-def test_a_look_at_the_operations_leaves_the_network_as_it_was():
+def test_untraceable_reason_leaves_the_network_unchanged():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.PReLU(3), nn.Linear(3, 2)).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    assert traceable(net, torch.randn(1, 3)) == ""
+    assert untraceable_reason(net, torch.randn(1, 3)) == ""
     assert all(m.training for m in net.modules())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

@@ -8,8 +8,9 @@ from torch import nn
 
 import nlbench
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.lines.rules.rule import Rule, scaled
+from nlbench.probes.lines import trace_segment
+from nlbench.probes.lines.rules.rounding import scaled
+from nlbench.probes.lines.rules.rule import Rule
 from nlbench.probes.sites import list_sites
 
 from segments import Functional, assert_exact
@@ -70,7 +71,7 @@ def test_an_operation_registered_by_its_kinks_is_traced(make, method):
 
 
 @pytest.mark.parametrize("make", [custom_op, autograd_function])
-def test_its_calls_bear_the_names_that_they_have_as_sites(make):
+def test_registered_calls_are_named_as_sites(make):
     op, call, _ = make()
     nlbench.register_op(op, kind="hat", kinks=(-1.0, 0.0, 1.0))
     torch.manual_seed(0)
@@ -82,7 +83,7 @@ def test_its_calls_bear_the_names_that_they_have_as_sites(make):
 
 
 @pytest.mark.parametrize("make", [custom_op, autograd_function])
-def test_an_operation_that_nobody_registered_is_refused_as_unknown(make):
+def test_unregistered_operations_are_refused_as_unknown(make):
     _, call, name = make()
     if make is autograd_function:
         message = "gt|lt at 1: not piecewise affine"  # By what it is made of.
@@ -93,14 +94,14 @@ def test_an_operation_that_nobody_registered_is_refused_as_unknown(make):
         trace_segment(net, *torch.randn(2, 3))
 
 
-def test_kinks_that_are_not_where_the_operation_bends_are_noticed():
+def test_wrong_kinks_are_noticed():
     op, call, _ = custom_op()
     nlbench.register_op(op, kinks=(-1.0, 1.0))
     with pytest.raises(UnsupportedOperation, match="not reproduce"):
         trace_segment(Functional(lambda x: call(x)), torch.tensor([-2.0]), torch.tensor([3.0]))
 
 
-def test_an_affine_operation_and_a_rule_of_ones_own_are_traced():
+def test_custom_rules_are_traced():
     name = f"nlbench_lines_tests::double{next(_numbers)}"
     triple = f"nlbench_lines_tests::triple{next(_numbers)}"
 

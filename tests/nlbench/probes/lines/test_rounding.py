@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.lines import trace_segment
 
 from segments import Functional, assert_exact, mlp, networks, on_segment
 
@@ -28,7 +28,7 @@ def test_rounding_where_a_whole_layer_is_off_makes_no_breakpoints():
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1e-9, 1e9, 1e18])
-def test_a_unit_of_another_scale_than_the_rest_is_seen_like_them(scale):
+def test_the_scale_of_a_unit_does_not_matter(scale):
     net = mlp(1, widths=(2, 6, 1)).double()
     start, end = torch.randn(2, 2)
     before = trace_segment(net, start, end)
@@ -120,7 +120,7 @@ def test_rounding_that_a_unit_passes_on_makes_no_breakpoints():
 
 @settings(max_examples=25, deadline=None)
 @given(networks())
-def test_single_precision_finds_nearly_the_same_regions_on_request(drawn):
+def test_single_precision_finds_nearly_the_same_regions(drawn):
     net, start, end = drawn
     double, single = (
         trace_segment(net, start, end, dtype=d) for d in (torch.float64, torch.float32)
@@ -140,7 +140,7 @@ def test_single_precision_finds_nearly_the_same_regions_on_request(drawn):
     assert float((single.values - expected).abs().max()) <= 1e-4 * scale + 1e-6
 
 
-def test_a_model_in_single_precision_inside_is_traced_in_single_precision_only():
+def test_a_single_precision_layer_needs_single_precision():
     net = nn.Sequential(nn.Linear(3, 4), Functional(lambda x: x.float()), nn.ReLU())
     with pytest.raises(UnsupportedOperation, match="converts to"):
         trace_segment(net, *torch.randn(2, 3))

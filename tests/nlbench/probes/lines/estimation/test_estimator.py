@@ -12,10 +12,12 @@ from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.introspection.memory import LiveBytes
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.lines import estimate_segment, observe_paths, trace_segment
-from nlbench.probes.lines.estimation.estimator import PROBES, estimate_all, probes
-from nlbench.probes.lines.estimation.patterns import Piecewise, margins_of
-from nlbench.probes.lines.rules.kinks import kinked
-from nlbench.probes.lines.rules.rule import Ranks
+from nlbench.probes.lines.estimation.estimator import estimate_segments
+from nlbench.probes.lines.estimation.extrapolation import CHECK_PLACES, check_places
+from nlbench.probes.lines.estimation.patterns import margins_of
+from nlbench.probes.lines.estimation.piecewise import PiecewiseNetwork
+from nlbench.probes.lines.rules.kinks import kinked_function
+from nlbench.probes.lines.rules.pieces import Ranks
 from tests.support.segments import Block, Depthwise, Functional, mlp, networks, small_residual
 
 
@@ -72,22 +74,22 @@ NETWORKS = {
 @pytest.mark.parametrize("segment", [ends(0), translated(1)], ids=["random", "translated"])
 def test_an_estimate_agrees_with_the_exact_trace(name, segment):
     trace = trace_segment(NETWORKS[name], *segment)
-    found = estimate_segment(NETWORKS[name], *segment)
-    assert found.at_least <= trace.crossings
-    assert found.crossings == pytest.approx(trace.crossings, abs=max(2, found.error))
-    assert sum(found.contributions.values()) == pytest.approx(found.crossings)
+    estimate = estimate_segment(NETWORKS[name], *segment)
+    assert estimate.at_least <= trace.crossings
+    assert estimate.crossings == pytest.approx(trace.crossings, abs=max(2, estimate.error))
+    assert sum(estimate.contributions.values()) == pytest.approx(estimate.crossings)
     exact = absolute_deviation(trace)
-    off = torch.linalg.vector_norm(absolute_deviation(found) - exact)
+    off = torch.linalg.vector_norm(absolute_deviation(estimate) - exact)
     assert off <= 1e-3 * torch.linalg.vector_norm(exact)
 
 
 def test_sites_make_as_many_boundaries_as_in_the_exact_trace():
     network, segment = NETWORKS["overlapping max pooling"], ends(3)
     exact = trace_segment(network, *segment).contributions
-    found = estimate_segment(network, *segment, tolerance=1e-5, dtype=torch.float64)
-    assert found.contributions.keys() == exact.keys()
+    estimate = estimate_segment(network, *segment, tolerance=1e-5, dtype=torch.float64)
+    assert estimate.contributions.keys() == exact.keys()
     for site, count in exact.items():
-        assert found.contributions[site] == pytest.approx(count, abs=1.5)
+        assert estimate.contributions[site] == pytest.approx(count, abs=1.5)
 
 
 @settings(deadline=None, max_examples=15)
@@ -97,15 +99,15 @@ def test_sites_make_as_many_boundaries_as_in_the_exact_trace():
     st.sampled_from(["add", "cat"]),
     st.booleans(),
 )
-def test_the_lower_bound_is_one(seed, act, mode, replicated):
+def test_at_least_is_a_lower_bound(seed, act, mode, replicated):
     network = small_residual(seed, act, mode)
     start, end = ends(seed, (2, 4, 4), 2.0)
     if replicated:
         start[:, :, 2:], end[:, :, 2:] = start[:, :, 1:2], end[:, :, 1:2]
     trace = trace_segment(network, start, end)
-    found = estimate_segment(network, start, end, evaluations=300, dtype=torch.float64)
-    assert found.at_least <= trace.crossings
-    assert found.at_least >= 0.95 * trace.crossings - 2
+    estimate = estimate_segment(network, start, end, evaluations=300, dtype=torch.float64)
+    assert estimate.at_least <= trace.crossings
+    assert estimate.at_least >= 0.95 * trace.crossings - 2
 
 
 @settings(deadline=None, max_examples=10)
@@ -116,19 +118,19 @@ def test_contrived_ties_cost_few_boundaries(case):
     has_skips = any(isinstance(m, Block) for m in network.modules())
     assume(not (has_skips and isinstance(network[2], (nn.LeakyReLU, nn.PReLU))))
     trace = trace_segment(network, start, end)
-    found = estimate_segment(network, start, end, evaluations=300, dtype=torch.float64)
-    assert found.at_least == pytest.approx(trace.crossings, rel=0.1, abs=8)
+    estimate = estimate_segment(network, start, end, evaluations=300, dtype=torch.float64)
+    assert estimate.at_least == pytest.approx(trace.crossings, rel=0.1, abs=8)
 
 
 @pytest.mark.parametrize("network", [small_residual(1, mode="cat", pool=nn.MaxPool2d), Depthwise()])
 def test_skips_shuffles_and_depthwise_convolutions_are_counted(network):
     segment = ends(5, (2, 4, 4), 3.0)
     trace = trace_segment(network, *segment)
-    found = estimate_segment(network, *segment)
-    assert trace.crossings - 2 <= found.at_least <= trace.crossings
+    estimate = estimate_segment(network, *segment)
+    assert trace.crossings - 2 <= estimate.at_least <= trace.crossings
 
 
-def test_units_that_are_others_over_again_are_counted_once():
+def test_copies_of_units_count_once():
     plain = mlp(3, widths=(3, 20, 20, 2))
     double = mlp(3, widths=(3, 40, 20, 2))
     with torch.no_grad():
@@ -139,31 +141,31 @@ def test_units_that_are_others_over_again_are_counted_once():
         double[2].weight.normal_()
     start, end = 3 * torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
     trace = trace_segment(double, start, end)
-    found = estimate_segment(double, start, end)
-    assert found.at_least == trace.crossings
+    estimate = estimate_segment(double, start, end)
+    assert estimate.at_least == trace.crossings
 
 
-def test_units_that_all_bend_at_one_node_make_one_boundary():
+def test_units_that_bend_at_one_node_make_one_boundary():
     network = mlp(1, widths=(3, 16, 16, 2), bias=False)
     start = torch.tensor([1.0, -2.0, 0.5])
     assert trace_segment(network, start, -start).crossings == 1
-    found = estimate_segment(network, start, -start)
-    assert (found.at_least, found.crossings) == (1, 1.0)
+    estimate = estimate_segment(network, start, -start)
+    assert (estimate.at_least, estimate.crossings) == (1, 1.0)
 
 
-def test_a_unit_that_rests_on_its_kink_bends_nowhere():
+def test_a_resting_unit_does_not_bend():
     network = nn.Sequential(nn.ReLU(), nn.ReLU())
-    found = estimate_segment(network, torch.tensor([-1.0]), torch.tensor([2.0]))
-    assert found.contributions == {"0": 1.0, "1": 0.0}
+    estimate = estimate_segment(network, torch.tensor([-1.0]), torch.tensor([2.0]))
+    assert estimate.contributions == {"0": 1.0, "1": 0.0}
 
 
 def test_a_segment_that_begins_on_a_boundary_does_not_cross_it():
-    found = estimate_segment(nn.ReLU(), torch.tensor([0.0, -1.0]), torch.tensor([1.0, 0.0]))
-    assert found.at_least == 0
+    estimate = estimate_segment(nn.ReLU(), torch.tensor([0.0, -1.0]), torch.tensor([1.0, 0.0]))
+    assert estimate.at_least == 0
 
 
 @pytest.mark.parametrize("seed", [87, 96, 138, 140, 170, 176])
-def test_a_few_crossings_are_looked_for_in_pairs_for_longer(seed):
+def test_pairs_are_searched_longer_among_few_crossings(seed):
     # Of so few a pair is a large part, and a grid that meets none says little of it.
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU()).double()
@@ -172,50 +174,50 @@ def test_a_few_crossings_are_looked_for_in_pairs_for_longer(seed):
         net[0].bias.mul_(2)
     generator = torch.Generator().manual_seed(seed)
     start, end = torch.randn(2, 6, generator=generator).double()
-    found = estimate_segment(net, start, end, dtype=torch.float64)
-    assert found.crossings == trace_segment(net, start, end).crossings
+    estimate = estimate_segment(net, start, end, dtype=torch.float64)
+    assert estimate.crossings == trace_segment(net, start, end).crossings
 
 
 @settings(deadline=None, max_examples=6)
 @given(st.integers(0, 10**6), st.sampled_from([5, 20, 64]))
-def test_neither_memory_nor_company_decides_a_number(seed, megabytes):
+def test_estimates_depend_on_neither_memory_nor_batch(seed, megabytes):
     network = mlp(seed, widths=(3, 30, 30, 2))
     generator = torch.Generator().manual_seed(seed)
     starts, ends_ = 2 * torch.randn(2, 9, 3, generator=generator)
     options = {"tolerance": 1e-3, "evaluations": 300, "dtype": torch.float64}
     pairs = list(zip(starts, ends_, strict=True))
-    together = list(estimate_all(network, pairs, memory=megabytes * 2**20, **options))
-    for pair, found in zip(pairs, together, strict=True):
-        alone = next(estimate_all(network, [pair], **options))
-        assert (found.crossings, found.error) == (alone.crossings, alone.error)
-        assert found.contributions == alone.contributions
-        torch.testing.assert_close(found.values, alone.values, rtol=1e-12, atol=1e-14)
+    together = list(estimate_segments(network, pairs, memory=megabytes * 2**20, **options))
+    for pair, estimate in zip(pairs, together, strict=True):
+        alone = next(estimate_segments(network, [pair], **options))
+        assert (estimate.crossings, estimate.error) == (alone.crossings, alone.error)
+        assert estimate.contributions == alone.contributions
+        torch.testing.assert_close(estimate.values, alone.values, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("most", [3, 5])  # Three are run together at first, as a check.
-def test_fewer_points_are_run_at_once_where_memory_runs_out(most, monkeypatch):
+def test_out_of_memory_halves_the_chunk(most, monkeypatch):
     network = mlp(5, widths=(3, 30, 30, 2))
     pairs = list(zip(*2 * torch.randn(2, 5, 3), strict=True))
     options = {"tolerance": 1e-3, "evaluations": 100, "dtype": torch.float64}
-    expected = list(estimate_all(network, pairs, **options))
-    run, failed = Piecewise.run, []
+    expected = list(estimate_segments(network, pairs, **options))
+    run, failed = PiecewiseNetwork.run, []
 
     def cramped(self, inputs, *watching):
-        found = run(self, inputs, *watching)
+        estimate = run(self, inputs, *watching)
         if len(inputs) > most:
             failed.append(len(inputs))
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return found
+        return estimate
 
-    monkeypatch.setattr(Piecewise, "run", cramped)
-    for found, other in zip(estimate_all(network, pairs, **options), expected, strict=True):
-        assert (found.crossings, found.error) == (other.crossings, other.error)
-        assert found.evaluations == other.evaluations
-        torch.testing.assert_close(found.values, other.values, rtol=1e-12, atol=1e-14)
+    monkeypatch.setattr(PiecewiseNetwork, "run", cramped)
+    for estimate, other in zip(estimate_segments(network, pairs, **options), expected, strict=True):
+        assert (estimate.crossings, estimate.error) == (other.crossings, other.error)
+        assert estimate.evaluations == other.evaluations
+        torch.testing.assert_close(estimate.values, other.values, rtol=1e-12, atol=1e-14)
     assert 2 < len(failed) < 7  # Of 64 points no more halves; what fits is remembered.
 
 
-def test_from_the_other_end_it_is_the_same():
+def test_estimate_is_symmetric_in_the_ends():
     segment = ends(7)
     there = estimate_segment(NETWORKS["relu6"], *segment, dtype=torch.float64)
     back = estimate_segment(NETWORKS["relu6"], *segment[::-1], dtype=torch.float64)
@@ -223,52 +225,52 @@ def test_from_the_other_end_it_is_the_same():
     torch.testing.assert_close(back.above, there.above, rtol=1e-3, atol=1e-6)
 
 
-def test_single_precision_is_left_where_it_would_not_do():
+def test_short_segments_use_double_precision():
     start, end = ends(0)
     near = start + 1e-4 * (end - start)
-    found = estimate_segment(NETWORKS["average pooling"], start, near)
-    assert found.precision == torch.finfo(torch.float64).eps
+    estimate = estimate_segment(NETWORKS["average pooling"], start, near)
+    assert estimate.precision == torch.finfo(torch.float64).eps
     trace = trace_segment(NETWORKS["average pooling"], start, near)
-    assert found.at_least == trace.crossings
+    assert estimate.at_least == trace.crossings
     assert (
         estimate_segment(NETWORKS["average pooling"], start, near, dtype=torch.float32).precision
         == torch.finfo(torch.float32).eps
     )
 
 
-def test_a_bump_between_the_nodes_is_seen_by_the_probes():
-    centre, width = float(probes()[5]), 1e-4
+def test_check_places_see_a_bump_between_nodes():
+    centre, width = float(check_places()[5]), 1e-4
 
     def bump(x):
         rise, fall = torch.relu(x - centre + width), torch.relu(x - centre - width)
         return rise - 2 * torch.relu(x - centre) + fall + 1e-4 * x.abs()
 
     network = Functional(bump)
-    found = estimate_segment(network, torch.zeros(1), torch.ones(1), evaluations=64)
-    assert not found.converged
-    assert float(found.deviation_error) > width**2
+    estimate = estimate_segment(network, torch.zeros(1), torch.ones(1), evaluations=64)
+    assert not estimate.converged
+    assert float(estimate.deviation_error) > width**2
 
 
-def test_too_few_evaluations_are_said():
-    found = estimate_segment(NETWORKS["leaky"], *ends(0), tolerance=1e-9, evaluations=100)
-    assert not found.converged
-    assert found.evaluations <= 100 + PROBES
+def test_too_few_evaluations_do_not_converge():
+    estimate = estimate_segment(NETWORKS["leaky"], *ends(0), tolerance=1e-9, evaluations=100)
+    assert not estimate.converged
+    assert estimate.evaluations <= 100 + CHECK_PLACES
 
 
 def test_a_smooth_network_is_integrated_and_has_no_boundaries():
     start, end = ends(0, (3,))
-    found = estimate_segment(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), start, end)
-    assert found.crossings is None
-    assert "tanh" in found.refused
-    assert found.converged
+    estimate = estimate_segment(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), start, end)
+    assert estimate.crossings is None
+    assert "tanh" in estimate.refused
+    assert estimate.converged
 
 
 def test_a_segment_without_length_has_no_boundaries_and_no_deviation():
     start, _ = ends(0)
-    found = estimate_segment(NETWORKS["leaky"], start, start)
-    assert (found.at_least, found.crossings, found.length) == (0, 0.0, 0.0)
-    assert found.converged
-    assert float(absolute_deviation(found).abs().max()) == 0
+    estimate = estimate_segment(NETWORKS["leaky"], start, start)
+    assert (estimate.at_least, estimate.crossings, estimate.length) == (0, 0.0, 0.0)
+    assert estimate.converged
+    assert float(absolute_deviation(estimate).abs().max()) == 0
 
 
 @pytest.mark.parametrize(
@@ -279,18 +281,18 @@ def test_a_segment_without_length_has_no_boundaries_and_no_deviation():
         (torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), RequestError),
     ],
 )
-def test_ends_that_are_no_ends_are_refused(start, end, error):
+def test_invalid_ends_are_refused(start, end, error):
     with pytest.raises(error):
         estimate_segment(nn.ReLU(), start, end)
 
 
-def test_auto_is_exact_within_the_budget_and_refined_beyond():
+def test_auto_traces_within_the_budget():
     network = NETWORKS["average pooling"]
     paths = torch.stack([*ends(0), *ends(1)])[None]
     exact = [seen.trace for seen in observe_paths(network, paths)]
-    found = [seen.trace for seen in observe_paths(network, paths, method="auto", budget=10**6)]
-    assert [trace.method for trace in found] == ["exact"] * 3
-    for trace, other in zip(exact, found, strict=True):
+    estimates = [seen.trace for seen in observe_paths(network, paths, method="auto", budget=10**6)]
+    assert [trace.method for trace in estimates] == ["exact"] * 3
+    for trace, other in zip(exact, estimates, strict=True):
         assert trace.t.tolist() == other.t.tolist()
         assert trace.values.tolist() == other.values.tolist()
     counts = sorted(trace.crossings for trace in exact)
@@ -302,9 +304,9 @@ def test_auto_is_exact_within_the_budget_and_refined_beyond():
         assert (other.method == "exact") == (trace.crossings <= counts[1])
 
 
-def test_an_estimate_lets_the_caller_go_on_computing():
-    found = estimate_segment(NETWORKS["leaky"], *ends(0))
-    found.values.requires_grad_(True).sum().backward()
+def test_estimates_can_require_gradients():
+    estimate = estimate_segment(NETWORKS["leaky"], *ends(0))
+    estimate.values.requires_grad_(True).sum().backward()
 
 
 def changed_places(before, after, tops):
@@ -323,19 +325,19 @@ def changed_places(before, after, tops):
 
 @settings(deadline=None, max_examples=20)
 @given(st.permutations(range(4)), st.sets(st.integers(0, 3), min_size=1))
-def test_as_many_units_go_from_the_largest_as_exchanges_are_needed_at_most(after, ranks):
+def test_ranks_count_at_most_the_exchanges(after, ranks):
     tops = {top for rank in ranks for top in (rank, rank + 1)} - {0, 4}
     lines = torch.tensor([range(4), after], dtype=torch.float64)
     pieces = Ranks(lambda x: x[0][:, None], sorted(ranks))
-    (found,) = margins_of(pieces, [lines], torch.tensor([-1.0]))
-    flat = found.values
+    (estimate,) = margins_of(pieces, [lines], torch.tensor([-1.0]))
+    flat = estimate.values
     gone = int(((flat[0] > 0) & (flat[1] < 0)).sum())
     before, then = (tuple(one.argsort(descending=True).tolist()) for one in lines)
     assert gone <= changed_places(before, then, tops)
     assert (gone > 0) == any(set(before[:top]) != set(then[:top]) for top in tops)
 
 
-def test_lines_that_are_others_over_again_are_sorted_once():
+def test_copies_of_sorted_lines_count_once():
     torch.manual_seed(3)
     twice = Functional(lambda x: torch.cat([x, x], 1).unflatten(1, (2, 5)).sort(2).values)
     network = nn.Sequential(nn.Linear(3, 5), twice)
@@ -344,7 +346,7 @@ def test_lines_that_are_others_over_again_are_sorted_once():
     assert estimate_segment(network, start, end).at_least == trace.crossings > 1
 
 
-def test_a_flat_corner_of_images_bends_at_one_place_in_all_channels():
+def test_multiples_of_one_number_count_once():
     # In its corner all pixels are alike, and what is around it is zero: each channel is a
     # multiple of one number.
     torch.manual_seed(0)
@@ -359,11 +361,11 @@ def test_a_flat_corner_of_images_bends_at_one_place_in_all_channels():
     start, end = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(4))
     start[:, :4, :4], end[:, :4, :4] = 1.0, -2.0
     trace = trace_segment(network, start, end)
-    found = estimate_segment(network, start, end)
-    assert found.contributions["1"] == trace.contributions["1"]
+    estimate = estimate_segment(network, start, end)
+    assert estimate.contributions["1"] == trace.contributions["1"]
 
 
-def test_units_that_are_alike_only_where_they_are_compared_are_counted_each():
+def test_units_equal_only_where_off_are_not_copies():
     # Off but between 0.34 and 0.66, where no two of them bend at one place.
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1), nn.ReLU())
@@ -378,12 +380,12 @@ def test_units_that_are_alike_only_where_they_are_compared_are_counted_each():
     network = nn.Sequential(network, *behind)
     start, end = torch.zeros(1), torch.ones(1)
     trace = trace_segment(network, start, end)
-    found = estimate_segment(network, start, end)
+    estimate = estimate_segment(network, start, end)
     assert trace.crossings > 80
-    assert abs(found.crossings - trace.crossings) <= found.error
+    assert abs(estimate.crossings - trace.crossings) <= estimate.error
 
 
-def test_what_cannot_be_counted_is_traced_by_auto():
+def test_auto_traces_operations_without_pieces():
     name = "nlbench_refined_tests::uncounted"
 
     @torch.library.custom_op(name, mutates_args=())
@@ -391,7 +393,7 @@ def test_what_cannot_be_counted_is_traced_by_auto():
         return torch.from_numpy(abs(x.detach().numpy()))
 
     def without_pieces(call):
-        return replace(kinked((0.0,), call, (1.0, 1.0)), pieces=None)
+        return replace(kinked_function((0.0,), call, (1.0, 1.0)), pieces=None)
 
     nlbench.register_op(uncounted, line=without_pieces)
     network = nn.Sequential(nn.Linear(3, 8), Functional(lambda x: uncounted(x)))
@@ -413,7 +415,7 @@ LARGE_WEIGHT = torch.eye(20) - torch.eye(20).roll(1, 0)
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_what_is_left_of_large_numbers_is_known_to_their_rounding(name):
+def test_cancellation_uses_double_precision(name):
     generator = torch.Generator().manual_seed(1)
     start, along = torch.rand(2, 20, dtype=torch.float64, generator=generator)
     start = FAR - 0.1 + 0.1 * start
@@ -424,9 +426,9 @@ def test_what_is_left_of_large_numbers_is_known_to_their_rounding(name):
     assert single.undecided > 0
     assert abs(single.crossings - trace.crossings) <= single.error
     assert not single.converged
-    found = estimate_segment(network, *segment)
-    assert found.precision == torch.finfo(torch.float64).eps
-    assert found.at_least == trace.crossings > 3
+    estimate = estimate_segment(network, *segment)
+    assert estimate.precision == torch.finfo(torch.float64).eps
+    assert estimate.at_least == trace.crossings > 3
 
 
 def test_an_estimate_stays_within_the_memory():
@@ -443,13 +445,15 @@ def test_an_estimate_stays_within_the_memory():
     pairs = [ends(seed) for seed in range(2)]
     memory = 2**21
     with LiveBytes() as live:
-        found = list(estimate_all(network, pairs, tolerance=1e-3, evaluations=34, memory=memory))
-    assert all(one.crossings > 300 for one in found)
+        estimate = list(
+            estimate_segments(network, pairs, tolerance=1e-3, evaluations=34, memory=memory)
+        )
+    assert all(one.crossings > 300 for one in estimate)
     # In single precision, and in double to tell which units are one.
     copies = 3 * sum(parameter.nbytes for parameter in network.parameters())
     assert memory / 8 < live.peak <= memory / 2 + copies
     with pytest.raises(RequestError, match=r"^memory: .* are too few"):
-        list(estimate_all(network, pairs, tolerance=1e-3, evaluations=34, memory=10**4))
+        list(estimate_segments(network, pairs, tolerance=1e-3, evaluations=34, memory=10**4))
 
 
 class Cast(nn.Module):
@@ -468,20 +472,20 @@ class Cast(nn.Module):
 
 @pytest.mark.parametrize("act", [nn.Tanh(), nn.ReLU()])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_the_outputs_type_is_not_what_decides(act, dtype):
+def test_output_dtype_does_not_matter(act, dtype):
     ends = torch.linspace(-2, 2, 12).reshape(2, 6)
-    found, plain = (estimate_segment(Cast(act, one), *ends) for one in (dtype, torch.float64))
+    estimate, plain = (estimate_segment(Cast(act, one), *ends) for one in (dtype, torch.float64))
     # Steps of half precision are rounding, no other function.
-    totals = absolute_deviation(found), absolute_deviation(plain)
+    totals = absolute_deviation(estimate), absolute_deviation(plain)
     torch.testing.assert_close(*totals, rtol=0.02, atol=1e-3)
 
 
-def test_a_smooth_network_that_draws_at_random_is_refused_whatever_its_outputs_type():
+def test_random_networks_are_refused_for_any_output_dtype():
     with pytest.raises(Undefined, match="changes from call to call"):
         estimate_segment(Cast(nn.Tanh(), torch.float32, noise=1e-5), *torch.randn(2, 6))
 
 
-def test_a_network_may_bend_where_nothing_but_samples_is_left():
+def test_values_may_have_only_the_sample_axis():
     class Summed(nn.Module):
         def __init__(self):
             super().__init__()

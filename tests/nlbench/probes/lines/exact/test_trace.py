@@ -6,13 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import trace_program
 
+from nlbench.introspection.model_state import double_copy
 from nlbench.models.networks.vgg import vgg8
+from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.exact import trace as exact
-from nlbench.probes.lines.exact.trace import trace_exactly, trace_program
+from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.lines.recording.program import checked_program, double_copy
+from nlbench.probes.lines.recording.agreement import record_checked_program
 
 from segments import (
     assert_complete,
@@ -48,10 +50,10 @@ def test_every_boundary_found_by_brute_force_is_a_breakpoint(drawn):
 
 @settings(max_examples=15, deadline=None)
 @given(networks(), st.integers(2, 9))
-def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
+def test_the_limit_changes_nothing(drawn, limit):
     net, start, end = drawn
     start, end = start.double(), end.double()
-    program = checked_program(double_copy(net), torch.stack([start, end]))
+    program = record_checked_program(double_copy(net), torch.stack([start, end]))
     whole = trace_program(program, start, end, limit=10**6)
     cut = trace_program(program, start, end, limit=limit)
     assert len(cut.t) == len(whole.t)
@@ -63,7 +65,7 @@ def test_the_number_of_points_carried_at_once_changes_nothing(drawn, limit):
 def test_no_more_points_than_the_limit_are_carried_at_once():
     net = double_copy(mlp(0, widths=(3, 32, 32, 2)))
     ends = torch.randn(2, 3, dtype=torch.float64)
-    program = checked_program(net, ends)
+    program = record_checked_program(net, ends)
     carried = []
 
     def counting(apply):
@@ -74,8 +76,8 @@ def test_no_more_points_than_the_limit_are_carried_at_once():
         return counted
 
     def watched(rule):
-        land = counting(rule.land) if rule.land else None
-        return replace(rule, apply=counting(rule.apply), land=land)
+        snap = counting(rule.snap) if rule.snap else None
+        return replace(rule, apply=counting(rule.apply), snap=snap)
 
     steps = tuple(replace(step, rule=watched(step.rule)) for step in program.steps)
     trace = trace_program(replace(program, steps=steps), *ends, limit=5)
@@ -136,7 +138,7 @@ def test_segments_that_begin_end_or_run_on_boundaries_are_exact(drawn):
 
 @settings(max_examples=8, deadline=None)
 @given(networks(), st.integers(1, 6), st.integers(2, 9))
-def test_segments_that_share_batches_give_what_each_gives(drawn, together, limit):
+def test_batched_segments_equal_single_ones(drawn, together, limit):
     net, start, end = drawn
     torch.manual_seed(0)
     starts = torch.stack(
@@ -146,7 +148,7 @@ def test_segments_that_share_batches_give_what_each_gives(drawn, together, limit
         [end.double(), start.double(), start.double(), *torch.randn(3, *start.shape).double()]
     )
     segments = list(zip(starts, ends, strict=True))
-    program = checked_program(double_copy(net), torch.stack(segments[0]))
+    program = record_checked_program(double_copy(net), torch.stack(segments[0]))
     traces = list(trace_exactly(program, segments, together=together, limit=limit))
     assert len(traces) == len(segments)
     for trace, ends_of in zip(traces, segments, strict=True):
@@ -157,7 +159,7 @@ def test_segments_that_share_batches_give_what_each_gives(drawn, together, limit
         torch.testing.assert_close(trace.values, alone.values, rtol=1e-9, atol=1e-9)
 
 
-def test_segments_are_taken_as_their_traces_are_asked_for():
+def test_segments_are_consumed_lazily():
     net, asked = double_copy(mlp(0)), []
     ends = torch.randn(50, 2, 3, dtype=torch.float64)
 
@@ -166,7 +168,7 @@ def test_segments_are_taken_as_their_traces_are_asked_for():
             asked.append(i)
             yield start, end
 
-    traces = trace_exactly(checked_program(net, ends[0]), segments(), together=4)
+    traces = trace_exactly(record_checked_program(net, ends[0]), segments(), together=4)
     next(traces)
     assert len(asked) == 4
     assert len(list(traces)) == 49
@@ -174,7 +176,7 @@ def test_segments_are_taken_as_their_traces_are_asked_for():
 
 def test_a_trace_keeps_no_memory_of_its_neighbours():
     net, ends = double_copy(mlp(0)), torch.randn(3, 2, 3, dtype=torch.float64)
-    traces = list(trace_exactly(checked_program(net, ends[0]), map(tuple, ends), together=3))
+    traces = list(trace_exactly(record_checked_program(net, ends[0]), map(tuple, ends), together=3))
     for trace in traces:
         for tensor in (trace.t, trace.values, trace.origins):
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -182,7 +184,7 @@ def test_a_trace_keeps_no_memory_of_its_neighbours():
 
 @settings(max_examples=15, deadline=None)
 @given(networks())
-def test_what_a_site_contributes_adds_up_to_the_crossings(drawn):
+def test_contributions_add_up_to_the_crossings(drawn):
     net, start, end = drawn
     trace = trace_segment(net, start, end)
     assert tuple(trace.contributions) == trace.sites
@@ -193,11 +195,11 @@ def test_what_a_site_contributes_adds_up_to_the_crossings(drawn):
 
 
 @pytest.mark.parametrize("together", [1, 3])
-def test_a_trace_carries_fewer_points_where_memory_runs_out(together, monkeypatch):
+def test_out_of_memory_halves_the_points(together, monkeypatch):
     torch.manual_seed(3)
     network = mlp(0, widths=(3, 16, 16, 2)).double()
     segments = [tuple(3 * torch.randn(2, 3, dtype=torch.float64)) for _ in range(3)]
-    program = checked_program(network, torch.stack(segments[0]))
+    program = record_checked_program(network, torch.stack(segments[0]))
     expected = list(trace_exactly(program, segments, together=together))
     assert sum(trace.regions for trace in expected) > 24
     carried, advance = [], exact._advance

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.probes.lines.recording.program import program_of, run_program
+from nlbench.probes.lines.recording.program import run_program
+from nlbench.probes.lines.recording.recorder import record_program
 
 
 @pytest.mark.parametrize(
@@ -16,11 +17,11 @@ from nlbench.probes.lines.recording.program import program_of, run_program
         nn.Conv3d(3, 2, 2, padding=1),
     ],
 )
-def test_a_convolution_of_few_positions_is_that_of_each_sample(layer):
+def test_convolution_across_samples_equals_that_of_each(layer):
     torch.manual_seed(0)
     size = {3: (9,), 4: (5, 6), 5: (3, 4, 2)}[layer.weight.ndim]
     layer, x = layer.double(), torch.randn(7, layer.in_channels, *size).double()
-    found = run_program(program_of(layer, x[:1].clone()), x)
+    found = run_program(record_program(layer, x[:1].clone()), x)
     expected = torch.cat([layer(one[None]) for one in x])
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
@@ -36,7 +37,7 @@ def test_a_convolution_of_few_positions_is_that_of_each_sample(layer):
         nn.AvgPool2d(3, padding=1),
     ],
 )
-def test_averages_of_windows_side_by_side_are_those_of_pooling(pool):
+def test_tiled_averages_equal_pooling(pool):
     x = torch.randn(5, 2, *{1: (6,), 2: (6, 6), 3: (4, 2, 6)}[int(type(pool).__name__[-2])])
     x = x.double()
-    assert torch.equal(run_program(program_of(pool, x[:1].clone()), x), pool(x))
+    assert torch.equal(run_program(record_program(pool, x[:1].clone()), x), pool(x))

@@ -52,7 +52,7 @@ def test_an_envelope_bends_where_the_largest_line_changes(seed, lines, ties):
         nn.AdaptiveMaxPool3d(2),
     ],
 )
-def test_the_windows_have_the_maxima_that_pooling_gives(pool):
+def test_pooling_windows_have_the_maxima_of_pooling(pool):
     kind = type(pool).__name__
     axes = int(kind[-2])
     torch.manual_seed(0)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from nlbench.probes.lines import estimate_segment
-from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.lines.recording.program import checked_program, double_copy, walk
-from nlbench.probes.lines.rules.rule import noise_of
-from nlbench.probes.lines.trace import slope_changes
+from nlbench.introspection.model_state import double_copy
+from nlbench.probes.lines import estimate_segment, slope_changes, trace_segment
+from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.program import walk
+from nlbench.probes.lines.rules.rounding import noise_of
 
 from segments import Functional, assert_exact, on_segment, outputs
 
@@ -160,7 +160,7 @@ def test_an_operation_is_traced_exactly(name):
 
 
 @pytest.mark.parametrize("name", BENT)
-def test_what_a_unit_that_bends_gives_has_no_breakpoint_too_many(name):
+def test_kinks_add_no_extra_breakpoints(name):
     # Of the operation's own breakpoints each changes the slope of some number that it gives.
     net = network(BENT[name], then=False)
     start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(3)).double()
@@ -172,7 +172,7 @@ def test_what_a_unit_that_bends_gives_has_no_breakpoint_too_many(name):
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(list(BENT)), st.integers(0, 10**6), st.booleans())
-def test_what_an_operation_bends_is_counted_without_breakpoints(name, seed, resting):
+def test_estimates_count_what_an_operation_bends(name, seed, resting):
     # Behind ReLUs stretches of units are tied.
     net = network(lambda h: BENT[name](torch.relu(h) if resting else h), then=False)
     start, end = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed)).double()
@@ -183,12 +183,12 @@ def test_what_an_operation_bends_is_counted_without_breakpoints(name, seed, rest
 
 
 @pytest.mark.parametrize("name", [*AFFINE, *BENT])
-def test_errors_are_estimated_as_large_as_they_are(name):
+def test_bounds_are_of_the_size_of_the_errors(name):
     """Rounding errors, against extended precision in place of double, within the noise."""
     function = {**AFFINE, **BENT}[name]
     net = network(function, then=False)
     x = torch.randn(6, 6, generator=torch.Generator().manual_seed(5)).double()
-    program = checked_program(double_copy(net), x)
+    program = record_checked_program(double_copy(net), x)
     with torch.inference_mode():
         *_, last = walk(program, x)
         changed = [

@@ -5,12 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nlbench.probes.lines.rules.rule import channel_squares, peak, sign_changes, squared_errors
+from nlbench.probes.lines.rules.pieces import sign_changes
+from nlbench.probes.lines.rules.rounding import channel_squares, peak, squared_errors
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.integers(1, 17), st.integers(1, 3))
-def test_a_change_of_sign_is_found_wherever_neighbours_differ(seed, points, units, other):
+def test_sign_changes_are_found(seed, points, units, other):
     torch.manual_seed(seed)
     # Of all layouts in memory, and with whole numbers, so that some are zero.
     margin = torch.randn(units, points, other, dtype=torch.float64).mul(2).round().transpose(0, 1)
@@ -36,7 +37,7 @@ def test_a_value_within_the_noise_is_zero():
 @pytest.mark.parametrize(
     "shape", [(6, 4, 3), (6, 4, 1), (6, 1, 3), (6, 1, 1), (1, 4, 1), (1, 1, 1)]
 )
-def test_noise_that_units_share_is_that_of_each(shape):
+def test_shared_noise_equals_expanded_noise(shape):
     torch.manual_seed(0)
     margin, noise = torch.randn(6, 4, 3), 2 * torch.rand(shape)
     shared = sign_changes(margin, noise)
@@ -55,7 +56,7 @@ def test_the_peak_is_the_largest_magnitude_of_each_point():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 1e-40, 1e-30, 1e30])
-def test_what_is_zero_has_no_error_however_large_its_bound(dtype, scale):
+def test_zeros_have_no_error(dtype, scale):
     x = torch.tensor([[0.0, 1.0, 2.0]], dtype=dtype) * scale
     bound = torch.tensor([[1e30, 1.0, 1.0]], dtype=dtype) * min(scale, 1.0)
     plain = scale * math.sqrt((1 + 4) / 4 + (2 if scale <= 1 else 0))

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
-from nlbench.probes.lines.recording.program import double_copy
+from nlbench.introspection.model_state import double_copy
 
 
 def test_a_model_of_complex_numbers_is_refused():
@@ -47,7 +47,7 @@ def test_a_model_without_weights_is_refused():
         (lambda m, x: x.clamp(max=x.mean(1, keepdim=True)), "clamp at the network: bounds that"),
         (lambda m, x: x.max(0)[0], "max at the network: it m"),
         (lambda m, x: x.sort(0)[0], "sort at the network: it mixes the samples"),
-        (lambda m, x: x.topk(2, sorted=False)[0], "topk at the network: the order of what it"),
+        (lambda m, x: x.topk(2, sorted=False)[0], "topk at the network: the order of its output"),
         (lambda m, x: torch.where(x[:, :1] > 0, x, -x), "gt at the network: not piecewise affine"),
         (lambda m, x: x.masked_fill(x.abs() > 1, 0), "gt at the network: not piecewise affine"),
         (lambda m, x: x.pow(2), "pow at the network: not piecewise affine"),
@@ -71,7 +71,7 @@ def test_a_model_without_weights_is_refused():
         (lambda m, x: torch.where(x > 0, x, 0 * x), "gt at the network: not piecewise affine"),
     ],
 )
-def test_what_is_not_piecewise_affine_is_refused_by_name(function, message):
+def test_refusals_name_the_operation(function, message):
     with pytest.raises(UnsupportedOperation, match=message):
         recorded(Net(function), 3)
 

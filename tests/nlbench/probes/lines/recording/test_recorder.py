@@ -9,9 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from nlbench.errors import UnsupportedOperation
+from nlbench.introspection.model_state import double_copy
 from nlbench.models.sparsified.prelu import sparsify
-from nlbench.probes.lines.recording.program import checked_program, double_copy, run_program
-from nlbench.probes.sites.probe import list_sites
+from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.program import run_program
+from nlbench.probes.sites.observation import list_sites
 
 CONV = {"c": nn.Conv2d(3, 4, 3)}
 
@@ -126,11 +128,11 @@ def _swapped(m, x):
     "forward",
     [_through_a_view, _early_view, _late_view, _into_a_buffer, _swapped],
 )
-def test_what_is_written_under_one_name_is_read_under_another(forward):
+def test_writes_are_seen_through_aliases(forward):
     assert_reproduces(Net(forward), 4)
 
 
-def test_memory_under_another_shape_of_samples_is_refused():
+def test_aliases_without_a_sample_axis_are_refused():
     with pytest.raises(UnsupportedOperation, match=r"memory was changed|axis of samples"):
         recorded(Net(_into_a_slice), 4)
 
@@ -171,7 +173,7 @@ def test_sites_are_named_by_module_and_call():
     )
 
 
-def test_sites_bear_the_names_that_the_probe_sites_gives_them():
+def test_sites_are_named_as_in_the_probe_sites():
     inner = Net(lambda m, x: F.relu(m.act(m.act(x)) + F.relu6(x)), act=nn.LeakyReLU())
     net = nn.Sequential(nn.Linear(3, 3), nn.PReLU(), inner, nn.Hardtanh(), inner)
     _, program = recorded(net, 3)
@@ -192,7 +194,7 @@ class Pool(nn.MaxPool1d):
     pass
 
 
-def test_a_subclass_of_an_activation_or_pool_bears_the_name_of_its_module():
+def test_subclasses_are_named_by_their_module():
     net = nn.Sequential(Leak(), Pool(2), Twice())
     _, program = recorded(net, 3, 4)
     # Two ReLUs in a module of its own are one activation, here in two pieces.
@@ -200,7 +202,7 @@ def test_a_subclass_of_an_activation_or_pool_bears_the_name_of_its_module():
 
 
 @pytest.mark.parametrize("layerwise", [True, False])
-def test_sparsified_relus_bear_the_names_that_the_probe_sites_gives_them(layerwise):
+def test_sparsified_relus_are_named_as_in_the_probe_sites(layerwise):
     relu = nn.ReLU()
     net = nn.Sequential(nn.Linear(3, 4), relu, nn.Linear(4, 4), relu, Net(lambda m, x: F.relu(x)))
     net = sparsify(net, layerwise=layerwise)
@@ -209,7 +211,7 @@ def test_sparsified_relus_bear_the_names_that_the_probe_sites_gives_them(layerwi
     assert program.sites == tuple(site.name for site in list_sites(net, torch.randn(1, 3)))
 
 
-def test_an_error_that_the_network_catches_leaves_the_names_right():
+def test_a_caught_error_keeps_the_names():
     def attempt(m, x):
         try:
             return m.wrong(x)
@@ -221,7 +223,7 @@ def test_an_error_that_the_network_catches_leaves_the_names_right():
     assert program.sites == ("inner/relu",)
 
 
-def test_what_the_output_does_not_need_is_left_out():
+def test_unused_steps_are_dropped():
     program = assert_reproduces(Net(lambda m, x: (F.relu(x), x * 2)[1]), 3)
     assert program.sites == ()
     assert [step.operation for step in program.steps] == ["mul"]
@@ -242,14 +244,14 @@ def test_an_activation_in_a_hook_on_the_network_is_a_site_of_its_own(before):
 def test_a_weight_that_is_computed_before_each_pass_is_copied():
     net = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.ReLU())
     weight = net[0].weight
-    program = checked_program(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
+    program = record_checked_program(double_copy(net), torch.randn(2, 3, dtype=torch.float64))
     x = torch.randn(5, 3)
     torch.testing.assert_close(run_program(program, x.double()).float(), net(x).detach())
     assert net[0].weight.requires_grad
     assert weight.dtype == torch.float32
 
 
-def test_mixing_the_samples_is_seen_beside_a_large_constant():
+def test_mixing_is_seen_despite_a_large_constant():
     def forward(m, x):
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
         return h - h.mean(0, keepdim=True) + 2 * h
@@ -258,7 +260,7 @@ def test_mixing_the_samples_is_seen_beside_a_large_constant():
         recorded(Net(forward), 4)
 
 
-def test_a_program_is_compared_with_its_network_beside_a_large_constant():
+def test_a_wrong_program_is_seen_despite_a_large_constant():
     def forward(m, x):
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
         return h + torch.randn(4).double()

@@ -5,9 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import trace_program
 
-from nlbench.probes.lines.exact.trace import by_itself, trace_exactly, trace_program, work_off
-from nlbench.probes.lines.recording.program import checked_program, double_copy
+from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.threads import torch_threads
+from nlbench.probes.lines.exact.tasks import run_tasks
+from nlbench.probes.lines.exact.trace import trace_exactly
+from nlbench.probes.lines.recording.agreement import record_checked_program
 
 
 @pytest.fixture
@@ -30,19 +34,19 @@ def split(limit):
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 4))
 def test_nothing_is_lost_or_done_twice(size, limit, threads):
-    found = sorted(work_off([(0, size)], split(limit), threads))
+    found = sorted(run_tasks([(0, size)], split(limit), threads))
     assert [a for a, _ in found] == [0, *(b for _, b in found[:-1])]
     assert found[-1][1] == size
 
 
-def test_the_latest_task_comes_first_so_that_few_are_waiting():
+def test_the_latest_task_runs_first():
     order = []
 
     def work(interval):
         order.append(interval)
         return split(1)(interval)
 
-    work_off([(0, 4)], work, 1)
+    run_tasks([(0, 4)], work, 1)
     assert order == [(0, 4), (0, 2), (0, 1), (1, 2), (2, 4), (2, 3), (3, 4)]
 
 
@@ -54,11 +58,11 @@ def test_an_error_in_a_task_is_raised_and_ends_the_others(threads, threads_befor
         return split(1)(interval)
 
     with pytest.raises(KeyError, match="here"):
-        work_off([(0, 1000)], work, threads)
+        run_tasks([(0, 1000)], work, threads)
     assert set(threading.enumerate()) <= threads_before
 
 
-def test_an_error_tells_long_tasks_to_end(threads_before):
+def test_an_error_stops_long_tasks(threads_before):
     stopped, both = threading.Event(), threading.Barrier(2)
 
     def work(number):
@@ -69,11 +73,11 @@ def test_an_error_tells_long_tasks_to_end(threads_before):
         return [2, 3], []
 
     with pytest.raises(KeyError, match="here"):
-        work_off([0, 1], work, 2, stopped=stopped)
+        run_tasks([0, 1], work, 2, stopped=stopped)
     assert set(threading.enumerate()) <= threads_before
 
 
-def test_an_interrupt_of_the_caller_ends_all_threads_before_it_is_raised(threads_before):
+def test_an_interrupt_of_the_caller_ends_all_threads(threads_before):
     stopped, before, ended = threading.Event(), torch.get_num_threads(), []
 
     def work(number):
@@ -84,7 +88,7 @@ def test_an_interrupt_of_the_caller_ends_all_threads_before_it_is_raised(threads
         return [2, 3], []
 
     with pytest.raises(KeyboardInterrupt):
-        work_off([0, 1], work, 2, stopped=stopped)
+        run_tasks([0, 1], work, 2, stopped=stopped)
     assert set(ended) <= {0, 1}
     assert set(threading.enumerate()) <= threads_before
     assert torch.get_num_threads() == before
@@ -96,23 +100,23 @@ def test_an_interrupt_in_a_task_is_raised(threads, threads_before):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        work_off([0, 1], work, threads)
+        run_tasks([0, 1], work, threads)
     assert set(threading.enumerate()) <= threads_before
 
 
-def test_a_trace_that_is_stopped_after_one_segment_leaves_no_thread(two_threads, threads_before):
+def test_a_stopped_trace_leaves_no_thread(two_threads, threads_before):
     net = double_copy(torch.nn.Sequential(torch.nn.Linear(3, 50), torch.nn.ReLU()))
     ends = torch.randn(20, 2, 3, dtype=torch.float64)
-    traces = trace_exactly(checked_program(net, ends[0]), map(tuple, ends), limit=4)
+    traces = trace_exactly(record_checked_program(net, ends[0]), map(tuple, ends), limit=4)
     assert next(traces).regions > 4
     traces.close()
     assert set(threading.enumerate()) <= threads_before
     assert torch.get_num_threads() == two_threads
 
 
-def test_computing_by_itself_ends_with_the_block(two_threads):
+def test_torch_threads_are_restored_on_error(two_threads):
     def fail():
-        with by_itself():
+        with torch_threads(1):
             assert torch.get_num_threads() == 1
             raise KeyError
 
@@ -130,7 +134,7 @@ def two_threads():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_number_of_threads_of_torch_is_put_back(threads):
+def test_torch_threads_are_restored(threads):
     before = torch.get_num_threads()
     seen = []
 
@@ -138,7 +142,7 @@ def test_the_number_of_threads_of_torch_is_put_back(threads):
         seen.append(torch.get_num_threads())
         return split(1)(interval)
 
-    work_off([(0, 50)], work, threads)
+    run_tasks([(0, 50)], work, threads)
     assert torch.get_num_threads() == before
     assert set(seen) == ({before} if threads == 1 else {1})
     fresh = []
@@ -148,7 +152,7 @@ def test_the_number_of_threads_of_torch_is_put_back(threads):
     assert fresh == [before]
 
 
-def test_a_trace_is_the_same_to_the_last_bit_whatever_the_number_of_threads():
+def test_traces_are_bitwise_equal_for_any_number_of_threads():
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1),
@@ -160,7 +164,7 @@ def test_a_trace_is_the_same_to_the_last_bit_whatever_the_number_of_threads():
         torch.nn.Linear(16 * 64, 10),
     )
     start, end = torch.rand(2, 3, 16, 16, dtype=torch.float64)
-    program = checked_program(double_copy(model), torch.stack([start, end]))
+    program = record_checked_program(double_copy(model), torch.stack([start, end]))
     before = torch.get_num_threads()
     try:
         traces = []

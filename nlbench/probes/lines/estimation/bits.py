@@ -1,0 +1,123 @@
+"""Bit-packed flags: 64 booleans to an int64 word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["any_place", "first_set_bits", "pack", "pack_positions", "popcount", "set_bits"]
+
+_GATHER = 0x0102040810204080
+"""Multiplier that gathers the lowest bits of eight bytes in the highest byte."""
+_M1, _M2, _M4 = 0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F
+_H1 = 0x0101010101010101
+
+
+def pack(flags: Tensor) -> Tensor:
+    """Pack flags into words: bool (P, U) to int64 (P, U / 64, rounded up).
+
+    Examples
+    --------
+    >>> pack(torch.tensor([[True, False, True]])).tolist()
+    [[5]]
+    """
+    rows, units = flags.shape
+    filled = functional.pad(flags, (0, -units % 64)) if units % 64 else flags.contiguous()
+    if not filled.numel():
+        return torch.zeros(rows, 0, dtype=torch.int64, device=flags.device)
+    octets = filled.view(torch.int64) * _GATHER
+    return octets.bitwise_right_shift_(56).to(torch.uint8).view(torch.int64)
+
+
+def pack_positions(rows: Tensor, units: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return packed flags of shape (n, W), set at the given rows and units.
+
+    Examples
+    --------
+    >>> pack_positions(torch.tensor([0, 0]), torch.tensor([0, 2]), (1, 1)).tolist()
+    [[5]]
+    """
+    place = torch.unique(rows * (64 * shape[1]) + units)
+    flags = torch.zeros(shape[0] * shape[1], dtype=torch.int64)
+    return flags.index_add_(0, place // 64, 1 << place % 64).reshape(tuple(shape))
+
+
+def popcount(words: Tensor) -> Tensor:
+    """Count the set flags over the last axis.
+
+    Examples
+    --------
+    >>> popcount(torch.tensor([[5, -1], [0, 8]])).tolist()
+    [66, 1]
+    """
+    x = words - ((words >> 1) & _M1)
+    x = (x & _M2) + ((x >> 2) & _M2)
+    x = (x + (x >> 4)) & _M4
+    return ((x * _H1) >> 56).sum(-1)
+
+
+def any_place(words: Tensor) -> Tensor:
+    """Combine flags by "or" over the second axis: (s, n, W) to (s, W)."""
+    union = words[:, 0]
+    for i in range(1, words.shape[1]):
+        union = union | words[:, i]
+    return union
+
+
+def set_bits(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return row and unit of each set flag of int64 (P, W), row by row.
+
+    Examples
+    --------
+    >>> [index.tolist() for index in set_bits(torch.tensor([[5, 0], [0, -2**63]]))]
+    [[0, 0, 1], [0, 2, 127]]
+    """
+    row, word = words.nonzero().unbind(1)
+    # Unpacked byte by byte: a whole word for each flag would take 64 times the memory.
+    octets = words[row, word].view(torch.uint8).reshape(-1, 8)
+    hit, byte = octets.nonzero().unbind(1)
+    flags = (octets[hit, byte][:, None] >> torch.arange(8, device=words.device).byte()) & 1
+    among, bit = flags.nonzero().unbind(1)
+    hit, byte = hit[among], byte[among]
+    return row[hit], word[hit] * 64 + byte * 8 + bit
+
+
+def first_set_bits(words: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Do what `set_bits` does for up to `capacity` flags, without synchronising with a GPU.
+
+    Returns
+    -------
+    row, unit : int64 tensor of shape (capacity,)
+    is_set : bool tensor of shape (capacity,)
+        False at entries that are not used.
+    needed : int64 tensor of shape ()
+        Capacity that all flags would need: if more than `capacity`, some are missing.
+
+    Examples
+    --------
+    >>> row, unit, is_set, needed = first_set_bits(torch.tensor([[5, 0], [0, -2**63]]), 4)
+    >>> row[is_set].tolist(), unit[is_set].tolist(), int(needed)
+    ([0, 0, 1], [0, 2, 127], 3)
+    """
+    flat = words.flatten()
+    at, filled = _first_true(flat != 0, capacity)
+    shifts = torch.arange(64, device=words.device)
+    index = torch.arange(capacity, device=words.device)
+    flags = (flat[at][:, None] >> shifts) & (index < filled)[:, None]
+    bit, count = _first_true((flags & 1).flatten() != 0, capacity)
+    word = at[bit // 64]
+    columns = max(1, words.shape[1])
+    unit = word % columns * 64 + bit % 64
+    return word // columns, unit, index < count, torch.maximum(filled, count)
+
+
+def _first_true(flags: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Return the first positions (capacity,) at which flags (n,) are set, and their number."""
+    rank = flags.cumsum(0)
+    slot = torch.where(flags, (rank - 1).clamp(max=capacity), capacity)
+    places = torch.zeros(capacity + 1, dtype=torch.int64, device=flags.device)
+    places.scatter_(0, slot, torch.arange(len(flags), device=flags.device))
+    return places[:capacity], flags.sum()

@@ -1,0 +1,140 @@
+"""Crossings and units that are copies of each other.
+
+Units that bend at the same place make one boundary. A network has such units where weights are
+shared or repeated, where an image is constant over an area, and where several units are multiples
+of one value. Two observations identify them: crossings of one step whose values agree to rounding,
+and units whose distances from their kinks are proportional at several places of a segment.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .bits import first_set_bits, set_bits
+
+__all__ = ["CrossingLog", "bend_alike", "repeats_earlier"]
+
+MAX_COMPARED_ROUNDING = 1e-7
+"""Rounding error of a unit, relative to its largest value, beyond which multiples of it can't be
+recognised."""
+
+
+class CrossingLog:
+    """Crossings of one pass, collected on the device and compared on the CPU afterwards.
+
+    A GPU is synchronised with once. It has space for `capacity` crossings of a step; `needed` is
+    the capacity that all of them would have taken.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.needed = capacity, 0
+        self._columns: list[Tensor] = []
+        self._counts: list[Tensor] = []
+
+    def positions(self, words: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return row and unit of each set flag of (P, W), and False for entries without one."""
+        if not words.is_cuda:
+            row, unit = set_bits(words)
+            return row, unit, torch.ones_like(row, dtype=torch.bool)
+        row, unit, is_set, count = first_set_bits(words, self.capacity)
+        self._counts.append(count)
+        return row, unit, is_set
+
+    def add(
+        self,
+        interval: Tensor,
+        site: int,
+        kink: int,
+        unit: Tensor,
+        values: Tensor,
+        tolerance: Tensor,
+        is_valid: Tensor,
+    ) -> None:
+        """Add crossings (m,) of a kink of a site; where `is_valid` is False there is none.
+
+        Crossings of one interval are the same if their `values`, (m, 2), agree to `tolerance`.
+        """
+        numbers = [torch.where(is_valid, interval, -1), unit, *values.unbind(1), tolerance]
+        constant = [
+            torch.full_like(tolerance, number, dtype=torch.float64) for number in (site, kink)
+        ]
+        self._columns.append(torch.stack([*(x.double() for x in numbers), *constant]))
+
+    def fetch(self) -> None:
+        """Copy the crossings to the CPU."""
+        if not self._columns:
+            return
+        columns = torch.cat(self._columns, 1)
+        if self._counts:
+            # As a column of its own, so that there is one copy.
+            needed = torch.stack(self._counts).amax().expand(len(columns), 1)
+            columns = torch.cat([columns, needed.double()], 1).cpu()
+            self.needed = int(columns[0, -1])
+            columns = columns[:, :-1]
+        self._columns = [columns[:, columns[0] >= 0]]
+
+    def repeats(self) -> tuple[Tensor, ...]:
+        """Return a flag for crossings that repeat another; interval, site, kink and unit of all."""
+        (columns,) = self._columns or [torch.zeros(7, 0)]
+        interval, unit, first, second, tolerance, site, kink = columns
+        repeated = repeats_earlier(interval, torch.stack([first, second], 1), tolerance)
+        return repeated, *(x.long() for x in (interval, site, kink, unit))
+
+
+def repeats_earlier(group: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
+    """Return True for rows (m, d) that equal an earlier row of their group, within (m,).
+
+    Examples
+    --------
+    >>> values = torch.tensor([[1.0], [2.0], [1.0], [1.0]])
+    >>> repeats_earlier(torch.tensor([0, 0, 0, 1]), values, torch.zeros(4)).tolist()
+    [False, False, True, False]
+    """
+    # Rows that are equal have equal projections, and few others have.
+    weights = torch.tensor([0.7 ** (i / 2) for i in range(values.shape[1])], dtype=values.dtype)
+    if not len(values):
+        return torch.zeros(0, dtype=torch.bool)
+    order = (values @ weights).argsort(stable=True)
+    order = order[group[order].argsort(stable=True)]
+    allowed = torch.maximum(tolerance[order][1:], tolerance[order][:-1])
+    near = group[order].diff() == 0
+    for column in values.unbind(1):
+        near &= column[order].diff().abs() <= allowed
+    cluster = torch.cat([near.new_zeros(1), ~near]).cumsum(0)
+    # The first of each cluster counts, which is that of the earliest step.
+    earliest = torch.full_like(order, len(order)).scatter_reduce(0, cluster, order, "amin")
+    repeated = torch.ones(len(order), dtype=torch.bool)
+    repeated[earliest[: int(cluster[-1]) + 1]] = False
+    return repeated
+
+
+def bend_alike(segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed: Tensor) -> Tensor:
+    """Return True for units that bend wherever an earlier unit of their segment does.
+
+    Such units are equal up to their sign, or, if they take values on both sides of the kink,
+    multiples of each other. A unit that does not vary between the places is never compared: all its
+    inputs may be off there.
+
+    Parameters
+    ----------
+    segment : int64 tensor of shape (m,)
+    distances : float64 tensor of shape (m, places)
+        Distances from the kink, 0 where they are within rounding. They are overwritten.
+    tolerance : float64 tensor of shape (m,)
+        Rounding error of a unit's distances.
+    is_signed : bool tensor of shape (m,)
+        True where a unit and its negative are two.
+    """
+    # The first distance is made positive, so that a unit and its negative are one.
+    first = distances.gather(1, (distances != 0).to(torch.int8).argmax(1, keepdim=True)).sign()
+    distances *= first.masked_fill_(is_signed[:, None], 1.0)
+    scale = distances.abs().amax(1).clamp(min=torch.finfo(distances.dtype).tiny)
+    on_both_sides = (distances > 0).any(1) & (distances < 0).any(1)
+    is_scaled = on_both_sides & (tolerance / scale <= MAX_COMPARED_ROUNDING)
+    varies = distances.amax(1) - distances.amin(1) > tolerance
+    # A unit that does not vary is a group of its own.
+    alone = 2 * len(distances) + torch.arange(len(distances))
+    group = torch.where(varies, 2 * segment + is_scaled, alone)
+    scale = scale.masked_fill_(~is_scaled, 1.0)
+    return repeats_earlier(group, distances.div_(scale[:, None]), tolerance / scale)

@@ -1,0 +1,133 @@
+"""A network in one precision, run at many points of segments within a memory budget."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import NotFinite, UnsupportedOperation
+from nlbench.introspection.memory import LiveBytes, usable_memory
+from nlbench.introspection.model_state import typed_copy
+from nlbench.probes.lines.recording.agreement import is_same, run_alone
+from nlbench.probes.lines.recording.point_memory import PointMemory, share_out
+from nlbench.probes.lines.recording.program import Step
+from nlbench.probes.lines.segments import Segment
+
+from .patterns import Margins, Windows
+from .piecewise import record_pieces
+
+__all__ = ["Evaluator"]
+
+# Points run at once, and bytes that they may take together: enough to keep a device busy.
+_MAX_POINTS_CPU = 64
+_MAX_POINTS_GPU = 512
+_MAX_BYTES_CPU = 2**27
+_MAX_BYTES_GPU = 2**30
+_MAX_SEGMENTS_CPU = 8
+_MAX_SEGMENTS_GPU = 64
+
+
+class Evaluator:
+    """A network in one precision, evaluated at points of segments.
+
+    Attributes
+    ----------
+    chunk : int
+        Points that are run at once.
+    together : int
+        Segments that are estimated together.
+    budget : float
+        Bytes that may be used.
+    """
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, first: Segment, memory: int | None
+    ) -> None:
+        self.network = typed_copy(model, dtype)
+        self.dtype = dtype
+        ends = torch.stack(first).to(dtype)
+        self.device = ends.device
+        self.piecewise = record_pieces(self.network, ends[:1])
+        on_gpu = self.device.type == "cuda"
+        max_points, max_bytes = (
+            (_MAX_POINTS_GPU, _MAX_BYTES_GPU) if on_gpu else (_MAX_POINTS_CPU, _MAX_BYTES_CPU)
+        )
+        each = self._bytes_a_point(ends[:1])
+        points = min(max_points, max_bytes // each)
+        # Half of the memory is for patterns.
+        needs = PointMemory(each, each, 0, 0).times(2)
+        _, self.chunk = share_out(needs, self.device, memory, max(1, points))
+        self.budget = usable_memory(self.device, memory)
+        # No pattern is stored yet: where one point fits, two do.
+        self._check(torch.cat([ends, ends.mean(0, keepdim=True)])[: max(2, self.chunk)])
+        self.together = (
+            _MAX_SEGMENTS_GPU if on_gpu else max(1, min(_MAX_SEGMENTS_CPU, self.chunk // 4))
+        )
+
+    @torch.inference_mode()
+    def _bytes_a_point(self, point: Tensor) -> int:
+        """Measure the peak memory of running a point (1, *input) with its patterns."""
+
+        def callback(step: Step, number: int, pattern: Margins | Windows) -> None:
+            if isinstance(pattern, Margins):
+                _ = pattern.state, pattern.resting
+
+        with LiveBytes() as live:
+            self.piecewise.run(point.clone(), callback)
+        peak: int = live.peak
+        return max(1, peak)
+
+    def _check(self, points: Tensor) -> None:
+        with torch.inference_mode():
+            together = self.piecewise.run(points)
+        alone = run_alone(self.network, points).reshape(len(points), -1)
+        if not is_same(together, alone, self.dtype):
+            raise UnsupportedOperation(
+                "forward", "the network", "the recorded program does not reproduce its output"
+            )
+
+    def outputs(self, segments: Sequence[Segment], t: Sequence[Tensor]) -> list[Tensor]:
+        """Return the network's values (m, k) at places (m,) of each segment, in float64."""
+        counts = [len(x) for x in t]
+        owner = torch.arange(len(t)).repeat_interleave(torch.tensor(counts)).to(self.device)
+        starts, ends = (torch.stack(x) for x in zip(*segments, strict=True))
+        values = self.along(starts, ends, owner, torch.cat(list(t)).to(self.device))
+        return list(torch.split(values, counts))
+
+    def along(
+        self,
+        starts: Tensor,
+        ends: Tensor,
+        owner: Tensor,
+        t: Tensor,
+        callback: Callable[..., None] | None = None,
+        rounding: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Run the network at places t (P,) of the segments (s, *input) that own them.
+
+        Parameters
+        ----------
+        callback : callable, optional
+            Called with a slice, the places that are run, and the arguments of a `PatternCallback`.
+        rounding : sequence of tensor, optional
+            `noise_floor` and `is_coarse` of each segment, (s, n); see `MeasuredRounding`.
+
+        Returns
+        -------
+        float64 tensor of shape (P, k)
+        """
+        outputs = []
+        for first in range(0, len(owner), self.chunk):
+            rows = slice(first, min(first + self.chunk, len(owner)))
+            weight = t[rows].double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
+            inputs = torch.lerp(starts[owner[rows]], ends[owner[rows]], weight)
+            on_rows = None if callback is None else functools.partial(callback, rows)
+            of_points = None if rounding is None else [x[owner[rows]] for x in rounding]
+            output = self.piecewise.run(inputs, on_rows, of_points).double()
+            if not torch.isfinite(output).all():
+                raise NotFinite("the network's output is not finite on the segment")
+            outputs.append(output)
+        return torch.cat(outputs)

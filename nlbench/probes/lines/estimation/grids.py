@@ -1,0 +1,481 @@
+"""Nested uniform grids on a group of segments, and the crossings between their nodes.
+
+`GridGroup` evaluates the network at the nodes of a grid, stores the activation pattern of each
+node, and halves the grid. Between two nodes, each unit with kinks that is on another side has
+crossed, and each window of max pooling that has another leader has switched. What would be counted
+twice is removed: crossings and units that are copies (see `copies`), and switches of a window that
+follow from a crossing before it.
+
+A unit within rounding of its kink at a node keeps the side it had at the node before, so that it
+crosses at most once there. If nothing is known of it before, no crossing is counted and the unit
+is counted as undecided.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nlbench.probes.lines.recording.program import Step
+from nlbench.probes.lines.segments import Segment
+
+from .bits import any_place, pack, pack_positions, popcount, set_bits
+from .copies import CrossingLog, bend_alike
+from .evaluator import Evaluator
+from .patterns import Margins, Windows, crossed, noise_among, value_at
+from .piecewise import MeasuredRounding
+
+__all__ = ["COMPARED_STEPS", "COST_PROBE_STEPS", "GridGroup", "interleave"]
+
+FIRST_GRID_STEPS = 4
+COST_PROBE_STEPS = 8
+"""Steps of the second grid, from which the cost of an exact trace is predicted."""
+COMPARED_STEPS = (0, 2, 5, 7)
+"""Steps of the second grid in whose middle units are compared with each other."""
+COPY_TOLERANCE_NOISE = 8
+"""Difference, in units of their noise, up to which values of two units are equal."""
+BYTES_PER_COMPARED_UNIT = 224
+INITIAL_GPU_CAPACITY = 2**9
+"""Crossings of a step that a GPU has space for at first."""
+
+
+@dataclass
+class _UnitSides:
+    """Sides of the units of one kink at the nodes so far.
+
+    Parameters
+    ----------
+    states : tensor of shape (s, n + 1, 2, W)
+        Packed flags, see `Margins.state`; neither is set where the side is unknown.
+    counted : tensor of shape (s, W)
+        Units that are not copies of others.
+    unplaced : tensor of shape (s, W)
+        Units whose side is unknown at the start.
+    is_paired : bool
+        See `Margins`.
+    """
+
+    states: Tensor
+    counted: Tensor
+    unplaced: Tensor
+    is_paired: bool
+
+    def crossed(self, stride: int = 1) -> Tensor:
+        """Return the units that cross between every `stride`-th node, (s, n / stride, W)."""
+        states = self.states[:, ::stride]
+        return crossed(states[:, :-1], states[:, 1:], self.is_paired) & self.counted[:, None]
+
+
+class GridGroup:
+    """Segments whose grids are halved together.
+
+    Parameters
+    ----------
+    evaluator : Evaluator
+    segments : sequence of (start, end)
+    rounding : sequence of MeasuredRounding
+        In the middle of each segment.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of the finest grid so far.
+    values : tensor of shape (s, steps + 1, k)
+    undecided : tensor of shape (s,)
+        Units whose side is unknown, added up over the nodes.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        segments: Sequence[Segment],
+        rounding: Sequence[MeasuredRounding],
+    ) -> None:
+        self._evaluator, piecewise = evaluator, evaluator.piecewise
+        self._first_steps = piecewise.first_steps
+        self._site_index = piecewise.site_index
+        self._starts = torch.stack([start for start, _ in segments])
+        self._ends = torch.stack([end for _, end in segments])
+        self._noise_floor = torch.stack([measured.noise_floor for measured in rounding])
+        self._is_coarse = torch.stack([measured.is_coarse for measured in rounding])
+        self._device, self._dtype = self._starts.device, self._starts.dtype
+        self.steps = 0
+        self._capacity = INITIAL_GPU_CAPACITY
+        self.values = torch.zeros(0)
+        self._sides: dict[tuple[int, int], _UnitSides] = {}
+        self._leads: dict[int, Tensor] = {}
+        # Members of windows at the start, (s, rows, positions), by step.
+        self._start_members: dict[int, Tensor] = {}
+        # Switches of each level, (s, sites), on the CPU.
+        self._switches: list[Tensor] = []
+        self._at_nodes = torch.zeros(len(segments), device=self._device)
+        self.undecided = torch.zeros(len(segments), device=self._device)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Keep only some of the segments."""
+        index = torch.tensor(indices, device=self._device)
+        self._starts, self._ends = self._starts[index], self._ends[index]
+        self._noise_floor, self._is_coarse = self._noise_floor[index], self._is_coarse[index]
+        self.values = self.values[index]
+        self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
+        self._switches = [counts[torch.tensor(indices)] for counts in self._switches]
+        self._leads = {key: lead[index] for key, lead in self._leads.items()}
+        self._start_members = {key: x[index] for key, x in self._start_members.items()}
+        for sides in self._sides.values():
+            sides.states, sides.counted = sides.states[index], sides.counted[index]
+            sides.unplaced = sides.unplaced[index]
+
+    @property
+    def pattern_bytes(self) -> int:
+        """Bytes of the patterns of all nodes."""
+        states = [sides.states for sides in self._sides.values()]
+        tensors = (*states, *self._leads.values(), *self._start_members.values())
+        return sum(x.nbytes for x in tensors)
+
+    def begin(self) -> None:
+        """Evaluate the nodes of the first grid."""
+        self._with_capacity(self._evaluate_first_grid)
+
+    def halve(self) -> None:
+        """Evaluate the middle of each step."""
+        self._with_capacity(self._evaluate_middles)
+
+    def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
+        """Evaluate again with more space where the logs overflow; then nothing has been stored."""
+        while True:
+            twice, switches = CrossingLog(self._capacity), CrossingLog(self._capacity)
+            evaluate(twice, switches)
+            needed = max(twice.needed, switches.needed)
+            if needed <= self._capacity:
+                return
+            self._capacity = 2 * needed
+
+    def _evaluate_first_grid(self, twice: CrossingLog, switches: CrossingLog) -> None:
+        count, self.steps = len(self), FIRST_GRID_STEPS
+        rows = torch.arange(count * (FIRST_GRID_STEPS + 1), device=self._device)
+        owner, nodes = rows // (FIRST_GRID_STEPS + 1), rows % (FIRST_GRID_STEPS + 1)
+        self._sides, self._leads = {}, {}
+        parts: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+        units: dict[tuple[int, int], tuple[Tensor, bool]] = {}
+
+        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
+            if isinstance(pattern, Windows):
+                self._add_first_leads(step, pattern, rows, switches)
+                return
+            key, all_units = (step.output, number), torch.ones_like(pattern.values[:1]).bool()
+            units[key] = pack(all_units), pattern.is_paired
+            parts.setdefault(key, []).append((pattern.state, pattern.resting))
+
+        values = self._run(owner, nodes / FIRST_GRID_STEPS, callback)
+        switches.fetch()
+        if switches.needed > self._capacity:
+            return
+        self.values = _by_segment([values], count)
+        met = torch.zeros(count, FIRST_GRID_STEPS - 1, dtype=torch.bool, device=self._device)
+        for key, (all_units, is_paired) in units.items():
+            states, resting = (_by_segment(x, count) for x in zip(*parts.pop(key), strict=True))
+            unplaced = ~(_has_side(states[:, 0]) | resting[:, 0]) & all_units
+            if key[0] in self._first_steps:
+                met |= (resting[:, 1:-1] & crossed(states[:, :-2], states[:, 2:])).any(2)
+            for i in range(1, FIRST_GRID_STEPS + 1):
+                # A unit without a side keeps the one before, unless it rests.
+                unknown = ~(_has_side(states[:, i]) | resting[:, i])
+                states[:, i] |= unknown[:, None] & states[:, i - 1]
+            counted = torch.full_like(unplaced, -1)
+            self._sides[key] = _UnitSides(states, counted, unplaced, is_paired)
+        self._at_nodes += met.sum(1)
+        self._switches.append(self._count_switches(switches, FIRST_GRID_STEPS))
+
+    def _evaluate_middles(self, twice: CrossingLog, switches: CrossingLog) -> None:
+        count, steps = len(self), self.steps
+        rows = torch.arange(count * steps, device=self._device)
+        owner, place = rows // steps, rows % steps
+        met = torch.zeros(count * steps, dtype=torch.bool, device=self._device)
+        undecided = torch.zeros_like(self.undecided)
+        middles: dict[tuple[int, int], list[Tensor]] = {}
+        leads: dict[int, list[Tensor]] = {}
+
+        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
+            s, i, key = owner[rows], place[rows], (step.output, number)
+            if isinstance(pattern, Windows):
+                doubtful = self._add_middle_leads(step, pattern, rows, s, i, switches)
+                leads.setdefault(step.output, []).append(pattern.state)
+                undecided.index_add_(0, s, doubtful.to(undecided.dtype))
+                return
+            sides, middle = self._sides[key], pattern.state
+            left, right = sides.states[s, i], sides.states[s, i + 1]
+            left_known, known = _has_side(left), _has_side(middle)
+            unplaced = sides.unplaced[s] & ~(known | left_known)
+            unknown = ~known & left_known
+            # Synchronising with a GPU costs more than operations that change nothing.
+            if unknown.is_cuda or bool((unknown | unplaced).any()):
+                resting = pattern.resting
+                opposite = crossed(left, right)
+                if step.output in self._first_steps:
+                    met[rows] |= (unknown & resting & opposite).any(1)
+                unknown &= ~resting
+                doubtful = popcount(unknown & _has_side(right) & ~opposite | unplaced)
+                undecided.index_add_(0, s, doubtful.to(undecided.dtype))
+            middle |= unknown[:, None] & left
+            both = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
+            self._log_twice(twice, step, number, pattern, both, rows.start)
+            middles.setdefault(key, []).append(middle)
+
+        values = self._run(owner, (2 * place + 1) / (2 * steps), callback)
+        twice.fetch()
+        switches.fetch()
+        if max(twice.needed, switches.needed) > self._capacity:
+            return
+
+        def with_middles(nodes: Tensor, parts: Sequence[Tensor]) -> Tensor:
+            return interleave(nodes, _by_segment(parts, count))
+
+        self.steps = 2 * steps
+        self.undecided += undecided
+        self.values = with_middles(self.values, [values])
+        for key, sides in self._sides.items():
+            sides.states = with_middles(sides.states, middles.pop(key))
+        self._leads = {key: with_middles(lead, leads[key]) for key, lead in self._leads.items()}
+        self._remove_repeated(twice, steps)
+        self._at_nodes += met.reshape(count, steps).sum(1)
+        self._switches.append(self._count_switches(switches, 2 * steps))
+
+    def _log_twice(
+        self,
+        twice: CrossingLog,
+        step: Step,
+        number: int,
+        margins: Margins,
+        both: Tensor,
+        first_row: int,
+    ) -> None:
+        """Log units that cross in both halves of a step, with values that identify copies."""
+        at, unit, is_set = twice.positions(both)
+        if not len(at):
+            return
+        value = margins.values[at, unit] - margins.kink
+        # A unit that changes sides with another is its negative; else the sign is not compared.
+        second = value if margins.is_paired else value.abs()
+        values = torch.stack([value.abs(), second], 1)
+        site, noise = self._site_index[step.output], margins.noise[at, 0]
+        twice.add(at + first_row, site, number, unit, values, noise, is_set)
+
+    def counts(self) -> tuple[Tensor, list[float]]:
+        """Return the crossings seen by each grid so far, and the undecided units of each segment.
+
+        The former are on the CPU, (levels, s, sites), from the coarsest grid on.
+        """
+        levels, sites = len(self._switches), len(self._site_index)
+        # The last level is for undecided units, so that there is one copy from the device.
+        result = torch.zeros(levels + 1, len(self), max(1, sites), device=self._device)
+        for (output, _), sides in self._sides.items():
+            for level in range(levels):
+                flags = sides.crossed(2 ** (levels - 1 - level))
+                result[level, :, self._site_index[output]] += popcount(flags).sum(1)
+        # All units that are zero at one node, where their inputs are, make one boundary.
+        result[:levels, :, :1] += self._at_nodes[:, None]
+        result[levels, :, 0] = self.undecided
+        on_cpu = result.cpu()
+        seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches)
+        return seen, on_cpu[levels, :, 0].tolist()
+
+    def exclude_copies(self, precise: Evaluator) -> None:
+        """Count only the first of units that bend at the same places all along a segment.
+
+        Parameters
+        ----------
+        precise : Evaluator
+            The network in double precision.
+        """
+        flags = [sides.crossed() for sides in self._sides.values()]
+        if not flags:
+            return
+        widths = [words.shape[2] for words in flags]
+        words = torch.cat([any_place(x) for x in flags], 1)
+        del flags
+        limit, taken = int(precise.budget / 2 / BYTES_PER_COMPARED_UNIT), 0
+        batch: list[int] = []
+        for s, count in enumerate(popcount(words).tolist()):
+            if batch and taken + count > limit:
+                self._exclude_copies_of(batch, words[batch], widths, precise)
+                batch, taken = [], 0
+            batch, taken = [*batch, s], taken + count
+        self._exclude_copies_of(batch, words[batch], widths, precise)
+
+    def _exclude_copies_of(
+        self, indices: Sequence[int], words: Tensor, widths: Sequence[int], precise: Evaluator
+    ) -> None:
+        """Compare the flagged units of some segments, (m, W); kink j has widths[j] of the words."""
+        keys = list(self._sides)
+        row, column = set_bits(words.cpu())
+        stops = 64 * torch.tensor(widths).cumsum(0)
+        kink = torch.bucketize(column, stops, right=True)
+        # Units are sorted by segment, and by kink within each.
+        kind = row * len(keys) + kink
+        ends = torch.bincount(kind, minlength=len(words) * len(keys)).cumsum(0).tolist()
+        spans = [slice(*pair) for pair in itertools.pairwise([0, *ends])]
+        chosen = (column - (stops - 64 * torch.tensor(widths))[kink]).to(self._device)
+        places = len(COMPARED_STEPS)
+        values = torch.empty(len(chosen), places, dtype=torch.float64, device=self._device)
+        noises = torch.zeros(len(spans), places, dtype=torch.float64, device=self._device)
+
+        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
+            if isinstance(pattern, Windows):
+                return
+            key = keys.index((step.output, number))
+            for j in range(len(pattern.values)):
+                s, at = divmod(rows.start + j, places)
+                span = s * len(keys) + key
+                distance = pattern.values[j].index_select(0, chosen[spans[span]]) - pattern.kink
+                is_noise = distance.abs() <= pattern.noise[j]
+                values[spans[span], at] = distance.masked_fill_(is_noise, 0.0)
+                noises[span, at] = pattern.noise[j, 0]
+
+        index = torch.tensor(indices, device=self._device)
+        owner = torch.arange(len(indices) * places, device=self._device) // places
+        t = (2 * torch.tensor(COMPARED_STEPS) + 1).to(self._device) / (2 * COST_PROBE_STEPS)
+        segment_starts, segment_ends = self._starts[index].double(), self._ends[index].double()
+        precise.along(segment_starts, segment_ends, owner, t.repeat(len(indices)), callback)
+        tolerance = (COPY_TOLERANCE_NOISE * noises.amax(1).cpu())[kind]
+        is_paired = torch.tensor([sides.is_paired for sides in self._sides.values()])
+        copies = bend_alike(row, values.cpu(), tolerance, is_paired[kink])
+        if bool(copies.any()):
+            flags = pack_positions(row[copies], column[copies], words.shape).to(self._device)
+            parts = torch.split(flags, list(widths), 1)
+            for sides, part in zip(self._sides.values(), parts, strict=True):
+                sides.counted[index] &= ~part
+
+    def _run(self, owner: Tensor, t: Tensor, callback: Callable[..., None]) -> Tensor:
+        rounding = self._noise_floor, self._is_coarse
+        return self._evaluator.along(self._starts, self._ends, owner, t, callback, rounding)
+
+    def _remove_repeated(self, twice: CrossingLog, steps: int) -> None:
+        """Stop counting units whose two crossings within a step are those of another unit."""
+        repeated, *columns = twice.repeats()
+        interval, site, kink, unit = (x[repeated] for x in columns)
+        outputs = {index: output for output, index in self._site_index.items()}
+        for key in set(zip(site.tolist(), kink.tolist(), strict=True)):
+            own = (site == key[0]) & (kink == key[1])
+            counted = self._sides[outputs[key[0]], key[1]].counted
+            repeats = pack_positions(interval[own] // steps, unit[own], counted.shape)
+            counted &= ~repeats.to(self._device)
+
+    def _count_switches(self, switches: CrossingLog, steps: int) -> Tensor:
+        """Count the distinct switches of leaders by segment and site: (s, sites)."""
+        repeated, interval, site, _, _ = switches.repeats()
+        sites = len(self._site_index)
+        place = (interval[~repeated] // steps) * sites + site[~repeated]
+        return torch.bincount(place, minlength=len(self) * sites).reshape(len(self), sites).float()
+
+    def _add_first_leads(
+        self, step: Step, windows: Windows, rows: slice, switches: CrossingLog
+    ) -> None:
+        """Store the leaders at nodes of the first grid, and log their switches."""
+        nodes = FIRST_GRID_STEPS + 1
+        if step.output not in self._leads:
+            shape = len(self), nodes, windows.state.shape[1]
+            self._leads[step.output] = windows.state.new_full(shape, -1)
+            members = windows.values.new_zeros(len(self), *windows.values.shape[1:])
+            self._start_members[step.output] = members
+        leads = self._leads[step.output]
+        row = torch.arange(rows.start, rows.stop, device=self._device)
+        s, node = row // nodes, row % nodes
+        start = self._rows_at(rows, nodes, 0)
+        self._start_members[step.output][s[start]] = windows.values[start]
+        before = torch.full_like(windows.state, -1)
+        for i, at in enumerate(range(rows.start, rows.stop)):
+            # Each leader depends on the one before.
+            segment, place = divmod(at, nodes)
+            if place:
+                before[i] = leads[segment, place - 1]
+                windows.keep(before[i : i + 1], slice(i, i + 1))
+            leads[segment, place] = windows.state[i]
+        self._lead_from_start(step, windows, s, before, self._rows_at(rows, nodes, 1))
+        self._log_switches(step, windows, before, s * FIRST_GRID_STEPS + node - 1, switches)
+
+    def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
+        """Return which of the rows are at a phase of their period, without synchronising."""
+        start: int = rows.start
+        first = (phase - start) % period
+        return torch.arange(first, max(first, rows.stop - start), period, device=self._device)
+
+    def _add_middle_leads(
+        self,
+        step: Step,
+        windows: Windows,
+        rows: slice,
+        s: Tensor,
+        i: Tensor,
+        switches: CrossingLog,
+    ) -> Tensor:
+        """Log switches on both sides of middles; return the number of doubtful leaders, (P,)."""
+        steps, leads = self.steps, self._leads[step.output]
+        left = leads[s, i]
+        doubtful = windows.keep(left, slice(None)) * windows.is_coarse
+        self._lead_from_start(step, windows, s, left, self._rows_at(rows, steps, 0))
+        interval = (s * steps + i) * 2
+        self._log_switches(step, windows, left, interval, switches)
+        self._log_switches(step, windows, leads[s, i + 1], interval + 1, switches)
+        return doubtful
+
+    def _lead_from_start(
+        self, step: Step, windows: Windows, s: Tensor, before: Tensor, first: Tensor
+    ) -> None:
+        """Of members tied at the start, make the one that leads behind it the leader there."""
+        if not len(first):
+            return
+        members = self._start_members[step.output][s[first]]
+        ours, theirs = windows.state[first], before[first]
+        tied = value_at(members, ours) >= value_at(members, theirs) - noise_among(members)
+        before[first] = torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+        self._leads[step.output][s[first], 0] = before[first]
+
+    def _log_switches(
+        self, step: Step, windows: Windows, other: Tensor, interval: Tensor, switches: CrossingLog
+    ) -> None:
+        """Log where a window's leader differs from that at a neighbour.
+
+        Not where the other leader rests on a kink here, or the two are equal, as units are that
+        all rest: then it is the crossing of a unit before them.
+        """
+        row, group, is_set = switches.positions(pack(windows.led_by_others(other)))
+        if not len(row):
+            return
+        mine, theirs = windows.of_leaders(other, row, group)
+        moving = ~torch.isin(theirs, self._evaluator.piecewise.flats) & (mine != theirs) & is_set
+        values = torch.stack([mine, theirs], 1)
+        noise = windows.noise.flatten()[row]
+        site = self._site_index[step.output]
+        switches.add(interval[row], site, 0, group, values, noise, moving)
+
+
+def _has_side(states: Tensor) -> Tensor:
+    """Return the units with a known side, packed: (..., 2, W) to (..., W)."""
+    return states[..., 0, :] | states[..., 1, :]
+
+
+def _by_segment(parts: Sequence[Tensor], count: int) -> Tensor:
+    """Concatenate what belongs to the places of `count` segments: (s, places, ...)."""
+    joined = torch.cat(list(parts))
+    return joined.reshape(count, len(joined) // count, *joined.shape[1:])
+
+
+def interleave(nodes: Tensor, middles: Tensor) -> Tensor:
+    """Insert (s, n, ...) between (s, n + 1, ...).
+
+    Examples
+    --------
+    >>> interleave(torch.tensor([[0, 2, 4]]), torch.tensor([[1, 3]])).tolist()
+    [[0, 1, 2, 3, 4]]
+    """
+    s, n = middles.shape[:2]
+    result = nodes.new_empty(s, 2 * n + 1, *nodes.shape[2:])
+    result[:, ::2], result[:, 1::2] = nodes, middles
+    return result

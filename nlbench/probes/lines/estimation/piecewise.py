@@ -1,0 +1,207 @@
+"""A recorded network that reports which piece its units are on while it runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import UnsupportedOperation
+from nlbench.probes.lines.recording.program import Program, Step, run_program, walk_measured
+from nlbench.probes.lines.recording.recorder import record_program
+from nlbench.probes.lines.rules.pieces import Kinks, Leaders, Pieces
+from nlbench.probes.lines.rules.rounding import peak
+
+from .patterns import Margins, Windows, margins_of
+
+__all__ = [
+    "COARSE_ROUNDING",
+    "MeasuredRounding",
+    "PatternCallback",
+    "PiecewiseNetwork",
+    "UnknownPieces",
+    "record_pieces",
+]
+
+COARSE_ROUNDING = 2
+"""Multiple of the expected rounding error from which on the measured error replaces it."""
+
+PatternCallback = Callable[[Step, int, Margins | Windows], None]
+"""Receives a step, the number of its kink, and the pattern of its units."""
+
+
+class UnknownPieces(UnsupportedOperation):
+    """A piecewise-affine operation whose pieces can't be told apart."""
+
+
+@dataclass(frozen=True)
+class MeasuredRounding:
+    """Rounding errors of patterns and outputs at one point, measured by perturbing last digits.
+
+    They exceed what the size of a value suggests where values are small differences of large
+    numbers, for example where inputs far from zero are compared with each other.
+
+    Parameters
+    ----------
+    noise_floor : tensor of shape (n,)
+        Least noise of each pattern of a pass, in order of call; 0 where the expected noise holds.
+    is_coarse : bool tensor of shape (n,)
+        True where a value equals its kink by rounding only.
+    output_error : float64 tensor of shape (k,)
+        Rounding error of each output.
+    """
+
+    noise_floor: Tensor
+    is_coarse: Tensor
+    output_error: Tensor
+
+
+@dataclass(frozen=True)
+class PiecewiseNetwork:
+    """A recorded network, with the pieces of its units.
+
+    Parameters
+    ----------
+    program : Program
+    pieces : mapping of int to Pieces
+        By the number of the value that a step makes.
+    flats : tensor
+        Values at which many units rest: 0 and the bounds of clipped units. Their negatives are
+        included, as minima are compared as maxima of negatives.
+    is_direct : bool
+        True if calls run as PyTorch's own: the rules' own ways are made for float64 on a CPU.
+    """
+
+    program: Program
+    pieces: dict[int, Pieces]
+    flats: Tensor
+    is_direct: bool
+
+    @property
+    def first_steps(self) -> set[int]:
+        """Steps with kinks whose inputs are affine along a segment, as no step before bends."""
+        bent: set[int] = set()
+        for step in self.program.steps:
+            if step.output in self.pieces or bent & set(step.inputs):
+                bent.add(step.output)
+        inputs = {step.output: step.inputs for step in self.program.steps}
+        return {output for output in self.pieces if not bent & set(inputs[output])}
+
+    @property
+    def site_index(self) -> dict[int, int]:
+        """Index into the program's sites of each step with pieces."""
+        sites = (step for step in self.program.steps if step.site)
+        return {step.output: index for index, step in enumerate(sites)}
+
+    def run(
+        self,
+        inputs: Tensor,
+        callback: PatternCallback | None = None,
+        rounding: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Run points (P, *input) through the network and return the outputs (P, k).
+
+        Parameters
+        ----------
+        callback : callable, optional
+            Called with each pattern, in order of call.
+        rounding : sequence of tensor, optional
+            `noise_floor` and `is_coarse` of each point, (P, n).
+        """
+        count = itertools.count()
+
+        def look(step: Step, x: Sequence[Tensor]) -> None:
+            if callback is not None and step.output in self.pieces:
+                for number, pattern in enumerate(self._patterns(step, x)):
+                    callback(step, number, _with_rounding(pattern, rounding, next(count)))
+
+        output = run_program(self.program, inputs, look, is_direct=self.is_direct)
+        return output.reshape(len(inputs), -1)
+
+    def _patterns(self, step: Step, x: Sequence[Tensor]) -> Sequence[Margins | Windows]:
+        pieces = self.pieces[step.output]
+        if isinstance(pieces, Leaders):
+            return [Windows.of(pieces, x, self.flats)]
+        return margins_of(pieces, x, self.flats)
+
+    def measure_rounding(self, point: Tensor) -> MeasuredRounding:
+        """Measure rounding errors at a point (1, *input) by perturbing all last digits."""
+        noise_floor, is_coarse, output_error = [], [], point.new_zeros(1)
+        for computed in walk_measured(self.program, point):
+            if computed.step.output in self.pieces:
+                patterns = self._patterns(computed.step, computed.inputs)
+                perturbed = self._patterns(computed.step, computed.copies[0])
+                for pattern, other in zip(patterns, perturbed, strict=True):
+                    difference, coarse = _difference(pattern, other)
+                    exceeds = difference > COARSE_ROUNDING * pattern.noise.amax()
+                    noise_floor.append(torch.where(exceeds, 2 * difference, 0.0))
+                    is_coarse.append(coarse)
+            if computed.step.output == self.program.output:
+                output_error = computed.bound.expand_as(computed.output).flatten()
+        eps = torch.finfo(point.dtype).eps
+        return MeasuredRounding(
+            torch.stack([point.new_zeros(()), *noise_floor])[1:],
+            torch.stack([point.new_zeros((), dtype=torch.bool), *is_coarse])[1:],
+            eps * output_error.double(),
+        )
+
+
+def _difference(pattern: Margins | Windows, perturbed: Margins | Windows) -> tuple[Tensor, Tensor]:
+    """Return the largest difference, and True if only one of the two has a value on the kink."""
+    largest = peak((pattern.values - perturbed.values)[None]).flatten()[0]
+    if isinstance(pattern, Windows):
+        return largest, torch.zeros_like(largest, dtype=torch.bool)
+    kink = pattern.kink
+    return largest, ((pattern.values == kink) & (perturbed.values != kink)).any()
+
+
+def _with_rounding(
+    pattern: Margins | Windows, rounding: Sequence[Tensor] | None, index: int
+) -> Margins | Windows:
+    """Raise the noise of a pattern to the measured noise."""
+    if rounding is None:
+        return pattern
+    noise_floor, is_coarse = (column[:, index : index + 1] for column in rounding)
+    noise = torch.maximum(pattern.noise, noise_floor)
+    if isinstance(pattern, Margins):
+        return replace(pattern, noise=noise, is_coarse=is_coarse)
+    return replace(pattern, noise=noise, is_coarse=noise_floor[:, 0] > 0)
+
+
+def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
+    """Record a network together with the pieces of its units.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        In eval mode, in float64 or float32.
+    example : tensor of shape (1, *input), of the same dtype
+
+    Raises
+    ------
+    nlbench.UnsupportedOperation
+        If an operation is not piecewise affine, or the pieces of its units can't be told apart.
+
+    Examples
+    --------
+    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+    >>> record_pieces(network, torch.zeros(1, 2)).program.sites
+    ('1',)
+    """
+    program = record_program(network, example.clone())
+    pieces = {}
+    for step in program.steps:
+        if step.rule.bend is not None:
+            if step.rule.pieces is None:
+                raise UnknownPieces(
+                    step.operation, step.place, "the pieces of its units can't be told apart"
+                )
+            pieces[step.output] = step.rule.pieces
+    is_direct = example.dtype == torch.float32 or example.device.type != "cpu"
+    kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.numbers} | {0.0}
+    signed = sorted({sign * c for c in kinks for sign in (1, -1)})
+    flats = torch.tensor(signed, dtype=example.dtype, device=example.device)
+    return PiecewiseNetwork(program, pieces, flats, is_direct)

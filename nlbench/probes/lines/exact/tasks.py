@@ -1,0 +1,156 @@
+"""Depth-first work on tasks by several threads, each computing by itself.
+
+PyTorch's own threads split every operation and wait for each other after each one. The operations
+of a trace are short: on two cores that waiting costs a quarter of the time, and many times the time
+where another process uses one of the cores. One thread a task waits for no other, and results
+don't depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+
+from nlbench.introspection.threads import torch_threads
+
+__all__ = ["run_tasks"]
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+Work = Callable[[Task], tuple[Sequence[Task], Sequence[Result]]]
+
+
+class _Stack(Generic[Task, Result]):
+    """Waiting tasks, and the results and the error so far."""
+
+    def __init__(
+        self, first: Sequence[Task], depth: Callable[[Task], int], stopped: threading.Event
+    ) -> None:
+        self._stopped = stopped
+        self.results: list[Result] = []
+        self.error: BaseException | None = None
+        self._depth = depth
+        # A heap: the deepest task first, and of those the latest.
+        self._waiting: list[tuple[int, int, Task]] = []
+        self._age = itertools.count(0, -1)
+        self._add(first)
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def drain(self, work: Work[Task, Result]) -> None:
+        """Run tasks until none is waiting or running."""
+        while (task := self._take()) is not None:
+            try:
+                more, results = work(task)
+            except BaseException as error:
+                # Raised again by `run_tasks`, in the caller's thread.
+                self.stop(error)
+                return
+            self._put(more, results)
+
+    def stop(self, error: BaseException) -> None:
+        """Make every thread end after its current task."""
+        with self._changed:
+            self.error = self.error or error
+            self._stopped.set()
+            self._changed.notify_all()
+
+    def _take(self) -> Task | None:
+        with self._changed:
+            while not self._waiting and self._running and self.error is None:
+                self._changed.wait()
+            if not self._waiting or self.error is not None:
+                return None
+            self._running += 1
+            return heapq.heappop(self._waiting)[-1]
+
+    def _put(self, more: Sequence[Task], results: Sequence[Result]) -> None:
+        with self._changed:
+            self._running -= 1
+            self._add(more)
+            self.results.extend(results)
+            self._changed.notify_all()
+
+    def _add(self, tasks: Sequence[Task]) -> None:
+        for task in reversed(tasks):
+            heapq.heappush(self._waiting, (-self._depth(task), next(self._age), task))
+
+
+def run_tasks(
+    first: Sequence[Task],
+    work: Work[Task, Result],
+    threads: int,
+    depth: Callable[[Task], int] = lambda task: 0,
+    stopped: threading.Event | None = None,
+) -> list[Result]:
+    """Run tasks and the tasks that they return, the deepest first and of those the latest.
+
+    So at each depth only tasks of at most `threads` parents are waiting, and the memory that they
+    share is bounded by threads times depth.
+
+    Parameters
+    ----------
+    first : sequence of Task
+        None is not a task.
+    work : callable
+        From a task to further tasks and finished results.
+    threads : int
+        With 1, tasks run in the caller's thread, with PyTorch's own threads.
+    depth : callable
+        Progress of a task.
+    stopped : threading.Event, optional
+        Set when another task has failed or the caller was interrupted. The results of running
+        tasks are then ignored, so a long task may check it and return early.
+
+    Returns
+    -------
+    list
+        Results in the order in which they were finished.
+
+    Raises
+    ------
+    BaseException
+        The first that a task raised, or that interrupted the caller. No thread is left running.
+
+    Examples
+    --------
+    >>> def halve(n):
+    ...     return ([n // 2, n - n // 2], []) if n > 1 else ([], [n])
+    >>> run_tasks([10], halve, threads=2)
+    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    """
+    stack: _Stack[Task, Result] = _Stack(first, depth, stopped or threading.Event())
+    if threads <= 1:
+        stack.drain(work)
+    else:
+        _drain_in_threads(stack, work, threads)
+    if stack.error is not None:
+        raise stack.error
+    return stack.results
+
+
+def _drain_in_threads(stack: _Stack[Task, Result], work: Work[Task, Result], threads: int) -> None:
+    def drain_alone() -> None:
+        torch.set_num_threads(1)
+        stack.drain(work)
+
+    workers = [threading.Thread(target=drain_alone, daemon=True) for _ in range(threads)]
+    # The number that the workers set is also the default of threads that start later.
+    with torch_threads():
+        try:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        except BaseException as error:
+            stack.stop(error)
+            # A thread that computes while the interpreter shuts down may abort the process.
+            for worker in workers:
+                if worker.is_alive():
+                    worker.join()
+            raise

@@ -1,0 +1,163 @@
+"""Comparison of a recorded program with its network.
+
+Two ways of computing the same function differ by rounding. How far is derived from the sizes of
+the values, and, for single steps, from the rules' error estimates.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import NotFinite, UnsupportedOperation
+from nlbench.introspection.batch_independence import equal_but_for_rounding
+
+from .program import Program, walk
+from .recorder import record_program, run_once
+
+__all__ = [
+    "RELATIVE_TOLERANCE",
+    "agree",
+    "check_program",
+    "is_same",
+    "record_checked_program",
+    "run_alone",
+]
+
+RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Relative difference up to which program and network count as the same function."""
+SPREAD_TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.1}
+"""The same, relative to how much an output varies between inputs."""
+TOLERANCE_EPS = 1000
+"""Machine epsilons by which two ways of computing the same may always differ."""
+
+
+def record_checked_program(network: nn.Module, example: Tensor) -> Program:
+    """Record a network and check that the program computes what the network does.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        In eval mode, in float64 or float32, see `typed_copy`.
+    example : tensor of shape (m, ...), of the same dtype
+        Inputs to check with; the first one is recorded.
+
+    Raises
+    ------
+    nlbench.UnsupportedOperation
+        If an operation is not piecewise affine, mixes the samples of a batch or reads
+        values, or if the program does not reproduce the network.
+    nlbench.NotFinite
+        If the network's output is not finite.
+    nlbench.RequestError
+        If the network can't be run on such an input.
+    nlbench.Undefined
+        If it returns no tensor.
+
+    Examples
+    --------
+    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).double()
+    >>> program = record_checked_program(network, torch.zeros(1, 2, dtype=torch.float64))
+    >>> [step.operation for step in program.steps], program.sites
+    (['linear', 'relu'], ('1',))
+    """
+    program = record_program(network, example[:1].clone())
+    check_program(program, network, example)
+    return program
+
+
+def check_program(program: Program, network: nn.Module, example: Tensor) -> None:
+    """Refuse a program that does not compute what the network does; see `record_checked_program`.
+
+    At most four points are carried at once.
+    """
+    count = len(example)
+    with torch.inference_mode():
+        output = torch.cat(
+            [
+                _run_with_another(program, example[i : i + 1], example[(i + 1) % count :][:1])
+                for i in range(count)
+            ]
+        )
+    expected = run_alone(network, example)
+    if output.shape != expected.shape or not bool(agree(output, expected, expected).all()):
+        raise UnsupportedOperation(
+            "forward", "the network", "the recorded program does not reproduce the network's output"
+        )
+
+
+def _run_with_another(program: Program, sample: Tensor, other: Tensor) -> Tensor:
+    """Run a program on a sample; refuse a step whose output depends on another sample."""
+    precision, output = torch.finfo(sample.dtype).eps, sample
+    pairs = zip(walk(program, sample), walk(program, torch.cat([other, sample])), strict=True)
+    for alone, together in pairs:
+        step, expected = alone.step, alone.output
+        if not torch.isfinite(expected).all():
+            raise NotFinite(f"the output of {step.operation} at {step.place} is not finite")
+        tolerance = RELATIVE_TOLERANCE[sample.dtype] * expected.abs()
+        tolerance = tolerance + TOLERANCE_EPS * precision * alone.bound
+        same = equal_but_for_rounding(together.output[1:], expected, tolerance)
+        # With an infinite error nothing is known.
+        if not bool((same & tolerance.isfinite()).all()):
+            raise step.refusal("it mixes the samples of a batch")
+        if step.output == program.output:
+            output = expected
+    return output
+
+
+def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Run a network on each input by itself; (m, ...) to (m, ...).
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.Undefined, nlbench.NotFinite
+    """
+    return torch.cat([run_once(network, one.clone(), nullcontext()) for one in inputs[:, None]])
+
+
+def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:
+    """Return True for outputs that are equal but for rounding.
+
+    An output may differ by 1e-9 of its largest magnitude, but no more than a thousandth of its
+    spread, and in any case by a thousand machine epsilons of the largest output. In single
+    precision the first two are 1e-3 and a tenth.
+
+    Parameters
+    ----------
+    values, expected : tensor of shape (m, ...)
+    others : tensor of shape (n, ...)
+        The same outputs at other inputs, which contribute to magnitude and spread.
+
+    Returns
+    -------
+    bool tensor of shape (m, k)
+    """
+    count = len(values)
+    values, expected = values.reshape(count, -1), expected.reshape(count, -1)
+    if not expected.numel():
+        return torch.ones_like(values, dtype=torch.bool)
+    dtype = expected.dtype
+    # There may be many others: none is copied.
+    others = others.reshape(len(others), -1)
+    high = torch.maximum(others.amax(0).to(dtype), expected.amax(0))
+    low = torch.minimum(others.amin(0).to(dtype), expected.amin(0))
+    size, spread = torch.maximum(high, -low), high - low
+    of_size = RELATIVE_TOLERANCE[dtype] * size
+    tolerance = torch.where(
+        spread > 0, torch.minimum(of_size, SPREAD_TOLERANCE[dtype] * spread), of_size
+    )
+    tolerance = tolerance.clamp(min=float(TOLERANCE_EPS * torch.finfo(dtype).eps * size.max()))
+    return equal_but_for_rounding(values, expected, tolerance)
+
+
+def is_same(values: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if outputs agree to `RELATIVE_TOLERANCE` of the largest expected output.
+
+    `dtype` is what the network computes in; its output may be of another.
+    """
+    if values.shape != expected.shape:
+        return False
+    scale = expected.abs().amax() if expected.numel() else expected.new_ones(())
+    return bool(equal_but_for_rounding(values, expected, RELATIVE_TOLERANCE[dtype] * scale).all())

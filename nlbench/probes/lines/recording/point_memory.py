@@ -1,0 +1,216 @@
+"""Memory that a point takes on its way through a program, and how many points fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import RequestError
+from nlbench.introspection.memory import (
+    LiveBytes,
+    format_bytes,
+    memory_budget,
+    usable_memory,
+    with_overhead,
+)
+from nlbench.probes.lines.rules.rounding import peak
+
+from .program import Program, apply_step
+
+__all__ = ["PointMemory", "measure_point_memory", "min_point_memory", "share_out"]
+
+
+@dataclass(frozen=True)
+class PointMemory:
+    """Bytes that a point takes on its way through a program.
+
+    Parameters
+    ----------
+    width : int
+        Most that is alive at once.
+    step : int
+        Most while a step is computed: its inputs, the same with new points inserted, and the
+        step's workspace.
+    waiting : int
+        Sum over the steps that bend of what a point takes that waits there for others.
+    reserve : int
+        Bytes a thread, independent of the number of points.
+    constants : int
+        Bytes of what is computed once and cached, such as sums of squares of weights.
+    """
+
+    width: int
+    step: int
+    waiting: int
+    reserve: int
+    constants: int = 0
+
+    def times(self, count: int) -> PointMemory:
+        """Return the memory of `count` tensors in place of each."""
+        return PointMemory(
+            count * self.width,
+            count * self.step,
+            count * self.waiting,
+            count * self.reserve,
+            self.constants,
+        )
+
+
+def share_out(
+    needs: PointMemory,
+    device: torch.device,
+    memory: int | None,
+    limit: int,
+    *,
+    threads: int = 1,
+    min_points: int = 1,
+    needed: int = 1,
+    waiting: bool = False,
+) -> tuple[int, int]:
+    """Decide how many threads carry how many points each.
+
+    Parameters
+    ----------
+    needs : PointMemory
+    device : torch.device
+    memory : int or None
+        Bytes that may be used; None: half of the free memory.
+    limit : int
+        Most points a thread.
+    threads : int
+        Most threads.
+    min_points : int
+        Points a thread below which fewer threads are better.
+    needed : int
+        Fewest points that allow any progress.
+    waiting : bool
+        True if points wait while others go ahead.
+
+    Returns
+    -------
+    threads, points : int
+        The latter is `limit` or, where that does not fit, the largest power of two that does, but
+        at least `needed`.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If `needed` points do not fit.
+
+    Examples
+    --------
+    >>> needs = PointMemory(width=100, step=300, waiting=700, reserve=0)
+    >>> share_out(needs, torch.device("cpu"), 200_000, 128, threads=2, waiting=True)
+    (2, 32)
+    """
+    # The constants are no longer part of the free memory.
+    constants = 0 if memory is None else needs.constants
+    usable = usable_memory(device, memory) - constants
+    each = needs.step + needs.waiting if waiting else needs.step
+    fitting = int((usable - needs.reserve) // each)
+    if fitting < needed:
+        name = "half of the free memory" if memory is None else "memory"
+        budget = memory_budget(device, memory)
+        required = with_overhead(constants + needs.reserve + needed * each)
+        raise RequestError(
+            f"{name}: {format_bytes(budget)} are too few to trace this network on a segment, "
+            f"which takes {format_bytes(required)} or more"
+        )
+    while threads > 1 and usable < threads * (needs.reserve + min_points * each):
+        threads -= 1
+    points = int((usable / threads - needs.reserve) // each)
+    return threads, limit if points >= limit else max(needed, 2 ** int(math.log2(points)))
+
+
+def min_point_memory(program: Program, dtype: torch.dtype) -> PointMemory:
+    """Compute a lower bound on the memory of a point, from shapes alone.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines.recording.recorder import record_program
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.ReLU()).double()
+    >>> program = record_program(network, torch.zeros(1, 4, dtype=torch.float64))
+    >>> min_point_memory(program, torch.float64).width
+    160
+    """
+    return _total(program, dtype.itemsize, {}, {})
+
+
+def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
+    """Measure the memory of a point.
+
+    What is computed once and cached counts only if it was not computed before.
+
+    Parameters
+    ----------
+    program : Program
+    inputs : tensor of shape (m, *input)
+        With fewer than two, steps that bend are not measured.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines.recording.recorder import record_program
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.ReLU()).double()
+    >>> inputs = torch.zeros(2, 4, dtype=torch.float64)
+    >>> measure_point_memory(record_program(network, inputs[:1].clone()), inputs).width
+    320
+    """
+    bound_bytes, step_bytes = {}, {}
+    constants, points = 0, len(inputs)
+    with torch.inference_mode(), LiveBytes() as live:
+        values, bounds = {0: inputs}, {0: peak(inputs)}
+        bound_bytes[0] = -(-bounds[0].nbytes // points)
+        for step in program.steps:
+            x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
+            before = live.restart()
+            output = apply_step(step, x)
+            bound = step.rule.bound(x, b, output)
+            # What stays of it, besides output and bound, are constants.
+            made = {t.untyped_storage()._cdata: t.untyped_storage() for t in (output, bound)}
+            old = {t.untyped_storage()._cdata for t in (*x, *b)}
+            new = sum(storage.nbytes() for key, storage in made.items() if key not in old)
+            constants += max(0, live.now - before - new)
+            most = live.peak - before
+            if step.rule.bend is not None and points > 1 and all(n.isfinite().all() for n in b):
+                live.restart()
+                step.rule.bend(x, b)
+                most = max(most, live.peak - before)
+            step_bytes[step.output] = -(-max(0, most - new) // points)
+            bound_bytes[step.output] = -(-bound.nbytes // points)
+            values[step.output], bounds[step.output] = output, bound
+            for value in step.ends:
+                del values[value], bounds[value]
+    return _total(program, inputs.element_size(), bound_bytes, step_bytes, constants)
+
+
+def _total(
+    program: Program,
+    itemsize: int,
+    bound_bytes: Mapping[int, int],
+    step_bytes: Mapping[int, int],
+    constants: int = 0,
+) -> PointMemory:
+    """Add up the memory of a point, given the bytes of each value's bound and of each step."""
+    alive = {0: itemsize * torch.Size(program.shape).numel()}
+    width = most = alive[0] + bound_bytes.get(0, 0)
+    alive[0] = width
+    waiting = reserve = 0
+    for step in program.steps:
+        before, largest = sum(alive.values()), max(alive.values())
+        output = itemsize * torch.Size(step.shape).numel()
+        alive[step.output] = output + bound_bytes.get(step.output, 0)
+        after = sum(alive.values())
+        workspace = itemsize * step.rule.workspace
+        if step.rule.bend is not None:
+            waiting += before
+            # Signs and copies of what bends; or what new points are interpolated from.
+            workspace += max(2 * output, 2 * largest)
+        width, reserve = max(width, after), max(reserve, itemsize * step.rule.reserve)
+        most = max(most, before + after + max(workspace, step_bytes.get(step.output, 0)))
+        for value in step.ends:
+            del alive[value]
+    return PointMemory(width, most, waiting, reserve, constants)

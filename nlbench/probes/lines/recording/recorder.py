@@ -1,0 +1,481 @@
+"""Recording of a network as a program.
+
+The network runs once on one input while every operation that PyTorch dispatches is recorded. What
+depends on the input becomes a step of the program; all else, parameters included, is a constant.
+Calls of functions, in-place operations and skip connections are seen as well as modules, and
+control flow that depends on shapes is resolved.
+
+Memory that is changed in place may be read under several names. Each write is logged with the
+positions it covers, and a tensor that overlaps them is brought up to date when it is next read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from nlbench.errors import (
+    NlbenchError,
+    NotFinite,
+    RequestError,
+    UnsupportedOperation,
+    first_line,
+)
+from nlbench.introspection.dispatch import (
+    DispatchMode,
+    modes_disabled,
+    out_of_place,
+    positional,
+    written_in,
+)
+from nlbench.introspection.function_calls import FunctionCall
+from nlbench.introspection.model_state import (
+    double_copy,
+    outputs_of,
+    precise_device,
+    shape_copy,
+)
+from nlbench.introspection.module_stack import SiteName, SiteNames
+from nlbench.introspection.operations import known, load_errors, qualified_name
+from nlbench.introspection.pytree import tree_iter, tree_map
+from nlbench.introspection.write_log import WriteLog
+from nlbench.probes.lines.rules import kinks
+from nlbench.probes.lines.rules.rounding import peak
+from nlbench.probes.lines.rules.rule import Input, NotAffine, RecordedCall, Rule
+
+from .program import Program, Step
+
+__all__ = ["Recorder", "record_program", "run_once", "untraceable_reason"]
+
+
+def record_program(network: nn.Module, example: Tensor) -> Program:
+    """Record a network on one input (1, *input), which it may change.
+
+    Raises
+    ------
+    nlbench.UnsupportedOperation, nlbench.NotFinite, nlbench.RequestError, nlbench.Undefined
+        See `record_checked_program`.
+    """
+    recorder = Recorder(network, example)
+    output = run_once(network, example, recorder.recording())
+    value = recorder.output_value(output)
+    return _without_unused(recorder.program, value, tuple(example.shape[1:]))
+
+
+def untraceable_reason(model: nn.Module, example: Tensor) -> str:
+    """Return why a network can't be traced, or an empty string if it can.
+
+    Where the network allows it, only shapes are computed, so that a large network costs as little
+    as a small one. What only numbers show, such as a weight that is not finite, is found when the
+    network is traced.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is left unchanged; it may be on the ``meta`` device.
+    example : tensor of shape (1, *input)
+        Only its shape counts.
+
+    Returns
+    -------
+    str
+        The first operation that is not piecewise affine, its place and the reason.
+
+    Examples
+    --------
+    >>> network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.GELU())
+    >>> untraceable_reason(network, torch.zeros(1, 2))
+    'gelu at 1: not piecewise affine'
+    """
+    network = shape_copy(model)
+    try:
+        record_program(network, torch.empty(example.shape, dtype=torch.float64, device="meta"))
+    except UnsupportedOperation as error:
+        return str(error)
+    except (NlbenchError, RuntimeError, TypeError, ValueError):
+        # Some operation needs numbers.
+        try:
+            network = double_copy(model)
+            device = precise_device(network, example)
+            record_program(network, example[:1].to(device, copy=True).double())
+        except UnsupportedOperation as error:
+            return str(error)
+    return ""
+
+
+def run_once(
+    network: nn.Module, example: Tensor, context: AbstractContextManager[object]
+) -> Tensor:
+    """Run a network on one input, (1, ...), within a context, and validate its output.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.Undefined, nlbench.NotFinite
+    """
+    try:
+        with torch.inference_mode(), context:
+            output = network(example)
+    except NlbenchError:
+        raise
+    except (RuntimeError, TypeError, IndexError, ValueError, AssertionError) as error:
+        reason = first_line(error)
+        raise RequestError(
+            f"the network can't be run on one input of shape {tuple(example.shape)}: {reason}"
+        ) from error
+    output = outputs_of(output, 1)
+    if not output.is_meta and not torch.isfinite(output).all():
+        raise NotFinite("the network's output is not finite")
+    return output
+
+
+def _without_unused(steps: Sequence[Step], output: int, shape: tuple[int, ...]) -> Program:
+    """Drop steps that the output doesn't need, and note where each value ends."""
+    needed = {output}
+    used: list[Step] = []
+    for step in reversed(steps):
+        if step.output in needed:
+            ends = tuple({i for i in step.inputs if i not in needed})
+            used.append(replace(step, ends=ends))
+            needed.update(step.inputs)
+    return Program(tuple(reversed(used)), output, shape)
+
+
+@dataclass(frozen=True)
+class _StorageLayout:
+    """Positions of a tensor's numbers in its storage."""
+
+    size: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _StorageLayout:
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return cls(size, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    def places(self) -> Tensor:
+        """Return the position of each number, (numel,)."""
+        positions = torch.arange(self.size)
+        return positions.as_strided(self.shape, self.stride, self.offset).flatten()
+
+
+class Recorder(DispatchMode):
+    """Records what is dispatched while a network runs on one input.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+        In eval mode.
+    example : tensor of shape (1, *input)
+        The input, which may be changed in place. All that is recorded must have its dtype.
+
+    Attributes
+    ----------
+    steps : list of Step
+        What depends on the input, in order of call. Value 0 is the input.
+    """
+
+    def __init__(self, network: nn.Module, example: Tensor) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self._dtype = example.dtype
+        self._names = _CallNames(network, self)
+        self._attention = [m for m in network.modules() if isinstance(m, nn.MultiheadAttention)]
+        self._names.begin(example)
+        self._sites: list[SiteName | None] = []
+        self._composites: list[str] = []
+        # Numbers of values. References are weak, so that recording keeps no memory alive.
+        self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        # Positions and new content of each write.
+        self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
+        self._input_shape = tuple(example.shape[1:])
+        self._constants: set[StorageWeakRef] = set()
+        # Positions of maxima: they come with the maxima and are rarely used.
+        self._indices: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+        self._bind(example, 0)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is dispatched, by which module."""
+        with ExitStack() as entered:
+            entered.enter_context(self._names.hooked())
+            for module in self._attention:
+                hook = module.register_forward_pre_hook(self._refuse_attention)
+                entered.callback(hook.remove)
+            entered.enter_context(self._names)
+            entered.enter_context(self)
+            yield
+
+    @property
+    def program(self) -> list[Step]:
+        """Steps with the names of their sites, once the network has run."""
+        named = zip(self.steps, self._sites, strict=True)
+        return [replace(step, site=name.text if name else "") for step, name in named]
+
+    def output_value(self, output: Tensor) -> int:
+        """Return the number of the network's output, which may be a constant."""
+        self._refresh(output, "forward")
+        if output not in self._values:
+            constant = output.clone()
+            rule = Rule(
+                lambda points: constant.expand(len(points[0]), *constant.shape[1:]),
+                lambda inputs, bounds, result: peak(result),
+            )
+            self._add_step("constant", [0], rule, output)
+        return self._values[output]
+
+    def _refuse_attention(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Refuse attention by name: its first step would be refused for a misleading reason."""
+        if any(isinstance(x, Tensor) and x in self._values for x in inputs):
+            name = "multi_head_attention_forward"
+            raise self._refusal(name, self._why_not(name))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = positional(func, tuple(args), kwargs or {})
+        written = written_in(func, args, kwargs)
+        name = qualified_name(func)
+        return self._record(func, name, args, kwargs, written)
+
+    def record_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a call of a registered autograd function as one operation."""
+        name = qualified_name(func)
+        with modes_disabled():
+            return self._record(func, name, args, kwargs, [])
+
+    def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
+        """Refuse access to the memory of a tensor that depends on the input."""
+        if args and isinstance(args[0], Tensor) and args[0] in self._values:
+            raise self._refusal(name, "the values of the input decide what is computed")
+
+    def _record(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], written: Any
+    ) -> Any:
+        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
+        for tensor in tensors:
+            self._refresh(tensor, name)
+        traced = list({id(a): a for a in tensors if a in self._values}.values())
+        constants = {_storage(a) for a in tensors if a not in self._values}
+        if any(a in self._indices for a in tensors):
+            raise self._refusal(name, "it uses the positions of maxima")
+        if not traced:
+            if any(_storage(a) in self._constants for a in written):
+                raise self._refusal(name, "it changes a constant that was read before")
+            result = func(*args, **kwargs)
+            for tensor in written:
+                if self._writes.has_writes(tensor):
+                    self._log_write(tensor, None)
+            return result
+        if known(name).takes in ("number", "truth", "values"):
+            raise self._refusal(name, "the values of the input decide what is computed")
+        numbers = {id(a): Input(i) for i, a in enumerate(traced)}
+        spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
+        if _ignores_values(name, spec):
+            return func(*args, **kwargs)
+        if name in ("copy", "fill", "zero") and written:
+            return self._copy(func, args, spec, traced)
+        if not known(name).traced:
+            return self._decompose(func, name, args, kwargs)
+        function = func
+        if written:
+            if len(written) != 1 or written[0] is not args[0]:
+                raise self._refusal(name, "it writes into a given tensor")
+            # The result overwrites the first argument, so a constant is copied.
+            spec = (_copied_constant(spec[0]), *spec[1:])
+            function = out_of_place(func, name)
+        shapes = tuple(tuple(a.shape) for a in traced)
+        result = func(*args, **kwargs)
+        self._constants |= constants
+        self._add(
+            RecordedCall(name, function, spec, spec_kwargs, shapes, ()), traced, result, written
+        )
+        return result
+
+    def _decompose(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Record the parts of an operation without a rule of its own."""
+        self._composites.append(name)
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            raise self._refusal(name, self._why_not(name))
+        self._composites.pop()
+        return result
+
+    def _why_not(self, name: str) -> str:
+        """Return why an operation can't be traced: it is not affine, or it is not known."""
+        for called in (name, *reversed(self._composites)):
+            operation = known(called)
+            if operation.refused or operation.kind:
+                return operation.refused or "not piecewise affine"
+        if any(known(called).has_effect for called in (name, *self._composites)):
+            return "not piecewise affine"
+        missing = "".join(f" ({error})" for error in load_errors())
+        return f"it is not known; register it with nlbench.register_op{missing}"
+
+    def _add(
+        self, call: RecordedCall, traced: list[Tensor], result: Any, written: list[Tensor]
+    ) -> None:
+        inputs = [self._values[a] for a in traced]
+        for part, tensor in enumerate([result] if isinstance(result, Tensor) else result):
+            if not written and tensor in self._values:
+                continue  # The operation returned its input.
+            if not isinstance(result, Tensor) and not tensor.is_floating_point():
+                self._indices[tensor] = None
+                continue
+            if tensor.dtype != self._dtype:
+                raise self._refusal(call.name, f"it converts to {tensor.dtype}")
+            if tensor.ndim == 0 or len(tensor) != 1:
+                raise self._refusal(call.name, "it moves or drops the axis of samples")
+            own_call = replace(call, shape=tuple(tensor.shape))
+            if not isinstance(result, Tensor):
+                own_call = replace(own_call, function=_part(call.function, part))
+            try:
+                rule = _rule_of(own_call)
+            except NotAffine as error:
+                raise self._refusal(call.name, str(error)) from None
+            self._add_step(call.name, inputs, rule, tensor)
+            if written:
+                self._log_write(tensor, self._values[tensor])
+
+    def _add_step(self, name: str, inputs: Sequence[int], rule: Rule, output: Tensor) -> None:
+        value, shape = len(self.steps) + 1, tuple(output.shape[1:])
+        self.steps.append(Step(name, self._names.place, tuple(inputs), value, rule, shape))
+        self._sites.append(self._site(name) if rule.bend else None)
+        self._bind(output, value)
+
+    def _bind(self, tensor: Tensor, value: int) -> None:
+        self._values[tensor] = value
+        self._writes.bind(tensor)
+
+    def _copy(self, func: Any, args: tuple[Any, ...], spec: Sequence[Any], traced: Any) -> Any:
+        """Record an assignment to a tensor or to a slice of one."""
+        target, source = args[0], spec[1] if len(spec) > 1 else None
+        result = func(*args)
+        shape = tuple(target.shape)
+        if target.dtype != self._dtype or not shape or shape[0] != 1:
+            raise self._refusal("copy", "it writes into a tensor of another kind or shape")
+        if isinstance(source, Input):
+            tensor = traced[source.index]
+            call = RecordedCall(
+                "expand", _expanded, (Input(0), shape), {}, (tuple(tensor.shape),), shape
+            )
+            if tensor.dtype != self._dtype or tensor.ndim != len(shape):
+                raise self._refusal("copy", "it moves or drops the axis of samples")
+            self._add_step("copy", [self._values[tensor]], _rule_of(call), target)
+            self._log_write(target, self._values[target])
+        else:
+            self._log_write(target, None)
+            self._refresh(target, "copy")
+        return result
+
+    def _log_write(self, tensor: Tensor, value: int | None) -> None:
+        """Log that a tensor was overwritten, with a value or, if None, with constants."""
+        content = tensor.clone() if value is None else value
+        self._writes.write(tensor, (_StorageLayout.of(tensor), content))
+        if value is not None:
+            self._writes.bind(tensor)
+
+    def _refresh(self, tensor: Tensor, name: str) -> None:
+        """Update a tensor whose memory was overwritten under another name."""
+        for time, (layout, content) in self._writes.pending(tensor):
+            own, places = _StorageLayout.of(tensor).places(), layout.places()
+            order = torch.full((int(max(own.max(), places.max())) + 1,), -1)
+            order[places] = torch.arange(len(places))
+            source = order[own]
+            hit = source >= 0
+            if bool(hit.any()):
+                if tensor.ndim == 0 or len(tensor) != 1 or tensor.dtype != self._dtype:
+                    raise self._refusal(name, "it reads a tensor whose memory was changed in place")
+                self._assign(tensor, content, hit.nonzero().squeeze(1), source[hit])
+            elif tensor not in self._values:
+                continue
+            self._writes.bind(tensor, time)
+
+    def _assign(self, tensor: Tensor, content: Any, places: Tensor, source: Tensor) -> None:
+        """Add the step that inserts overwritten numbers into a tensor."""
+        base, value = self._values.get(tensor), content
+        traced = [v for v in (base, value) if isinstance(v, int)]
+        if not traced:
+            return  # Constants in a constant.
+        numbers = {v: Input(i) for i, v in enumerate(dict.fromkeys(traced))}
+        arguments = [
+            numbers[v] if isinstance(v, int) else (tensor.clone() if v is None else v)
+            for v in (base, value)
+        ]
+        shape = tuple(tensor.shape)
+        shapes = tuple((1, *self._shape_of(v)) for v in numbers)
+        call = RecordedCall("assigned", _expanded, (*arguments, places, source), {}, shapes, shape)
+        self._add_step("copy", list(numbers), _rule_of(call), tensor)
+
+    def _shape_of(self, value: int) -> tuple[int, ...]:
+        return self.steps[value - 1].shape if value else self._input_shape
+
+    def _refusal(self, name: str, why: str) -> UnsupportedOperation:
+        return UnsupportedOperation((self._composites or [name])[0], self._names.place, why)
+
+    def _site(self, name: str) -> SiteName:
+        """Return the name of a call that bends: an activation's, or else the operation's."""
+        return self._names.current or self._names.name((self._composites or [name])[0])
+
+
+def _ignores_values(name: str, spec: Sequence[Any]) -> bool:
+    """Return True if a call uses only shape and kind of its traced tensors."""
+    takes = known(name).takes
+    return takes == "shape" or (takes == "second shape" and not isinstance(spec[0], Input))
+
+
+def _rule_of(call: RecordedCall) -> Rule:
+    operation = known(call.name)
+    if not operation.traced:
+        raise NotAffine("not piecewise affine")
+    if operation.line is None:
+        return kinks.rule_of_kinks(operation, call)
+    rule: Rule = operation.line(call)
+    return rule
+
+
+class _CallNames(SiteNames):
+    """Names of calls; passes calls that are registered as a whole on to the recorder."""
+
+    def __init__(self, network: nn.Module, recorder: Recorder) -> None:
+        super().__init__(network)
+        self._recorder = recorder
+
+    def call(self, call: FunctionCall) -> Any:
+        if call.takes == "memory":
+            self._recorder.refuse_reading(call.function_name, call.args)
+        if hasattr(call.function, "nlbench_op") and call.operation.traced:
+            return self._recorder.record_call(call.function, call.args, call.kwargs)
+        return super().call(call)
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _expanded(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return x.expand(len(x), *shape[1:])
+
+
+def _copied_constant(argument: Any) -> Any:
+    return argument.clone() if isinstance(argument, Tensor) else argument
+
+
+def _part(function: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """Return a function of one of the results of an operation."""
+
+    def select(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)[index]
+
+    return select

@@ -1,0 +1,228 @@
+"""Pieces of units of piecewise-affine operations, and where between points they change.
+
+Three kinds cover all operations: units with kinks, groups whose largest member is the output, and
+groups that are sorted. A value within the noise counts as zero: a unit that is zero at a point
+bends there, if at all, and a segment inside a unit's boundary has no crossings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .rounding import noise_of
+
+__all__ = [
+    "Crossings",
+    "Kinks",
+    "Leaders",
+    "Pieces",
+    "Ranks",
+    "changes",
+    "sign_changes",
+    "unit_crossings",
+]
+
+Crossings = tuple[Tensor, Tensor]
+"""Places between points: index (m,) of the point to the left, and share (m,) in (0, 1)."""
+
+
+@dataclass(frozen=True)
+class Kinks:
+    """Units that bend where a value of their own passes one of some numbers.
+
+    Parameters
+    ----------
+    value : callable
+        From the inputs at P points to those values, (P, ...).
+    numbers : sequence of float
+        The kinks; a unit may rest on one.
+    error : callable, optional
+        From the inputs and their bounds to the bound of the values; by default the first input's.
+    """
+
+    value: Callable[[Sequence[Tensor]], Tensor]
+    numbers: Sequence[float] = (0.0,)
+    error: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor] = lambda inputs, bounds: bounds[0]
+
+    def distances(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the distances from each kink, (P, ...)."""
+        value = self.value(inputs)
+        return [value - number if number else value for number in self.numbers]
+
+    def noises(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> list[Tensor]:
+        """Return the magnitudes below which the distances count as zero."""
+        noise, error = noise_of(inputs[0].dtype), self.error(inputs, bounds)
+        return [noise * (error + abs(number)) for number in self.numbers]
+
+    def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        """Return the pieces that units may be on, (pieces, P, ...); see `changes`."""
+        pairs = list(zip(self.distances(inputs), self.noises(inputs, bounds), strict=True))
+        below = torch.stack([margin < -noise for margin, noise in pairs], 1)
+        above = torch.stack([margin > noise for margin, noise in pairs], 1)
+        return torch.stack([below, above]).logical_not_()
+
+
+@dataclass(frozen=True)
+class Leaders:
+    """Groups of units whose largest is the output.
+
+    Parameters
+    ----------
+    lead : callable
+        From the inputs at P points to the positions (P, rows, groups) of the leaders, int64, and
+        to the values (P, rows, positions).
+    members : callable
+        From the inputs at P points to the members (P, rows, groups, members) of each group; also
+        from their rates.
+    tied : callable
+        From the inputs and their bounds to flags of the members that may be the largest, to all
+        members, and to the noise of their distances from the largest (each axis of full size or 1).
+    output : callable
+        From the maxima, (P, rows, groups), to the call's output.
+    """
+
+    lead: Callable[[Sequence[Tensor]], tuple[Tensor, Tensor]]
+    members: Callable[[Sequence[Tensor]], Tensor]
+    tied: Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Tensor, Tensor]]
+    output: Callable[[Tensor], Tensor]
+
+    def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        """Return the pieces that units may be on, (pieces, P, ...); see `changes`."""
+        return self.tied(inputs, bounds)[0].movedim(-1, 0)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Groups of units that are sorted, and of which some ranks are the output.
+
+    Parameters
+    ----------
+    lines : callable
+        From the inputs at P points to (P, groups, units); also from their bounds.
+    ranks : sequence of int
+        Ranks in the output; 0 is the largest.
+    output : callable
+        From values (P, groups, ranks) to the call's output.
+    """
+
+    lines: Callable[[Sequence[Tensor]], Tensor]
+    ranks: Sequence[int]
+    output: Callable[[Tensor], Tensor] = lambda by_rank: by_rank
+
+    def possible(self, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+        """Return the units that may have each rank, (units, P, groups, ranks); see `changes`."""
+        x = self.lines(inputs)
+        error = self.lines([b.expand_as(x) for x, b in zip(inputs, bounds, strict=True)])
+        error = noise_of(x.dtype) * error
+        owner = x.argsort(dim=-1, descending=True, stable=True)[..., self.ranks]
+        distance = (x[..., None, :] - x.gather(-1, owner)[..., None]).abs()
+        near = distance <= error[..., None, :] + error.gather(-1, owner)[..., None]
+        return near.movedim(-1, 0)
+
+
+Pieces = Kinks | Leaders | Ranks
+
+
+def changes(pieces: Pieces, inputs: Sequence[Tensor], bounds: Sequence[Tensor]) -> Tensor:
+    """Return True between neighbouring samples where some unit changes to another piece: (P - 1,).
+
+    Rounding may leave several pieces possible for a unit. It changes where no piece is possible at
+    both samples. Where a sample lies on a boundary, its neighbours are compared, and the change
+    counts as behind it.
+
+    Parameters
+    ----------
+    pieces : Kinks, Leaders or Ranks
+    inputs, bounds
+        See `Rule`.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[0.0], [1.0], [0.0], [-1.0], [-1.0]])
+    >>> changes(Kinks(lambda inputs: inputs[0]), [x], [torch.zeros(5, 1)]).tolist()
+    [False, False, True, False]
+    """
+    possible = pieces.possible(inputs, bounds)
+
+    def differ(by: int) -> Tensor:
+        return ~(possible[:, :-by] & possible[:, by:]).any(0)
+
+    changed = differ(1)
+    if possible.shape[1] > 2:
+        changed[1:] |= differ(2) & ~changed[:-1] & ~changed[1:]
+    return changed[:, None].flatten(1).any(1)
+
+
+def sign_changes(margin: Tensor, noise: Tensor) -> Crossings:
+    """Find where units pass through zero.
+
+    A value within the noise counts as zero: a unit that is zero at a point bends
+    there, if at all, and a segment inside a unit's boundary has no crossings.
+
+    Parameters
+    ----------
+    margin : tensor of shape (P, ...), P at least 2
+        Affine between neighbouring points.
+    noise : tensor of shape (P, ...), each axis of full size or 1
+        Magnitude up to which a margin counts as zero.
+    """
+    interval, _, share = unit_crossings(margin, noise)
+    return interval, share
+
+
+def unit_crossings(margin: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find which units pass through zero, and where; see `sign_changes`.
+
+    Returns
+    -------
+    interval, unit, share : tensor of shape (m,)
+        The unit is an index into the flattened margins of a point.
+    """
+    flat, spread = margin[:, None].flatten(1), _by_unit(noise, margin)
+    # Each `nonzero` synchronises with a GPU, and so does indexing by a mask: there all conditions
+    # are evaluated first. A CPU evaluates the second condition only where the first holds.
+    if margin.is_cuda:
+        wide = noise.expand_as(margin)
+        crosses = _opposite(margin[:-1], margin[1:], wide[:-1], wide[1:])
+        interval, unit = _nonzero(crosses[:, None].flatten(1))
+        left, right = flat[interval, unit], flat[interval + 1, unit]
+    else:
+        above = margin > noise
+        interval, unit = _nonzero((above[:-1] ^ above[1:])[:, None].flatten(1))
+        left, right = flat[interval, unit], flat[interval + 1, unit]
+        cell = unit // max(1, flat.shape[1] // max(1, spread.shape[1]))
+        crosses = _opposite(left, right, spread[interval, cell], spread[interval + 1, cell])
+        interval, unit = interval[crosses], unit[crosses]
+        left, right = left[crosses], right[crosses]
+    left, right = left.double(), right.double()
+    return interval, unit, left / (left - right)
+
+
+def _by_unit(noise: Tensor, margin: Tensor) -> Tensor:
+    """Flatten the noise to (P, n), each number for the same number of consecutive units."""
+    axes = max((i + 1 for i, size in enumerate(noise.shape) if size > 1), default=0)
+    if noise.shape[:axes] != margin.shape[:axes] or not axes:
+        noise = noise.expand_as(margin)
+    return noise[:, None].flatten(1)
+
+
+def _opposite(left: Tensor, right: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """Return True where values lie on both sides of zero, beyond the noise."""
+    return ((left > near) & (right < -far)) | ((left < -near) & (right > far))
+
+
+def _nonzero(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Return row and column of each True in a bool matrix, row by row."""
+    columns, word = flags.shape[1], 8
+    if columns and columns % word == 0 and not flags.is_cuda:
+        # Few are True, so eight are tested at a time.
+        words = flags.reshape(-1).view(torch.int64).nonzero().squeeze(1)
+        hit, bit = flags.reshape(-1, word)[words].nonzero().unbind(1)
+        flat = words[hit] * word + bit
+        return flat // columns, flat % columns
+    row, column = flags.nonzero().unbind(1)
+    return row, column

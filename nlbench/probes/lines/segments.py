@@ -1,0 +1,71 @@
+"""Segments: validation of their ends, points on them, their length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import NotFinite, RequestError
+from nlbench.introspection.model_state import precise_device
+
+__all__ = ["Segment", "check_ends", "points_at", "segment_length", "segments_on_device"]
+
+Segment = tuple[Tensor, Tensor]
+"""Start and end, both of shape (*input)."""
+
+
+def check_ends(starts: Tensor, ends: Tensor) -> None:
+    """Validate the ends (n, *input) of segments.
+
+    Raises
+    ------
+    nlbench.RequestError, nlbench.NotFinite
+    """
+    if starts.shape != ends.shape:
+        raise RequestError(
+            f"a segment from shape {tuple(starts.shape[1:])} to {tuple(ends.shape[1:])}, "
+            "expected the same shape"
+        )
+    if starts.ndim < 2:
+        raise RequestError("a segment's ends are single numbers, expected tensors with an axis")
+    for name, end in (("start", starts), ("end", ends)):
+        if not end.is_floating_point():
+            raise RequestError(f"the segment's {name} has dtype {end.dtype}, expected floats")
+        if end.is_meta:
+            raise RequestError(f"the segment's {name} is on the device meta: it has no values")
+        if not torch.isfinite(end).all():
+            raise NotFinite(f"the segment's {name} is not finite")
+
+
+def segments_on_device(model: nn.Module, starts: Tensor, ends: Tensor) -> Iterator[Segment]:
+    """Yield segments one by one, on the device that a model is computed on."""
+    device = precise_device(model, starts)
+    for start, end in zip(starts.detach(), ends.detach(), strict=True):
+        yield start.to(device), end.to(device)
+
+
+def segment_length(start: Tensor, end: Tensor) -> float:
+    """Return the Euclidean length of a segment, also where squares would vanish or overflow.
+
+    Examples
+    --------
+    >>> start, end = torch.tensor([[3e-200, 0], [0, 4e-200]], dtype=torch.float64)
+    >>> segment_length(start, end)
+    5e-200
+    """
+    start, end = start.double(), end.double()
+    size = max(float(start.abs().amax()), float(end.abs().amax())) if start.numel() else 0.0
+    return size * float(torch.linalg.vector_norm(end / size - start / size)) if size else 0.0
+
+
+def points_at(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """Return the points (m, *input) of a segment at t (m,).
+
+    Examples
+    --------
+    >>> points_at(torch.zeros(1), torch.ones(1), torch.tensor([0.0, 0.5])).tolist()
+    [[0.0], [0.5]]
+    """
+    return torch.lerp(start, end, t.to(start.dtype).reshape(-1, *[1] * start.ndim))
