@@ -14,8 +14,8 @@ from nlbench.measure import Parts, Value
 from nlbench.options import Option, OptionValue
 from nlbench.probes.lines import ChordParts, SegmentEstimate, SegmentTrace, chord_parts
 
-from ._path_results import PathMeasure
-from ._sources import traced_regions
+from .papers import traced_regions
+from .path_measure import PathMeasure
 
 __all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_of", "deviation_scale"]
 

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, RequestError, Undefined, nearest
+from nlbench.introspection.autodiff import is_vmapped
 from nlbench.measure import FunctionMeasure, MoreMeans
 from nlbench.options import Option, OptionValue
 
-from ._assignment import optimal_matching
-from ._blas import product
-from ._covariance import joint_coordinates, regularized_covariance
-from ._prepared import Prepared, Samples, prepare, prepared
-from ._samples import check_count
-from ._sources import affinity_paper
-from ._transport import optimal_map
+from .linear_algebra.products import product
+from .papers import affinity_paper
+from .statistics.prepared import Prepared, Samples, prepare, prepared
+from .statistics.samples import check_count
+from .transport.assignment import optimal_matching
+from .transport.covariance import joint_coordinates, regularized_covariance
+from .transport.gaussian_map import optimal_map
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
@@ -31,8 +32,8 @@ SHRINKAGES = ("ledoit-wolf", "none")
 RIDGE_UNITS = ("relative", "absolute")
 RIDGE = 1e-6
 
-# How far the score may be above the optimum for the matching to be called optimal.
-PRECISION = 1e-9
+# Largest error of the score by a matching that is not optimal.
+MATCHING_TOLERANCE = 1e-9
 
 
 def affinity_score(
@@ -43,47 +44,46 @@ def affinity_score(
     ridge: float = RIDGE,
     ridge_unit: str = "relative",
 ) -> Tensor:
-    """Affinity score ρ = 1 - W2(T x, y) / sqrt(2 tr Σy) of an activation.
+    """Compute the affinity score ρ = 1 - W2(T x, y) / sqrt(2 tr Σy) of an activation.
 
-    T is the optimal transport map between the normal approximations of x and y, which is
-    affine with a positive semidefinite matrix; W2 is the exact optimal transport between
-    the n points T x_i and the n points y_j. 1 means that the activation is such a map.
-    The score depends neither on the units (unless the ridge is absolute) nor on the offsets
-    of x and y.
+    T is the optimal transport map between the normal approximations of x and y, which is affine
+    with a positive semidefinite matrix, and W2 the exact optimal transport distance between the n
+    points T x_i and the n points y_j. A score of 1 means that the activation is such a map. The
+    score is invariant to the offsets of x and y, and to their units unless the ridge is absolute.
 
-    It is differentiable as often as one likes (with fewer than d / 2 samples twice):
-    gradients flow through T and the matched distances, with the optimal matching held fixed.
-    At ρ = 1, a distance of zero, they are zero. `torch.func.grad` works, forward mode and
-    `torch.func.vmap` raise: each pair of samples has an assignment of its own to solve.
+    It is differentiable any number of times (twice for n < d / 2): gradients flow through T and
+    the matched distances, with the optimal matching held fixed, and are zero at ρ = 1.
+    `torch.func.grad` works; forward mode and `torch.func.vmap` raise, since each pair of samples
+    has its own assignment problem.
 
     Parameters
     ----------
     x, y : tensor of shape (n, d)
-        Input and output of an activation, any real type. The work is done in float64.
+        Input and output of an activation, any real type. Computed in float64.
     shrinkage : {"ledoit-wolf", "none"}
-        Covariances by Ledoit and Wolf's estimator, or the unbiased sample covariances.
+        Ledoit and Wolf's estimator of the covariances, or the unbiased sample covariances.
     ridge : float
-        What is added to the diagonal of Σ.
+        Ridge on the diagonal of the covariances.
     ridge_unit : {"relative", "absolute"}
-        The ridge is a share of the mean variance tr Σ / d, or a variance itself, as in the
-        published code.
+        The ridge as a share of the mean variance tr Σ / d, or as a variance, as in the published
+        code.
 
     Returns
     -------
     tensor, scalar, float64
-        At most 1; without shrinkage at least 0. With it T meets Σy only up to what was shrunk,
-        and a score may lie below 0 (−0.15 is the lowest that was found, for six samples of four
-        dimensions); nothing is clipped.
+        At most 1; without shrinkage at least 0. With shrinkage T x and y differ in covariance, so
+        the score may be negative (−0.15 is the lowest known, for six samples in four
+        dimensions). It is not clipped.
 
     Raises
     ------
     nlbench.Undefined
-        For fewer than two samples, a constant output, or a constant input, from which no
-        map leads to a varying output; where ``ridge=0`` leaves Σx singular.
+        For fewer than two samples, a constant output, a constant input, or a singular Σx with
+        ``ridge=0``.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
-        For shapes that differ, options out of range, or under `torch.func.vmap`.
+        For different shapes, invalid options, or under `torch.func.vmap`.
 
     References
     ----------
@@ -98,10 +98,10 @@ def affinity_score(
     0.71
     """
     _check_options(shrinkage, ridge, ridge_unit)
-    if any(map(_is_mapped, (x, y))):
+    if is_vmapped(x) or is_vmapped(y):
         raise RequestError(
-            "affinity_score can't be mapped by vmap: each pair of samples has an assignment of its "
-            "own to solve; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"
+            "affinity_score does not support vmap, since each pair of samples has its own "
+            "assignment problem; use torch.stack([affinity_score(a, b) for a, b in zip(x, y)])"
         )
     x, y = prepared(x, "x"), prepared(y, "y")
     if x.shape != y.shape:
@@ -113,7 +113,6 @@ def affinity_score(
         raise Undefined("constant input: no map leads from it to an output that varies")
     added = [0.0, 0.0]
     if ridge_unit == "absolute":
-        # In the units that both are measured in from here on.
         added, ridge = [_in_units(ridge, side.unit) for side in (x, y)], 0.0
     before, after = x.scaled, y.scaled
     dim = before.shape[1]
@@ -121,28 +120,22 @@ def affinity_score(
         # Outside the span both covariances are isotropic and no sample has a component.
         before, after = joint_coordinates(before, after)
     source, target = (
-        regularized_covariance(values, dim=dim, shrinkage=shrinkage, ridge=ridge, added=one)
-        for values, one in zip((before, after), added, strict=True)
+        regularized_covariance(values, dim=dim, shrinkage=shrinkage, ridge=ridge, added=variance)
+        for values, variance in zip((before, after), added, strict=True)
     )
     mapped = product(before, optimal_map(source.matrix, target.matrix))
-    worst = (2 * target.trace).sqrt()
-    matching = optimal_matching(mapped, after, precision=PRECISION * worst.item())
+    largest = (2 * target.trace).sqrt()
+    matching = optimal_matching(mapped, after, precision=MATCHING_TOLERANCE * largest.item())
     # A norm, unlike the root of a sum, has a gradient (zero) at distance zero.
     distance = torch.linalg.vector_norm(mapped - after[matching]) / math.sqrt(n)
-    score: Tensor = 1 - distance / worst
+    score: Tensor = 1 - distance / largest
     return score
-
-
-def _is_mapped(values: object) -> bool:
-    # PyTorch tells by no public function whether vmap is at work.
-    is_mapped = getattr(getattr(torch._C, "_functorch", None), "is_batchedtensor", None)
-    return isinstance(values, Tensor) and is_mapped is not None and bool(is_mapped(values))
 
 
 def _in_units(ridge: float, unit: float) -> float:
     scaled = ridge / unit / unit
     if not math.isfinite(scaled):
-        raise NotFinite(f"a ridge of {ridge:g} is beyond float64 in units of the data")
+        raise NotFinite(f"a ridge of {ridge:g} overflows in units of the data")
     return scaled
 
 
@@ -156,12 +149,12 @@ def _check_options(shrinkage: str, ridge: float, ridge_unit: str) -> None:
 
 
 class Affinity(FunctionMeasure):
-    """Affinity score: 1 where an activation acts as an affine optimal transport map.
+    """Affinity score: 1 for an activation that acts as an affine optimal transport map.
 
-    Per batch; the value of a site is the mean over batches, ``std`` the population
-    standard deviation. The summary has the statistics of the non-linearity signature. At
-    most 1, and without shrinkage at least 0; with it a few samples in as many dimensions may
-    score below 0.
+    The score is computed per batch; the value of a site is the mean over batches, ``std`` the
+    population standard deviation. The summary has the statistics of the non-linearity signature.
+    The score is at most 1, and without shrinkage at least 0; with shrinkage a few samples in as
+    many dimensions may score below 0.
     """
 
     name: ClassVar[str] = "affinity"
@@ -175,10 +168,10 @@ class Affinity(FunctionMeasure):
             "covariance estimator: Ledoit-Wolf's, or the sample covariance",
             choices=SHRINKAGES,
         ),
-        "ridge": Option(RIDGE, "what is added to the diagonal", minimum=0, maximum=1e6),
+        "ridge": Option(RIDGE, "ridge on the diagonal of covariances", minimum=0, maximum=1e6),
         "ridge_unit": Option(
             "relative",
-            "the ridge is a share of the mean variance, or a variance, as in the published code",
+            "ridge as a share of the mean variance, or as a variance, as in the published code",
             choices=RIDGE_UNITS,
         ),
     }
@@ -188,10 +181,10 @@ class Affinity(FunctionMeasure):
     function = staticmethod(affinity_score)
 
     def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
-        """Take what is prepared of a batch for all measures."""
+        """Return the prepared samples of a batch."""
         return observation.shared(prepare)
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Give the bounds: shrinkage alone brings a score below 0."""
+        """Return the bounds, which without shrinkage are 0 and 1."""
         return (0.0, 1.0) if options["shrinkage"] == "none" else cls.bounds

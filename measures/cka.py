@@ -16,9 +16,9 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
 
-from ._moments import PairsAccumulator, PairsMeasure
-from ._prepared import Prepared, Samples, prepared
-from ._samples import centered, check_count, power_of_two
+from .statistics.moments import PairsAccumulator, PairsMeasure
+from .statistics.prepared import Prepared, Samples, prepared
+from .statistics.samples import centered, check_count, power_of_two
 
 __all__ = ["CKA", "linear_cka", "rbf_cka"]
 

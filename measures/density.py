@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from nlbench.errors import Undefined
 from nlbench.measure import Parts, Value
-from nlbench.probes.lines import SegmentEstimate, SegmentTrace
-from nlbench.probes.lines.probe import slope_changes
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace, slope_changes
 
-from ._path_results import PathMeasure
-from ._sources import traced_regions
+from .papers import traced_regions
+from .path_measure import PathMeasure
 
 __all__ = ["Density"]
 

@@ -1,4 +1,4 @@
-"""Entropy: how an activation changes the spread of a sample's features over their range."""
+"""Entropy: the histogram entropy of a sample's features after an activation minus before."""
 
 from __future__ import annotations
 
@@ -12,45 +12,49 @@ from nlbench.citation import Source
 from nlbench.errors import NotFinite
 from nlbench.measure import MoreMeans, PooledMeasure
 
-from ._change import ChangeAccumulator
-from ._prepared import Samples, prepare, prepared
-from ._sources import affinity_paper
+from .papers import affinity_paper
+from .statistics.mean_change import ChangeAccumulator
+from .statistics.prepared import Samples, prepare, prepared
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
 
 __all__ = ["Entropy", "histogram_entropy"]
 
-# Features that are counted in one go, each with an index of eight bytes.
-BLOCK = 2**22
+# Features counted at once, each with an index of eight bytes.
+CHUNK_FEATURES = 2**22
 
 
 @torch.no_grad()
 def histogram_entropy(values: Samples) -> Tensor:
-    """Entropy, in nats, of the histogram of each sample's features.
+    """Compute the entropy, in nats, of the histogram of each sample's features.
 
-    The histogram has as many equal bins as there are features, between the sample's
-    smallest and largest one, which belongs to the last bin. All samples are counted at
-    once.
+    H = -Σ_b (c_b / d) log(c_b / d), where c_b counts the features in bin b of d equal bins between
+    the sample's smallest and largest feature. The largest belongs to the last bin.
 
     Parameters
     ----------
     values : tensor of shape (n, d)
-        Samples, any real type. The work is done in float64.
+        Samples, any real type. Computed in float64.
 
     Returns
     -------
     tensor of shape (n,), float64
-        In [0, log d]; 0 for a sample whose features are all equal.
+        In [0, log d]; 0 for a sample with equal features.
 
     Raises
     ------
     nlbench.Undefined
         If there are no features.
     nlbench.NotFinite
-        For NaN or infinities, or a range beyond float64.
+        For NaN or infinities, or a range that overflows.
     nlbench.RequestError
-        For another shape.
+        Unless the shape is (n, d).
+
+    References
+    ----------
+    Q. Bouniot et al., "From Alexnet to Transformers: Measuring the Non-linearity of Deep
+    Neural Networks with Affine Optimal Transport", CVPR 2025, appendix E.
 
     Examples
     --------
@@ -59,8 +63,8 @@ def histogram_entropy(values: Samples) -> Tensor:
     """
     features = prepared(values, "values").values
     d = features.shape[1]
-    parts = [_entropies(part) for part in torch.split(features, max(1, BLOCK // d))]
-    return torch.cat(parts)
+    chunks = torch.split(features, max(1, CHUNK_FEATURES // d))
+    return torch.cat([_entropies(chunk) for chunk in chunks])
 
 
 def _entropies(values: Tensor) -> Tensor:
@@ -73,16 +77,15 @@ def _entropies(values: Tensor) -> Tensor:
     bins += torch.arange(n, device=values.device)[:, None] * d
     counts = torch.bincount(bins.flatten(), minlength=n * d).view(n, d).to(values.dtype)
     entropies = math.log(d) - torch.xlogy(counts, counts).sum(1) / d
-    # One full bin has exactly none, but for rounding.
+    # The entropy of a single bin is exactly zero, without rounding.
     return torch.where(width[:, 0] > 0, entropies, 0.0)
 
 
 class Entropy(PooledMeasure):
     """Histogram entropy of a sample's features after a site minus before, in nats.
 
-    Of the reduced features, averaged over all samples of the run; ``before`` and
-    ``after`` are the mean entropies themselves. A sample whose features are all equal
-    has entropy 0.
+    Computed from the reduced features, and averaged over all samples of the run; ``before`` and
+    ``after`` are the mean entropies. A sample with equal features has entropy 0.
     """
 
     name: ClassVar[str] = "entropy"
@@ -93,10 +96,10 @@ class Entropy(PooledMeasure):
     source: ClassVar[Source] = affinity_paper("appendix E")
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
-        """Take the entropies, one a sample."""
+        """Return the entropies before and after, one per sample."""
         x, y = observation.shared(prepare)
         return histogram_entropy(x), histogram_entropy(y)
 
     def accumulator(self) -> ChangeAccumulator:
-        """Make what takes in the batches of one site."""
+        """Create the accumulator of one site."""
         return ChangeAccumulator()

@@ -1,4 +1,4 @@
-"""Norm: how far an activation moves its input, in the Frobenius norm."""
+"""Norm: the Frobenius norm of an activation's output minus its input."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nlbench.errors import RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option
 
-from ._moments import PairsMeasure
-from ._prepared import Samples, prepared
-from ._samples import check_count, power_of_two
-from ._sources import affinity_paper
+from .papers import affinity_paper
+from .statistics.moments import PairsMeasure
+from .statistics.prepared import Samples, prepared
+from .statistics.samples import check_count, power_of_two
 
 __all__ = ["Norm", "change_norm"]
 
@@ -25,12 +25,12 @@ KINDS = ("relative", "absolute")
 
 
 def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
-    """Frobenius norm ‖x - y‖ of what an activation changes, or its ratio to ‖x‖.
+    """Compute the Frobenius norm ‖x - y‖ of an activation's change, or its ratio to ‖x‖.
 
     Parameters
     ----------
     x, y : tensor of shape (n, d)
-        Input and output of an activation, any real type. The work is done in float64.
+        Input and output of an activation, any real type. Computed in float64.
     kind : {"relative", "absolute"}
         ‖x - y‖ / ‖x‖, which depends neither on n nor on common units, or ‖x - y‖.
 
@@ -42,11 +42,16 @@ def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        Without samples; relative, for an input that is zero.
+        For no samples; relative, for a zero input.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
-        For shapes that differ, or an unknown kind.
+        For different shapes, or an unknown kind.
+
+    References
+    ----------
+    Q. Bouniot et al., "From Alexnet to Transformers: Measuring the Non-linearity of Deep
+    Neural Networks with Affine Optimal Transport", CVPR 2025, appendix E.
 
     Examples
     --------
@@ -63,7 +68,7 @@ def change_norm(x: Samples, y: Samples, *, kind: str = "relative") -> Tensor:
         return change
     size = _norm(before)
     if size == 0:
-        raise Undefined("zero input: there is nothing to relate the change to")
+        raise Undefined("zero input: the relative norm is not defined")
     return change / size
 
 
@@ -75,14 +80,14 @@ def _pair(x: Samples, y: Samples) -> tuple[Tensor, Tensor]:
 
 
 def _norm(values: Tensor) -> Tensor:
-    """Frobenius norm whose squares neither under- nor overflow."""
+    """Compute the Frobenius norm without under- or overflow of squares."""
     unit = power_of_two(values) if values.numel() else 1.0
     norm: Tensor = torch.linalg.vector_norm(values / unit) * unit
     return norm
 
 
 class _NormAccumulator(Accumulator):
-    """All batches of a site as one; two numbers of memory."""
+    """Both norms of all batches of a site together, in O(1) memory."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -90,20 +95,20 @@ class _NormAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         before, after = _pair(x, y)
         self._n += len(before)
         self._change = math.hypot(self._change, _norm(before - after).item())
         self._size = math.hypot(self._size, _norm(before).item())
 
     def statistics(self) -> dict[str, float]:
-        """Both norms of all samples together, the chosen one as the value."""
+        """Return both norms of all samples together, the selected one as the value."""
         if self._n == 0:
             raise Undefined("no samples")
         absolute = self._change
         if self._size == 0:
             if self._kind == "relative":
-                raise Undefined("zero input: there is nothing to relate the change to")
+                raise Undefined("zero input: the relative norm is not defined")
             return {"value": absolute}
         relative = absolute / self._size
         if self._kind == "relative":
@@ -114,11 +119,10 @@ class _NormAccumulator(Accumulator):
 class Norm(PairsMeasure):
     """Frobenius norm of the difference between a site's output and input.
 
-    Relative to the input's norm by default, which makes sites and models comparable; the
-    absolute norm, which grows with units and with the root of the number of samples, is
-    the statistic ``absolute`` beside it. Over all samples of the run as one matrix. The
-    identity has 0, and so has no other map: a linear map that scales has a norm too, so
-    that more of it does not by itself mean more nonlinear.
+    All samples of the run form one matrix. By default the norm is relative to the input's, so that
+    sites and models can be compared; the statistic ``absolute`` grows with units and with the root
+    of the number of samples. Only the identity has norm 0: scaling has a norm too, so a larger
+    norm does not mean more nonlinear.
     """
 
     name: ClassVar[str] = "norm"
@@ -126,14 +130,12 @@ class Norm(PairsMeasure):
     more_means: ClassVar[MoreMeans] = "neither"
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
-        "kind": Option(
-            "relative", "the value: relative to the input's norm, or absolute", choices=KINDS
-        )
+        "kind": Option("relative", "norm relative to the input's, or absolute", choices=KINDS)
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "rotations")
     independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")
 
     def accumulator(self) -> _NormAccumulator:
-        """Make what takes in the batches of one site."""
+        """Create the accumulator of one site."""
         return _NormAccumulator(str(self.settings["kind"]))

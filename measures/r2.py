@@ -1,4 +1,4 @@
-"""R²: how much of an activation's output an affine least-squares fit explains."""
+"""R²: the share of an activation's output variance that an affine least-squares fit explains."""
 
 from __future__ import annotations
 
@@ -15,30 +15,36 @@ from nlbench.errors import NotFinite, RequestError, Undefined, nearest
 from nlbench.measure import Accumulator, MoreMeans
 from nlbench.options import Option, OptionValue
 
-from ._blas import singular_value_decomposition
-from ._moments import Moments, PairsAccumulator, PairsMeasure
-from ._prepared import Prepared, Samples, prepared
-from ._samples import EPSILON, centered, check_count, rounding_norms, varying_columns
+from .linear_algebra.products import singular_value_decomposition
+from .statistics.moments import Moments, PairsAccumulator, PairsMeasure
+from .statistics.prepared import Prepared, Samples, prepared
+from .statistics.samples import (
+    EPSILON,
+    centered,
+    check_count,
+    column_units,
+    rounding_norms,
+    varying_columns,
+)
 
 __all__ = ["R2", "r2_score"]
 
 KINDS = ("ordinary", "adjusted", "crossvalidated")
 FOLDS = 5
 
-# Of a stream, each fold has moments of its own and is fitted by those of all others: the
-# memory grows with the number of folds, the time with its square.
-MOST_FOLDS = 100
+# For streams each fold has its own moments, and is predicted from those of all others: memory
+# grows with the number of folds, time with its square.
+MAX_FOLDS = 100
 
 
 @torch.no_grad()
 def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOLDS) -> Tensor:
-    """Coefficient of determination of the least-squares affine fit of y on x.
+    """Compute the coefficient of determination of the least-squares affine fit of y on x.
 
-    R² = 1 - ‖y - fit‖² / ‖y - mean‖² of each output column, averaged over those that
-    vary. The fit has an intercept and is made on centred float64 data, through a
-    singular value decomposition: dead and duplicate inputs are no trouble. Nor are inputs that
-    depend on each other but for the rounding of the type they are given in: directions that a
-    few roundings of each input explain count as absent.
+    R² = 1 - ‖y - fit‖² / ‖y - mean‖² for each output column, averaged over those that vary. The
+    fit has an intercept, and uses a singular value decomposition of centred float64 data, so that
+    inputs may be constant or depend on each other. Directions of the inputs within rounding of
+    the type that they are given in count as absent.
 
     Parameters
     ----------
@@ -47,30 +53,33 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOL
     y : tensor of shape (n, k)
         Any real type.
     kind : {"ordinary", "adjusted", "crossvalidated"}
-        Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1), r the rank of the inputs: it does
-        not grow with the number of inputs alone, and may be negative. Cross-validated is
-        1 - Σ (y - prediction)² / Σ (y - mean)² with each sample predicted by a fit to the
-        other folds: also where n <= d + 1, since no fit is judged by the samples it was
-        made of. Of several equal fits it takes the one with the smallest coefficients of
-        standardised inputs.
+        Adjusted is 1 - (1 - R²) (n - 1) / (n - r - 1) with the rank r of the inputs: it does not
+        grow with the number of inputs alone, and may be negative. Cross-validated is
+        1 - Σ (y - prediction)² / Σ (y - mean)² with each sample predicted by a fit to the other
+        folds, which is defined for n <= d + 1 as well. Among equal fits it takes the one with the
+        smallest coefficients for standardised inputs.
     folds : int
-        Of the cross-validation; sample i is in fold i mod `folds`. From n on it is
-        leave-one-out.
+        Folds of the cross-validation; sample i is in fold i mod `folds`. With n folds or more it
+        is leave-one-out.
 
     Returns
     -------
     tensor, scalar, float64
-        Ordinary in [0, 1], the others at most 1. No gradient flows through it.
+        Ordinary in [0, 1], the others at most 1. Without gradient.
 
     Raises
     ------
     nlbench.Undefined
-        For n <= d + 1, where the fit is exact whatever the data, unless cross-validated;
-        for a constant output, or fewer than two samples.
+        For n <= d + 1, where the fit is exact for any data, unless cross-validated; for a
+        constant output, or fewer than two samples.
     nlbench.NotFinite
-        For NaN or infinities.
+        For NaN or infinities, or a range that overflows.
     nlbench.RequestError
-        For numbers of samples that differ, an unknown kind, or fewer than two folds.
+        For different numbers of samples, an unknown kind, or fewer than two folds.
+
+    References
+    ----------
+    N. R. Draper and H. Smith, "Applied Regression Analysis", third edition, Wiley 1998.
 
     Examples
     --------
@@ -91,47 +100,48 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOL
         return _crossvalidated(x, y, folds)
     _check_enough(n, x.shape[1])
     _check_varies(y.varying)
-    varying, targets = x.values[:, x.varying], _unit_columns(centered(y.values[:, y.varying]))
-    inputs = centered(varying)
-    directions, _, _ = _decomposed(varying, inputs, inputs.abs().amax(0), x.rounding)
+    values, targets = x.values[:, x.varying], _unit_columns(centered(y.values[:, y.varying]))
+    inputs = centered(values)
+    directions, _, _ = _decomposed(inputs, _peaks(inputs), _peaks(values), x.rounding)
     residuals = targets - directions @ (directions.T @ targets)
     unexplained = residuals.square().sum(0) / targets.square().sum(0)
     return _average(unexplained, n, directions.shape[1], kind)
 
 
 def _decomposed(
-    values: Tensor, away: Tensor, scale: Tensor, rounding: float
+    inputs: Tensor, scale: Tensor, peaks: Tensor, rounding: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular value decomposition of centred columns over their scale.
+    """Decompose centred inputs (n, d) over their scale by singular values.
 
-    Without directions that rounding explains, of the work or of the values (n, d) as they were
-    given.
+    Directions within rounding, of the computation or of the inputs, are omitted. `peaks` (d,) are
+    the largest magnitudes of the inputs before centring.
     """
-    left, strengths, right = singular_value_decomposition(away / scale)
-    errors = rounding_norms(values.abs().amax(0), len(values), rounding) / scale
-    kept = strengths > max(away.shape) * EPSILON * strengths[:1]
-    kept &= strengths.square() > right.square() @ errors.square()
-    return left[:, kept], strengths[kept], right[kept]
+    left, strengths, right = singular_value_decomposition(inputs / scale)
+    errors = rounding_norms(peaks, len(inputs), rounding) / scale
+    is_significant = strengths > max(inputs.shape) * EPSILON * strengths[:1]
+    is_significant &= strengths.square() > right.square() @ errors.square()
+    return left[:, is_significant], strengths[is_significant], right[is_significant]
 
 
 def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale (d,) of the inputs that vary, strengths (r,) of directions (d, r) in that scale.
+    """Decompose moments into scale (d,) of the varying inputs, strengths (r,), directions (d, r).
 
     The condition number of moments is the square of the data's: input directions whose spread is
-    below sqrt(d ε) of the strongest, 3e-7 for d = 512, are rounding of the moments and count as
-    absent, as those do that are rounding of the data.
+    below sqrt(d ε) of the strongest, 3e-7 for d = 512, are within rounding of the moments. They
+    are omitted, like directions within rounding of the data.
     """
     inputs = moments.varying_x
     scale = moments.xx.diagonal()[inputs].sqrt()
     correlation = moments.xx[inputs][:, inputs] / torch.outer(scale, scale)
     strengths, directions = torch.linalg.eigh(correlation)
-    kept = strengths > len(strengths) * EPSILON * strengths[-1:]
-    kept &= strengths > (moments.rounding_x[inputs] / scale).square() @ directions.square()
-    return scale, strengths[kept], directions[:, kept]
+    errors = moments.rounding_x[inputs] / scale
+    is_significant = strengths > len(strengths) * EPSILON * strengths[-1:]
+    is_significant &= strengths > errors.square() @ directions.square()
+    return scale, strengths[is_significant], directions[:, is_significant]
 
 
 def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
-    """Same as `r2_score`, from pooled moments."""
+    """Compute R² from moments."""
     inputs, outputs = moments.varying_x, moments.varying_y
     _check_enough(moments.n, moments.inputs)
     _check_varies(outputs)
@@ -139,24 +149,32 @@ def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
     loads = moments.xy[inputs][:, outputs] / scale[:, None]
     loads = directions.T @ loads / strengths.sqrt()[:, None]
     explained = loads.square().sum(0) / moments.yy.diagonal()[outputs]
-    # A sum of squares is left over, which rounding may take below zero.
+    # The unexplained share is a sum of squares, which rounding may make negative.
     return _average((1 - explained).clamp(min=0), moments.n, len(strengths), kind)
 
 
 def _average(unexplained: Tensor, n: int, rank: int, kind: str) -> Tensor:
-    """Mean R² of columns whose unexplained shares (k,) are given."""
+    """Average R² over columns, from their unexplained shares (k,)."""
     factor = (n - 1) / (n - rank - 1) if kind == "adjusted" else 1.0
     return 1 - factor * unexplained.mean()
 
 
+def _peaks(values: Tensor) -> Tensor:
+    """Return the largest magnitude of each column."""
+    peaks = values.abs().amax(0)
+    if not torch.isfinite(peaks).all():
+        raise NotFinite("the range of the values is too large for float64")
+    return peaks
+
+
 def _unit_columns(values: Tensor) -> Tensor:
-    return values / values.abs().amax(0)
+    return values / _peaks(values)
 
 
 def _check_enough(n: int, d: int) -> None:
     if n <= d + 1:
         raise Undefined(
-            f"n = {n} samples are too few for d = {d} inputs: the fit is exact whatever the data; "
+            f"n = {n} samples are too few for d = {d} inputs: the fit is exact for any data; "
             "r2.kind=crossvalidated has a value"
         )
 
@@ -164,6 +182,51 @@ def _check_enough(n: int, d: int) -> None:
 def _check_varies(outputs: Tensor) -> None:
     if not outputs.any():
         raise Undefined("constant output")
+
+
+def _crossvalidated(x: Prepared, y: Prepared, folds: int) -> Tensor:
+    """Compute the cross-validated R² of `r2_score`."""
+    _check_varies(y.varying)
+    targets = _unit_columns(centered(y.values[:, y.varying]))
+    fold = torch.arange(len(x), device=targets.device) % folds
+    residual = torch.zeros_like(targets[0])
+    for held_out in range(min(folds, len(x))):
+        test = fold == held_out
+        train = x.values[~test], targets[~test]
+        errors = _prediction_errors(*train, x.values[test], targets[test], x.rounding)
+        residual += errors.square().sum(0)
+    return _mean_score(residual, targets.square().sum(0))
+
+
+def _mean_score(residual: Tensor, total: Tensor) -> Tensor:
+    """Average 1 - residual / total, both sums of squares (k,), over columns."""
+    unexplained = residual / total
+    if not torch.isfinite(unexplained).all():
+        raise NotFinite("the unexplained share of the output is not finite")
+    score: Tensor = 1 - unexplained.mean()
+    return score
+
+
+def _prediction_errors(
+    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float
+) -> Tensor:
+    """Compute the prediction errors (m, k) for test samples, by the fit of y on x.
+
+    Inputs are standardised within the training samples, in units in which no square under- or
+    overflows.
+    """
+    inputs = varying_columns(x)
+    x, origin = x[:, inputs], x[0, inputs]
+    level, shift = y.mean(0), (x - origin).mean(0)
+    deviations = centered(x)
+    unit = column_units(deviations)
+    deviations /= unit
+    scale = torch.linalg.vector_norm(deviations, dim=0)
+    left, strengths, right = _decomposed(deviations, scale, _peaks(x) / unit, rounding)
+    loads = left.T @ (y - level) / strengths[:, None]
+    standardized = (test_x[:, inputs] - origin - shift) / unit / scale
+    errors: Tensor = test_y - level - (standardized @ right.T) @ loads
+    return errors
 
 
 class _R2Accumulator(PairsAccumulator):
@@ -174,7 +237,7 @@ class _R2Accumulator(PairsAccumulator):
         self._kind = kind
 
     def statistics(self) -> dict[str, float]:
-        """R² of all samples together."""
+        """Return R² of all samples together."""
         pairs = self.pairs
         if pairs.n == 0:
             raise Undefined("no samples")
@@ -183,55 +246,11 @@ class _R2Accumulator(PairsAccumulator):
         return {"value": _r2_of_moments(pairs.moments, self._kind).item()}
 
 
-def _crossvalidated(x: Prepared, y: Prepared, folds: int) -> Tensor:
-    """R² of each sample's prediction from the other folds, averaged over columns that vary.
-
-    Sample i belongs to fold i mod `folds`. Inputs are standardised within the training
-    samples, and of all fits the one with the smallest coefficients is taken.
-
-    Parameters
-    ----------
-    x : Prepared, of shape (n, d)
-    y : Prepared, of shape (n, k)
-    folds : int
-
-    Returns
-    -------
-    tensor, scalar
-        1 - Σ (y - prediction)² / Σ (y - mean)²: at most 1.
-    """
-    _check_varies(y.varying)
-    targets = _unit_columns(centered(y.values[:, y.varying]))
-    fold = torch.arange(len(x), device=targets.device) % folds
-    missed = torch.zeros_like(targets[0])
-    for held_out in range(min(folds, len(x))):
-        test = fold == held_out
-        train = x.values[~test], targets[~test]
-        errors = _errors(*train, x.values[test], targets[test], x.rounding)
-        missed += errors.square().sum(0)
-    score: Tensor = 1 - (missed / targets.square().sum(0)).mean()
-    return score
-
-
-def _errors(x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float) -> Tensor:
-    """Errors (m, k) of the predictions for samples that the fit has not seen."""
-    inputs = varying_columns(x)
-    x, origin = x[:, inputs], x[0, inputs]
-    level, shift = y.mean(0), (x - origin).mean(0)
-    away = centered(x)
-    scale = torch.linalg.vector_norm(away, dim=0)
-    left, strengths, right = _decomposed(x, away, scale, rounding)
-    loads = left.T @ (y - level) / strengths[:, None]
-    new = (test_x[:, inputs] - origin - shift) / scale
-    errors: Tensor = test_y - level - (new @ right.T) @ loads
-    return errors
-
-
 class _FoldAccumulator(Accumulator):
-    """All batches of a site, in folds: rows while few, moments when many.
+    """All batches of a site in folds, kept as rows while few and as moments when many.
 
-    Rows are kept up to twice the larger number of columns, so that the fit of moments,
-    with fewer digits, is never one of about as many samples as inputs.
+    Rows are kept up to twice the larger number of columns, so that the less accurate fit from
+    moments never has about as many samples as inputs.
     """
 
     def __init__(self, folds: int) -> None:
@@ -244,12 +263,12 @@ class _FoldAccumulator(Accumulator):
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        """Take in one batch; the tensors are copied.
+        """Add one batch; the tensors are copied.
 
         Raises
         ------
         nlbench.NotFinite, nlbench.RequestError
-            For what can't be taken in, such as another number of columns than before.
+            For invalid samples, such as other numbers of columns than before.
         """
         x, y = prepared(x, "x"), prepared(y, "y")
         if check_count(x, y, at_least=0) == 0:
@@ -274,15 +293,15 @@ class _FoldAccumulator(Accumulator):
         for index in torch.unique(fold).tolist():
             rows = fold == index
             part = Moments.of(x[rows], y[rows], self._origin, self._rounding)
-            before = self._moments.get(index)
-            self._moments[index] = before.merged(part) if before else part
+            earlier = self._moments.get(index)
+            self._moments[index] = earlier.merged(part) if earlier else part
         self._rows.clear()
 
     def _gathered(self) -> tuple[Tensor, Tensor]:
         return torch.cat([x for x, _ in self._rows]), torch.cat([y for _, y in self._rows])
 
     def statistics(self) -> dict[str, float]:
-        """Cross-validated R² of all samples together."""
+        """Return the cross-validated R² of all samples together."""
         if self.n == 0:
             raise Undefined("no samples")
         if self._moments:
@@ -292,7 +311,7 @@ class _FoldAccumulator(Accumulator):
         return {"value": _crossvalidated(x, y, self._folds).item()}
 
     def remark(self) -> str:
-        """Say how many folds."""
+        """Return the number of folds."""
         return f"cross-validated over {min(self._folds, self.n)} folds"
 
     def _of_moments(self) -> Tensor:
@@ -300,18 +319,15 @@ class _FoldAccumulator(Accumulator):
         outputs = whole.varying_y
         _check_varies(outputs)
         parts = {index: part.in_units(whole.unit) for index, part in self._moments.items()}
-        missed = torch.zeros_like(whole.mean[whole.inputs :][outputs])
+        residual = torch.zeros_like(whole.mean[whole.inputs :][outputs])
         for index, test in parts.items():
             train = reduce(Moments.merged, (p for i, p in parts.items() if i != index))
-            missed += _squared_errors(train.in_units(whole.unit), test)[outputs]
-        share = missed / whole.yy.diagonal()[outputs]
-        if not torch.isfinite(share).all():
-            raise NotFinite("the share of the output that is not predicted is not finite")
-        return 1 - share.mean()
+            residual += _squared_errors(train.in_units(whole.unit), test)[outputs]
+        return _mean_score(residual, whole.yy.diagonal()[outputs])
 
 
 def _squared_errors(train: Moments, test: Moments) -> Tensor:
-    """Sums (k,) of squared errors of the test samples, by the fit of the training samples."""
+    """Sum the squared prediction errors (k,) of test samples, by the fit of training samples."""
     inputs = train.varying_x
     scale, strengths, directions = _directions_of(train)
     frame = directions / scale[:, None]
@@ -321,7 +337,7 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
     crossed = (loads * test.xy[inputs]).sum(0)
     explained = (loads * (test.xx[inputs][:, inputs] @ loads)).sum(0)
     spread = test.yy.diagonal() - 2 * crossed + explained
-    # A sum of squares, which rounding may take below zero.
+    # A sum of squares, which rounding may make negative.
     errors: Tensor = spread.clamp(min=0) + test.n * offset.square()
     return errors
 
@@ -329,10 +345,10 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
 class R2(PairsMeasure):
     """R² of the affine least-squares fit of a site's output on its input.
 
-    One fit for all samples of the run, from second moments that are accumulated in
-    float64. A site with at most d + 1 samples for its d inputs is undefined: the fit would
-    be exact whatever the activation. The cross-validated value exists there too. The
-    ordinary value is in [0, 1]; the others may be negative.
+    One fit for all samples of the run, from second moments accumulated in float64. A site with at
+    most d + 1 samples for its d inputs is undefined, since the fit would be exact for any
+    activation; its cross-validated value is defined. The ordinary value is in [0, 1]; the others
+    may be negative.
     """
 
     name: ClassVar[str] = "r2"
@@ -342,10 +358,10 @@ class R2(PairsMeasure):
     options: ClassVar[Mapping[str, Option]] = {
         "kind": Option(
             "ordinary",
-            "plain R², adjusted for the number of inputs, or of samples that the fit has not seen",
+            "R² of the fit, adjusted for the number of inputs, or of held-out samples",
             choices=KINDS,
         ),
-        "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MOST_FOLDS),
+        "folds": Option(FOLDS, "folds of the cross-validated value", minimum=2, maximum=MAX_FOLDS),
     }
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets")
     independent_sites: ClassVar[bool] = True
@@ -363,11 +379,11 @@ class R2(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Give the bounds: only the ordinary value is never negative."""
+        """Return the bounds; only the ordinary value is never negative."""
         return cls.bounds if options["kind"] == "ordinary" else (-math.inf, 1.0)
 
     def accumulator(self) -> Accumulator:
-        """Make what takes in the batches of one site."""
+        """Create the accumulator of one site."""
         kind = str(self.settings["kind"])
         if kind == "crossvalidated":
             return _FoldAccumulator(int(self.settings["folds"]))

@@ -1,4 +1,4 @@
-"""Sparsity: how many more entries are near zero after an activation than before."""
+"""Sparsity: the share of entries near zero after an activation minus the share before."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, Undefined
 from nlbench.measure import MoreMeans, PooledMeasure
 
-from ._change import ChangeAccumulator
-from ._sources import affinity_paper
+from .papers import affinity_paper
+from .statistics.mean_change import ChangeAccumulator
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
@@ -23,20 +23,18 @@ __all__ = ["NEAR_ZERO", "Sparsity", "share_near_zero"]
 
 NEAR_ZERO = 1e-3
 
-# Entries that are looked at in one go: what fits into a processor's cache, and what a
-# GPU's memory has room for.
-CACHED, RESIDENT = 2**19, 2**27
+# Entries processed at once, to fit into a CPU's cache or a GPU's memory.
+CPU_CHUNK_ENTRIES, GPU_CHUNK_ENTRIES = 2**19, 2**27
 
-# Types that NumPy has the same comparison for.
-NUMPYS = (torch.float32, torch.float64)
+NUMPY_TYPES = (torch.float32, torch.float64)
 
-# Entries of a sample from which on it is counted by itself.
-FEW = 512
+# Entries of a sample from which on NumPy counts row by row.
+MIN_ROW_ENTRIES = 512
 
 
 @torch.no_grad()
 def share_near_zero(values: Tensor) -> Tensor:
-    """Share of each sample's entries with a magnitude of at most 1e-3.
+    """Compute the share of each sample's entries with a magnitude of at most 1e-3.
 
     Parameters
     ----------
@@ -51,9 +49,14 @@ def share_near_zero(values: Tensor) -> Tensor:
     Raises
     ------
     nlbench.RequestError
-        For anything but real numbers with a batch axis.
+        Unless it is a real tensor with a batch axis.
     nlbench.Undefined
         If a sample has no entries.
+
+    References
+    ----------
+    Q. Bouniot et al., "From Alexnet to Transformers: Measuring the Non-linearity of Deep
+    Neural Networks with Affine Optimal Transport", CVPR 2025, appendix E.
 
     Examples
     --------
@@ -61,31 +64,31 @@ def share_near_zero(values: Tensor) -> Tensor:
     tensor([0.5000, 0.0000], dtype=torch.float64)
     """
     if values.dim() == 0 or values.is_complex():
-        got = f"{values.dtype} of shape {tuple(values.shape)}"
-        raise RequestError(f"got {got}, expected real numbers of shape (n, ...)")
+        received = f"{values.dtype} of shape {tuple(values.shape)}"
+        raise RequestError(f"got {received}, expected real numbers of shape (n, ...)")
     entries = values[0].numel() if len(values) else 0
     if len(values) and entries == 0:
         raise Undefined("a sample has no entries")
     on_cpu = values.device.type == "cpu"
-    share = _share_on_cpu if on_cpu and values.dtype in NUMPYS else _share
-    block = CACHED if on_cpu else RESIDENT
-    parts = torch.split(values, max(1, block // max(1, entries)))
-    return torch.cat([share(part) for part in parts])
+    share = _share_by_numpy if on_cpu and values.dtype in NUMPY_TYPES else _share
+    limit = CPU_CHUNK_ENTRIES if on_cpu else GPU_CHUNK_ENTRIES
+    chunks = torch.split(values, max(1, limit // max(1, entries)))
+    return torch.cat([share(chunk) for chunk in chunks])
 
 
-def _share_on_cpu(values: Tensor) -> Tensor:
-    """NumPy's steps, on one core.
+def _share_by_numpy(values: Tensor) -> Tensor:
+    """Compute the shares on one core.
 
-    PyTorch's threads would wait for the last of them at every step of every block, for
-    milliseconds on a busy machine; and a pool of one's own waits for PyTorch's, which spin on
-    the cores for a while after the network's last step.
+    PyTorch's threads would wait for each other at every operation on every chunk, milliseconds on
+    a busy machine, and other threads would compete with PyTorch's, which spin for a while after
+    the network's last operation.
     """
     magnitudes = np.abs(values.detach().flatten(1).numpy())
     near = magnitudes <= magnitudes.dtype.type(NEAR_ZERO)
-    if near.shape[1] < FEW:
+    if near.shape[1] < MIN_ROW_ENTRIES:
         counts = near.sum(1)
     else:
-        # Along an axis they are counted as numbers, one row as bits.
+        # NumPy counts a row by bits, but along an axis as integers.
         counts = np.array([np.count_nonzero(row) for row in near])
     share = counts / near.shape[1]
     if len(values):
@@ -95,7 +98,7 @@ def _share_on_cpu(values: Tensor) -> Tensor:
 
 def _share(values: Tensor) -> Tensor:
     magnitudes = values.flatten(1).abs()
-    # Written as numbers: counting truth values takes far longer.
+    # As floats, since a sum of booleans is far slower.
     near = torch.empty_like(magnitudes, dtype=torch.float32)
     torch.le(magnitudes, NEAR_ZERO, out=near)
     counts = near.sum(1)
@@ -104,7 +107,7 @@ def _share(values: Tensor) -> Tensor:
     share = counts.double() / near.shape[1]
     if not len(values):
         return share
-    # Not by a mask, for which a GPU is waited for.
+    # Not by a mask, which would synchronise with the GPU.
     is_finite = torch.isfinite(magnitudes.amax(1)).to(share.device)
     return torch.where(is_finite, share, torch.nan)
 
@@ -112,8 +115,8 @@ def _share(values: Tensor) -> Tensor:
 class Sparsity(PooledMeasure):
     """Share of entries with |x| <= 1e-3 after a site minus the share before.
 
-    On whole activations, not on the reduced ones, averaged over all samples of the run.
-    The shares themselves are the statistics ``before`` and ``after``.
+    Computed from unreduced activations, and averaged over all samples of the run. The shares are
+    the statistics ``before`` and ``after``.
     """
 
     name: ClassVar[str] = "sparsity"
@@ -128,10 +131,10 @@ class Sparsity(PooledMeasure):
     }
 
     def samples(self, observation: SiteBatch) -> tuple[Tensor, Tensor]:
-        """Take the shares of the unreduced tensors, one a sample."""
+        """Return the shares of the unreduced tensors, one per sample."""
         before, after = observation.unreduced["share_near_zero"]
         return before, after
 
     def accumulator(self) -> ChangeAccumulator:
-        """Make what takes in the batches of one site."""
+        """Create the accumulator of one site."""
         return ChangeAccumulator()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.linalg import polar
 
-from nlbench.measures._transport import optimal_map
+from nlbench.measures.transport.gaussian_map import optimal_map
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 

@@ -10,8 +10,13 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.measures.absdev import AbsoluteDeviation, absolute_deviation, deviation_scale
-from nlbench.probes.lines import estimate_segment
-from nlbench.probes.lines.probe import SegmentTrace, TracedSegment, observe_paths, trace_segment
+from nlbench.probes.lines import (
+    SegmentTrace,
+    TracedSegment,
+    estimate_segment,
+    observe_paths,
+    trace_segment,
+)
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
 

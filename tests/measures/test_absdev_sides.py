@@ -10,8 +10,7 @@ from scipy.integrate import quad
 from torch import nn
 
 from nlbench.measures.absdev import deviation_of
-from nlbench.probes.lines import ChordParts
-from nlbench.probes.lines.probe import SegmentTrace, trace_segment
+from nlbench.probes.lines import ChordParts, SegmentTrace, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
 

@@ -13,7 +13,7 @@ from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from nlbench.errors import RequestError, Undefined
+from nlbench.errors import NotFinite, RequestError, Undefined
 from nlbench.measures.r2 import R2, r2_score
 
 from streams import batches_of, read
@@ -134,3 +134,24 @@ def test_bad_requests_and_numbers_are_named():
     assert "columns" in changed.reason
     y[0, 0] = math.nan
     assert streamed([(x, y)]).status == "failed"
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-300, 1e-170, 1e170, 1e300])
+def test_the_units_of_inputs_do_not_matter(scale):
+    x = torch.arange(20, dtype=torch.float64)[:, None]
+    assert score(scale * x, x) == pytest.approx(1, abs=1e-9)
+    assert score(x, scale * x) == pytest.approx(1, abs=1e-9)
+
+
+def test_the_smallest_number_is_an_input():
+    x = torch.tensor([[0.0], [0.0], [5e-324]], dtype=torch.float64)
+    assert score(x, x) <= 1
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "crossvalidated"])
+def test_a_range_beyond_float64_is_refused(kind):
+    x = torch.arange(6, dtype=torch.float64)[:, None]
+    wide = torch.tensor([-1.7e308, 1.7e308, 0.0, 1.0, 3.0, 0.0], dtype=torch.float64)[:, None]
+    for pair in ((wide, x), (x, wide)):
+        with pytest.raises(NotFinite, match="range"):
+            r2_score(*pair, kind=kind)

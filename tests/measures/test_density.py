@@ -4,8 +4,13 @@ from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.measures.density import Density
-from nlbench.probes.lines import estimate_segment, trace_segment
-from nlbench.probes.lines.probe import SegmentTrace, TracedSegment, observe_paths
+from nlbench.probes.lines import (
+    SegmentTrace,
+    TracedSegment,
+    estimate_segment,
+    observe_paths,
+    trace_segment,
+)
 from nlbench.probes.lines.quadrature import integrate_along
 
 

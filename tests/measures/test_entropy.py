@@ -62,7 +62,7 @@ def test_the_largest_feature_belongs_to_the_last_bin():
 def test_the_blocks_do_not_matter(block, monkeypatch):
     values = torch.tensor(features(3, 11, 10))
     expected = histogram_entropy(values)
-    monkeypatch.setattr(entropy, "BLOCK", block)
+    monkeypatch.setattr(entropy, "CHUNK_FEATURES", block)
     assert torch.equal(histogram_entropy(values), expected)
 
 

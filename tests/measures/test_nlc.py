@@ -11,7 +11,7 @@ from torch import nn
 
 from nlbench.errors import NotFinite, Undefined
 from nlbench.measures.nlc import NonlinearityCoefficient, nonlinearity_coefficient
-from nlbench.probes.function.probe import observe_function
+from nlbench.probes.function import observe_function
 
 
 def normal(seed, *shape):

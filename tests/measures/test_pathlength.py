@@ -10,7 +10,7 @@ import nlbench
 from nlbench.errors import RequestError
 from nlbench.measures.pathlength import PathLength, average_path_length
 from nlbench.models.sparsified.prelu import randomize, snap, sparsify
-from nlbench.probes.graph.probe import channel_graph
+from nlbench.probes.graph.observation import channel_graph
 
 
 def network():

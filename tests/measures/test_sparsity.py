@@ -37,10 +37,10 @@ def test_shares_are_those_of_a_loop_over_entries(seed, shape):
 @given(st.integers(0, 999), shapes, st.sampled_from([torch.float32, torch.float64]))
 def test_numpys_steps_and_pytorchs_give_the_same_to_the_last_bit(seed, shape, dtype):
     values = entries(seed, shape).to(dtype)
-    ours, theirs = sparsity._share_on_cpu(values), sparsity._share(values)
+    ours, theirs = sparsity._share_by_numpy(values), sparsity._share(values)
     assert torch.equal(ours, theirs)
     values.view(-1)[seed % values.numel()] = math.nan if seed % 2 else math.inf
-    ours, theirs = sparsity._share_on_cpu(values), sparsity._share(values)
+    ours, theirs = sparsity._share_by_numpy(values), sparsity._share(values)
     assert torch.equal(ours.nan_to_num(-1.0), theirs.nan_to_num(-1.0))
     assert ours.isnan().sum() == 1
 
@@ -48,14 +48,14 @@ def test_numpys_steps_and_pytorchs_give_the_same_to_the_last_bit(seed, shape, dt
 def test_long_rows_are_counted_as_short_ones_are(monkeypatch):
     values = entries(3, (5, 2000))
     expected = share_near_zero(values)
-    monkeypatch.setattr(sparsity, "FEW", 10**6)
+    monkeypatch.setattr(sparsity, "MIN_ROW_ENTRIES", 10**6)
     assert torch.equal(share_near_zero(values), expected)
 
 
 def test_threads_change_no_share(monkeypatch):
     values = entries(4, (9, 40))
     expected = share_near_zero(values)
-    monkeypatch.setattr(sparsity, "CACHED", 80)
+    monkeypatch.setattr(sparsity, "CPU_CHUNK_ENTRIES", 80)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert torch.equal(share_near_zero(values), expected)
 
@@ -64,7 +64,7 @@ def test_threads_change_no_share(monkeypatch):
 def test_the_blocks_do_not_matter(block, monkeypatch):
     values = entries(1, (7, 4, 3))
     expected = share_near_zero(values)
-    monkeypatch.setattr(sparsity, "CACHED", block)
+    monkeypatch.setattr(sparsity, "CPU_CHUNK_ENTRIES", block)
     assert torch.equal(share_near_zero(values), expected)
 
 

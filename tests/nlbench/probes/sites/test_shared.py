@@ -7,8 +7,8 @@ from torch import nn
 import nlbench
 from nlbench.errors import NotFinite
 from nlbench.measure import Measure, Result
-from nlbench.measures import _moments, _prepared
-from nlbench.measures._prepared import prepare
+from nlbench.measures.statistics import moments, prepared
+from nlbench.measures.statistics.prepared import prepare
 from nlbench.probes.sites import shared
 from nlbench.probes.sites.shared import Borrowed, Shared
 from nlbench.probes.sites.site import Site, SiteBatch
@@ -99,8 +99,8 @@ def test_samples_are_prepared_and_moments_taken_once_for_all_measures(network, m
 
         return count
 
-    monkeypatch.setattr(_prepared, "as_samples", counted("as_samples", _prepared.as_samples))
-    monkeypatch.setattr(_moments.Moments, "of", counted("of", _moments.Moments.of))
+    monkeypatch.setattr(prepared, "as_samples", counted("as_samples", prepared.as_samples))
+    monkeypatch.setattr(moments.Moments, "of", counted("of", moments.Moments.of))
     observed(network, SITE_MEASURES)
     sites, batches = 2, 5
     assert calls == {"as_samples": 2 * sites * batches, "of": sites * batches}

@@ -3,8 +3,8 @@ from dataclasses import replace
 import torch
 
 from nlbench.measure import Result, Value
-from nlbench.measures._path_results import Method, with_means
-from nlbench.probes.lines.probe import SegmentTrace, TracedSegment
+from nlbench.measures.path_measure import Method, with_means
+from nlbench.probes.lines import SegmentTrace, TracedSegment
 
 
 def observation(method="exact", **notes):

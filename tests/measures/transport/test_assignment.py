@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
-from nlbench.measures import _blas, _certificate
-from nlbench.measures._assignment import optimal_matching, squared_distances
-from nlbench.measures._certificate import certified_in_single_precision, identity_is_optimal
+from nlbench.measures.linear_algebra import products
+from nlbench.measures.transport import certificate
+from nlbench.measures.transport.assignment import optimal_matching, squared_distances
+from nlbench.measures.transport.certificate import (
+    certified_in_single_precision,
+    identity_is_optimal,
+)
 
 
 def points(seed, n, d):
@@ -81,10 +85,10 @@ def test_an_optimal_identity_is_certified_with_as_few_sweeps_as_it_takes(cost, s
     rows, columns = linear_sum_assignment(cost)
     assert np.trace(cost) == np.asarray(cost)[rows, columns].sum()
     assert certified(cost)
-    monkeypatch.setattr("nlbench.measures._certificate.SWEEPS", sweeps)
+    monkeypatch.setattr("nlbench.measures.transport.certificate.MAX_SWEEPS", sweeps)
     assert certified(cost)
     if sweeps:
-        monkeypatch.setattr("nlbench.measures._certificate.SWEEPS", sweeps - 1)
+        monkeypatch.setattr("nlbench.measures.transport.certificate.MAX_SWEEPS", sweeps - 1)
         assert not certified(cost)
 
 
@@ -125,14 +129,14 @@ def test_single_precision_settles_what_differs_by_less_than_its_digits_in_double
     a[1, 1] += 1e-4
     assert certified_in_single_precision(a, b, allowed=1e-15)
     assert not certified_in_single_precision(a, swapped, allowed=1e-15)
-    monkeypatch.setattr(_certificate, "DOUBTFUL", 0.0)
+    monkeypatch.setattr(certificate, "MAX_DOUBTFUL_SHARE", 0.0)
     assert not certified_in_single_precision(a, b, allowed=1e-15)
 
 
 @pytest.fixture
 def several_cores(monkeypatch):
     """PyTorch's own products, whatever the threads of this machine."""
-    monkeypatch.setattr(_blas, "on_one_core", lambda values: False)
+    monkeypatch.setattr(products, "on_one_core", lambda values: False)
 
 
 def neighbours_and_swapped():
@@ -189,8 +193,8 @@ def test_a_rounding_mode_set_from_outside_is_heeded(monkeypatch):
 @given(st.integers(0, 999), st.integers(2, 20), st.integers(3, 9), st.integers(1, 3))
 def test_points_with_fewer_coordinates_are_as_long_and_never_farther_apart(seed, n, d, kept):
     a, b = points(seed, n, d), points(seed + 5000, n, d)
-    given_points = _certificate._Points(a, b, a.square().sum(1), b.square().sum(1), (a * b).sum(1))
-    short_a, short_b = _certificate._shortened(given_points, kept)
+    given_points = certificate._Points(a, b, a.square().sum(1), b.square().sum(1), (a * b).sum(1))
+    short_a, short_b = certificate._shortened(given_points, kept)
     assert short_a.shape == (n, kept + 1)
     torch.testing.assert_close(short_a.square().sum(1), a.square().sum(1))
     torch.testing.assert_close(short_b.square().sum(1), b.square().sum(1))
@@ -227,9 +231,9 @@ def test_the_strongest_coordinates_suffice_where_they_tell_the_points_apart(monk
     y = torch.nn.functional.leaky_relu(x, 0.8)
     x, y = x - x.mean(0), y - y.mean(0)
     widths = []
-    multiply = _blas.outer_products
+    multiply = products.outer_products
     monkeypatch.setattr(
-        _certificate,
+        certificate,
         "outer_products",
         lambda a, b: (widths.append(a.shape[1]), multiply(a, b))[1],
     )
@@ -250,7 +254,7 @@ def test_many_points_that_are_not_their_own_best_match_are_solved(n):
 
 def test_a_monotone_elementwise_map_is_certified_without_a_solver(monkeypatch):
     x = points(3, 200, 20)
-    monkeypatch.setattr("nlbench.measures._assignment.linear_sum_assignment", None)
+    monkeypatch.setattr("nlbench.measures.transport.assignment.linear_sum_assignment", None)
     matching = optimal_matching(x, x.clamp(min=0), precision=1e-9)
     assert matching.tolist() == list(range(200))
 
@@ -267,5 +271,5 @@ def test_on_a_line_ranks_are_matched_ties_included():
 def test_identical_points_need_no_solver(monkeypatch):
     x = points(4, 50, 3)
     x[10:20] = x[0]
-    monkeypatch.setattr("nlbench.measures._assignment.linear_sum_assignment", None)
+    monkeypatch.setattr("nlbench.measures.transport.assignment.linear_sum_assignment", None)
     assert mean_cost(x, x, optimal_matching(x, x.clone(), precision=1e-9)) == 0.0

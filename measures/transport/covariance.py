@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._blas import gram, is_differentiated
+from nlbench.introspection.autodiff import is_differentiated
+from nlbench.measures.linear_algebra.products import gram
 
 __all__ = [
     "Covariance",
@@ -20,14 +21,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Covariance:
-    """A covariance in d dimensions, seen in an r-dimensional subspace.
+    """A covariance in d dimensions, restricted to an r-dimensional subspace.
 
     Parameters
     ----------
     matrix : tensor of shape (r, r)
-        The restriction to the subspace.
+        Restriction to the subspace.
     trace : tensor, scalar
-        Of the whole d × d matrix.
+        Trace of the whole d × d matrix.
     """
 
     matrix: Tensor
@@ -35,9 +36,9 @@ class Covariance:
 
 
 def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
-    """Weight of the isotropic target in the Ledoit–Wolf covariance.
+    """Compute the weight of the isotropic target in the Ledoit–Wolf covariance.
 
-    With S = XᵀX / n, m = tr S / d and ‖·‖ the Frobenius norm, it is
+    With S = XᵀX / n, m = tr S / d and ‖·‖ the Frobenius norm, the weight is
 
         min(1, Σ_i ‖x_i x_iᵀ - S‖² / n² / ‖S - m I‖²),
 
@@ -46,16 +47,16 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     Parameters
     ----------
     data : tensor of shape (n, r)
-        Centred samples, in any orthonormal basis that holds them.
+        Centred samples, as coordinates in an orthonormal basis of a space that contains them.
     scatter : tensor of shape (r, r)
         n S = XᵀX in that basis.
     dim : int
-        d, the dimension of the space that they come from.
+        d, the dimension of the samples.
 
     Returns
     -------
     tensor, scalar
-        In [0, 1]; 0 where S is isotropic already, as in one dimension.
+        In [0, 1]; 0 if S is isotropic, as in one dimension.
 
     References
     ----------
@@ -68,7 +69,7 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
     noise = (data.square().sum(1).square().sum() / n - norm) / n
     if dim == 1 or distance <= 0:
         return torch.zeros_like(norm)
-    # The lower limit is for rounding, the upper one is the estimator's own.
+    # The lower limit is for rounding, the upper one is part of the estimator.
     coefficient: Tensor = (noise / distance).clamp(0, 1)
     return coefficient
 
@@ -76,41 +77,46 @@ def ledoit_wolf_coefficient(data: Tensor, scatter: Tensor, dim: int) -> Tensor:
 def regularized_covariance(
     data: Tensor, *, dim: int, shrinkage: str, ridge: float, added: float = 0.0
 ) -> Covariance:
-    """Covariance of centred samples, shrunk, with a ridge.
+    """Estimate the covariance of centred samples by shrinkage, with a ridge.
 
     Parameters
     ----------
     data : tensor of shape (n, r)
-        Centred samples, in an orthonormal basis that holds them.
+        Centred samples, as coordinates in an orthonormal basis of a space that contains them.
     dim : int
-        d, the dimension of the space that they come from.
+        d, the dimension of the samples.
     shrinkage : {"ledoit-wolf", "none"}
         Ledoit–Wolf's estimator, or the unbiased sample covariance.
     ridge : float
-        Share of the mean variance tr Σ / d that is added to the diagonal.
+        Ridge as a share of the mean variance tr Σ / d.
     added : float
-        What is added to the diagonal beside it, in units of the variance.
+        Ridge as a variance, added as well.
     """
     n = len(data)
     shrunk = shrinkage == "ledoit-wolf"
     scatter = gram(data)
     size = n if shrunk else n - 1
     level = torch.full_like(scatter[0, 0], ridge)
-    kept = torch.ones_like(level)
+    weight = torch.ones_like(level)
     if shrunk:
         coefficient = ledoit_wolf_coefficient(data, scatter, dim)
-        level, kept = level + coefficient, kept - coefficient
+        level, weight = level + coefficient, weight - coefficient
     trace = scatter.trace() / size
-    matrix = kept / size * scatter
+    matrix = weight / size * scatter
     matrix.diagonal().add_(level * trace / dim + added)
     return Covariance(matrix, (1 + ridge) * trace + dim * added)
 
 
 def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates of x and y, both (n, d) with 2 n < d, in a basis that holds all their rows.
+    """Compute the coordinates of x and y in an orthonormal basis of the space of all their rows.
 
-    The basis is orthonormal. What is made of them may depend on the rows' inner products
-    only, as a score that rotations leave alone does: that is what gradients are right for.
+    Gradients are right for functions of the rows' inner products, such as scores that are
+    invariant to rotations.
+
+    Parameters
+    ----------
+    x, y : tensor of shape (n, d)
+        With 2 n < d.
 
     Returns
     -------
@@ -118,7 +124,7 @@ def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = torch.cat([x, y])
     if not is_differentiated(rows):
-        # What the factor R of the rows, as columns, holds: the basis itself is not needed.
+        # The factor R of the transposed rows has the coordinates; the basis is not needed.
         coordinates = torch.linalg.qr(rows.T, mode="r").R.T
     else:
         coordinates = _Coordinates.apply(rows)[0]
@@ -126,27 +132,27 @@ def joint_coordinates(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Coordinates(torch.autograd.Function):
-    """Coordinates C (m, r) of rows (m, d) in an orthonormal basis Q (d, r) of theirs, and Q.
+    """Coordinates C (m, r) of rows (m, d) in an orthonormal basis Q (d, r) of their span, and Q.
 
-    To first order a step of the rows out of their span changes no inner product of theirs,
-    and the basis may stay as it is. To second order it does; see `_Gradient`.
+    To first order, moving the rows out of their span changes none of their inner products, so the
+    basis may be held fixed. To second order it does; see `_Gradient`.
     """
 
     @staticmethod
     def forward(rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Find a basis."""
+        """Compute a basis and the coordinates."""
         basis = torch.linalg.qr(rows.detach().T).Q
         return rows @ basis, basis
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the basis, and both sides for further derivatives."""
+        """Save the basis, and rows and coordinates for higher derivatives."""
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*inputs, *output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
-        """Turn back to the rows' own coordinates."""
+        """Return the gradient by the rows."""
         rows, coordinates, basis = ctx.saved_tensors
         if torch.is_grad_enabled():
             of_rows: Tensor = _Gradient.apply(gradient, rows, coordinates, basis)
@@ -158,29 +164,29 @@ class _Coordinates(torch.autograd.Function):
 class _Gradient(torch.autograd.Function):
     """Gradient G Qᵀ of `_Coordinates`, as a function of G and of the rows.
 
-    A function of inner products has the gradient 2 F C with its derivative F by them, a
-    symmetric (m, m) matrix. A change D of the rows out of their span changes it by 2 F D, of
-    which a fixed basis knows nothing: 2 F = G C⁺.
+    A function of inner products has the gradient 2 F C, where the symmetric (m, m) matrix F is its
+    derivative by them. A change D of the rows out of their span changes the gradient by 2 F D,
+    which a fixed basis misses: 2 F = G C⁺.
     """
 
     @staticmethod
     def forward(gradient: Tensor, rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
-        """Turn back to the rows' own coordinates."""
+        """Return the gradient by the rows."""
         return gradient @ basis.T
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep what 2 F is made of."""
+        """Save the factors of 2 F, and the basis."""
         gradient, _, coordinates, basis = inputs
         ctx.save_for_backward(gradient, coordinates, basis)
 
     @staticmethod
     def backward(ctx: Any, change: Tensor) -> tuple[Tensor | None, ...]:
-        """Change by the gradient, and by the rows where they leave their span."""
+        """Differentiate by the gradient, and by rows that leave their span."""
         gradient, coordinates, basis = ctx.saved_tensors
         coordinates = coordinates.detach()
         rank = int(torch.linalg.matrix_rank(coordinates))
-        # Both halves are centred, so that two combinations of the rows vanish and stay so.
+        # Both halves are centred, so two combinations of the rows are always zero.
         if rank < len(coordinates) - 2:
             raise RuntimeError(
                 "the score has no second derivative here: samples of x and y depend on each "
@@ -188,24 +194,29 @@ class _Gradient(torch.autograd.Function):
             )
         curvature = gradient.detach() @ torch.linalg.pinv(coordinates)
         outside = change - change @ basis @ basis.T
-        return _Last.apply(change @ basis), _Last.apply(curvature.T @ outside), None, None
+        return (
+            _NotDifferentiable.apply(change @ basis),
+            _NotDifferentiable.apply(curvature.T @ outside),
+            None,
+            None,
+        )
 
 
-class _Last(torch.autograd.Function):
-    """Derivatives that can't be differentiated further."""
+class _NotDifferentiable(torch.autograd.Function):
+    """The identity, with an error in place of a derivative."""
 
     @staticmethod
     def forward(values: Tensor) -> Tensor:
-        """Give them."""
+        """Copy the values."""
         return values.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keep nothing."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Refuse."""
+        """Raise."""
         raise RuntimeError(
             "a score has no third derivative where samples are fewer than half the columns"
         )

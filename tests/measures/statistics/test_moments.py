@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.measures._moments import Moments, SamplePairs
+from nlbench.measures.statistics.moments import Moments, SamplePairs
 
 
 def pair(seed, n, d=3, k=2, offset=0.0, scale=1.0):

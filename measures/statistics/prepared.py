@@ -1,7 +1,7 @@
-"""An activation's input and output as measures need them: double precision, finite, centred.
+"""Samples in double precision, validated and centred once for all measures.
 
-Every site measure begins with the same few steps, which a pass makes once for all of them:
-``batch.shared(prepare)`` is the pair. Formulas take it in place of tensors.
+A pass shares them between the site measures: ``batch.shared(prepare)`` is the pair of input and
+output. Formulas accept them in place of tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from ._samples import EPSILON, as_samples, centered, power_of_two, varying_columns
+from .samples import EPSILON, as_samples, centered, power_of_two, varying_columns
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
@@ -21,15 +21,14 @@ __all__ = ["Prepared", "Samples", "prepare", "prepared"]
 
 
 class Prepared:
-    """Samples in double precision, all finite, and what is computed of them first.
+    """Finite samples in double precision, with cached statistics.
 
     Parameters
     ----------
     values : tensor of shape (n, d), float64
-        Finite; not to be written into, like all that is computed of them.
+        Finite. Neither it nor a cached statistic may be modified.
     rounding : float
-        How far the samples may be from what they stand for, relative to their magnitude: the
-        spacing of the type that they were given in.
+        Relative error of the samples: the spacing of the type that they were given in.
 
     Examples
     --------
@@ -49,36 +48,36 @@ class Prepared:
 
     @property
     def shape(self) -> torch.Size:
-        """(n, d)."""
+        """Shape (n, d)."""
         return self.values.shape
 
     @cached_property
     def varying(self) -> Tensor:
-        """Which columns (d,) vary by more than double precision's rounding."""
+        """True for columns (d,) that vary by more than double precision's rounding."""
         return varying_columns(self.values)
 
     @cached_property
     def centered(self) -> Tensor:
-        """The samples (n, d) less the mean of each column."""
+        """Samples (n, d) minus the mean of each column."""
         return centered(self.values)
 
     @cached_property
     def unit(self) -> float:
-        """The largest power of two up to the largest magnitude of the centred samples."""
+        """Largest power of two up to the largest magnitude of the centred samples."""
         return power_of_two(self.centered)
 
     @cached_property
     def scaled(self) -> Tensor:
-        """The centred samples (n, d) in that unit, as by `unit_scaled`."""
+        """Centred samples (n, d) divided by `unit`."""
         return self.centered / self.unit
 
 
 Samples: TypeAlias = Tensor | Prepared
-"""What a formula takes: a tensor of shape (n, d) of any real type, or what is prepared of one."""
+"""Argument of a formula: a tensor of shape (n, d) of any real type, or prepared samples."""
 
 
 def prepared(samples: Samples, name: str) -> Prepared:
-    """Prepare samples, unless they are; see `as_samples`."""
+    """Prepare samples, unless they are prepared; see `as_samples`."""
     if isinstance(samples, Prepared):
         return samples
     return Prepared(as_samples(samples, name), _rounding(samples.dtype))
@@ -87,7 +86,7 @@ def prepared(samples: Samples, name: str) -> Prepared:
 def _rounding(dtype: torch.dtype) -> float:
     if not dtype.is_floating_point:
         return EPSILON
-    # Samples of shorter types are taken as they are: means over positions have more digits.
+    # For types shorter than float32 the spacing of float32: means over positions have its digits.
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 

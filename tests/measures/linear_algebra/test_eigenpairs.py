@@ -7,14 +7,18 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.linalg import block_diag
 
-from nlbench.measures import _eigen
-from nlbench.measures._eigen import GROUP, MANY, eigenpairs
+from nlbench.measures.linear_algebra import eigenpairs as eigen
+from nlbench.measures.linear_algebra.eigenpairs import (
+    MIN_GROUPED_ROWS,
+    REFLECTORS_PER_GROUP,
+    eigenpairs,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def grouped():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_eigen, "MANY", GROUP + 1)
+        patch.setattr(eigen, "MIN_GROUPED_ROWS", REFLECTORS_PER_GROUP + 1)
         yield
 
 
@@ -32,14 +36,14 @@ def check(matrix):
 
 
 @settings(deadline=None, max_examples=10)
-@given(st.integers(0, 999), st.integers(1, 3 * GROUP + 2), st.floats(1e-6, 1e6))
+@given(st.integers(0, 999), st.integers(1, 3 * REFLECTORS_PER_GROUP + 2), st.floats(1e-6, 1e6))
 def test_eigenpairs_of_any_size_and_scale_meet_the_definition(seed, size, scale):
     check(scale * symmetric(seed, size))
 
 
-@pytest.mark.parametrize("size", [MANY - 1, MANY])
+@pytest.mark.parametrize("size", [MIN_GROUPED_ROWS - 1, MIN_GROUPED_ROWS])
 def test_eigenpairs_of_large_matrices_meet_the_definition(size, monkeypatch):
-    monkeypatch.setattr(_eigen, "MANY", MANY)
+    monkeypatch.setattr(eigen, "MIN_GROUPED_ROWS", MIN_GROUPED_ROWS)
     check(symmetric(1, size))
 
 
@@ -59,11 +63,11 @@ def test_reflectors_that_do_nothing_and_repeated_eigenvalues_are_right(matrix):
 
 
 def test_a_version_of_scipy_without_the_tridiagonal_routine_will_do(monkeypatch):
-    monkeypatch.delattr(_eigen.lapack, "dstevd", raising=False)
+    monkeypatch.delattr(eigen.lapack, "dstevd", raising=False)
     check(symmetric(4, 100))
 
 
 def test_no_convergence_is_told(monkeypatch):
-    monkeypatch.setattr(_eigen.lapack, "dstevd", lambda d, e: (d, np.eye(len(d)), 1), raising=False)
+    monkeypatch.setattr(eigen.lapack, "dstevd", lambda d, e: (d, np.eye(len(d)), 1), raising=False)
     with pytest.raises(ArithmeticError, match="did not converge"):
         eigenpairs(np.asfortranarray(symmetric(5, 100)))

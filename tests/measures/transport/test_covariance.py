@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.covariance import LedoitWolf, ledoit_wolf_shrinkage
 
-from nlbench.measures._covariance import (
+from nlbench.measures.statistics.samples import centered
+from nlbench.measures.transport.covariance import (
     joint_coordinates,
     ledoit_wolf_coefficient,
     regularized_covariance,
 )
-from nlbench.measures._samples import centered
 
 
 def normal(seed, n, d, spread=0.0):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlbench.errors import NotFinite, Undefined
-from nlbench.measures._samples import as_samples, centered, unit_scaled, varying_columns
+from nlbench.measures.statistics.samples import as_samples, centered, power_of_two, varying_columns
 
 
 @given(st.floats(-1e300, 1e300, allow_subnormal=False), st.integers(2, 50))
@@ -35,7 +35,7 @@ def test_a_column_varies_if_it_moves_by_more_than_rounding():
 @given(st.floats(1e-320, 1e308), st.floats(-1, 1))
 def test_scaling_is_by_a_power_of_two_into_one_to_two(peak, share):
     values = torch.tensor([[peak], [share * peak]], dtype=torch.float64)
-    scaled = unit_scaled(values)
+    scaled = values / power_of_two(values)
     assert 1 <= scaled[0, 0].item() < 2
     ratio = math.frexp(peak / scaled[0, 0].item())[0]
     assert ratio == 0.5
@@ -43,7 +43,7 @@ def test_scaling_is_by_a_power_of_two_into_one_to_two(peak, share):
 
 def test_a_range_beyond_float64_is_refused():
     with pytest.raises(NotFinite, match="range"):
-        unit_scaled(centered(torch.tensor([[-1.7e308], [1.7e308]]).double()))
+        power_of_two(centered(torch.tensor([[-1.7e308], [1.7e308]]).double()))
 
 
 def test_samples_without_columns_are_undefined():

@@ -1,4 +1,4 @@
-"""Centred second moments of input and output samples, batch by batch."""
+"""Centred second moments of an activation's input and output, accumulated over batches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nlbench.errors import NotFinite, RequestError
+from nlbench.errors import RequestError
 from nlbench.measure import Accumulator, PooledMeasure
 
-from ._prepared import Prepared, Samples, prepare, prepared
-from ._samples import EPSILON, check_count, rounding_norms, varying
+from .prepared import Prepared, Samples, prepare, prepared
+from .samples import EPSILON, check_count, column_units, rounding_norms, varying
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
@@ -23,26 +23,26 @@ __all__ = ["Moments", "PairsAccumulator", "PairsMeasure", "SamplePairs"]
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of samples z = (x, y) of d + k numbers each, in float64.
+    """Moments of samples z = (x, y) in R^(d + k), in float64.
 
-    Each column has its own unit, a power of two, so that no square under- or overflows
-    whatever the data's scale, and all digits are those of the data.
+    Each column has its own unit, a power of two, so that no square under- or overflows and no
+    digits are lost.
 
     Parameters
     ----------
     n : int
         Number of samples.
     inputs : int
-        d: the first d numbers of a sample are x.
+        d, the number of columns of x.
     origin : tensor of shape (d + k,)
-        What all samples are measured from, so that an offset costs no digits.
+        Origin of all samples, so that an offset costs no digits.
     unit : tensor of shape (d + k,)
     mean, low, high : tensor of shape (d + k,)
         Mean and extremes of (z - origin) / unit.
     scatter : tensor of shape (d + k, d + k)
         Sum of (z - mean) (z - mean)ᵀ, in these units.
     rounding : float
-        Of x as it was given; see `Prepared`.
+        Relative error of x; see `Prepared`.
     """
 
     n: int
@@ -57,12 +57,12 @@ class Moments:
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, origin: Tensor, rounding: float = EPSILON) -> Moments:
-        """Moments of samples x (n, d) and y (n, k), both float64.
+        """Compute the moments of samples x (n, d) and y (n, k), both float64.
 
         Raises
         ------
         nlbench.NotFinite
-            If a difference of two samples is beyond float64.
+            If a difference of two samples overflows.
 
         Examples
         --------
@@ -75,7 +75,7 @@ class Moments:
                 [ 0.5000]], dtype=torch.float64)
         """
         z = torch.cat([x, y], 1) - origin
-        unit = _units(z)
+        unit = column_units(z)
         z = z / unit
         mean = z.mean(0)
         low, high = z.amin(0), z.amax(0)
@@ -83,7 +83,7 @@ class Moments:
         return cls(len(z), x.shape[1], origin, unit, mean, low, high, z.T @ z, rounding)
 
     def in_units(self, unit: Tensor) -> Moments:
-        """Give the same moments in units (d + k,), powers of two that are no smaller."""
+        """Convert to larger or equal units (d + k,), powers of two."""
         if torch.equal(unit, self.unit):
             return self
         ratio = self.unit / unit
@@ -92,12 +92,12 @@ class Moments:
         return Moments(self.n, self.inputs, self.origin, unit, *sizes, scatter, self.rounding)
 
     def in_common_units(self) -> Moments:
-        """Give the same moments with one unit for all of x and one for all of y."""
+        """Convert to one unit for all columns of x and one for all columns of y."""
         x, y = self.unit[: self.inputs], self.unit[self.inputs :]
         return self.in_units(torch.cat([x.amax().expand_as(x), y.amax().expand_as(y)]))
 
     def merged(self, other: Moments) -> Moments:
-        """Moments of both sets of samples together, which share the origin.
+        """Merge with the moments of other samples, which have the same origin.
 
         References
         ----------
@@ -140,17 +140,17 @@ class Moments:
 
     @property
     def varying_x(self) -> Tensor:
-        """Which columns (d,) of x vary."""
+        """True for columns (d,) of x that vary."""
         return self._varying[: self.inputs]
 
     @property
     def varying_y(self) -> Tensor:
-        """Which columns (k,) of y vary."""
+        """True for columns (k,) of y that vary."""
         return self._varying[self.inputs :]
 
     @property
     def rounding_x(self) -> Tensor:
-        """Norms (d,) that errors by rounding may have in the columns of x, in units."""
+        """Norms (d,) of rounding errors in the columns of x, in units."""
         low, high = (side[: self.inputs] for side in self._extremes)
         peaks = torch.maximum(low.abs(), high.abs()) / self.unit[: self.inputs]
         return rounding_norms(peaks, self.n, self.rounding)
@@ -164,24 +164,13 @@ class Moments:
         return self.low * self.unit + self.origin, self.high * self.unit + self.origin
 
 
-def _units(samples: Tensor) -> Tensor:
-    """Largest power of two up to each column's largest magnitude, of samples (n, d)."""
-    peak = samples.abs().amax(0)
-    if not torch.isfinite(peak).all():
-        raise NotFinite("the range of the values is too large for float64")
-    smallest = torch.full_like(peak, torch.finfo(peak.dtype).tiny)
-    peak = torch.maximum(peak, smallest)
-    # A quotient that is a power of two is exact; a power by exponential may not be.
-    return peak / (2 * torch.frexp(peak).mantissa)
-
-
 @dataclass(frozen=True, eq=False)
 class SamplePairs:
     """Batches of x (n, d) and y (n, k), kept as rows while few and as moments when many.
 
-    Rows are kept up to max(d, k) + 1 samples, moments from there on, so that neither a
-    long stream nor very wide features take more than O(n d) and O(d²) memory. What a batch is
-    added to stays as it is, so that measures that have seen the same share the next step.
+    Rows are kept up to max(d, k) + 1 samples, moments from there on, so that neither a long
+    stream nor very wide features take more than O(n d) and O(d²) memory. It is immutable, so that
+    measures that have added the same batches share it.
 
     Parameters
     ----------
@@ -189,9 +178,9 @@ class SamplePairs:
         Number of samples.
     moments : Moments or None
     batches : tuple of pairs of Prepared
-        The rows; none where there are moments.
+        The rows; empty if there are moments.
     widths : tuple of int, optional
-        d and k, as soon as there are samples.
+        d and k, once there are samples.
     """
 
     n: int = 0
@@ -200,18 +189,17 @@ class SamplePairs:
     widths: tuple[int, int] | None = None
 
     def added(self, batch: Pair) -> SamplePairs:
-        """Take in one batch; for `SiteBatch.shared`."""
+        """Add one batch; a function for `SiteBatch.shared`."""
         return self.with_samples(*batch.shared(prepare))
 
     @torch.no_grad()
     def with_samples(self, x: Samples, y: Samples) -> SamplePairs:
-        """Take in one batch; the tensors are copied.
+        """Add one batch; the tensors are copied.
 
         Raises
         ------
         nlbench.NotFinite, nlbench.RequestError
-            For what can't be taken in; see `as_samples`. A batch whose numbers of columns
-            differ from the batches before is a wrong request too.
+            For invalid samples, see `as_samples`, and for other numbers of columns than before.
         """
         x, y = prepared(x, "x"), prepared(y, "y")
         count = check_count(x, y, at_least=0)
@@ -224,9 +212,9 @@ class SamplePairs:
         if self.moments is not None:
             of_batch = Moments.of(x.values, y.values, self.moments.origin, x.rounding)
             return SamplePairs(n, self.moments.merged(of_batch), widths=widths)
-        # The caller may overwrite its tensors later, as an in-place activation does.
-        kept = tuple(Prepared(side.values.clone(), side.rounding) for side in (x, y))
-        pairs = SamplePairs(n, None, (*self.batches, (kept[0], kept[1])), widths)
+        # The caller may modify its tensors later, as an in-place activation does.
+        copies = tuple(Prepared(side.values.clone(), side.rounding) for side in (x, y))
+        pairs = SamplePairs(n, None, (*self.batches, (copies[0], copies[1])), widths)
         if n <= max(widths) + 1:
             return pairs
         x, y = pairs.rows()
@@ -235,7 +223,7 @@ class SamplePairs:
         return SamplePairs(n, moments, widths=widths)
 
     def rows(self) -> tuple[Prepared, Prepared]:
-        """All samples x (n, d) and y (n, k); only while there are no moments."""
+        """Concatenate all samples x (n, d) and y (n, k); only while there are no moments."""
         x, y = zip(*self.batches, strict=True)
         return _joined(x), _joined(y)
 
@@ -246,7 +234,7 @@ def _joined(parts: tuple[Prepared, ...]) -> Prepared:
 
 
 NO_PAIRS = SamplePairs()
-"""What measures begin with: the same one, so that they share what they make of it."""
+"""Initial state of every measure: one object, so that they share the states after it."""
 
 
 class PairsAccumulator(Accumulator):
@@ -256,19 +244,19 @@ class PairsAccumulator(Accumulator):
         self.pairs = NO_PAIRS
 
     def add(self, x: Samples, y: Samples) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         self.pairs = self.pairs.with_samples(x, y)
 
 
 class PairsMeasure(PooledMeasure):
-    """A site measure some of whose accumulators hold pairs of samples, which they share."""
+    """A site measure with accumulators of sample pairs, shared with other measures."""
 
     def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
-        """Take what is prepared of a batch for all measures."""
+        """Return the prepared samples of a batch."""
         return observation.shared(prepare)
 
     def take(self, accumulator: Any, observation: SiteBatch) -> None:
-        """Have an accumulator take in a batch, or what another measure has made of it."""
+        """Add a batch to an accumulator, reusing the state that another measure has computed."""
         if isinstance(accumulator, PairsAccumulator):
             accumulator.pairs = observation.shared(accumulator.pairs.added)
         else:

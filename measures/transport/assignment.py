@@ -1,8 +1,7 @@
-"""Which output each transported sample is matched with at least cost.
+"""Exact optimal transport between two sets of n points with equal weights, an assignment.
 
-The optimal transport between two sets of n points with equal weights is an assignment.
-For a layer's input and output the identity, each sample with its own output, is nearly
-always optimal; a bound from dual potentials proves it far faster than a solver does.
+For an activation's input and output the identity, each sample with its own output, is nearly
+always optimal. A bound from dual potentials proves it in a fraction of a solver's time.
 """
 
 from __future__ import annotations
@@ -14,37 +13,45 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from ._blas import is_differentiated
-from ._certificate import certified_in_single_precision, identity_is_optimal
+from nlbench.introspection.autodiff import is_differentiated
+
+from .certificate import certified_in_single_precision, identity_is_optimal
 
 __all__ = ["optimal_matching", "squared_distances"]
 
-# From this many samples on, single precision saves time.
-MANY = 256
+# Samples from which on the certificate in single precision saves time.
+MIN_SINGLE_PRECISION_SAMPLES = 256
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Squared distances (n, n) between the rows of a and b, both (n, d) and centred.
+    """Compute the squared distances (n, n) between the rows of a and b, both (n, d) and centred.
 
-    Expanded into inner products: without an offset it loses no digits that matter.
+    Expanded into inner products, which is accurate for centred data.
     """
     norms = a.square().sum(1)[:, None] + b.square().sum(1)
     return norms.addmm_(a, b.T, alpha=-2)
 
 
 def optimal_matching(a: Tensor, b: Tensor, *, precision: float) -> Tensor:
-    """Index of the row of b that each row of a is matched with, at least total cost.
+    """Match each row of a with a row of b, at the least total squared distance.
 
     Parameters
     ----------
     a, b : tensor of shape (n, d)
         Both centred.
     precision : float
-        By how much the root mean squared distance of the matching may exceed the least.
+        Allowed excess of the matching's root mean squared distance over the least.
 
     Returns
     -------
     tensor of shape (n,), int64
+        Indices of rows of b.
+
+    Examples
+    --------
+    >>> a = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    >>> optimal_matching(a, -a, precision=0.0)
+    tensor([1, 0])
     """
     match = _Matching.apply if is_differentiated(a, b) else _Matching.forward
     matching: Tensor = match(a.detach(), b.detach(), precision)
@@ -52,7 +59,7 @@ def optimal_matching(a: Tensor, b: Tensor, *, precision: float) -> Tensor:
 
 
 class _Matching(torch.autograd.Function):
-    """The matching, as an operation of its own: transforms of functions don't look inside."""
+    """The matching as one operation, which function transforms do not trace."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, precision: float) -> Tensor:
@@ -61,12 +68,12 @@ class _Matching(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Indices have no derivative."""
+        """Mark the indices as not differentiable."""
         ctx.mark_non_differentiable(output)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[None, None, None]:
-        """None."""
+        """Return no gradients."""
         return None, None, None
 
 
@@ -78,10 +85,11 @@ def _matched(a: Tensor, b: Tensor, precision: float) -> Tensor:
         return matching
     distance = torch.linalg.vector_norm(a - b).item() / math.sqrt(len(a))
     step = min(precision, distance)
-    # What may be taken off the squared distance, so that its root falls by `step`.
+    # Reduction of the squared distance that reduces its root by `step`.
     allowed = step * (2 * distance - step)
     identity = torch.arange(len(a), device=a.device)
-    if len(a) >= MANY and certified_in_single_precision(a, b, allowed=allowed):
+    is_large = len(a) >= MIN_SINGLE_PRECISION_SAMPLES
+    if is_large and certified_in_single_precision(a, b, allowed=allowed):
         return identity
     cost = squared_distances(a, b)
     diagonal = cost.diagonal().clone()

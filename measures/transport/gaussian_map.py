@@ -1,7 +1,7 @@
 """The affine optimal transport map between two normal distributions.
 
-With Σx = L Lᵀ and Lᵀ Σy L = V R² Vᵀ (R ≥ 0 diagonal) the map is A = L⁻ᵀ V R Vᵀ L⁻¹: the
-only positive semidefinite matrix with A Σx A = Σy. Σy may be singular, Σx may not. W = L⁻ᵀ V
+With Σx = L Lᵀ and Lᵀ Σy L = V R² Vᵀ (R ≥ 0 diagonal) the map is A = L⁻ᵀ V R Vᵀ L⁻¹, the only
+positive semidefinite matrix with A Σx A = Σy. Σy may be singular, Σx may not. W = L⁻ᵀ V
 diagonalises both: Wᵀ Σx W = 1 and A = W R Wᵀ.
 """
 
@@ -15,26 +15,25 @@ from scipy.linalg import blas, lapack
 from torch import Tensor
 
 from nlbench.errors import Undefined
+from nlbench.introspection.autodiff import is_differentiated
 from nlbench.introspection.threads import single_blas_thread
-
-from ._blas import (
+from nlbench.measures.linear_algebra.eigenpairs import eigenpairs
+from nlbench.measures.linear_algebra.products import (
     gram,
-    is_differentiated,
     on_one_core,
     singular_value_decomposition,
 )
-from ._eigen import eigenpairs
-from ._samples import EPSILON
+from nlbench.measures.statistics.samples import EPSILON
 
 __all__ = ["optimal_map"]
 
-# From this ratio of smallest to largest eigenvalue downwards, the root of the smallest
-# would have fewer than eight digits.
-WIDE_SPECTRUM = 1e-8
+# Ratio of the smallest to the largest eigenvalue below which the root of the smallest would have
+# fewer than eight digits.
+MIN_EIGENVALUE_RATIO = 1e-8
 
 
 def optimal_map(source: Tensor, target: Tensor) -> Tensor:
-    """Matrix A of the optimal transport map between two centred normal distributions.
+    """Compute the matrix A of the optimal transport map between two centred normal distributions.
 
     Parameters
     ----------
@@ -44,12 +43,23 @@ def optimal_map(source: Tensor, target: Tensor) -> Tensor:
     Returns
     -------
     tensor of shape (r, r)
-        Symmetric: the rows x_i are mapped to the rows of x A.
+        Symmetric and positive semidefinite, with A Σx A = Σy; samples x (n, r) map to x A.
 
     Raises
     ------
     nlbench.Undefined
         If Σx is singular.
+
+    References
+    ----------
+    G. Peyré and M. Cuturi, "Computational Optimal Transport", Foundations and Trends in Machine
+    Learning 11 (2019), remark 2.31.
+
+    Examples
+    --------
+    >>> optimal_map(torch.eye(2).double(), 4 * torch.eye(2).double())
+    tensor([[2., 0.],
+            [0., 2.]], dtype=torch.float64)
     """
     mapping = _OptimalMap.apply if is_differentiated(source, target) else _OptimalMap.forward
     matrix: Tensor = mapping(source, target)[0]
@@ -57,30 +67,30 @@ def optimal_map(source: Tensor, target: Tensor) -> Tensor:
 
 
 class _OptimalMap(torch.autograd.Function):
-    """A as a function of Σx and Σy, and the parts that it is composed of.
+    """A as a function of Σx and Σy, with its factors L, V, R and W.
 
-    A change solves dA Σx A + A Σx dA = dΣy - A dΣx A. With dA = W Z Wᵀ that is
+    Its differential solves dA Σx A + A Σx dA = dΣy - A dΣx A. With dA = W Z Wᵀ this is
     Z R + R Z = W⁻¹ (dΣy - A dΣx A) W⁻ᵀ, solved entry by entry. Unlike the derivative of a
-    decomposition it has no singularity at repeated eigenvalues. At two zero eigenvalues,
-    where the root has no derivative, it is taken to be zero.
+    decomposition it has no singularity at repeated eigenvalues. At two zero eigenvalues, where
+    the root has no derivative, it is set to zero.
     """
 
     @staticmethod
     def forward(source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        """Compose the map of its parts."""
-        parts = _diagonalized(source.detach(), target.detach())
-        matrix = gram((parts.outward * parts.roots.sqrt()).T)
-        return matrix, parts.lower, parts.vectors, parts.roots, parts.outward
+        """Compute the factors, and A."""
+        factors = _diagonalized(source.detach(), target.detach())
+        matrix = gram((factors.outward * factors.roots.sqrt()).T)
+        return matrix, factors.lower, factors.vectors, factors.roots, factors.outward
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep the parts, and both ends for further derivatives."""
+        """Save the factors, and Σx and A for higher derivatives."""
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(inputs[0], *output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve for the gradients with respect to Σx and Σy."""
+        """Solve for the gradients by Σx and Σy."""
         source, matrix, lower, vectors, roots, outward = ctx.saved_tensors
         gradient = (gradient + gradient.T) / 2
         inward = lower @ vectors
@@ -95,20 +105,20 @@ class _OptimalMap(torch.autograd.Function):
 class _Lyapunov(torch.autograd.Function):
     """S with M S + S Mᵀ = G for a symmetric G, as a function of G and M = U R Wᵀ, Uᵀ W = 1.
 
-    Its own derivative is one more such equation, with the transpose of M, so that it can be
-    differentiated as often as one likes.
+    Its derivative is another such equation, with the transpose of M, so that it can be
+    differentiated any number of times.
     """
 
     @staticmethod
     def forward(
         right: Tensor, matrix: Tensor, roots: Tensor, outward: Tensor, inward: Tensor
     ) -> Tensor:
-        """Solve in the coordinates in which M is diagonal."""
+        """Solve in coordinates in which M is diagonal."""
         return inward @ _divided(outward.T @ right @ outward, roots) @ inward.T
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keep what M is made of, and the solution."""
+        """Save the factors of M, and the solution."""
         _, matrix, *parts = inputs
         ctx.save_for_backward(matrix, *parts, output)
 
@@ -122,15 +132,15 @@ class _Lyapunov(torch.autograd.Function):
 
 
 def _divided(values: Tensor, roots: Tensor) -> Tensor:
-    """X with X R + R X = values; zero where both roots are."""
+    """Solve X R + R X = values, with zero where both roots are zero."""
     sums = roots[:, None] + roots
     positive = sums > len(roots) * EPSILON * roots.max()
     return torch.where(positive, values / torch.where(positive, sums, 1.0), 0.0)
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """What the map is composed of: L, V, the diagonal of R, and W."""
+class _Factors:
+    """L, V, the diagonal of R, and W."""
 
     lower: Tensor
     vectors: Tensor
@@ -138,7 +148,7 @@ class _Parts:
     outward: Tensor
 
 
-def _diagonalized(source: Tensor, target: Tensor) -> _Parts:
+def _diagonalized(source: Tensor, target: Tensor) -> _Factors:
     if on_one_core(source):
         with single_blas_thread():
             return _by_scipy(source, target)
@@ -147,11 +157,11 @@ def _diagonalized(source: Tensor, target: Tensor) -> _Parts:
     squares, vectors = torch.linalg.eigh(lower.T @ target @ lower)
     roots, vectors = _roots(squares, vectors, lower, target)
     outward = torch.linalg.solve_triangular(lower.T, vectors, upper=True)
-    return _Parts(lower, vectors, roots, outward)
+    return _Factors(lower, vectors, roots, outward)
 
 
-def _by_scipy(source: Tensor, target: Tensor) -> _Parts:
-    # Both are symmetric, so their transposes are the same matrices in LAPACK's own order.
+def _by_scipy(source: Tensor, target: Tensor) -> _Factors:
+    # Both are symmetric, so their transposes are the same matrices in Fortran's order.
     factor, failed = lapack.dpotrf(source.numpy().T, lower=1, clean=1)
     lower = torch.from_numpy(factor)
     _check_pivots(lower, source, failed != 0)
@@ -159,12 +169,12 @@ def _by_scipy(source: Tensor, target: Tensor) -> _Parts:
     squares, vectors = eigenpairs(middle)
     roots, axes = _roots(torch.from_numpy(squares), torch.from_numpy(vectors), lower, target)
     outward = blas.dtrsm(1.0, factor, axes.numpy(), lower=1, trans_a=1)
-    return _Parts(lower, axes, roots, torch.from_numpy(outward))
+    return _Factors(lower, axes, roots, torch.from_numpy(outward))
 
 
 def _check_pivots(lower: Tensor, source: Tensor, failed: bool) -> None:
-    # A pivot that is rounding of its own diagonal entry: the column depends on others. Any
-    # ridge worth the name keeps pivots above ridge / d of it.
+    # A pivot within rounding of its diagonal entry: the column depends on others. A ridge keeps
+    # pivots above ridge / d of it.
     pivots = lower.diagonal().square()
     floor = 10 * len(source) * EPSILON * source.diagonal()
     if failed or not (pivots > floor).all():
@@ -174,14 +184,14 @@ def _check_pivots(lower: Tensor, source: Tensor, failed: bool) -> None:
 def _roots(
     squares: Tensor, vectors: Tensor, lower: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """R (r,) and V (r, r), of L and Σy themselves where their product has lost digits."""
-    if squares[0] > WIDE_SPECTRUM * squares[-1]:
+    """Compute R (r,) and V (r, r), from L and Σy themselves if their product has lost digits."""
+    if squares[0] > MIN_EIGENVALUE_RATIO * squares[-1]:
         return squares.sqrt(), vectors
     return _singular_pairs(_factor(target).T @ lower)
 
 
 def _factor(matrix: Tensor) -> Tensor:
-    """Take some F with F Fᵀ = matrix, which may be singular."""
+    """Compute a factor F of a possibly singular matrix F Fᵀ."""
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
@@ -191,9 +201,9 @@ def _factor(matrix: Tensor) -> Tensor:
 
 
 def _singular_pairs(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values (r,) of B and their right vectors in columns (r, r).
+    """Compute the singular values (r,) of B, and its right singular vectors in columns (r, r).
 
-    They are the roots of the eigenvalues of BᵀB, the small ones with all their digits.
+    They are the roots of the eigenvalues of BᵀB, including the digits of the small ones.
     """
     _, roots, rows = singular_value_decomposition(factor)
     return roots, rows.T

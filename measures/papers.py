@@ -1,4 +1,4 @@
-"""Papers that several measures come from."""
+"""Papers that define several measures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["affinity_paper", "traced_regions"]
 
 
 def traced_regions(equation: str) -> Source:
-    """Give the linear-regions paper as a source; the tracing is after another."""
+    """Cite the linear-regions paper, and the paper of the exact tracing."""
     return Source(
         "M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman, "
         '"Are All Linear Regions Created Equal?", AISTATS 2022; traced exactly after '
@@ -26,7 +26,7 @@ def traced_regions(equation: str) -> Source:
 
 
 def affinity_paper(equation: str) -> Source:
-    """Give the affinity score's paper as a source."""
+    """Cite the affinity score's paper."""
     return Source(
         "Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, M. Heinonen, "
         "V. Kyrki and S. Kaski, From Alexnet to Transformers: Measuring the Non-linearity of "

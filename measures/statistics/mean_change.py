@@ -1,4 +1,4 @@
-"""A number of each sample before and after an activation, averaged over all samples."""
+"""The mean over samples of a statistic's change by an activation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["ChangeAccumulator"]
 
 
 class ChangeAccumulator(Accumulator):
-    """Mean of (after - before) over the samples of all batches; O(1) memory."""
+    """Mean of (after - before) over the samples of all batches, in O(1) memory."""
 
     def __init__(self) -> None:
         self._n, self._before, self._after = 0, 0.0, 0.0
 
     def add(self, before: Tensor, after: Tensor) -> None:
-        """Take in one number a sample, both (n,).
+        """Add one batch, with one number per sample, both (n,).
 
         Raises
         ------
         nlbench.NotFinite
-            For a sample without a number.
+            If a number is NaN or infinite.
         """
         sums = [numbers.double().sum().item() for numbers in (before, after)]
         if not all(math.isfinite(total) for total in sums):
@@ -36,7 +36,7 @@ class ChangeAccumulator(Accumulator):
         self._after += sums[1]
 
     def statistics(self) -> dict[str, float]:
-        """The mean change, and the means before and after."""
+        """Return the mean change, and the means before and after."""
         if self._n == 0:
             raise Undefined("no samples")
         before, after = self._before / self._n, self._after / self._n

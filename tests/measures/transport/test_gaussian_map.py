@@ -9,14 +9,14 @@ from scipy.linalg import sqrtm
 from torch.autograd import gradcheck
 
 from nlbench.errors import Undefined
-from nlbench.measures import _transport
-from nlbench.measures._samples import centered
-from nlbench.measures._transport import optimal_map
+from nlbench.measures.statistics.samples import centered
+from nlbench.measures.transport import gaussian_map
+from nlbench.measures.transport.gaussian_map import optimal_map
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["one core", "several"])
 def library(request, monkeypatch):
-    monkeypatch.setattr(_transport, "on_one_core", lambda values: request.param)
+    monkeypatch.setattr(gaussian_map, "on_one_core", lambda values: request.param)
 
 
 def normal(seed, n, d):

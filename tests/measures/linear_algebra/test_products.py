@@ -7,15 +7,15 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch.autograd import gradcheck
 
-from nlbench.introspection.background import one_thread
-from nlbench.measures import _blas
-from nlbench.measures._blas import gram, on_one_core, outer_products, product
+from nlbench.introspection.threads import single_blas_thread
 from nlbench.measures.affinity import affinity_score
+from nlbench.measures.linear_algebra import products
+from nlbench.measures.linear_algebra.products import gram, on_one_core, outer_products, product
 
 
 @pytest.fixture(params=[True, False], ids=["one core", "several"])
 def library(request, monkeypatch):
-    monkeypatch.setattr(_blas, "on_one_core", lambda values: request.param)
+    monkeypatch.setattr(products, "on_one_core", lambda values: request.param)
 
 
 def samples(seed, n, d):
@@ -87,9 +87,9 @@ def two_library_threads():
 
 @pytest.mark.usefixtures("two_library_threads")
 def test_no_library_starts_threads_of_its_own_meanwhile_and_all_may_after():
-    with one_thread():
+    with single_blas_thread():
         assert set(library_threads()) == {1}
-        with one_thread():
+        with single_blas_thread():
             assert set(library_threads()) == {1}
         assert set(library_threads()) == {1}
     assert set(library_threads()) == {2}
@@ -100,11 +100,11 @@ def test_threads_that_are_inside_at_once_leave_the_libraries_as_they_were():
     other_in, first_out = threading.Event(), threading.Event()
 
     def leaves_last():
-        with one_thread():
+        with single_blas_thread():
             other_in.set()
             first_out.wait(10)
 
-    with one_thread():
+    with single_blas_thread():
         other = in_a_thread(leaves_last)
         assert other_in.wait(10)
         assert set(library_threads()) == {1}
@@ -115,7 +115,7 @@ def test_threads_that_are_inside_at_once_leave_the_libraries_as_they_were():
 
 @pytest.mark.usefixtures("two_library_threads")
 def test_an_error_inside_leaves_the_libraries_as_they_were():
-    with pytest.raises(ZeroDivisionError), one_thread():
+    with pytest.raises(ZeroDivisionError), single_blas_thread():
         _ = 1 / 0
     assert set(library_threads()) == {2}
 

@@ -1,0 +1,1 @@
+"""Linear algebra in double precision, quick on one core."""

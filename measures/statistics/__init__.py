@@ -1,0 +1,1 @@
+"""Samples of an activation, and the statistics that several measures compute from them."""

@@ -1,0 +1,185 @@
+"""Validation and centring of samples (n, d)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sized
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import NotFinite, RequestError, Undefined
+
+__all__ = [
+    "EPSILON",
+    "as_samples",
+    "centered",
+    "check_count",
+    "column_units",
+    "power_of_two",
+    "rounding_norms",
+    "varying",
+    "varying_columns",
+]
+
+EPSILON = torch.finfo(torch.float64).eps
+
+# Error bound of an activation in units of its type's spacing, for its own roundings and those of
+# the layer before it. Linear layers of 8 to 512 inputs, with and without offsets, reach about 2.
+ERROR_IN_ROUNDINGS = 8
+
+
+def as_samples(values: Tensor, name: str) -> Tensor:
+    """Convert samples to float64, on the caller's device.
+
+    Parameters
+    ----------
+    values : tensor of shape (n, d)
+        Any real type. On a device without float64 (MPS) the result is on the CPU.
+    name : str
+        Name for messages.
+
+    Returns
+    -------
+    tensor of shape (n, d), float64
+
+    Raises
+    ------
+    nlbench.RequestError
+        Unless it is a real tensor with two axes.
+    nlbench.NotFinite
+        For NaN or infinities.
+    nlbench.Undefined
+        If there are no columns.
+
+    Examples
+    --------
+    >>> as_samples(torch.tensor([[1, 2]]), "x")
+    tensor([[1., 2.]], dtype=torch.float64)
+    """
+    if not isinstance(values, Tensor):
+        raise RequestError(f"{name} is a {type(values).__name__}, expected a tensor (n, d)")
+    if values.dim() != 2 or values.is_complex():
+        received = f"{values.dtype} of shape {tuple(values.shape)}"
+        raise RequestError(f"{name} is {received}, expected real numbers of shape (n, d)")
+    if values.shape[1] == 0:
+        raise Undefined(f"{name} has no columns")
+    if values.device.type == "mps":
+        values = values.cpu()
+    values = values.to(torch.float64)
+    # A finite sum has finite terms, and takes less time than a test of each.
+    if not torch.isfinite(values.detach().sum()):
+        finite = torch.isfinite(values)
+        if finite.all():
+            return values
+        raise NotFinite(
+            f"{name}: {(~finite).sum().item()} of {values.numel()} entries are not finite"
+        )
+    return values
+
+
+def check_count(x: Sized, y: Sized, *, at_least: int = 2) -> int:
+    """Validate that x (n, d) and y (n, k) have equally many samples, and enough; return n.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the numbers of samples differ.
+    nlbench.Undefined
+        If there are fewer than `at_least`.
+    """
+    n = len(x)
+    if n != len(y):
+        raise RequestError(f"x has {n} samples and y has {len(y)}, expected equal numbers")
+    if n < at_least:
+        raise Undefined(f"n = {n}: at least {at_least} samples are needed")
+    return n
+
+
+def centered(samples: Tensor) -> Tensor:
+    """Subtract the mean of each column of an (n, d) tensor.
+
+    The first sample is subtracted beforehand: the mean is then rounded at the scale of the data's
+    spread, not of its offset, and a constant column becomes exactly zero.
+    """
+    shifted = samples - samples[0].detach()
+    return shifted.sub_(shifted.mean(0))
+
+
+def power_of_two(values: Tensor) -> float:
+    """Return the largest power of two up to the largest magnitude, or 1/2 if all are zero.
+
+    Division by it is exact, so a score that is independent of units stays the same to the last
+    bit if units change by a power of two, and no square under- or overflows. It carries no
+    gradient, which is right for functions that are independent of it.
+
+    Raises
+    ------
+    nlbench.NotFinite
+        For an infinity, such as an overflowing difference of finite values.
+
+    Examples
+    --------
+    >>> power_of_two(torch.tensor([[-5.0, 3.0]]))
+    4.0
+    """
+    low, high = torch.aminmax(values.detach())
+    peak = torch.maximum(-low, high).item()
+    if not math.isfinite(peak):
+        raise NotFinite("the range of the values is too large for float64")
+    return float(2.0 ** (math.frexp(peak)[1] - 1))
+
+
+def column_units(samples: Tensor) -> Tensor:
+    """Return for each column (d,) the largest power of two up to its largest magnitude.
+
+    Raises
+    ------
+    nlbench.NotFinite
+        For an infinity.
+
+    Examples
+    --------
+    >>> column_units(torch.tensor([[-5.0, 0.25], [3.0, 0.375]]))
+    tensor([4.0000, 0.2500])
+    """
+    peak = samples.abs().amax(0)
+    if not torch.isfinite(peak).all():
+        raise NotFinite("the range of the values is too large for float64")
+    smallest = torch.full_like(peak, torch.finfo(peak.dtype).tiny)
+    peak = torch.maximum(peak, smallest)
+    # A quotient that is a power of two is exact; an exponential may not be.
+    return peak / (2 * torch.frexp(peak).mantissa)
+
+
+def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
+    """Bound the norms (d,) of rounding errors in columns of n samples.
+
+    Samples are what a network has computed in a type of few digits: a column that depends on
+    other columns differs from them by rounding, which is no direction of its own.
+
+    Parameters
+    ----------
+    peaks : tensor of shape (d,)
+        Largest magnitude of each column, offset included.
+    n : int
+    rounding : float
+        Spacing of the samples' type; see `Prepared`.
+    """
+    return ERROR_IN_ROUNDINGS * rounding * math.sqrt(n) * peaks
+
+
+def varying(low: Tensor, high: Tensor) -> Tensor:
+    """Return True for columns (d,) that vary by more than float64's rounding of their magnitude.
+
+    Parameters
+    ----------
+    low, high : tensor of shape (d,)
+        Smallest and largest value of each column.
+    """
+    return high - low > 8 * EPSILON * torch.maximum(low.abs(), high.abs())
+
+
+def varying_columns(samples: Tensor) -> Tensor:
+    """Return True for columns of an (n, d) tensor that vary; see `varying`."""
+    return varying(samples.detach().amin(0), samples.detach().amax(0))

@@ -1,0 +1,1 @@
+"""Optimal transport: the affine map between normal distributions, and the exact assignment."""
