@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .operations import DispatchMode
+from .dispatch import DispatchMode
 
 __all__ = ["SoftmaxInterceptor"]
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import BaseTorchFunctionMode
 
+from .dispatch import DispatchMode, storage_of
+from .function_calls import tensors_in
 from .model_state import attributes_kept
-from .operations import DispatchMode, storage_of, tensors_in
 from .random_state import preserve_rng_state
 
 __all__ = [

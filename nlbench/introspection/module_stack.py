@@ -36,9 +36,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .axes import Layouts
-from .operations import FunctionCall, Operation, named_modules, tensors_in
+from .function_calls import FunctionCall, tensors_in
+from .operations import Operation, named_modules
 
-__all__ = ["QUESTIONS", "HandwrittenCall", "SiteName", "SiteNames", "running_module"]
+__all__ = ["HandwrittenCall", "SiteName", "SiteNames", "running_module"]
 
 
 # Modules that do nothing but pool: where a trace bends in one it bears the module's name.
@@ -112,7 +113,7 @@ class HandwrittenCall:
 
     def before(self, operation: Operation, sampled: Sequence[Tensor]) -> bool:
         """Look at an operation on data; say whether it computes anything of it."""
-        if not sampled or operation.name in QUESTIONS:
+        if not sampled or operation.takes == "metadata":
             return False
         # Data that came in another way, such as an attribute, is a second input.
         if not operation.acts or not all(tensor in self._own for tensor in sampled):
@@ -127,7 +128,7 @@ class HandwrittenCall:
         if not isinstance(output, Tensor) or output.shape != self._shape:
             self.possible = False
         self._own.update(dict.fromkeys(outputs))
-        if operation.is_bent(sampled):
+        if operation.is_nonlinear(sampled):
             self._bent.append(operation)
         else:
             self._affine += 1
@@ -416,7 +417,15 @@ class SiteNames(TorchFunctionMode):
         return all(numbers == longest for numbers, longest in sizes)
 
 
-_NOT_THE_MODELS = tuple(f"{Path(file).parent}{os.sep}" for file in (__file__, torch.__file__))
+# Folders of frames that belong to the instrumentation or to PyTorch.
+_NOT_THE_MODELS = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(__file__).parent,
+        Path(__file__).parent.parent / "probes",
+        Path(torch.__file__).parent,
+    )
+)
 
 
 def _origin() -> Hashable:
@@ -452,11 +461,3 @@ def running_module(own: Container[nn.Module]) -> nn.Module | None:
             return module
         frame = frame.f_back
     return None
-
-
-# What only asks how a tensor is made.
-QUESTIONS = {
-    "device", "dim", "dtype", "element_size", "get_device", "is_complex", "is_contiguous",
-    "is_cpu", "is_cuda", "is_floating_point", "is_meta", "is_mps", "layout", "len",
-    "nelement", "ndim", "ndimension", "numel", "shape", "size", "stride",
-}  # fmt: skip

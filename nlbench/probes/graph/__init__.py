@@ -1,36 +1,17 @@
-"""The probe `graph`: the channel graph from input to output."""
+"""The probe `graph`: the channel graph of a network, from input to output."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from nlbench import lazy_exports
-from nlbench.options import Option
-from nlbench.probes import LazyProbe
+from nlbench.lazy import lazy_imports
+
+from .probe import GRAPH as GRAPH
 
 if TYPE_CHECKING:
-    from .channel_graph import ChannelGraph, counted_lengths, walked_length
+    # A run is planned without PyTorch, which these need.
+    from .channel_graph import ChannelGraph as ChannelGraph
+    from .channel_graph import counted_lengths as counted_lengths
+    from .channel_graph import walked_length as walked_length
 
-__all__ = ["GRAPH", "ChannelGraph", "Graph", "counted_lengths", "walked_length"]
-
-
-class Graph(LazyProbe):
-    """The probe `graph`."""
-
-    name = "graph"
-    description = "the channel graph from input to output"
-    home = "nlbench.probes.graph.probe"
-    options: ClassVar[Mapping[str, Option]] = {
-        "batch": Option(
-            64, "samples a batch, where a measure asks for samples", minimum=1, maximum=1e9
-        )
-    }
-
-
-GRAPH = Graph()
-"""The channel graph from input to output."""
-
-# Planning a run reads the options above without PyTorch.
-_NAMES = ("ChannelGraph", "counted_lengths", "walked_length")
-__getattr__ = lazy_exports(__name__, dict.fromkeys(_NAMES, "channel_graph"))
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

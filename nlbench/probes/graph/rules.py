@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import Undefined
-from nlbench.introspection.operations import FunctionCall, graph_rule, in_each_dimension, tensors_in
+from nlbench.introspection.function_calls import FunctionCall, tensors_in
+from nlbench.introspection.operations import graph_rule, in_each_dimension
 
 from .channel_graph import Builder, compact, differs, distinct, side_by_side, tidied, varies
 
@@ -269,8 +270,8 @@ def _kept(call: ChannelCall) -> Tensor:
     for value in (*call.args[1:], *call.kwargs.values()):
         if isinstance(value, Tensor) and value.numel() > 1:
             # Factors of channels, which are the second axis or the last ones.
-            second = call.name in ("batch_norm", "instance_norm", "group_norm")
-            lead = (1,) * (given.ndim - 2) if second else ()
+            is_second = call.operation.channels == "second"
+            lead = (1,) * (given.ndim - 2) if is_second else ()
             _tell_apart(call, given, value.reshape(*value.shape, *lead))
     return call.nodes(given).expand(call.shape)
 
@@ -493,11 +494,12 @@ def _reduced(call: ChannelCall) -> Tensor:
     if axes is None or axes == ():
         axes = range(nodes.ndim)
     axes = [axes] if isinstance(axes, int) else list(axes)
-    if call.name in _EXTREMES and any(varies(nodes, axis) for axis in axes):
+    is_extreme = call.operation.reduces == "extreme"
+    if is_extreme and any(varies(nodes, axis) for axis in axes):
         raise Refused("it takes the largest or smallest of several channels")
     positions = call.builder.positions
     is_many = any(nodes.shape[axis] > 1 for axis in axes)
-    if call.name in _EXTREMES and is_many and (positions.joined or positions.padded):
+    if is_extreme and is_many and (positions.joined or positions.padded):
         raise Refused(_SEVERAL)
     return call.builder.reduced(nodes, axes, keep=len(call.shape) == nodes.ndim)
 
@@ -506,14 +508,11 @@ _SEVERAL = (
     "it may take the largest or smallest of several numbers that were laid side by side as "
     "positions of one channel"
 )
-_EXTREMES = frozenset(("amax", "amin", "max", "min"))
-_PRODUCTS = ("mul", "rmul", "imul", "multiply")
-_DIVISIONS = ("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide")
 
 
 @graph_rule(
-    "add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply",
-    *_DIVISIONS
+    "add", "div", "divide", "iadd", "imul", "isub", "itruediv", "mul", "multiply", "radd", "rmul",
+    "rsub", "rtruediv", "sub", "subtract", "true_divide", "truediv",
 )  # fmt: skip
 def _merged(call: ChannelCall) -> Tensor:
     """Sums and products; of a constant nothing comes."""
@@ -523,10 +522,11 @@ def _merged(call: ChannelCall) -> Tensor:
     flowing = [value for value in (first, second) if call.nodes_of(value) is not None]
     if not flowing:
         raise Refused("it is not known how it mixes channels")
-    if first is second and call.name in _PRODUCTS:
+    combines = call.operation.combines
+    if first is second and combines == "product":
         raise Refused("it squares, as pow does")
     divisor = first if call.name == "rtruediv" else second
-    if call.name in _DIVISIONS and any(value is divisor for value in flowing):
+    if combines == "quotient" and any(value is divisor for value in flowing):
         raise Refused("it divides by what depends on the input")
     branches = [call.broadcast(value) for value in flowing]
     if len(flowing) == 1:

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from nlbench.errors import Undefined
 from nlbench.introspection.attention import SoftmaxInterceptor
 from nlbench.introspection.axes import batch_first, softmax_axis
+from nlbench.introspection.function_calls import FunctionCall, tensors_in
 from nlbench.introspection.module_stack import HandwrittenCall, SiteName, SiteNames
-from nlbench.introspection.operations import FUSED, FunctionCall, tensors_in
 
 from .reduce import Function, Side, capture
-from .roles import GATE_KINDS, GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
+from .roles import GateRoles, GateTracker, LogitRoles, RoleTracker, UnseenActivations
 
 __all__ = ["CallInterceptor", "CapturePolicy", "PendingCall", "SiteCall"]
-
-FUSED_ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward"}
 
 
 @dataclass(frozen=True)
@@ -186,13 +184,13 @@ class CallInterceptor(SiteNames):
 
     def called(self, call: FunctionCall) -> Any:
         """Call a function of PyTorch, and capture its input and output if it is an activation."""
-        name, kind = call.name, self.kind_of(call)
+        hides, kind = call.operation.hides, self.kind_of(call)
         if kind is None or (kind == "softmax" and not self.policy.attention):
-            is_attention = self.policy.attention and name in FUSED_ATTENTION
+            is_attention = self.policy.attention and hides == "softmax"
             output = self._attend(call) if is_attention else call.run()
             self.follow(call, output)
-            if name in FUSED:
-                self._on_unseen(f"{name} of {self._path_or_model}")
+            if hides == "activations":
+                self._on_unseen(f"{call.name} of {self._path_or_model}")
             return output
         site, source = self.name(kind), call.input
         axis = softmax_axis(call) if kind in ("glu", "softmax") else 0
@@ -204,7 +202,7 @@ class CallInterceptor(SiteNames):
         output = call.run()
         self.follow(call, output, is_site=True)
         site_call = SiteCall(site, pending, self._end(pending, output))
-        if kind in GATE_KINDS:
+        if call.operation.gates:
             site_call.trackers.append(self._gates.begin(source, output))
         elif kind == "glu":
             site_call.role = "gate"

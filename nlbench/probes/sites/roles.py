@@ -19,30 +19,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from nlbench.introspection.operations import FunctionCall, Operation, tensors_in
+from nlbench.introspection.function_calls import FunctionCall, tensors_in
+from nlbench.introspection.operations import Operation
+from nlbench.introspection.pytree import tree_iter
 
 __all__ = [
-    "GATE_KINDS",
     "GateRoles",
     "GateTracker",
     "LogitRoles",
     "RoleTracker",
     "UnseenActivations",
 ]
-
-
-GATE_KINDS = {"sigmoid", "hardsigmoid"}
-
-# Operations that leave a tensor's use open, in addition to those that copy or scale it.
-_PARTS = {"chunk", "interpolate", "split", "tensor_split"}
-_PRODUCTS = {"mul", "multiply"}
-
-
-def _arranges(operation: Operation) -> bool:
-    return operation.name in _PARTS or operation.arranges not in ("", "reduces")
 
 
 class _LiveCopies:
@@ -77,11 +66,11 @@ class GateTracker(_LiveCopies):
         """Follow an operation on the gate; return the outputs that are copies of it."""
         others = [tensor for tensor in operands if tensor not in self._live]
         is_scaled = operation.acts in ("affine", "sums") and not others and len(operands) == 1
-        if _arranges(operation) or operation.acts == "keeps" or is_scaled:
+        if operation.arranges or operation.acts == "keeps" or is_scaled:
             self.add_copies(outputs)
             return outputs
         if (
-            operation.name in _PRODUCTS
+            operation.combines == "product"
             and others
             and all(tensor is not self._source() for tensor in others)
         ):
@@ -190,24 +179,24 @@ class LogitRoles:
         self, call: FunctionCall, operands: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> None:
         """Follow an operation; `operands` are the arguments that depend on the model's input."""
-        name = call.name
+        name, combines = call.name, call.operation.combines
         is_active = self._products or self._divisors or self._trackers
-        if not operands or not (is_active or name in _INNER or name in _FACTORS):
+        if not operands or not (is_active or combines in ("contraction", "product", "quotient")):
             return
         are_products = any(tensor in self._products for tensor in operands)
         trackers = [t for operand in operands if (t := self._trackers.get(operand)) is not None]
-        if name == "softmax" or (name in _INNER and len(operands) > 1):
+        if name == "softmax" or (combines == "contraction" and len(operands) > 1):
             for tracker in trackers:
                 tracker.enter_attention()
             # The product of attention weights and values is no logit.
             if are_products == (name == "softmax"):
                 self._products.update(dict.fromkeys(outputs))
             return
-        if not _arranges(call.operation) and not call.operation.acts:
+        if not call.operation.arranges and not call.operation.acts:
             return
         if are_products:
             self._products.update(dict.fromkeys(outputs))
-        factor = _factor(name, call.args)
+        factor = _factor(combines, call.args)
         if factor:
             self._divisors[outputs[0]] = 1 / factor
         for tracker in trackers:
@@ -216,22 +205,15 @@ class LogitRoles:
             self._trackers.update(dict.fromkeys(outputs, tracker))
 
 
-_FACTORS = {*_PRODUCTS, "div", "divide", "true_divide", "truediv"}
-_INNER = {"matmul", "rmatmul", "bmm", "baddbmm", "einsum"}
-
-
-def _factor(name: str, args: Sequence[Any]) -> float | None:
+def _factor(combines: str, args: Sequence[Any]) -> float | None:
     """Return the number that a tensor is multiplied by; None for any other operation."""
-    if len(args) < 2 or name not in _FACTORS:
+    if len(args) < 2 or combines not in ("product", "quotient"):
         return None
     numbers = [float(value) for value in args[:2] if isinstance(value, int | float)]
     if len(numbers) != 1 or not numbers[0]:
         return None
-    return numbers[0] if name in _PRODUCTS else 1 / numbers[0]
+    return numbers[0] if combines == "product" else 1 / numbers[0]
 
-
-# Statistics of a tensor, in addition to the operations that reduce its axes.
-_NORMS = {"linalg_norm", "linalg_vector_norm", "norm", "std_mean", "var_mean", "vector_norm"}
 
 PlacedOperation = tuple[str, str]
 """Place and name of an operation."""
@@ -275,7 +257,7 @@ class UnseenActivations:
         if not outputs or not sampled:
             return
         operands = [t for t in sampled if t not in self._constants] if self._constants else sampled
-        if not operands or name.startswith("new_") or name.endswith("_like"):
+        if not operands or operation.ignores_values:
             self._constants.update(dict.fromkeys(outputs))
             return
         self._use(operation, operands, outputs)
@@ -289,7 +271,7 @@ class UnseenActivations:
         for tensor in outputs:
             self._roots[tensor] = next(iter(roots.values())) if same else object()
         # A product is nonlinear if both tensors come from one; a maximum always is.
-        is_bent = (same and is_taken_twice) or operation.is_bent(len(operands) if same else 1)
+        is_bent = (same and is_taken_twice) or operation.is_nonlinear(len(operands) if same else 1)
         is_whole = isinstance(output, Tensor) and result.shape == operands[0].shape
         if is_bent and is_whole and result.is_floating_point() and not is_site:
             self._open[result] = (place, name)
@@ -300,12 +282,11 @@ class UnseenActivations:
     def _use(
         self, operation: Operation, operands: Iterable[Tensor], outputs: Sequence[Tensor]
     ) -> None:
-        is_norm = operation.name in _NORMS or operation.arranges == "reduces"
         for tensor in operands if self._open else ():
             origin = self._open.get(tensor)
-            if origin is None or is_norm or not outputs[0].is_floating_point():
+            if origin is None or operation.reduces or not outputs[0].is_floating_point():
                 continue
-            if operation.arranges:
+            if operation.rearranges:
                 for output in outputs:
                     self._open[output] = origin
             elif outputs[0].numel() <= tensor.numel():

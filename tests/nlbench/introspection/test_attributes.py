@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from nlbench.introspection.model_state import attributes_kept
-from nlbench.probes.graph.probe import channel_graph
+from nlbench.probes.graph.observation import channel_graph
 
 
 class Masked(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.axes import Layouts
-from nlbench.introspection.operations import FunctionCall
+from nlbench.introspection.function_calls import FunctionCall
 from nlbench.probes.sites.observation import list_sites, observe_sites
 from nlbench.probes.sites.reduce import reduce_site
 

@@ -3,9 +3,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from pretend_cuda import PretendCuda
 from torch import nn
 
-from nlbench.conformance.pretend_cuda import PretendCuda
 from nlbench.errors import RequestError
 from nlbench.introspection.model_state import (
     evaluation_mode,

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nlbench.probes.graph.probe import channel_graph, unit_activity
-from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.graph.activity import unit_activity
+from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.lines import trace_segment
 from nlbench.probes.sites.observation import list_sites
 
 

@@ -12,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 import nlbench
 from nlbench.errors import PluginError, RequestError
 from nlbench.introspection import operations as ops
+from nlbench.introspection.operations import registry
+from nlbench.introspection.operations.listing import page, supported
 from nlbench.probes.sites import list_sites
 
 _numbers = itertools.count()
@@ -117,7 +119,7 @@ def test_all_that_is_said_of_an_operation_is_found_in_one_place():
     found = nlbench.register_op(op, kind="hat", kinks=(0,))
     assert found is ops.operation(getattr(torch.ops.nlbench_tests, name))
     assert (found.kind, found.kinks, found.graph) == ("hat", (0.0,), len)
-    row = next(row for row in ops.supported() if row["operation"] == found.name)
+    row = next(row for row in supported() if row["operation"] == found.name)
     assert (row["kind"], row["lines"], row["graph"]) == ("hat", "bends at 0", "followed")
     assert row["caveats"] == "graph: of images only"
     assert f"register_op(nlbench_tests::{name})" in row["from"]
@@ -168,6 +170,8 @@ def test_a_registered_autograd_function_computes_and_differentiates_as_before():
         ({"kinks": 3}, "has kinks 3, expected numbers"),
         ({"kinks": (float("nan"),)}, "expected finite ones"),
         ({"kinks": (0,), "line": len}, "both kinks and a line rule given"),
+        ({"acts": "turns"}, "has acts='turns', expected one of keeps, affine, sums, bends"),
+        ({"speed": "high"}, "has no 'speed', expected one of acts, arranges"),
     ],
 )
 def test_a_bad_registration_is_refused_in_one_line(arguments, message):
@@ -179,7 +183,7 @@ def test_a_bad_registration_is_refused_in_one_line(arguments, message):
 
 @pytest.mark.parametrize("function", [len, lambda x: x, nn.ReLU, 3])
 def test_what_cannot_be_seen_in_a_network_is_refused(function):
-    with pytest.raises(RequestError, match="no operation that can be seen in a network"):
+    with pytest.raises(RequestError, match="can't be seen in a network"):
         nlbench.register_op(function, kind="hat")
 
 
@@ -190,8 +194,8 @@ def test_a_plugin_that_cannot_be_loaded_is_named_and_the_rest_is_known(monkeypat
         def load(self):
             raise ImportError("no module named mine")
 
-    monkeypatch.setattr(ops, "_PLUGINS", ops._Plugins())
-    monkeypatch.setattr(ops, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr(registry, "_PLUGINS", registry._PluginLoader())
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     assert ops.known("relu").kind == "relu"
     assert ops.load_errors() == (
         "operations 'mine' of mine.ops are missing: ImportError: no module named mine",
@@ -207,23 +211,49 @@ def test_a_plugin_may_name_a_function_that_registers(monkeypatch):
         def load(self):
             return lambda: ops.activation("hat", "plugged_by_a_function", modules=(nn.Fold,))
 
-    monkeypatch.setattr(ops, "_OPERATIONS", dict(ops._OPERATIONS))
-    monkeypatch.setattr(ops, "_PLUGINS", ops._Plugins())
-    monkeypatch.setattr(ops, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr(registry, "_OPERATIONS", dict(registry._OPERATIONS))
+    monkeypatch.setattr(registry, "_PLUGINS", registry._PluginLoader())
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
     assert ops.known("plugged_by_a_function").kind == "hat"
     assert nn.Fold in ops.named_modules()
     assert not ops.known(name).sources
 
 
+def test_a_plugin_registers_each_fact_and_a_second_value_is_refused():
+    op, _ = custom_op(torch.abs)
+    facts = {aspect: next(iter(values)) for aspect, values in registry.FACTS.items()}
+    entry = nlbench.register_op(op, kind="hat", gates=True, **facts)
+    assert entry.gates
+    assert {aspect: getattr(entry, aspect) for aspect in facts} == facts
+    with pytest.raises(PluginError, match="has two values of 'takes'"):
+        nlbench.register_op(op, takes="number")
+
+
+def test_a_product_of_ones_own_makes_a_gate():
+    class Times(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x * y
+
+    nlbench.register_op(Times, combines="product")
+
+    class Network(nn.Module):
+        def forward(self, x):
+            return Times.apply(torch.sigmoid(F.linear(x, torch.ones(2, 2))), x)
+
+    (site,) = list_sites(Network(), torch.randn(3, 2))
+    assert site.role == "gate"
+
+
 def test_the_page_of_the_documentation_is_current():
-    page = Path(__file__).parents[3] / "docs" / "operations.md"
-    assert page.read_text(encoding="utf-8") == ops.page(), (
-        "make it anew: python -m nlbench.introspection.operations > docs/operations.md"
+    path = Path(__file__).parents[3] / "docs" / "operations.md"
+    assert path.read_text(encoding="utf-8") == page(), (
+        "write it: python -m nlbench.introspection.operations.listing > docs/operations.md"
     )
 
 
 def test_what_is_listed_as_refused_is_refused_and_what_is_traced_has_a_rule():
-    rows = {row["operation"]: row["lines"] for row in ops.supported()}
+    rows = {row["operation"]: row["lines"] for row in supported()}
     assert rows["relu"] == "bends at 0"
     assert rows["linear"] == "affine"
     assert rows["exp"] == "refused: not piecewise affine"

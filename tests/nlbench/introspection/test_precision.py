@@ -19,7 +19,8 @@ from nlbench.introspection.precision import (
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
 from nlbench.probes.function import observe_function
-from nlbench.probes.graph.probe import channel_graph, unit_activity
+from nlbench.probes.graph.activity import unit_activity
+from nlbench.probes.graph.observation import channel_graph
 from nlbench.probes.lines import estimate_segment, plane, trace_segment, trace_segments
 from nlbench.probes.lines.quadrature import integrate_along
 from nlbench.probes.sites.observation import observe_sites

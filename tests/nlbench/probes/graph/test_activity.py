@@ -10,7 +10,8 @@ from nlbench.errors import NotFinite, Undefined
 from nlbench.models.networks.vgg import VGG
 from nlbench.probes import Resources
 from nlbench.probes.graph import GRAPH
-from nlbench.probes.graph.probe import channel_graph, unit_activity
+from nlbench.probes.graph.activity import unit_activity
+from nlbench.probes.graph.observation import channel_graph
 from nlbench.subjects.subject import Subject
 
 

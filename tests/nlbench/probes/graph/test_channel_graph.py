@@ -13,7 +13,7 @@ from torch import nn
 
 from nlbench.measures.pathlength import average_path_length
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.probe import channel_graph
+from nlbench.probes.graph.observation import channel_graph
 
 
 class Drawn(nn.Module):

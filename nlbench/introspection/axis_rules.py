@@ -1,0 +1,214 @@
+"""Where operations put the axes of their input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .function_calls import FunctionCall
+from .operations import axis_rule
+
+__all__ = ["GONE", "AxisMap", "axis_map", "moved_axis"]
+
+GONE = -1
+"""Place of an axis that was indexed away or reduced; an unknown place is None."""
+
+AxisMap = Sequence[int | None]
+"""Place in an operation's output of each axis of its input: a number, `GONE` or None."""
+
+
+def moved_axis(places: AxisMap, axis: int) -> int | None:
+    """Return the place of an input axis in the output; `GONE` stays `GONE`."""
+    if axis == GONE:
+        return GONE
+    return places[axis] if axis < len(places) else None
+
+
+def axis_map(call: FunctionCall, source: Tensor, output: Tensor) -> AxisMap:
+    """Map the axes of one of a call's inputs to those of its output."""
+    if call.operation.axes is None:
+        return _identity(source, output)
+    places: AxisMap = call.operation.axes(call.args, call.kwargs, source, output)
+    return places
+
+
+def _identity(source: Tensor, output: Tensor) -> AxisMap:
+    """Map each axis to itself if input and output have the same number of axes."""
+    return list(range(source.ndim)) if output.ndim == source.ndim else [None] * source.ndim
+
+
+@axis_rule("embedding")
+def _embedded(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return list(range(source.ndim))
+
+
+@axis_rule("expand", "expand_as", "repeat", "tile", "broadcast_to", arranges="expands")
+def _expanded(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [axis + output.ndim - source.ndim for axis in range(source.ndim)]
+
+
+@axis_rule(
+    "all", "amax", "amin", "any", "logsumexp", "max", "mean", "median", "min", "nanmean",
+    "nansum", "prod", "std", "sum", "var"
+)  # fmt: skip
+def _reduced(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    if output.ndim >= source.ndim:
+        return _identity(source, output)
+    return _without(source.ndim, _axes(args, kwargs, 1, "dim", "axis"), output.ndim)
+
+
+@axis_rule(
+    "flatten", "view", "reshape", "unflatten", "view_as", "reshape_as", "ravel",
+    arranges="reshapes"
+)  # fmt: skip
+def _reshaped(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [_reshaped_axis(source.shape, axis, output.shape) for axis in range(source.ndim)]
+
+
+@axis_rule("einsum")
+def _einsum(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow each axis by its letter; an axis that is summed over is gone."""
+    equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
+    inputs, arrow, result = equation.partition("->")
+    tensors = args[1] if isinstance(args[1], tuple | list) else args[1:]
+    letters = next(
+        (part for part, t in zip(inputs.split(","), tensors, strict=False) if t is source), ""
+    )
+    if not arrow or "." in equation or len(letters) != source.ndim:
+        return [None] * source.ndim
+    return [result.index(letter) if letter in result else GONE for letter in letters]
+
+
+def _reshaped_axis(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
+    """Find an axis after a reshape: of the same size, with as many entries before it."""
+    ahead, size = math.prod(before[:axis]), before[axis]
+    places = [
+        place
+        for place in range(len(after))
+        if after[place] == size and math.prod(after[:place]) == ahead
+    ]
+    return min(places, key=lambda place: abs(place - axis), default=None)
+
+
+def _without(rank: int, dropped: Sequence[int], left: int) -> AxisMap:
+    """Map the axes that remain when some are dropped, if `left` of them remain."""
+    gone = {axis % rank for axis in dropped}
+    stay = [axis for axis in range(rank) if axis not in gone]
+    if len(stay) != left:
+        return [None] * rank
+    return [stay.index(axis) if axis in stay else GONE for axis in range(rank)]
+
+
+@axis_rule("permute", arranges="moves")
+def _permute(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    order = [axis % source.ndim for axis in _axes(args, kwargs, 1, "dims")]
+    return [order.index(axis) for axis in range(source.ndim)]
+
+
+@axis_rule("transpose", "swapaxes", "swapdims", arranges="moves")
+def _transpose(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    first = _axes(args[:2], kwargs, 1, "dim0", "axis0")[0] % source.ndim
+    second = _axes(args, kwargs, 2, "dim1", "axis1")[0] % source.ndim
+    return [{first: second, second: first}.get(axis, axis) for axis in range(source.ndim)]
+
+
+@axis_rule("mH", "mT", arranges="moves")
+def _swap_last(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return [*range(source.ndim - 2), source.ndim - 1, source.ndim - 2]
+
+
+@axis_rule("H", "T", "t", arranges="moves")
+def _reverse(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    return list(reversed(range(source.ndim)))
+
+
+@axis_rule("movedim", "moveaxis", arranges="moves")
+def _movedim(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    rank = source.ndim
+    origins = [axis % rank for axis in _axes(args[:2], kwargs, 1, "source")]
+    targets = [axis % rank for axis in _axes(args, kwargs, 2, "destination")]
+    moved: list[int | None] = [None] * rank
+    for origin, target in zip(origins, targets, strict=True):
+        moved[origin] = target
+    free = iter(axis for axis in range(rank) if axis not in targets)
+    return [next(free) if place is None else place for place in moved]
+
+
+@axis_rule("squeeze", arranges="moves")
+def _squeeze(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    rank = source.ndim
+    if source is output:  # In place: the axes before the call are no longer known.
+        return [None] * rank
+    axes = _axes(args, kwargs, 1, "dim") or range(rank)
+    return _without(rank, [axis for axis in axes if source.shape[axis] == 1], output.ndim)
+
+
+@axis_rule("stack", "unsqueeze", arranges="moves")
+def _insert(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``unsqueeze`` and ``stack``, which insert an axis."""
+    place = (_axes(args, kwargs, 1, "dim") or [0])[0] % output.ndim
+    if output.ndim != source.ndim + 1:  # In place, where both are the output.
+        return [None] * source.ndim
+    return [axis + (axis >= place) for axis in range(source.ndim)]
+
+
+@axis_rule("select", "unbind", arranges="moves")
+def _drop(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``select`` and ``unbind``, which drop an axis."""
+    return _without(source.ndim, (_axes(args[:2], kwargs, 1, "dim") or [0])[:1], output.ndim)
+
+
+@axis_rule("getitem", arranges="moves")
+def _index(args: Any, kwargs: Any, source: Tensor, output: Tensor) -> AxisMap:
+    """Follow ``x[...]``; an index with several tensors or lists is not followed."""
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if not any(part is Ellipsis for part in index):
+        index = (*index, Ellipsis)
+    named = sum(part is not None and part is not Ellipsis for part in index)
+    # Several tensors may broadcast and move to the front, and so may one next to a number.
+    is_single = sum(isinstance(part, Tensor | list) for part in index) == 1 and all(
+        part is Ellipsis or isinstance(part, slice | Tensor | list) for part in index
+    )
+    moved: list[int | None] = []
+    place = 0
+    for part in index:
+        if part is Ellipsis:
+            skipped = source.ndim - named
+            moved += range(place, place + skipped)
+            place += skipped
+        elif type(part) is int:
+            moved.append(GONE)
+        elif part is None:
+            place += 1
+        elif isinstance(part, slice) or (is_single and _is_row_of_indices(part)):
+            moved.append(place)
+            place += 1
+        else:
+            return [None] * source.ndim
+    return moved if place == output.ndim else [None] * source.ndim
+
+
+def _is_row_of_indices(part: Any) -> bool:
+    """Return True if a part of an index is a one-dimensional list or tensor of integers."""
+    if isinstance(part, list):
+        return all(type(entry) is int for entry in part)
+    return part.ndim == 1 and part.dtype not in (torch.bool, torch.uint8)
+
+
+def _axes(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, *names: str) -> list[int]:
+    """Return axes given by name or from a position on; an empty list if there are none."""
+    for name in names:
+        if name in kwargs:
+            value = kwargs[name]
+            break
+    else:
+        value = args[place] if len(args) > place else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return [axis for axis in args[place:] if type(axis) is int]
+    if isinstance(value, tuple | list):
+        return [int(axis) for axis in value]
+    return [value] if type(value) is int else []

@@ -1,0 +1,77 @@
+"""Operations as PyTorch dispatches them, below the functions that a network calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from .function_calls import tensors_in
+
+__all__ = [
+    "DispatchMode",
+    "modes_disabled",
+    "out_of_place",
+    "positional",
+    "storage_of",
+    "written_in",
+]
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that does not import PyTorch's compiler, which takes seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here, and to shield this from the compiler would import it.
+        return False
+
+
+def modes_disabled() -> AbstractContextManager[object]:
+    """Return a context without active modes."""
+    context: AbstractContextManager[object] = _disable_current_modes()
+    return context
+
+
+def storage_of(tensor: Tensor) -> StorageWeakRef | None:
+    """Return a weak reference to a tensor's storage; None if it has none, as a sparse one."""
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
+
+
+def written_in(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """List the tensors that a call of an overload changes in place."""
+    return [
+        tensor
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tensors_in((args[place] if place < len(args) else kwargs.get(argument.name),))
+    ]
+
+
+def positional(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Convert keyword arguments of an overload to positional ones, up to the first gap."""
+    rest = dict(kwargs)
+    for argument in func._schema.arguments[len(args) :]:
+        if argument.kwarg_only or argument.name not in rest:
+            break
+        args = (*args, rest.pop(argument.name))
+    return args, rest
+
+
+def out_of_place(func: Any, name: str) -> Callable[..., Any]:
+    """Return the overload of an operation's out-of-place form."""
+    function: Callable[..., Any] = getattr(getattr(torch.ops.aten, name), func._overloadname)
+    return function

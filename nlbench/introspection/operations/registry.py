@@ -1,0 +1,460 @@
+"""The registry of operations: rules, facts and activations, by name.
+
+An operation has one `Operation`, whichever way it is called: ``torch.relu``, ``Tensor.relu_``,
+``torch.nn.functional.relu`` and ``aten::relu`` are one. Each aspect of it is registered once: a
+second registration raises `nlbench.PluginError`, which names both.
+
+Built-in rules come through the entry-point group ``nlbench.ops``, like those of plugins. Each
+entry names a module, whose import registers, or a function, which is called.
+
+Examples
+--------
+A rule for the lines and one for the graph, above their functions::
+
+    @line_rule("conv1d", "conv2d", "conv3d")
+    def convolution(call): ...
+
+    @graph_rule("conv2d")
+    def channels_of_a_convolution(call): ...
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import nn
+
+from nlbench.errors import PluginError
+from nlbench.registry import entry_points
+
+from .names import qualified_name
+
+__all__ = [
+    "FACTS",
+    "Operation",
+    "activation",
+    "axis_rule",
+    "entry_of",
+    "fact",
+    "graph_rule",
+    "known",
+    "line_rule",
+    "load_errors",
+    "named_modules",
+    "not_affine",
+    "operation",
+    "register_aspect",
+    "registered",
+    "source_of",
+]
+
+
+FACTS: Mapping[str, Mapping[str, str]] = {
+    "acts": {
+        "keeps": "acts number by number and changes no number",
+        "affine": "acts number by number, affine as long as at most one operand is data",
+        "sums": "acts number by number, affine also if several operands are data",
+        "bends": "acts number by number and is not affine",
+    },
+    "arranges": {
+        "moves": "moves axes of its input",
+        "reshapes": "reshapes its input",
+        "expands": "repeats its input along axes",
+        "splits": "returns parts of its input",
+        "resizes": "interpolates between positions",
+    },
+    "channels": {
+        "second": "returns channels along the second axis",
+        "last": "returns channels along the last axis",
+        "normalized": "returns channels along the last axis if it normalises only that",
+        "product": "multiplies matrices; a weight on the right makes channels of the last axis",
+        "mixed": "returns channels along an axis that is not known",
+    },
+    "combines": {
+        "product": "multiplies its operands number by number",
+        "quotient": "divides its operands number by number",
+        "contraction": "sums over products of its operands",
+        "layer": "sums over products with a weight",
+        "joins": "puts its operands next to each other",
+    },
+    "hides": {
+        "activations": "computes activations inside one kernel",
+        "softmax": "computes a softmax inside one kernel",
+    },
+    "reduces": {
+        "extreme": "takes the largest or smallest of several numbers",
+        "statistic": "computes another statistic of several numbers",
+    },
+    "takes": {
+        "nothing": "makes a tensor without another one",
+        "metadata": "returns how a tensor is stored, such as its size or type",
+        "shape": "makes a constant of its input's size and type",
+        "noise": "makes random numbers of its input's size and type",
+        "second shape": "takes only size or type of its second tensor",
+        "truth": "returns a Python bool computed from numbers",
+        "number": "passes a number to Python",
+        "values": "returns a tensor whose size or memory depends on numbers",
+        "memory": "passes the memory of its input to code outside of PyTorch",
+    },
+    "truth": {
+        "comparison": "compares its operands number by number",
+        "test": "computes other truth values",
+    },
+}
+"""Values and meanings of the facts that an operation can have."""
+
+
+@dataclass
+class Operation:
+    """An operation with everything that is known of it.
+
+    Attributes
+    ----------
+    name : str
+        PyTorch's name, without overload and trailing underscore. For other libraries the
+        library's name precedes it, as in ``mylib::hat``.
+    kind : str
+        Kind of activation; empty if it is none.
+    modules : tuple of type
+        Modules that only call it; their sites have the module's name.
+    gates : bool
+        True if its output may be the factor of a gate.
+    kinks : tuple of float or None
+        Its kinks, if it is piecewise affine and acts number by number.
+    line : callable or None
+        From a call to its rule on points of a segment; see `nlbench.probes.lines.rules.rule`.
+    graph : callable or None
+        From a call to the nodes of its output; see `nlbench.probes.graph.rules`.
+    axes : callable or None
+        From a call to the place of each input axis in the output; see `axis_rules`.
+    acts, arranges, channels, combines, hides, reduces, takes, truth : str
+        Facts; see `FACTS`. Empty if the fact does not apply or is not known.
+    refused : str
+        Reason why it can't be traced exactly, if there is one.
+    bends : str
+        Where it bends, in words; empty if it is affine.
+    caveats : dict of str to str
+        Unsupported cases, by aspect.
+    sources : dict of str to str
+        Module and function that registered each aspect.
+    """
+
+    name: str
+    kind: str = ""
+    modules: tuple[type[nn.Module], ...] = ()
+    gates: bool = False
+    kinks: tuple[float, ...] | None = None
+    line: Callable[..., Any] | None = None
+    graph: Callable[..., Any] | None = None
+    axes: Callable[..., Any] | None = None
+    acts: str = ""
+    arranges: str = ""
+    channels: str = ""
+    combines: str = ""
+    hides: str = ""
+    reduces: str = ""
+    takes: str = ""
+    truth: str = ""
+    refused: str = ""
+    bends: str = ""
+    caveats: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def traced(self) -> bool:
+        """True if it has a rule on points of a segment."""
+        return self.line is not None or self.kinks is not None
+
+    @property
+    def has_effect(self) -> bool:
+        """True if its effect on numbers or channels is registered."""
+        return not self.sources.keys().isdisjoint(("kind", "acts", "line", "graph"))
+
+    @property
+    def rearranges(self) -> bool:
+        """True if it only moves numbers to other axes or positions."""
+        return self.arranges in ("moves", "reshapes", "expands")
+
+    @property
+    def ignores_values(self) -> bool:
+        """True if it takes nothing but size and type from its input."""
+        return self.takes in ("shape", "noise")
+
+    def is_nonlinear(self, data: int) -> bool:
+        """Return True if it acts number by number and is not affine in its operands.
+
+        Parameters
+        ----------
+        data : int
+            Number of its operands that are data.
+
+        Examples
+        --------
+        >>> pairs = (("mul", 1), ("mul", 2), ("add", 2))
+        >>> [known(name).is_nonlinear(data) for name, data in pairs]
+        [False, True, False]
+        """
+        return self.acts == "bends" or (self.acts in ("keeps", "affine") and data > 1)
+
+
+_OPERATIONS: dict[str, Operation] = {}
+_LOCK = threading.RLock()
+
+
+class _PluginLoader:
+    """Loading state of the entry points.
+
+    Its lock is not the registry's: a thread that imports a module with rules registers them while
+    it holds that module's import lock, which the loading thread may be waiting for.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.importing = threading.local()
+        self.loaded = False
+        self.errors: list[str] = []
+
+
+_PLUGINS = _PluginLoader()
+
+_CONFLICTS = {
+    "kind": "kinds",
+    "line": "rules on points of a segment",
+    "graph": "rules in the channel graph",
+    "axes": "rules for its axes",
+}
+
+
+def register_aspect(
+    name: str, aspect: str, source: str, caveat: str = "", **values: Any
+) -> Operation:
+    """Register an aspect of an operation, unless the same is registered already.
+
+    Parameters
+    ----------
+    name : str
+        Name of the operation.
+    aspect : str
+        ``kind``, ``line``, ``graph``, ``axes`` or one of `FACTS`.
+    source : str
+        Module and function, for messages.
+    caveat : str
+    **values
+        Attributes of `Operation` that make up the aspect.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If the aspect is registered with other values; the message names both sources.
+    """
+    with _LOCK:
+        entry = entry_of(name)
+        if aspect in entry.sources:
+            if all(_is_same(getattr(entry, key), value) for key, value in values.items()):
+                return entry
+            conflict = _CONFLICTS.get(aspect, f"values of '{aspect}'")
+            raise PluginError(
+                f"operation '{name}' has two {conflict}: of {entry.sources[aspect]} and of {source}"
+            )
+        entry.sources[aspect] = source
+        if caveat:
+            entry.caveats[aspect] = caveat
+        for key, value in values.items():
+            setattr(entry, key, value)
+        return entry
+
+
+def entry_of(name: str) -> Operation:
+    """Return the entry of an operation, which is added if there is none; loads no plugins."""
+    with _LOCK:
+        return _OPERATIONS.setdefault(name, Operation(name))
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """Return True if two values are equal, as when a notebook cell is run again."""
+    if callable(first) and callable(second) and getattr(first, "__module__", "") == "__main__":
+        return source_of(first) == source_of(second)
+    return bool(first == second)
+
+
+def source_of(function: Any) -> str:
+    """Return module and name of a function, for messages."""
+    module = getattr(function, "__module__", "") or "an unknown module"
+    return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+RuleMaker = TypeVar("RuleMaker", bound=Callable[..., Any])
+
+
+def _rule(
+    aspect: str, names: Sequence[str], caveat: str = "", **values: Any
+) -> Callable[[RuleMaker], RuleMaker]:
+    """Return a decorator that registers a function as the rule of operations."""
+
+    def register(rule: RuleMaker) -> RuleMaker:
+        for name in names:
+            register_aspect(name, aspect, source_of(rule), caveat, **{aspect: rule}, **values)
+        return rule
+
+    return register
+
+
+def line_rule(*names: str, bends: str = "", caveat: str = "") -> Callable[[RuleMaker], RuleMaker]:
+    """Register a function as the rule of operations on points of a segment.
+
+    Parameters
+    ----------
+    *names : str
+        Names of operations; see `Operation`.
+    bends : str
+        Where they bend, in words; empty if they are affine.
+    caveat : str
+        Unsupported cases.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If one of them has a rule already; the message names both.
+    """
+    return _rule("line", names, caveat, bends=bends)
+
+
+def not_affine(*names: str, why: str = "not piecewise affine") -> None:
+    """Register that operations can't be traced exactly, with the reason."""
+    for name in names:
+        register_aspect(name, "line", f"nlbench ({why})", refused=why)
+
+
+def graph_rule(*names: str, caveat: str = "") -> Callable[[RuleMaker], RuleMaker]:
+    """Register a function as the rule of operations for channels.
+
+    Parameters
+    ----------
+    *names : str
+        Names of operations; see `Operation`. An operator has its function's name: ``mul`` for
+        ``*``.
+    caveat : str
+        Unsupported cases.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If one of them has a rule already; the message names both.
+    """
+    return _rule("graph", names, caveat)
+
+
+def axis_rule(*names: str, arranges: str = "") -> Callable[[RuleMaker], RuleMaker]:
+    """Register a function as the rule of operations for axes.
+
+    Parameters
+    ----------
+    *names : str
+        Names of operations; see `Operation`.
+    arranges : str
+        See `FACTS`.
+
+    Raises
+    ------
+    nlbench.PluginError
+        If one of them has a rule already; the message names both.
+    """
+    return _rule("axes", names, arranges=arranges)
+
+
+def activation(
+    kind: str, *names: str, modules: Sequence[type[nn.Module]] = (), gates: bool = False
+) -> None:
+    """Register operations as activations: each call of one is a site.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of the sites: ``relu``.
+    *names : str
+        Names of operations; by default the kind.
+    modules : sequence of type
+        Modules that only call it; their sites have the module's name.
+    gates : bool
+        True if its output may be the factor of a gate.
+    """
+    for name in names or (kind,):
+        values = {"kind": kind, "modules": tuple(modules), "gates": gates}
+        register_aspect(name, "kind", __name__, **values)
+
+
+def fact(aspect: str, value: str, *names: str) -> None:
+    """Register one of `FACTS` for operations."""
+    for name in names:
+        register_aspect(name, aspect, __name__, **{aspect: value})
+
+
+def operation(func: Callable[..., Any]) -> Operation:
+    """Return the operation of a callable.
+
+    Parameters
+    ----------
+    func : callable
+        As PyTorch passes it to a mode: a function, a method, an overload.
+
+    Examples
+    --------
+    >>> import torch
+    >>> operation(torch.Tensor.relu_).kind
+    'relu'
+    """
+    return known(qualified_name(func))
+
+
+def known(name: str) -> Operation:
+    """Return an operation by name; an empty one if nothing is known of it."""
+    _load_plugins()
+    return _OPERATIONS.get(name) or Operation(name)
+
+
+def registered() -> list[Operation]:
+    """Return all operations of which anything is registered."""
+    _load_plugins()
+    with _LOCK:
+        return list(_OPERATIONS.values())
+
+
+def named_modules() -> tuple[type[nn.Module], ...]:
+    """Return the modules whose sites have the module's own name, those of plugins included."""
+    return tuple(dict.fromkeys(module for entry in registered() for module in entry.modules))
+
+
+def load_errors() -> tuple[str, ...]:
+    """Return a message for each entry point of ``nlbench.ops`` that could not be loaded."""
+    _load_plugins()
+    return tuple(_PLUGINS.errors)
+
+
+def _load_plugins() -> None:
+    """Load the entry points once; this registers their operations."""
+    if _PLUGINS.loaded or getattr(_PLUGINS.importing, "now", False):
+        return
+    with _PLUGINS.lock:
+        if _PLUGINS.loaded:
+            return
+        _PLUGINS.importing.now = True
+        try:
+            for point in entry_points("nlbench.ops"):
+                try:
+                    target = point.load()
+                    if not isinstance(target, ModuleType):
+                        target()
+                except (Exception, SystemExit) as error:
+                    # A plugin's import can fail in any way; other operations stay known.
+                    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                    owner = point.dist.name if point.dist else point.value
+                    _PLUGINS.errors.append(
+                        f"operations '{point.name}' of {owner} are missing: {reason}"
+                    )
+            _PLUGINS.loaded = True
+        finally:
+            _PLUGINS.importing.now = False

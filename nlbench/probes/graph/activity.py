@@ -1,0 +1,145 @@
+"""How often the units of a channel graph are active on samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import NotFinite, Undefined
+from nlbench.introspection.function_calls import FunctionCall
+from nlbench.introspection.model_state import evaluation_mode, without_fast_path
+from nlbench.introspection.module_stack import SiteNames
+from nlbench.introspection.precision import exact_by_default
+
+from .channel_graph import ChannelGraph, Units
+
+__all__ = ["unit_activity"]
+
+
+@exact_by_default()
+def unit_activity(
+    model: nn.Module, graph: ChannelGraph, batches: Iterable[Tensor]
+) -> dict[str, Tensor]:
+    """Compute the share of samples and positions at which each unit changes its input.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    graph : ChannelGraph
+        Of the same model, at the same input size.
+    batches : iterable of tensor
+        Samples, at least one, on the model's device.
+
+    Returns
+    -------
+    dict of str to float64 tensor of shape (m,)
+        By site, for each of its units.
+
+    Raises
+    ------
+    nlbench.NotFinite
+        If an activation's output isn't finite.
+    nlbench.Undefined
+        If the calls of an activation differ from those on the graph's example.
+
+    Examples
+    --------
+    >>> from nlbench.probes.graph.observation import channel_graph
+    >>> samples = torch.tensor([[1.0, -1.0], [1.0, 1.0]])
+    >>> unit_activity(nn.ReLU(), channel_graph(nn.ReLU(), samples), [samples])["relu"].tolist()
+    [0.0, 0.5]
+    """
+    totals = {unit.site: torch.zeros(unit.size, dtype=torch.float64) for unit in graph.units}
+    samples = 0
+    observer = _ActivityObserver(model, graph)
+    with evaluation_mode(model), without_fast_path(), observer.hooked():
+        for batch in batches:
+            try:
+                parts = [observer.shares(batch)]
+            except _AmbiguousOrder:
+                parts = [observer.shares(sample) for sample in torch.split(batch, 1)]
+            for site, total in totals.items():
+                if any(site not in shares for shares in parts):
+                    raise Undefined(f"{site}: it is not called on the samples")
+                total += sum(shares[site] for shares in parts) * (len(batch) / len(parts))
+            samples += len(batch)
+    return {site: total / samples for site, total in totals.items()}
+
+
+class _AmbiguousOrder(Exception):
+    """Samples and channels share an axis, in an order that shapes don't determine."""
+
+
+class _ActivityObserver(SiteNames):
+    """Compares input and output of each activation call of a forward pass."""
+
+    def __init__(self, model: nn.Module, graph: ChannelGraph) -> None:
+        super().__init__(model)
+        self._units = {unit.site: unit for unit in graph.units}
+
+    def shares(self, batch: Tensor) -> dict[str, Tensor]:
+        """Return the share of samples and positions at which units are active, by site."""
+        self._shares: dict[str, Tensor] = {}
+        self._samples = len(batch)
+        inputs = batch.clone()
+        self.begin(inputs)
+        with self:
+            self.model(inputs)
+        return self._shares
+
+    def call(self, call: FunctionCall) -> Any:
+        """Call a function of PyTorch, and compare input and output of a unit."""
+        unit = next((self._units[name] for name in self.candidates if name in self._units), None)
+        if unit is None:
+            return call.run()
+        if unit.site in self._shares:
+            raise Undefined(f"{unit.site}: it is called more often on the samples")
+        if self.current is not None and self.current.kind == "glu":
+            self._shares[unit.site] = unit.active  # The sigmoid inside is nowhere the identity.
+            return call.run()
+        # A copy if the call may overwrite it.
+        overwrites = call.function_name.endswith("_") or any(
+            argument is True for argument in (*call.args, *call.kwargs.values())
+        )
+        before = call.input.clone() if overwrites else call.input
+        output = call.run()
+        if not bool(torch.isfinite(output).all()):
+            raise NotFinite(f"{unit.site}: the output is not finite")
+        self._shares[unit.site] = self._share(unit, output != before)
+        return output
+
+    def _share(self, unit: Units, differs: Tensor) -> Tensor:
+        share = _mean_over_samples(differs, unit, self._samples).float()
+        entries = unit.entries.reshape((1,) * (share.ndim - unit.entries.ndim) + unit.entries.shape)
+        positions = [axis for axis in range(share.ndim) if entries.shape[axis] == 1]
+        share = share.mean(positions, keepdim=True) if positions else share
+        share, flat = share.cpu().double().reshape(-1), entries.reshape(-1)
+        is_unit = flat >= 0
+        total = torch.zeros(unit.size, dtype=torch.float64)
+        count = torch.bincount(flat[is_unit], minlength=unit.size)
+        return total.index_add(0, flat[is_unit], share[is_unit]) / count
+
+
+def _mean_over_samples(differs: Tensor, unit: Units, samples: int) -> Tensor:
+    """Average over samples, to the shape that the activation has for one sample."""
+    if tuple(differs.shape) == unit.shape and samples == 1:
+        return differs
+    axes = [
+        axis
+        for axis, size in enumerate(unit.shape)
+        if differs.ndim == len(unit.shape) and differs.shape[axis] != size
+    ]
+    if len(axes) != 1 or differs.shape[axes[0]] != samples * unit.shape[axes[0]]:
+        raise Undefined(
+            f"{unit.site}: its shape is {tuple(differs.shape)} for {samples} samples, "
+            f"but {unit.shape} for one"
+        )
+    axis = axes[0]
+    if unit.entries.ndim == len(unit.shape) and unit.entries.shape[axis] > 1:
+        raise _AmbiguousOrder
+    # Windows or tokens share the axis of samples. They are averaged, so their order is irrelevant.
+    split = (*unit.shape[:axis], samples, *unit.shape[axis:])
+    return differs.float().reshape(split).mean(axis)

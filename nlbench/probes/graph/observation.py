@@ -1,0 +1,159 @@
+"""Observation of the channel graph of a network.
+
+The network runs once on one input while every PyTorch function is intercepted. The numbers that
+flow through it don't matter, so it runs on PyTorch's ``meta`` device, unless its own code reads
+values. Samples are run in another pass, for measures that ask how often units are active.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation, first_line
+from nlbench.introspection.axes import channel_axes
+from nlbench.introspection.model_state import (
+    attributes_kept,
+    evaluation_mode,
+    given_tensor,
+    refuse_unobservable,
+    tensors_of,
+    without_fast_path,
+)
+from nlbench.introspection.precision import autocast_now
+from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
+
+from .activity import unit_activity
+from .channel_graph import ChannelGraph
+from .dependence import DependentMemory
+from .tracker import ChannelTracker
+
+__all__ = ["channel_graph", "observe"]
+
+Example = Tensor | tuple[Tensor, ...]
+
+
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
+    listeners: Sequence[Listener],
+    resources: Resources,
+    step: OnStep,
+    facts: dict[str, Any],
+) -> None:
+    """Show the channel graph of a model to listeners.
+
+    The samples are run once for all listeners, if one of them asks for the units' activity.
+    """
+    graph = channel_graph(model, samples.inputs[:1].to(resources.device))
+    facts |= {"nodes": graph.nodes, "activation_calls": len(graph.units)}
+    autocast = autocast_now()
+
+    @functools.cache
+    def activity() -> Mapping[str, Tensor]:
+        parts = -(-len(samples.inputs) // int(options["batch"]))
+        batches = torch.tensor_split(samples.inputs, parts)
+        with autocast():
+            return unit_activity(model, graph, (batch.to(resources.device) for batch in batches))
+
+    observation = replace(graph, activity=activity, samples=len(samples.inputs))
+    for listener in listeners:
+        listener.update(observation)
+    step()
+
+
+def channel_graph(model: nn.Module, example: Example) -> ChannelGraph:
+    """Find the channel graph of a network, in one run of it.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is left unchanged; it may be on the ``meta`` device.
+    example : tensor or tuple of tensor
+        Arguments of the model, the batch first. One sample is used, and of most networks only its
+        shape matters. The channels of an input are the axis that the first layer takes as such:
+        axis 1, or the last axis if that layer is linear.
+
+    Raises
+    ------
+    nlbench.UnsupportedOperation
+        If it isn't known how an operation mixes channels.
+    nlbench.Undefined
+        If the output doesn't depend on the input, or is no tensor.
+    nlbench.RequestError
+        If the model can't be run on the example.
+
+    Examples
+    --------
+    >>> graph = channel_graph(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
+    >>> graph.inputs, [unit.size for unit in graph.units], len(graph.outputs)
+    (2, [3], 3)
+    """
+    refuse_unobservable(model)
+    inputs = (example,) if isinstance(example, Tensor) else tuple(example)
+    single = tuple(tensor[:1] for tensor in inputs)
+    with evaluation_mode(model), without_fast_path():
+        try:
+            return _tracked(model, single, _stand_ins(model))
+        except UnsupportedOperation:
+            raise
+        except Exception:
+            # The model's own code may read values, and fail in any way without them.
+            return _tracked(model, single, {})
+
+
+def _tracked(
+    model: nn.Module, inputs: tuple[Tensor, ...], stand_ins: Mapping[str, Tensor]
+) -> ChannelGraph:
+    if stand_ins:
+        inputs = tuple(torch.empty_like(tensor, device="meta") for tensor in inputs)
+    else:
+        inputs = tuple(tensor.clone() for tensor in inputs)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    real = {id(empty): parameters[name] for name, empty in stand_ins.items() if name in parameters}
+
+    def run(arguments: tuple[Tensor, ...]) -> Any:
+        return torch.func.functional_call(model, dict(stand_ins), arguments)
+
+    with attributes_kept(model):
+        axes = channel_axes(run, tuple(tensor.clone() for tensor in inputs))
+    memory = DependentMemory(inputs)
+    tracker = ChannelTracker(model, inputs, axes, real, memory)
+    with attributes_kept(model), tracker.hooked():
+        try:
+            with memory, tracker:
+                output = run(inputs)
+        except NlbenchError:
+            raise
+        except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
+            if "TorchScript interpreter" in str(error):
+                why = "its operations can't be intercepted"
+                raise UnsupportedOperation("a scripted function", tracker.place, why) from error
+            reason = first_line(error)
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+            raise RequestError(f"the model can't be run on shape {shapes}: {reason}") from error
+    return tracker.graph(given_tensor(output))
+
+
+def _stand_ins(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers without numbers, except PReLU's slopes, which matter."""
+    slopes = {
+        id(tensor)
+        for module in model.modules()
+        if isinstance(module, nn.PReLU)
+        for tensor in tensors_of(module)
+    }
+    empty: dict[int, Tensor] = {}
+    stand_ins = {}
+    for tensors in (model.named_parameters, model.named_buffers):
+        for name, tensor in tensors(remove_duplicate=False):
+            if id(tensor) not in slopes:
+                stand_in = torch.empty_like(tensor, device="meta")
+                stand_ins[name] = empty.setdefault(id(tensor), stand_in)
+    return stand_ins

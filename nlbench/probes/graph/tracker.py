@@ -1,0 +1,234 @@
+"""The nodes of the channel graph, followed through a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from nlbench.errors import Undefined, UnsupportedOperation
+from nlbench.introspection.function_calls import FunctionCall, tensors_in
+from nlbench.introspection.module_stack import SiteName, SiteNames
+from nlbench.introspection.write_log import WriteLog
+
+from .channel_graph import Builder, ChannelGraph, Units
+from .dependence import DependentMemory
+from .rules import ChannelCall, Refused, unit
+
+__all__ = ["ChannelTracker"]
+
+
+class ChannelTracker(SiteNames):
+    """Follows the nodes of every tensor through one forward pass.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    inputs : sequence of tensor
+        Arguments of the model.
+    axes : sequence of int
+        Channel axis of each input.
+    real : mapping of int to tensor
+        Parameters by the identity of their stand-ins without numbers.
+    memory : DependentMemory
+        Active in the same pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Sequence[Tensor],
+        axes: Sequence[int],
+        real: Mapping[int, Tensor],
+        memory: DependentMemory,
+    ) -> None:
+        super().__init__(model)
+        pairs = list(zip(inputs, axes, strict=True))
+        # No axis of integers, such as token ids, holds channels.
+        channels = [axis if tensor.is_floating_point() else None for tensor, axis in pairs]
+        self.begin(*inputs, channels=channels)
+        self._real, self._memory = real, memory
+        # Names are final only at the end of the pass; the units of a call have a key until then.
+        self._sites: dict[str, SiteName] = {}
+        self._builder = Builder()
+        self._inputs: MutableMapping[Tensor, int] = WeakTensorKeyDictionary(dict(pairs))
+        self._nodes: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
+        self._refused: MutableMapping[Tensor, UnsupportedOperation] = WeakTensorKeyDictionary()
+        self._writes: WriteLog[None] = WriteLog()
+        self._tokens: set[int] = set()  # Nodes of integer inputs.
+        # Results of comparisons of integer inputs.
+        self._masks: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
+
+    def graph(self, output: Tensor) -> ChannelGraph:
+        """Return the graph, from the output of the network."""
+        self._add_inputs([output])  # An input may be returned as it is.
+        for refusal in self._refusals([output]):
+            raise refusal
+        nodes = self._nodes_of(output)
+        graph = self._builder.graph(torch.empty(0).long() if nodes is None else nodes)
+        if not len(graph.outputs):
+            raise Undefined("the output doesn't depend on the input, so there are no paths")
+        steps = (
+            replace(step, site=self._sites[step.site].text) if isinstance(step, Units) else step
+            for step in graph.steps
+        )
+        return replace(graph, steps=tuple(steps))
+
+    def _site(self, name: SiteName | None) -> str:
+        """Return a unique key for the current call, if it is an activation's."""
+        if name is None:
+            return ""
+        site = name.text if name.text not in self._sites else f"{name.text} ({len(self._sites)})"
+        self._sites[site] = name
+        return site
+
+    def call(self, call: FunctionCall) -> Any:
+        """Call a function of PyTorch, and follow nodes through it."""
+        operands, operation = call.tensors, call.operation
+        if operation.takes != "metadata":
+            self._add_inputs(operands)
+        site = self._site(self.current)
+        refusals = self._refusals(operands)
+        is_constant = not refusals and all(self._nodes_of(tensor) is None for tensor in operands)
+        if is_constant:
+            return self._constant(call)
+        if operation.truth == "comparison" and not refusals and self._are_tokens(operands):
+            # A mask of padding in a sentence, for example: no number flows through it.
+            output = call.run()
+            self._memory.forget(output)
+            self._masks[output] = None
+            return output
+        if operation.ignores_values:
+            output = call.run()
+            self._memory.forget(output)
+            return output
+        if call.takes in ("number", "memory"):
+            raise self._refusal(
+                call.function_name, "what is computed with the numbers it reads is not followed"
+            )
+        return self._dependent(call, site, refusals)
+
+    def _constant(self, call: FunctionCall) -> Any:
+        """Run a call on constants; a mask may hide numbers, but not become numbers."""
+        output, operands, operation = call.run(), call.tensors, call.operation
+        if not operation.ignores_values and any(tensor in self._masks for tensor in operands):
+            results = list(tensors_in((output,)))
+            self._masks.update(dict.fromkeys(results))
+            if operation.combines in ("contraction", "layer"):
+                why = "it computes with truth values about the input"
+                self._refuse(results, operands, self._refusal(call.name, why))
+        return output
+
+    def _dependent(
+        self, call: FunctionCall, site: str, refusals: Sequence[UnsupportedOperation]
+    ) -> Any:
+        """Run a call on tensors that depend on the input, and follow their nodes."""
+        name, operands = call.name, call.tensors
+        # PReLU's slopes, which have numbers, can't be combined with an input that has none.
+        output = operands[0].clone() if name == "prelu" else call.run()
+        is_assigned = name in ("setitem", "data") and output is None
+        results = list(tensors_in((call.args[0] if is_assigned else output,)))
+        if refusals:
+            self._refuse(results, operands, refusals[0])
+        elif name == "data" and is_assigned:
+            self._refuse(results, operands, self._refusal(name, "it is assigned to"))
+        elif call.operation.truth:
+            why = "numbers are computed with its answer, which is not followed"
+            self._refuse(results, operands, self._refusal(name, why))
+        elif results:
+            channel_call = ChannelCall(
+                call,
+                output,
+                site,
+                self._nodes_of,
+                self.layouts.channel,
+                lambda tensor: self._real.get(id(tensor), tensor),
+                self._builder,
+            )
+            try:
+                self._follow_nodes(channel_call, results)
+            except Refused as error:
+                self._refuse(results, operands, self._refusal(name, str(error)))
+        return output
+
+    def _are_tokens(self, operands: Iterable[Tensor]) -> bool:
+        """Return True if all operands that depend on the input are integer inputs."""
+        for tensor in operands:
+            nodes = self._nodes_of(tensor)
+            if nodes is not None and (
+                tensor.is_floating_point() or not self._tokens.issuperset(nodes.flatten().tolist())
+            ):
+                return False
+        return True
+
+    def _follow_nodes(self, call: ChannelCall, results: list[Tensor]) -> None:
+        rule, operands = call.operation.graph or (unit if call.site else None), call.tensors
+        if rule is None:
+            raise Refused("it is not known how it mixes channels")
+        nodes = rule(call)
+        numbers = [nodes] if isinstance(nodes, Tensor) else [n for n in nodes if n is not None]
+        for tensor, own in zip(results, numbers, strict=False):
+            changed = any(tensor is t for t in operands) and own is not self._nodes.get(tensor)
+            self._bind(tensor, own, changed)
+        indices = results[len(numbers) :]
+        self._refuse(indices, operands, self._refusal(call.name, "it uses the positions of maxima"))
+
+    def _refusals(self, operands: Sequence[Tensor]) -> list[UnsupportedOperation]:
+        """Return why tensors can't be followed, also those that no intercepted call made."""
+        for tensor in operands:
+            is_known = any(tensor in seen for seen in (self._nodes, self._inputs, self._refused))
+            if not is_known and self._memory.reaches(tensor):
+                self._refused[tensor] = self._refusal(
+                    "an unknown function",
+                    "it makes or changes a tensor where that can't be intercepted",
+                )
+        return [self._refused[tensor] for tensor in operands if tensor in self._refused]
+
+    def _refuse(
+        self, results: list[Tensor], operands: list[Tensor], why: UnsupportedOperation
+    ) -> None:
+        """Remember why tensors can't be followed; it matters if the output depends on them."""
+        for tensor in results:
+            self._refused[tensor] = why
+            if any(tensor is t for t in operands):
+                self._writes.write(tensor, None)
+
+    def _refusal(self, name: str, why: str) -> UnsupportedOperation:
+        return UnsupportedOperation(name, self.place, why)
+
+    def _add_inputs(self, operands: Iterable[Tensor]) -> None:
+        """Add the nodes of an input at its first use."""
+        for tensor in operands:
+            if tensor in self._inputs:
+                axis = self._inputs.pop(tensor)
+                self._bind(tensor, self._input_nodes(tensor, axis), changed=False)
+
+    def _input_nodes(self, tensor: Tensor, axis: int) -> Tensor:
+        if not tensor.is_floating_point() or tensor.ndim < 2:
+            nodes = self._builder.inputs(1)
+            if not tensor.is_floating_point():
+                self._tokens.update(nodes.tolist())
+            return nodes.expand(tuple(tensor.shape))
+        nodes = self._builder.inputs(tensor.shape[axis])
+        return nodes.reshape(-1, *(1,) * (tensor.ndim - 1 - axis)).expand(tuple(tensor.shape))
+
+    def _bind(self, tensor: Tensor, nodes: Tensor, changed: bool) -> None:
+        if changed:
+            self._writes.write(tensor, None)
+        self._nodes[tensor] = nodes
+        self._writes.bind(tensor)
+
+    def _nodes_of(self, value: Any) -> Tensor | None:
+        nodes = self._nodes.get(value) if isinstance(value, Tensor) else None
+        if nodes is None:
+            return None
+        if self._writes.is_outdated(value):
+            raise self._refusal(
+                "an in-place operation",
+                "a tensor is read whose memory was changed under another name",
+            )
+        return nodes
