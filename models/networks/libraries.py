@@ -1,4 +1,4 @@
-"""The image classifiers of other libraries: torchvision's, and timm's, which is an extra."""
+"""The image classifiers of torchvision and timm."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
-from nlbench.measure import Source
 from nlbench.registry import Family, version_of
 from nlbench.subjects.data import Preprocessing
 from nlbench.subjects.model import model
@@ -24,51 +24,51 @@ __all__ = ["NAMES", "Timm", "Torchvision"]
 
 
 class _Library(Family):
-    """Image classifiers of a library, which has them under the same names."""
+    """Image classifiers of a library, under the library's names."""
 
     library: str
 
     def describe(self, name: str) -> str:
-        """One line."""
+        """Return a description in one line."""
         return f"{self.library}'s {name}"
 
     def providers(self) -> tuple[str, ...]:
-        """Version of the library, where it is installed."""
+        """Return the version of the library, if it is installed."""
         version = _version(self.library)
         return (f"{self.library} {version}",) if version else ()
 
     def _registered(
         self,
         name: str,
-        build_it: Callable[[str, int, int, int], nn.Module],
-        within: str,
-        **known: Any,
+        build_network: Callable[[str, int, int, int], nn.Module],
+        module: str,
+        **info: Any,
     ) -> Callable[..., nn.Module]:
         def build(
             in_channels: int = 3, num_classes: int = 1000, image_size: int = 224
         ) -> nn.Module:
             if num_classes < 1:
                 raise RequestError(f"num_classes is {num_classes}, expected at least 1")
-            return build_it(name, in_channels, num_classes, image_size)
+            return build_network(name, in_channels, num_classes, image_size)
 
         build.__name__ = name
         build.__doc__ = f"Build {self.library}'s {name}, freshly initialised."
-        source = Source(f"{self.library} {_version(self.library)}, {within}{name}")
-        return model(source=source, **known)(build)
+        source = Source(f"{self.library} {_version(self.library)}, {module}{name}")
+        return model(source=source, **info)(build)
 
     def _unknown(self, name: str, names: Sequence[str]) -> RequestError:
         hint = nearest(name, names, f"{self.library}/")
         return RequestError(f"there is no model '{self.library}/{name}'{hint}")
 
 
-# Asked for each member of a family.
+# Called for each member of a family.
 _version = cache(version_of)
 
 
-def _check_size(image_size: int, smallest: int) -> None:
-    if image_size < smallest:
+def _check_size(image_size: int, minimum: int) -> None:
+    if image_size < minimum:
         raise RequestError(
-            f"it takes images of at least {smallest}x{smallest} pixels, these are "
+            f"it takes images of at least {minimum}x{minimum} pixels, these are "
             f"{image_size}x{image_size}"
         )
 
@@ -89,13 +89,13 @@ _NAMES = """
 """
 
 NAMES: tuple[str, ...] = tuple(_NAMES.split())
-"""Written down, so that listing them imports nothing; a newer torchvision's load all the same."""
+"""A static list, so that listing imports nothing; other networks can be loaded too."""
 
-# Of an image's side in pixels, where torchvision states a size that it was tried at, not the least.
-_SMALLEST = {"efficientnet_v2": 1, "swin": 4, "swin_v2": 4}
+# Minimum image sides in pixels where torchvision's "min_size" is a tested size, not the minimum.
+_MIN_SIDES = {"efficientnet_v2": 1, "swin": 4, "swin_v2": 4}
 
-# Networks that undo the usual normalisation themselves when built with their own weights.
-_HALVES = ("googlenet", "inception_v3")
+# Networks that undo the ImageNet normalisation when built with their own weights.
+_RENORMALISING = ("googlenet", "inception_v3")
 
 
 class Torchvision(_Library):
@@ -105,11 +105,11 @@ class Torchvision(_Library):
     description = "torchvision's classification networks"
 
     def names(self) -> Sequence[str]:
-        """Names as torchvision's ``list_models`` has them."""
+        """Return the names of torchvision's ``list_models``."""
         return NAMES
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Give the function that builds a network.
+        """Return the function that builds a network.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class Torchvision(_Library):
             raise self._unknown(name, known)
         weights = [w for w in models.get_model_weights(name) if w.url]
         default = models.get_model_weights(name).DEFAULT
-        file = _where(default.url.rpartition("/")[2])
+        file = _checkpoint_file(default.url.rpartition("/")[2])
         return self._registered(
             name,
             _build_torchvision,
@@ -131,9 +131,9 @@ class Torchvision(_Library):
             trained={"imagenet": file},
             obtain=(
                 f"download {default.url} ({default.name}) and put it there, "
-                "or give another checkpoint's path"
+                "or use another checkpoint's path"
             ),
-            preprocessing=lambda path: _torchvisions_preprocessing(name, weights, default, path),
+            preprocessing=lambda path: _torchvision_preprocessing(name, weights, default, path),
             rename=_renaming(name),
         )
 
@@ -156,65 +156,65 @@ def _build_torchvision(name: str, in_channels: int, num_classes: int, image_size
         size = "input_size" if name.startswith("maxvit") else "image_size"
         arguments[size] = (image_size, image_size) if size == "input_size" else image_size
     else:
-        _check_size(image_size, _smallest(name))
-    if name in _HALVES:
-        # Auxiliary classifiers serve training only, and make the output a tuple there.
+        _check_size(image_size, _min_side(name))
+    if name in _RENORMALISING:
+        # Auxiliary classifiers are for training only, and make the output a tuple there.
         arguments |= {"aux_logits": False, "init_weights": True}
     built: nn.Module = models.get_model(name, **arguments)
     return built
 
 
 def _patch(name: str) -> int:
-    """Pixels that the side must be a multiple of; 0 where any size will do."""
+    """Return the number of pixels that must divide the image side; 0 for any side."""
     if name.startswith("vit_"):
         return int(name.rpartition("_")[2])
     # Windows of 7 by 7 at a 32nd of the resolution.
     return 224 if name.startswith("maxvit") else 0
 
 
-def _smallest(name: str) -> int:
+def _min_side(name: str) -> int:
     from torchvision import models
 
     family = re.sub(r"_[blmst]$", "", name)
-    if family in _SMALLEST:
-        return _SMALLEST[family]
+    if family in _MIN_SIDES:
+        return _MIN_SIDES[family]
     return int(max(models.get_model_weights(name).DEFAULT.meta["min_size"]))
 
 
-def _where(file: str) -> Path:
-    """Where a checkpoint lies, or should: under NLBENCH_DATA, else where PyTorch caches."""
+def _checkpoint_file(name: str) -> Path:
+    """Return the path of a checkpoint in NLBENCH_DATA, or in PyTorch's cache."""
     import torch
 
-    cached = Path(torch.hub.get_dir(), "checkpoints", file)
+    cached = Path(torch.hub.get_dir(), "checkpoints", name)
     root = os.environ.get("NLBENCH_DATA", "")
     if not root:
         return cached
-    given = Path(root, "weights", file)
-    return cached if cached.is_file() and not given.is_file() else given
+    file = Path(root, "weights", name)
+    return cached if cached.is_file() and not file.is_file() else file
 
 
-def _torchvisions_preprocessing(
+def _torchvision_preprocessing(
     name: str, weights: Sequence[Any], default: Any, path: Path | None
 ) -> Preprocessing:
-    """What torchvision does to images before the weights of that file name."""
+    """Return torchvision's preprocessing for the weights of a file."""
     by_file = {w.url.rpartition("/")[2]: w for w in weights}
-    own = by_file.get(path.name) if path else None
-    chosen = own or default
-    transforms = chosen.transforms()
-    is_halved = name in _HALVES and own is not None
+    published = by_file.get(path.name) if path else None
+    entry = published or default
+    transforms = entry.transforms()
+    is_renormalised = name in _RENORMALISING and published is not None
     return Preprocessing(
         crop=int(transforms.crop_size[0]),
         resize=int(transforms.resize_size[0]),
-        mean=(0.5,) * 3 if is_halved else tuple(transforms.mean),
-        std=(0.5,) * 3 if is_halved else tuple(transforms.std),
+        mean=(0.5,) * 3 if is_renormalised else tuple(transforms.mean),
+        std=(0.5,) * 3 if is_renormalised else tuple(transforms.std),
         interpolation=transforms.interpolation.value,
-        origin=f"torchvision's {chosen}",
+        origin=f"torchvision's {entry}",
     )
 
 
 def _renaming(name: str) -> Callable[[str], str | None] | None:
-    """How old checkpoints call what the network calls otherwise now."""
-    if name in _HALVES:
+    """Return a map from parameter names of old checkpoints to the current ones."""
+    if name in _RENORMALISING:
         return lambda key: None if key.startswith(("AuxLogits.", "aux1.", "aux2.")) else key
     for prefix, (pattern, replacement) in _RENAMED.items():
         if name.startswith(prefix):
@@ -229,14 +229,14 @@ _RENAMED: Mapping[str, tuple[str, Any]] = {
 
 
 class Timm(_Library):
-    """Image classifiers of timm; its thousand names are listed only when asked for."""
+    """Image classifiers of timm, whose thousand names are listed on request only."""
 
     library = "timm"
     description = "timm's image classifiers (extra: pip install 'nlbench[timm]')"
     costly = True
 
     def names(self) -> Sequence[str]:
-        """Names as timm's ``list_models`` has them, without their weights' tags.
+        """Return the names of timm's ``list_models``, without the tags of weights.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class Timm(_Library):
         return names
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Give the function that builds a network; ``NAME.TAG`` has the preprocessing of a tag.
+        """Return the function that builds a network; ``NAME.TAG`` uses the tag's preprocessing.
 
         Raises
         ------
@@ -266,7 +266,7 @@ class Timm(_Library):
                 f"timm/{architecture} has no weights with the tag '{tag}'{nearest(tag, known)}"
             ) from error
         return self._registered(
-            name, _build_timm, "", preprocessing=lambda path: _timms_preprocessing(name)
+            name, _build_timm, "", preprocessing=lambda path: _timm_preprocessing(name)
         )
 
 
@@ -298,30 +298,30 @@ def _build_timm(name: str, in_channels: int, num_classes: int, image_size: int) 
     if config.fixed_input_size and image_size != config.input_size[-1]:
         arguments["img_size"] = image_size
     try:
-        # Which of its thousand models can be built for other sizes, timm says by failing;
-        # some fail only when they are called, which shapes alone show.
+        # timm doesn't list the models that support other sizes. Some fail only when called, which
+        # a call on the meta device finds.
         with torch.device("meta"):
-            tried = timm.create_model(name, pretrained=False, **arguments).eval()
+            trial = timm.create_model(name, pretrained=False, **arguments).eval()
             with contextlib.suppress(NotImplementedError):
-                tried(torch.zeros(1, in_channels, image_size, image_size))
-        built: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+                trial(torch.zeros(1, in_channels, image_size, image_size))
+        network: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     except Exception as error:
-        own = config.input_size[-1]
+        side = config.input_size[-1]
         raise RequestError(
             f"timm can't build it for images of {image_size}x{image_size} pixels and "
             f"{in_channels} channels ({' '.join(str(error).split())[:120]}); its own size is "
-            f"{own}x{own}"
+            f"{side}x{side}"
         ) from error
-    return built
+    return network
 
 
-def _timms_preprocessing(name: str) -> Preprocessing:
-    """What timm does to images when it evaluates these weights; the file doesn't matter."""
+def _timm_preprocessing(name: str) -> Preprocessing:
+    """Return timm's preprocessing for a model."""
     config = _timm().data.resolve_data_config(pretrained_cfg=_config(name).to_dict())
     size = config["input_size"][-1]
     if config["crop_mode"] not in ("center", "squash"):
         raise RequestError(
-            f"timm/{name} wants crop mode '{config['crop_mode']}', expected center or squash"
+            f"timm/{name} needs crop mode '{config['crop_mode']}', expected center or squash"
         )
     return Preprocessing(
         crop=size,

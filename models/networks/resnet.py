@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nlbench.measure import Source
+from nlbench.citation import Source
 from nlbench.subjects.model import model
 
 from .vgg import LINEAR_REGIONS, check_numbers, initialize
@@ -39,19 +39,19 @@ HE = Source(
 
 
 class OptionABlock(nn.Module):
-    """Two 3×3 convolutions with batch norm, around which the input may be added.
+    """Two 3×3 convolutions with batch norm, and an optional shortcut.
 
-    Where the shape changes the shortcut has no parameters (option A): every second pixel
-    of the input, with channels of zeros on both sides.
+    If the shape changes, the shortcut takes every second pixel and pads the channels with zeros on
+    both sides (option A, without parameters).
 
     Parameters
     ----------
     inputs, outputs : int
         Channels.
     stride : int
-        Of the first convolution.
+        Stride of the first convolution.
     shortcut : bool
-        Whether the input is added.
+        True to add the input.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, shortcut: bool) -> None:
@@ -64,32 +64,31 @@ class OptionABlock(nn.Module):
         self.relu2 = nn.ReLU()
         self.shortcut = shortcut
         self.stride = stride
-        self.grown = outputs - inputs
+        self.added_channels = outputs - inputs
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, h, w) to (batch, outputs, h / stride, w / stride)."""
         y: Tensor = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
         if self.shortcut:
-            y = y + self._reshaped(x)
+            y = y + self._shortcut(x)
         activated: Tensor = self.relu2(y)
         return activated
 
-    def _reshaped(self, x: Tensor) -> Tensor:
+    def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride > 1:
             x = x[:, :, :: self.stride, :: self.stride]
-        if self.grown:
-            before = self.grown // 2
-            x = functional.pad(x, (0, 0, 0, 0, before, self.grown - before))
+        if self.added_channels:
+            before = self.added_channels // 2
+            x = functional.pad(x, (0, 0, 0, 0, before, self.added_channels - before))
         return x
 
 
 class ResidualNetwork(nn.Module):
     """A 3×3 stem and three stages of blocks with 16, 32 and 64 channels.
 
-    6n + 2 layers with weights for n blocks a stage; every convolution is followed by
-    batch norm, the last stage by the average over the image and a linear layer.
-    Convolutions start normal after He et al. (variance 2 / fan-in); the linear layer and
-    batch norm as PyTorch has them.
+    It has 6n + 2 layers with weights for n blocks per stage. Batch norm follows every convolution;
+    average pooling and a linear layer follow the last stage. Convolutions are initialised after He
+    et al. (normal, variance 2 / fan-in), the rest as by PyTorch.
 
     Parameters
     ----------
@@ -97,7 +96,7 @@ class ResidualNetwork(nn.Module):
         6n + 2.
     in_channels, num_classes : int
     shortcuts : bool
-        False: the plain network, with as many parameters.
+        False for the plain network, which has as many parameters.
 
     Examples
     --------
@@ -127,7 +126,7 @@ class ResidualNetwork(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, classes) of images of shape (batch, channels, h, w)."""
+        """Compute logits of shape (batch, classes) for images of shape (batch, channels, h, w)."""
         features = self.pool(self.blocks(self.relu(self.bn(self.stem(images)))))
         logits: Tensor = self.classifier(torch.flatten(features, 1))
         return logits
@@ -144,7 +143,7 @@ def _residual(depth: int, *, shortcuts: bool) -> Callable[..., ResidualNetwork]:
     build.__doc__ = (
         f"ResNet{depth} for 32×32 images, with batch norm and parameter-free shortcuts."
         if shortcuts
-        else f"ResNet{depth} without its shortcuts: as many layers and parameters."
+        else f"ResNet{depth} without its shortcuts, with as many layers and parameters."
     )
     return model(source=HE)(build)
 
@@ -156,13 +155,13 @@ resnet56 = _residual(56, shortcuts=True)
 """ResNet56 for 32×32 images, with batch norm and parameter-free shortcuts."""
 
 plain20 = _residual(20, shortcuts=False)
-"""ResNet20 without its shortcuts: as many layers and parameters."""
+"""ResNet20 without its shortcuts, with as many layers and parameters."""
 
 plain56 = _residual(56, shortcuts=False)
-"""ResNet56 without its shortcuts: as many layers and parameters."""
+"""ResNet56 without its shortcuts, with as many layers and parameters."""
 
 
-ALMOST_ZERO = 1e-6
+FIXUP_STD = 1e-6
 """Standard deviation of the weights that Fixup sets to zero."""
 
 FIXUP = Source(
@@ -177,14 +176,14 @@ FIXUP = Source(
 class FixupBlock(nn.Module):
     """Two 3×3 convolutions with biases and a shortcut: ReLU(conv(ReLU(conv(x))) + shortcut(x)).
 
-    The shortcut is the identity, or a 1×1 convolution without bias where the shape changes.
+    The shortcut is the identity, or a 1×1 convolution without bias if the shape changes.
 
     Parameters
     ----------
     inputs, outputs : int
         Channels.
     stride : int
-        Of the first convolution and the shortcut.
+        Stride of the first convolution and the shortcut.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -192,9 +191,9 @@ class FixupBlock(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
-        same = stride == 1 and inputs == outputs
+        keeps_shape = stride == 1 and inputs == outputs
         self.shortcut: nn.Module = (
-            nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            nn.Identity() if keeps_shape else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
         )
         self.relu2 = nn.ReLU()
 
@@ -207,15 +206,15 @@ class FixupBlock(nn.Module):
 class ResNet18(nn.Module):
     """Eight residual blocks of base width w, without normalisation.
 
-    A 3×3 stem of w channels, four stages of two blocks with w, 2w, 4w and 8w channels,
-    the first block of each stage but the first halving the resolution, the average over
-    the image, and a linear layer. All 3×3 convolutions have biases.
+    It has a 3×3 stem of w channels, four stages of two blocks with w, 2w, 4w and 8w channels,
+    average pooling, and a linear layer. The stages after the first halve the resolution. All 3×3
+    convolutions have biases.
 
-    Initialised as Fixup does, without its extra scalars: all biases zero; with m = 2
-    layers a residual branch and L = 8 of them, the first layer of each branch normal
-    after He et al., times L^(-1 / (2m - 2)); the last layer of each branch and the linear
-    layer, which Fixup sets to zero, normal with standard deviation 1e-6; stem and
-    shortcuts normal after He et al. (variance 2 / fan-in).
+    The initialisation is that of Fixup without its extra scalars. All biases are zero. With L = 8
+    residual branches of m = 2 layers, the first layer of each branch is initialised after He et
+    al., times L^(-1 / (2m - 2)). The last layer of each branch and the linear layer, which Fixup
+    sets to zero, are normal with standard deviation 1e-6. Stem and shortcuts are initialised after
+    He et al. (normal, variance 2 / fan-in).
 
     Parameters
     ----------
@@ -250,17 +249,17 @@ class ResNet18(nn.Module):
         with torch.no_grad():
             for block in blocks:
                 block.conv1.weight.mul_(1 / math.sqrt(len(blocks)))
-                block.conv2.weight.normal_(std=ALMOST_ZERO)
-            self.classifier.weight.normal_(std=ALMOST_ZERO)
+                block.conv2.weight.normal_(std=FIXUP_STD)
+            self.classifier.weight.normal_(std=FIXUP_STD)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, classes) of images of shape (batch, channels, h, w)."""
+        """Compute logits of shape (batch, classes) for images of shape (batch, channels, h, w)."""
         features = self.pool(self.blocks(self.relu(self.stem(images))))
         logits: Tensor = self.classifier(torch.flatten(features, 1))
         return logits
 
 
-def _narrow(width: int) -> Callable[..., ResNet18]:
+def _resnet18(width: int) -> Callable[..., ResNet18]:
     def build(in_channels: int = 3, num_classes: int = 10) -> ResNet18:
         check_numbers(f"resnet18-w{width}", in_channels=in_channels, num_classes=num_classes)
         return ResNet18(width, in_channels, num_classes)
@@ -270,20 +269,20 @@ def _narrow(width: int) -> Callable[..., ResNet18]:
     return model(source=FIXUP, recipe="adam")(build)
 
 
-resnet18_w4 = _narrow(4)
+resnet18_w4 = _resnet18(4)
 """ResNet18 of base width 4 of the linear-regions paper, no batch norm."""
 
-resnet18_w8 = _narrow(8)
+resnet18_w8 = _resnet18(8)
 """ResNet18 of base width 8 of the linear-regions paper, no batch norm."""
 
-resnet18_w16 = _narrow(16)
+resnet18_w16 = _resnet18(16)
 """ResNet18 of base width 16 of the linear-regions paper, no batch norm."""
 
-resnet18_w24 = _narrow(24)
+resnet18_w24 = _resnet18(24)
 """ResNet18 of base width 24 of the linear-regions paper, no batch norm."""
 
-resnet18_w32 = _narrow(32)
+resnet18_w32 = _resnet18(32)
 """ResNet18 of base width 32 of the linear-regions paper, no batch norm."""
 
-resnet18_w64 = _narrow(64)
+resnet18_w64 = _resnet18(64)
 """ResNet18 of base width 64 of the linear-regions paper, no batch norm."""

@@ -1,4 +1,4 @@
-"""A small encoder–decoder Transformer that translates."""
+"""A small encoder–decoder Transformer for translation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError
-from nlbench.measure import Source
 from nlbench.subjects.model import model
 
 __all__ = ["TransformerTiny", "transformer_tiny"]
@@ -27,9 +27,9 @@ PAD = 0
 class TransformerTiny(nn.Module):
     """Two encoder and two decoder layers of width 64, with ReLU in their feed-forward parts.
 
-    One embedding a token, for both languages, plus sines of the place; four heads; feed-
-    forward parts of width 128; layer norm before each part and at the end of each stack; a
-    linear layer to the logits.
+    Both languages share the token embedding, to which sines of the position are added. The layers
+    have four heads, feed-forward parts of width 128, and layer norm before each part and at the
+    end of each stack.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ class TransformerTiny(nn.Module):
         encoder = nn.TransformerEncoderLayer(
             width, heads, hidden, 0.0, nn.ReLU(), batch_first=True, norm_first=True
         )
-        # Else PyTorch's fused path stands in for the layer in evaluation, and applies a ReLU
-        # that no probe sees, whatever module `activation` has become.
+        # Otherwise PyTorch's fused path replaces the layer in evaluation mode. It applies a ReLU
+        # that no probe sees, even if `activation` was replaced.
         encoder.activation_relu_or_gelu = 0
         decoder = nn.TransformerDecoderLayer(
             width, heads, hidden, 0.0, nn.ReLU(), batch_first=True, norm_first=True
@@ -72,36 +72,35 @@ class TransformerTiny(nn.Module):
         self.logits = nn.Linear(width, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token, of shape (n, length, tokens).
+        """Compute logits of the next token, of shape (n, length, tokens).
 
         Parameters
         ----------
         tokens : integer tensor of shape (n, 2, length)
-            The source; and the target, shifted by one, of which a place sees only what is
-            before it.
+            The source, and the target shifted by one, with causal masking.
         """
         source, target = tokens[:, 0], tokens[:, 1]
         length = tokens.shape[2]
         padding = source == PAD
-        later = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
         hidden = self.transformer(
-            self._embedded(source),
-            self._embedded(target),
-            tgt_mask=later,
+            self._embed(source),
+            self._embed(target),
+            tgt_mask=causal,
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
         )
         logits: Tensor = self.logits(hidden)
         return logits
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor) -> Tensor:
         weight = self.embedding.weight
-        place = torch.arange(tokens.shape[1], device=weight.device, dtype=weight.dtype)[:, None]
-        rate = torch.arange(0, self.width, 2, device=weight.device, dtype=weight.dtype)
-        angle = place * torch.exp(-math.log(10_000) / self.width * rate)
+        position = torch.arange(tokens.shape[1], device=weight.device, dtype=weight.dtype)[:, None]
+        index = torch.arange(0, self.width, 2, device=weight.device, dtype=weight.dtype)
+        angle = position * torch.exp(-math.log(10_000) / self.width * index)
         sines = torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)
-        found: Tensor = self.embedding(tokens) * math.sqrt(self.width) + sines
-        return found
+        embedded: Tensor = self.embedding(tokens) * math.sqrt(self.width) + sines
+        return embedded
 
 
 @model(source=ATTENTION, recipe="translation")
@@ -120,12 +119,12 @@ def transformer_tiny(
     Returns
     -------
     TransformerTiny
-        From PyTorch's global random generator.
+        Initialised from PyTorch's global random generator.
 
     Raises
     ------
     nlbench.RequestError
-        If the data aren't pairs of token rows.
+        If the inputs aren't pairs of token rows.
 
     Examples
     --------

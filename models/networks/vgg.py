@@ -1,4 +1,4 @@
-"""VGG-style networks for 32×32 images, with average pooling, as in the linear-regions paper."""
+"""VGG networks for 32×32 images with average pooling, as in the linear-regions paper."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError
-from nlbench.measure import Source
 from nlbench.subjects.model import model
 
 __all__ = ["VGG", "check_numbers", "initialize", "vgg8", "vgg11", "vgg13", "vgg16", "vgg19"]
@@ -37,21 +37,20 @@ SHAPES: Mapping[int, tuple[tuple[tuple[int, int], ...], tuple[int, ...]]] = {
     16: (((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), (512, 512)),
     19: (((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)), (512, 512)),
 }
-"""From the number of layers with weights to the channels and convolutions of each stage, and the
-widths of the hidden linear layers."""
+"""Channels and number of convolutions of each stage, and widths of the hidden linear layers, by the
+number of layers with weights."""
 
 
 class VGG(nn.Module):
     """VGG8, 11, 13, 16 or 19 for 32×32 images, with average pooling.
 
-    Stages of 3×3 convolutions with biases and without batch norm, each ended by a 2×2 average
-    pooling, then linear layers; a ReLU after each layer but the last. VGG8 is that of the
-    linear-regions paper: two convolutions of 6, of 16 and of 64 channels, linear layers
-    1024 → 120 → classes. The others have the convolutions of Simonyan and Zisserman, whose five
-    stages of 64, 128, 256, 512 and 512 channels leave one pixel, and linear layers
-    512 → 512 → 512 → classes, so that the number of layers is the one in the name. Average in
-    place of max pooling, as in the linear-regions paper, keeps every nonlinearity a ReLU.
-    Initialised by `initialize`.
+    Stages of 3×3 convolutions with biases and without batch norm, each with 2×2 average pooling at
+    its end, are followed by linear layers. Each layer but the last has a ReLU. VGG8 is that of the
+    linear-regions paper: two convolutions each of 6, 16 and 64 channels, and linear layers
+    1024 → 120 → classes. The others have the convolutions of Simonyan and Zisserman, five stages
+    of 64, 128, 256, 512 and 512 channels that leave one pixel, and linear layers
+    512 → 512 → 512 → classes. As in the linear-regions paper, average pooling instead of max
+    pooling makes ReLU the only nonlinearity. Initialised by `initialize`.
 
     Parameters
     ----------
@@ -88,13 +87,13 @@ class VGG(nn.Module):
         initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of shape (batch, classes) of images of shape (batch, channels, 32, 32)."""
+        """Compute logits of shape (batch, classes) for images (batch, channels, 32, 32)."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
 
 def initialize(network: nn.Module) -> None:
-    """Initialise after He et al.: weights normal with variance 2 / fan-in, biases zero."""
+    """Initialise after He et al.: normal weights of variance 2 / fan-in, zero biases."""
     for module in network.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
@@ -108,6 +107,7 @@ def check_numbers(name: str, **numbers: int) -> None:
     Raises
     ------
     nlbench.RequestError
+        If a number is below 1.
     """
     for key, number in numbers.items():
         if number < 1:
@@ -115,7 +115,7 @@ def check_numbers(name: str, **numbers: int) -> None:
 
 
 def _registered(
-    depth: int, source: Source, what: str, trained: Mapping[str, Path] | None = None
+    depth: int, source: Source, summary: str, trained: Mapping[str, Path] | None = None
 ) -> Callable[..., VGG]:
     name = f"vgg{depth}"
 
@@ -128,19 +128,19 @@ def _registered(
         return VGG(depth, in_channels, num_classes)
 
     build.__name__ = build.__qualname__ = name
-    build.__doc__ = f"""{what}
+    build.__doc__ = f"""{summary}
 
     Parameters
     ----------
     in_channels, num_classes : int
         See `VGG`; at least 1.
     image_size : int
-        32; anything else is refused.
+        Must be 32.
 
     Returns
     -------
     VGG
-        Freshly initialised from PyTorch's global random generator.
+        Initialised from PyTorch's global random generator.
 
     Raises
     ------

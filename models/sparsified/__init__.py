@@ -1,4 +1,4 @@
-"""Networks whose ReLUs are PReLUs with a slope a channel, to be made linear unit by unit."""
+"""Networks whose ReLUs are PReLUs with one slope per channel, made linear unit by unit."""
 
 from .prelu import (
     checkpoint_metadata,

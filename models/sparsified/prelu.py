@@ -1,4 +1,4 @@
-"""Sparsified PReLU: a network whose ReLU units can be made linear one by one."""
+"""Sparsified PReLU: networks whose ReLU units can be made linear one by one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError, first_line
 from nlbench.introspection.model_state import refuse_unobservable
 
-from .surgery import (
-    SparsePReLU,
-    find_calls,
-    call_counts_text,
-    replace_calls,
-    returns_same,
-)
+from .layers import SparsePReLU
+from .relu_calls import call_counts_text, find_calls, outputs_agree
+from .substitution import replace_calls
 
 __all__ = [
     "checkpoint_metadata",
@@ -34,8 +30,8 @@ __all__ = [
 ]
 
 
-CUSP = 1e-4
-"""Nearer than this to slope 1 the penalty is a straight line, so that its gradient is finite."""
+MIN_ROOT_DISTANCE = 1e-4
+"""Distance from slope 1 below which the penalty is linear, so that its gradient is finite."""
 
 
 def sparsify(
@@ -46,22 +42,21 @@ def sparsify(
 ) -> nn.Module:
     """Copy a network with a PReLU of slope 0 in place of every ReLU call.
 
-    The network's function, its modules' names and its weights stay as they are. A
-    `torch.nn.ReLU` that is called once is replaced where it stands; one that is called
-    several times gets one PReLU a call, ``relu.0``, ``relu.1``, …; where a module's forward
-    calls ReLU as a function, the module gets a child ``relu``. Calls that an evaluation
-    pass on the example doesn't make, such as those of auxiliary heads that only train,
-    stay ReLUs; other activations, as ReLU6 and hardswish, stay too.
+    The function, the modules' names and the weights don't change. A `torch.nn.ReLU` that is called
+    once is replaced in place. If it is called several times, it gets a PReLU for each call:
+    ``relu.0``, ``relu.1``, …. A module whose forward calls ReLU as a function gets a child
+    ``relu``. Calls that don't occur in an evaluation pass, such as those of auxiliary heads,
+    remain ReLUs, and so do other activations, such as ReLU6 and hardswish.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it is.
+        Not modified.
     layerwise : bool
-        One slope a call in place of one a channel.
+        Use one slope per call instead of one per channel.
     example : tensor or tuple of tensor
-        Inputs with the batch first, on the model's device: they show which channels there
-        are. By default noise that fits the first linear or convolutional layer.
+        Inputs, batch first, on the model's device, to find the channels. By default noise that
+        fits the first linear or convolutional layer.
 
     Returns
     -------
@@ -71,12 +66,11 @@ def sparsify(
     ------
     nlbench.RequestError
         If the network calls no ReLU, is sparsified already, can't be copied or run on the
-        example, or would not compute the same, as one that reads a tensor after ReLU has
-        overwritten it.
+        example, or would change its output because it reads a tensor that ReLU overwrites.
 
     See Also
     --------
-    nlbench.models.sparsified.surgery.other_activations : counts what stays.
+    nlbench.models.sparsified.relu_calls.other_activations : counts other activations.
 
     References
     ----------
@@ -106,39 +100,38 @@ def sparsify(
     after = find_calls(twin, example)
     if after.relus:
         names = {module: name for name, module in twin.named_modules()}
-        where = names.get(after.relus[0].owner) or "the network"
-        raise RequestError(f"{where} calls a ReLU that is not among its modules; register it")
-    if not returns_same(before.output, after.output):
+        owner = names.get(after.relus[0].owner) or "the network"
+        raise RequestError(f"{owner} calls a ReLU that is not among its modules; register it")
+    if not outputs_agree(before.output, after.output):
         raise RequestError(
-            "the model relies on a ReLU that overwrites its input, so that a PReLU would "
-            "change what it computes"
+            "the model relies on a ReLU that overwrites its input, so a PReLU would change its "
+            "output"
         )
     return twin
 
 
 def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
-    """Distance from linear: Σ |1 − α|^power over the units that are not frozen.
+    """Compute the distance from linear, Σ |1 − α|^power over the units that are not frozen.
 
-    Within 1e-4 of α = 1, where the gradient diverges, the straight line through the
-    root's value at that distance stands for it. A layer-wise slope counts once for each
-    of its channels.
+    Within 1e-4 of α = 1, where the gradient diverges, the power is replaced by a straight line. A
+    layer-wise slope counts once for each of its channels.
 
     Parameters
     ----------
     model : torch.nn.Module
         From `sparsify`.
     power : float
-        Above 0.
+        More than 0.
 
     Returns
     -------
     scalar tensor
-        Differentiable; to be multiplied by ω and added to the loss.
+        Differentiable; multiply it by ω and add it to the loss.
 
     Raises
     ------
     nlbench.RequestError
-        If the model has no such slopes or the power is not above 0.
+        If the model is not sparsified, or the power is not positive.
 
     Examples
     --------
@@ -147,24 +140,25 @@ def penalty(model: nn.Module, power: float = 0.5) -> Tensor:
     3.0
     """
     if not power > 0:
-        raise RequestError(f"penalty: power is {power}, expected above 0")
+        raise RequestError(f"penalty: power is {power}, expected more than 0")
     terms = []
     for _, layer in _layers(model):
         distance = (1 - layer.weight).abs()
-        # Clamped first: an infinite gradient of the branch not taken would still give NaN.
-        root = distance.clamp(min=CUSP) ** power
-        term = torch.where(distance < CUSP, distance * CUSP ** (power - 1), root)
+        # An infinite gradient of the branch not taken would give NaN, hence the clamp.
+        root = distance.clamp(min=MIN_ROOT_DISTANCE) ** power
+        line = distance * MIN_ROOT_DISTANCE ** (power - 1)
+        term = torch.where(distance < MIN_ROOT_DISTANCE, line, root)
         term = term.masked_fill(layer.frozen, 0.0).sum()
         terms.append(term * layer.units if layer.layerwise else term)
     return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
 def snap(model: nn.Module, tolerance: float = 0.01) -> int:
-    """Make units linear whose slope has come within a tolerance of 1, or crossed it.
+    """Make units linear whose slope came within a tolerance of 1 or crossed it.
 
-    Their slope is set to 1 and frozen: it gets no gradient any more, and whatever an
-    optimiser's momentum still adds is taken back at the next call. Slopes start at 0, so
-    one above 1 has crossed it. To be called after each step of the optimiser.
+    Their slope is set to 1 and frozen: it gets no gradient, and the next call undoes what the
+    optimiser's momentum adds. Slopes start at 0, so a slope above 1 has crossed it. Call this
+    after each step of the optimiser.
 
     Parameters
     ----------
@@ -196,7 +190,7 @@ def snap(model: nn.Module, tolerance: float = 0.01) -> int:
 
 
 def linear_share(model: nn.Module) -> float:
-    """Share of the units, channels of ReLU calls, whose slope is 1.
+    """Compute the share of units (channels of ReLU calls) with slope 1.
 
     Examples
     --------
@@ -208,7 +202,7 @@ def linear_share(model: nn.Module) -> float:
 
 
 def nonlinear_units(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Count each layer's nonlinear units and all its units: the core network's shape.
+    """Count the nonlinear units and all units of each layer.
 
     Returns
     -------
@@ -219,7 +213,7 @@ def nonlinear_units(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Sort parameters into groups for an optimiser: no weight decay on the slopes.
+    """Return the parameter groups for an optimiser, without weight decay on the slopes.
 
     Decay would pull a slope toward 0, away from linear.
 
@@ -227,11 +221,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ----------
     model : torch.nn.Module
     weight_decay : float
-        Of all other parameters.
+        Weight decay of all other parameters.
     """
     slopes = [layer.weight for _, layer in _layers(model)]
-    own = {id(slope) for slope in slopes}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    slope_ids = {id(slope) for slope in slopes}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in slope_ids]
     return [
         {"params": others, "weight_decay": weight_decay},
         {"params": slopes, "weight_decay": 0.0},
@@ -239,21 +233,20 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def randomize(model: nn.Module, share: float, seed: int) -> int:
-    """Make a random share of all units linear and freeze them: the control.
+    """Make a random share of all units linear and freeze them, as a control.
 
     Parameters
     ----------
     model : torch.nn.Module
-        From `sparsify`, with a slope a channel.
+        From `sparsify`, with one slope per channel.
     share : float
-        β, 0 to 1: of all units of the network, rounded to whole units.
+        Share β of all units, 0 to 1, rounded to whole units.
     seed : int
-        Decides which.
 
     Returns
     -------
     int
-        How many units were drawn.
+        Number of units drawn.
 
     Raises
     ------
@@ -270,22 +263,22 @@ def randomize(model: nn.Module, share: float, seed: int) -> int:
         raise RequestError(f"random share is {share}, expected 0 to 1")
     layers = [layer for _, layer in _layers(model)]
     if any(layer.layerwise for layer in layers):
-        raise RequestError("random units need a slope a channel; this model's are layer-wise")
+        raise RequestError("random units need one slope per channel; this model's are layer-wise")
     units = sum(layer.units for layer in layers)
     count = round(share * units)
     order = torch.randperm(units, generator=torch.Generator().manual_seed(seed))
-    drawn = torch.zeros(units, dtype=torch.bool)
-    drawn[order[:count]] = True
-    parts = torch.split(drawn, [layer.units for layer in layers])
+    is_drawn = torch.zeros(units, dtype=torch.bool)
+    is_drawn[order[:count]] = True
+    masks = torch.split(is_drawn, [layer.units for layer in layers])
     with torch.no_grad():
-        for layer, part in zip(layers, parts, strict=True):
-            layer.frozen |= part.to(layer.frozen.device)
+        for layer, mask in zip(layers, masks, strict=True):
+            layer.frozen |= mask.to(layer.frozen.device)
             layer.weight.masked_fill_(layer.frozen, 1.0)
     return count
 
 
 def checkpoint_metadata(model: nn.Module) -> dict[str, str]:
-    """Give what a checkpoint of a sparsified model has to say of itself to be loaded again.
+    """Return the metadata with which a checkpoint of a sparsified model can be loaded.
 
     Examples
     --------
@@ -296,13 +289,13 @@ def checkpoint_metadata(model: nn.Module) -> dict[str, str]:
 
 
 def transform_metadata(layerwise: bool) -> dict[str, str]:
-    """Say in a checkpoint's header that its network was sparsified."""
+    """Return the metadata of a sparsified network's checkpoint."""
     options = {"layerwise": layerwise}
     return {"transform": "sparsify", "transform_options": json.dumps(options)}
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, SparsePReLU]]:
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, SparsePReLU)]
-    if not found:
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, SparsePReLU)]
+    if not layers:
         raise RequestError("the model has no sparsified PReLU; call sparsify on it first")
-    return iter(found)
+    return iter(layers)

@@ -19,7 +19,7 @@ from nlbench.models.sparsified.prelu import (
     sparsify,
     transform_metadata,
 )
-from nlbench.models.sparsified.surgery import call_counts_text, other_activations
+from nlbench.models.sparsified.relu_calls import call_counts_text, other_activations
 
 from .recipes import Recipe
 

@@ -12,10 +12,12 @@ from nlbench.models.datasets.items import read_image
 from nlbench.models.networks.libraries import NAMES
 from nlbench.plan import make_plan
 from nlbench.request import Request
+from nlbench.subjects.build import build_model
 from nlbench.subjects.data import Dataset
-from nlbench.subjects.load import SubjectSpec, build_model, choose_weights
 from nlbench.subjects.model import model_info
+from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights import load_weights, save_weights
+from nlbench.subjects.weights_choice import choose_weights
 
 ONE_A_FAMILY = {
     "alexnet": 63,
@@ -249,8 +251,8 @@ def test_weights_that_are_missing_are_replaced_with_a_remark(monkeypatch, tmp_pa
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     choice = choose_weights(SubjectSpec("torchvision/resnet18", "auto", "imagenet"))
     assert (choice.label, choice.file) == ("init", None)
-    assert choice.remark.startswith("torchvision/resnet18 is freshly initialised: the weights of")
-    assert choose_weights(SubjectSpec("torchvision/resnet18", "auto", "digits")).remark == ""
+    assert choice.note.startswith("torchvision/resnet18 is freshly initialised: the weights of")
+    assert choose_weights(SubjectSpec("torchvision/resnet18", "auto", "digits")).note == ""
 
 
 def test_a_plan_warns_once_of_weights_that_are_missing(monkeypatch, tmp_path):
@@ -260,6 +262,6 @@ def test_a_plan_warns_once_of_weights_that_are_missing(monkeypatch, tmp_path):
     said = []
     request = Request(("r2",), ("torchvision/resnet18",), ("imagenet",), seeds=(0, 1))
     plan = make_plan(request, "cpu", said.append)
-    assert [cell.target.label for cell in plan.cells] == ["init", "init"]
+    assert [cell.subject.label for cell in plan.cells] == ["init", "init"]
     assert len(said) == 1
     assert "is freshly initialised" in said[0]

@@ -26,7 +26,7 @@ from nlbench.models.sparsified.prelu import (
     snap,
     sparsify,
 )
-from nlbench.models.sparsified.surgery import other_activations
+from nlbench.models.sparsified.relu_calls import other_activations
 from nlbench.probes.sites.observation import list_sites
 
 
@@ -208,7 +208,7 @@ class ChannelsLast(nn.Module):
 
 def test_channels_are_not_guessed():
     model = ChannelsLast(torch.randn(3, 16))
-    with pytest.raises(RequestError, match=r"which axis of its input of shape \(2, 8, 8, 16\)"):
+    with pytest.raises(RequestError, match=r"channel axis of its input of shape \(2, 8, 8, 16\)"):
         sparsify(model, example=torch.randn(2, 8, 8, 3))
 
 
@@ -316,7 +316,7 @@ def test_a_relu_that_is_no_module_of_the_network_is_found_as_a_call():
     [
         (nn.Sequential(nn.Linear(2, 2), nn.GELU()), "no ReLU.*; 1 call of gelu can't be"),
         (nn.Sequential(nn.Linear(2, 2)), "no ReLU, so there is nothing to make linear$"),
-        (nn.Sequential(nn.Flatten(), nn.ReLU()), "give example="),
+        (nn.Sequential(nn.Flatten(), nn.ReLU()), "pass example="),
         (sparsify(nn.Sequential(nn.Linear(2, 2), nn.ReLU())), "sparsified already"),
         (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(7, 2), nn.ReLU()), "can't be run"),
     ],

@@ -19,13 +19,12 @@ from nlbench.models.sparsified.prelu import (
     randomize,
     sparsify,
 )
-from nlbench.probes.graph.probe import channel_graph
-from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.graph.observation import channel_graph
+from nlbench.probes.lines import trace_segment
 from nlbench.probes.sites.observation import list_sites
 from nlbench.subjects.load import apply_transform, load_subject
 from nlbench.subjects.spec import SubjectSpec
-from nlbench.subjects.weights import read_metadata
-from nlbench.subjects.weights import save_weights
+from nlbench.subjects.weights import read_metadata, save_weights
 
 
 class Functional(nn.Module):

@@ -1,0 +1,210 @@
+"""The ReLU calls of a network, found by running it on an example."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError, Undefined, first_line
+from nlbench.introspection.axes import channel_axes
+from nlbench.introspection.function_calls import FunctionCall
+from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
+from nlbench.introspection.module_stack import SiteNames, running_module
+from nlbench.introspection.pytree import tree_leaves
+
+from .layers import SparsePReLU
+
+__all__ = [
+    "ActivationCalls",
+    "ReLUCall",
+    "call_counts_text",
+    "find_calls",
+    "other_activations",
+    "outputs_agree",
+]
+
+
+OUTPUT_TOLERANCE = 1e-6
+"""Relative and absolute difference up to which two outputs are equal."""
+
+
+@dataclass(frozen=True)
+class ReLUCall:
+    """One call of ReLU in one forward pass.
+
+    Parameters
+    ----------
+    owner : torch.nn.Module
+        The `torch.nn.ReLU`, or the module whose forward calls ReLU as a function.
+    axis, units : int
+        Channel axis of the input, and its length.
+    dtype, device
+        Those of the input.
+    """
+
+    owner: nn.Module
+    axis: int
+    units: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class ActivationCalls:
+    """The calls of activations in one forward pass.
+
+    Parameters
+    ----------
+    relus : list of ReLUCall
+        In order.
+    others : mapping of str to int
+        Number of calls of other activations by kind, without softmax, which mixes channels, and
+        the PReLUs of a sparsified network.
+    output
+        Output of the model.
+    """
+
+    relus: list[ReLUCall]
+    others: Mapping[str, int]
+    output: Any
+
+
+class _ReLUCallFinder(SiteNames):
+    def __init__(self, model: nn.Module, inputs: tuple[Tensor, ...], axes: Sequence[int]) -> None:
+        super().__init__(model)
+        self.begin(*inputs, channels=axes)
+        self._modules = set(model.modules())
+        self.relus: list[ReLUCall] = []
+        self.others: Counter[str] = Counter()
+
+    def call(self, call: FunctionCall) -> Any:
+        if self.current is not None:
+            # The same owner that the substitution will find.
+            owner = running_module(self._modules)
+            if self.current.kind == "relu" and owner is not None:
+                x = call.input
+                axis = self._channel_axis(x)
+                self.relus.append(ReLUCall(owner, axis, x.shape[axis], x.dtype, x.device))
+            elif not isinstance(owner, SparsePReLU):
+                self.others[self.current.kind] += 1
+        return super().call(call)
+
+    def _channel_axis(self, x: Tensor) -> int:
+        try:
+            _, axis, is_assumed = self.layouts.of(x)
+        except Undefined as error:
+            raise RequestError(f"a ReLU can't have one slope per channel: {error}") from error
+        if is_assumed:
+            raise RequestError(
+                "a ReLU can't have one slope per channel: the channel axis of its input of shape "
+                f"{tuple(x.shape)} is unknown"
+            )
+        return axis
+
+
+def find_calls(
+    model: nn.Module, example: Tensor | tuple[Tensor, ...] | None = None
+) -> ActivationCalls:
+    """Find the ReLU calls of an evaluation pass, and count those of other activations.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    example : tensor or tuple of tensor
+        Arguments of the model, batch first; by default noise of the first layer's input shape.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it can't be run on the example, or has no layer to derive one from.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.SiLU())
+    >>> calls = find_calls(network)
+    >>> [(call.axis, call.units) for call in calls.relus], dict(calls.others)
+    ([(1, 3)], {'silu': 1})
+    """
+    inputs = _example_inputs(model, example)
+
+    def copies() -> tuple[Tensor, ...]:
+        return tuple(tensor.clone() for tensor in inputs)
+
+    try:
+        with evaluation_mode(model):
+            with preserve_attributes(model):
+                axes = channel_axes(lambda arguments: model(*arguments), copies())
+            arguments = copies()
+            finder = _ReLUCallFinder(model, arguments, axes)
+            with finder.hooked(), finder:
+                output = model(*arguments)
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        raise RequestError(
+            f"the model can't be run on an example of shape {shapes}: {first_line(error)}"
+        ) from error
+    return ActivationCalls(finder.relus, finder.others, output)
+
+
+def _example_inputs(
+    model: nn.Module, example: Tensor | tuple[Tensor, ...] | None
+) -> tuple[Tensor, ...]:
+    if isinstance(example, Tensor):
+        return (example,)
+    if example is not None:
+        return tuple(example)
+    axes = {nn.Linear: 0, nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+    first = next((m for m in model.modules() if type(m) in axes), None)
+    if first is None:
+        raise RequestError("sparsify needs an example input to find the channels; pass example=")
+    channels = first.in_features if isinstance(first, nn.Linear) else first.in_channels
+    weight: Tensor = first.weight  # type: ignore[assignment]
+    shape = (2, int(channels), *(32,) * axes[type(first)])  # type: ignore[arg-type]
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return (noise.to(weight.device, weight.dtype),)
+
+
+def outputs_agree(before: Any, after: Any) -> bool:
+    """Return True if two outputs of a model agree up to `OUTPUT_TOLERANCE`."""
+    pairs = zip(tree_leaves(before), tree_leaves(after), strict=True)
+    return all(
+        torch.allclose(old, new, rtol=OUTPUT_TOLERANCE, atol=OUTPUT_TOLERANCE, equal_nan=True)
+        for old, new in pairs
+        if isinstance(old, Tensor)
+    )
+
+
+def other_activations(
+    model: nn.Module, example: Tensor | tuple[Tensor, ...] | None = None
+) -> dict[str, int]:
+    """Count the calls of activations other than ReLU, which `sparsify` doesn't change.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Sparsified or not.
+    example : tensor or tuple of tensor
+        See `nlbench.models.sparsified.prelu.sparsify`.
+
+    Examples
+    --------
+    >>> other_activations(nn.Sequential(nn.Linear(2, 3), nn.ReLU6(), nn.Linear(3, 1)))
+    {'relu6': 1}
+    """
+    return dict(find_calls(model, example).others)
+
+
+def call_counts_text(calls: Mapping[str, int]) -> str:
+    """Return the number of calls of each activation, as text.
+
+    Examples
+    --------
+    >>> call_counts_text({"hardswish": 2, "hardsigmoid": 1})
+    '2 calls of hardswish and 1 call of hardsigmoid'
+    """
+    return " and ".join(f"{n} call{'s' * (n > 1)} of {kind}" for kind, n in calls.items())
