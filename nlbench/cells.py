@@ -9,7 +9,7 @@ from typing import Any
 
 from nlbench import registry
 from nlbench.options import Options
-from nlbench.serialization.fields import read, written
+from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.store.consistency import Decisions
 from nlbench.subjects.data import dataset_info
 from nlbench.subjects.spec import SubjectSpec
@@ -131,15 +131,15 @@ class Plan:
         return {
             "device": self.device,
             "precision": self.precision,
-            "subjects": written(subjects),
-            "measures": written(measures),
+            "subjects": to_plain(subjects),
+            "measures": to_plain(measures),
             "cells": [[c.key, rows[c.subject.key], columns[c.measure.name]] for c in self.cells],
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Plan:
         """Create a plan from the value of `to_dict`."""
-        subjects = [read(SubjectPlan, subject, "subject") for subject in content["subjects"]]
-        measures = [read(MeasureSpec, measure, "measure") for measure in content["measures"]]
+        subjects = [from_plain(SubjectPlan, subject, "subject") for subject in content["subjects"]]
+        measures = [from_plain(MeasureSpec, measure, "measure") for measure in content["measures"]]
         cells = tuple(Cell(key, subjects[i], measures[j]) for key, i, j in content["cells"])
         return cls(cells, content["device"], content["precision"])

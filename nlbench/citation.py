@@ -1,4 +1,4 @@
-"""Where a definition comes from, and how to cite it."""
+"""Sources of definitions, to be cited."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ __all__ = ["Source"]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a definition comes from.
+    """The source of a definition.
 
     Parameters
     ----------
     citation : str
         Authors, title, venue, year.
     equation : str
-        Which equation or section.
+        Equation or section.
     bibtex : str
-        The entry to paste into a paper.
+        BibTeX entry.
     """
 
     citation: str

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import RequestError, nearest, shown
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.options import Option
 from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
 from nlbench.serialization.files import read_text, write_if_changed
@@ -41,7 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, RequestError):
             raise
-        raise RequestError(f"{path} is no TOML: {shown(error, 200)}") from error
+        raise RequestError(f"{path} is no TOML: {shorten(error, 200)}") from error
     known: dict[str, tuple[str, Option]] = {}
     for kind in (Request, ExecutionOptions, RunOptions):
         for name, option in options_of(kind).items():
@@ -50,7 +50,7 @@ def read_config(path: Path) -> dict[str, Any]:
     spellings: dict[str, str] = {}
     for key, value in content.items():
         if key not in known:
-            raise RequestError(f"{path}: unknown key '{shown(key)}'{nearest(key, known)}")
+            raise RequestError(f"{path}: unknown key '{shorten(key)}'{nearest(key, known)}")
         name, option = known[key]
         if name in spellings:
             raise RequestError(f"{path}: '{spellings[name]}' and '{key}' are the same; keep one")

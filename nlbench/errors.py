@@ -1,8 +1,7 @@
-"""What can go wrong, and what is said about it.
+"""Errors and the text of their messages.
 
-Every error that a user can cause derives from `NlbenchError`; its message is
-one line that says what was wrong, what was expected and, where there is one,
-the nearest valid name.
+Every error that a user can cause derives from `NlbenchError`. Its message is one line with what
+was received, what was expected and, if there is one, the nearest valid name.
 """
 
 from __future__ import annotations
@@ -22,101 +21,102 @@ __all__ = [
     "first_line",
     "nearest",
     "one_line",
-    "shown",
+    "shorten",
     "system_text",
     "without_controls",
 ]
 
 
 class NlbenchError(Exception):
-    """Base of every error that nlbench raises on purpose."""
+    """Base class of all errors that nlbench raises."""
 
 
 class RequestError(NlbenchError, ValueError):
-    """The request is wrong: an unknown name, a bad option, a file that can't be used."""
+    """Invalid request: an unknown name, an invalid option, an unusable file."""
 
 
 class PluginError(NlbenchError):
-    """A plugin can't be used: it fails at import, or two claim one name."""
+    """Unusable plugin: its import fails, or two plugins claim one name."""
 
 
 class Undefined(NlbenchError, ValueError):
-    """There is nothing to measure here; the message is the reason.
+    """The value doesn't exist; the message is the reason.
 
-    A measure raises it for a place or for a whole subject. It is an answer, not
-    a failure: the result's status becomes ``undefined``.
+    A measure raises it for a place or for a whole subject. It is no failure: the status of the
+    result becomes ``undefined``.
     """
 
 
 class UnsupportedOperation(Undefined):
-    """A probe met an operation that it can't look through exactly.
+    """A probe doesn't support an operation of the model.
 
     Attributes
     ----------
     operation : str
-        Name of the operation, as PyTorch calls it.
+        PyTorch's name of the operation.
     place : str
-        Where in the model it is called.
+        The module that calls it.
     """
 
-    def __init__(self, operation: str, place: str, why: str) -> None:
-        super().__init__(f"{operation} at {place}: {why}")
+    def __init__(self, operation: str, place: str, reason: str) -> None:
+        super().__init__(f"{operation} at {place}: {reason}")
         self.operation = operation
         self.place = place
-        self.why = why
+        self.reason = reason
 
     def __reduce__(self) -> tuple[type[UnsupportedOperation], tuple[str, str, str]]:
-        return type(self), (self.operation, self.place, self.why)
+        return type(self), (self.operation, self.place, self.reason)
 
 
 class NotFinite(NlbenchError, ValueError):
-    """NaN or an infinity where a finite number was expected."""
+    """NaN or infinity instead of a finite number."""
 
 
-def one_line(text: object, most: int = 2000) -> str:
-    r"""Give text from outside as one line: no control characters, and no more than so many.
+def one_line(text: object, limit: int = 2000) -> str:
+    r"""Convert untrusted text to one line of at most `limit` characters.
 
-    Escape sequences would be obeyed by a terminal, and marks of direction turn what follows.
+    Control characters are removed: terminals execute escape sequences, and direction marks
+    reverse the text behind them.
 
     Examples
     --------
     >>> one_line("two\nlines \x1b[31mred")
     'two lines [31mred'
     """
-    words = without_controls(" ".join(str(text)[: 4 * most].split()))
-    plain = " ".join(words.split())  # what stood apart by control characters alone
-    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+    words = without_controls(" ".join(str(text)[: 4 * limit].split()))
+    plain = " ".join(words.split())  # again, for words of control characters alone
+    return plain if len(plain) <= limit else f"{plain[: limit - 1]}…"
 
 
 def without_controls(text: str) -> str:
-    r"""Give text from outside without control characters, but for the ends of lines and tabs.
+    r"""Remove control characters from untrusted text, except line ends and tabs.
 
     Examples
     --------
     >>> without_controls("two\nlines \x1b[31mred")
     'two\nlines [31mred'
     """
-    return "".join(c for c in text if c in _KEPT or unicodedata.category(c)[0] != "C")
+    return "".join(c for c in text if c in _ALLOWED or unicodedata.category(c)[0] != "C")
 
 
-# Of the kinds of control, the joiners of scripts and emoji do no harm either.
-_KEPT = "\n\t\u200c\u200d"
+# The joiners of scripts and emoji are harmless control characters.
+_ALLOWED = "\n\t\u200c\u200d"
 
 
 def error_text(error: BaseException) -> str:
-    """Say what an error says in one line, and its kind too unless nlbench raised it on purpose.
+    """Return an error's message in one line, with its class unless it is an `NlbenchError`.
 
     Examples
     --------
     >>> error_text(RequestError("no model")), error_text(KeyError("size"))
     ('no model', "KeyError: 'size'")
     """
-    said = one_line(error)
-    return said if isinstance(error, NlbenchError) else f"{type(error).__name__}: {said}"
+    message = one_line(error)
+    return message if isinstance(error, NlbenchError) else f"{type(error).__name__}: {message}"
 
 
 def first_line(error: BaseException) -> str:
-    r"""Shorten what an error of somebody else's says to its first line.
+    r"""Return the first line of an error's message, or its class if it has none.
 
     Examples
     --------
@@ -127,41 +127,38 @@ def first_line(error: BaseException) -> str:
 
 
 def system_text(error: Exception) -> str:
-    """Say what the system says against a file, without the number of the error and the name.
-
-    The error's kind where it says nothing.
-    """
+    """Return the message of an OSError without its number and file name."""
     return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
-def shown(value: object, most: int = 80) -> str:
-    """Give a wrong value as a message shows it: in one line, cut.
+def shorten(value: object, limit: int = 80) -> str:
+    """Return an invalid value as one short line, for a message.
 
     Examples
     --------
-    >>> shown("x" * 100, 10), shown(10**5000)
+    >>> shorten("x" * 100, 10), shorten(10**5000)
     ('xxxxxxxxx…', 'an int')
     """
     try:
         text = str(value)
     except (ValueError, RecursionError):
-        # Numbers of thousands of digits, and lists of thousands of lists.
+        # Integers of thousands of digits, and lists nested thousands deep.
         kind = type(value).__name__
         return f"an {kind}" if kind[:1] in "aeiou" else f"a {kind}"
-    return one_line(text, most)
+    return one_line(text, limit)
 
 
 def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Say which valid name was probably meant.
+    """Suggest the valid name nearest to an unknown one.
 
     Parameters
     ----------
     name : str
-        What was given.
+        The unknown name.
     names : iterable of str
-        What is valid.
+        The valid names.
     prefix : str
-        What stands before a name that is suggested, such as its family's ``torchvision/``.
+        Prefix of suggested names, such as a family's ``torchvision/``.
 
     Returns
     -------
@@ -174,11 +171,11 @@ def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     "; did you mean 'affinity'?"
     """
     valid = sorted(names)
-    # Comparing takes the product of both lengths; nobody means a name by a page of text.
+    # The comparison takes the product of both lengths.
     close = difflib.get_close_matches(name[:200], valid, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{prefix}{close[0]}'?"
     if valid:
-        shown = ", ".join(prefix + one for one in valid[:12]) + (", …" if len(valid) > 12 else "")
-        return f"; there are: {shown}"
+        first = ", ".join(prefix + name for name in valid[:12])
+        return f"; there are: {first}{', …' if len(valid) > 12 else ''}"
     return "; there are none"

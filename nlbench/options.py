@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nlbench.errors import RequestError, nearest, shown
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.parsers import (
     MAX_INTEGER,
     SEEDS_TEXT,
@@ -138,7 +138,7 @@ class Option:
     def _bounded(self, value: float, label: str) -> float:
         is_low = value <= self.minimum if self.above_minimum else value < self.minimum
         if is_low or value > self.maximum:
-            message = f"{label}: {shown(value)} is out of bounds, expected {self._bounds_text}"
+            message = f"{label}: {shorten(value)} is out of bounds, expected {self._bounds_text}"
             raise RequestError(message)
         return value
 
@@ -183,7 +183,7 @@ class Option:
         text = "" if value == Path() else str(value)
         if self.choices and text.strip() not in self.choices:
             hint = nearest(text.strip(), self.choices)
-            raise RequestError(f"{label}: unknown '{shown(text)}'{hint}")
+            raise RequestError(f"{label}: unknown '{shorten(text)}'{hint}")
         if "\0" in text:
             raise TypeError
         if self.required_text and not text:
@@ -226,7 +226,7 @@ class Option:
                 raise RequestError(f"{label}: nested too deeply, expected OWNER.OPTION")
             for key, entry in table.items():
                 name = f"{prefix}.{key}" if prefix else str(key)
-                where = f"{label}: {shown(name)}"
+                where = f"{label}: {shorten(name)}"
                 if isinstance(entry, Mapping):
                     tables.append((name, entry))
                 elif name in settings:
@@ -279,10 +279,10 @@ _FALSE = {"false", "no", "off", "0"}
 
 def _value_text(value: object) -> str:
     if isinstance(value, str):
-        return f"'{shown(value)}'"
+        return f"'{shorten(value)}'"
     if isinstance(value, Mapping):
         return "a table"
-    return "a list" if isinstance(value, list | tuple) else shown(value)
+    return "a list" if isinstance(value, list | tuple) else shorten(value)
 
 
 def resolve_options(
@@ -311,7 +311,7 @@ def resolve_options(
     """
     for name in settings:
         if name not in options:
-            raise RequestError(f"{owner} has no option '{shown(name)}'{nearest(name, options)}")
+            raise RequestError(f"{owner} has no option '{shorten(name)}'{nearest(name, options)}")
     return {
         name: option.parse(settings[name], f"{owner}.{name}")
         if name in settings

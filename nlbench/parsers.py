@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nlbench.errors import RequestError, shown
+from nlbench.errors import RequestError, shorten
 
 __all__ = [
     "MAX_INTEGER",
@@ -83,9 +83,9 @@ def parse_size(text: str | int, label: str = "--memory") -> int:
             number, unit, binary = match.groups()
             size = float(number) * (1024 if binary else 1000) ** " kmgt".index(unit.lower() or " ")
         except ValueError:
-            raise RequestError(f"{label}: expected {SIZE_TEXT}, got '{shown(text)}'") from None
+            raise RequestError(f"{label}: expected {SIZE_TEXT}, got '{shorten(text)}'") from None
     if not (1 <= size < 1e15 and math.isfinite(size)):
-        raise RequestError(f"{label}: {shown(text)} is out of bounds, expected 1 byte to 1000 TB")
+        raise RequestError(f"{label}: {shorten(text)} is out of bounds, expected 1 byte to 1000 TB")
     return int(size)
 
 
@@ -114,7 +114,7 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
             first, dash, last = part.partition("..")
         ends = [_parse_seed(end, part, label) for end in ((first, last) if dash else (first,))]
         if ends[-1] < ends[0]:
-            raise RequestError(f"{label}: '{shown(part)}' runs backwards")
+            raise RequestError(f"{label}: '{shorten(part)}' runs backwards")
         # Enough to exceed the limit, however long the range.
         seeds |= dict.fromkeys(range(ends[0], min(ends[-1], ends[0] + MAX_SEEDS) + 1))
         limited_seeds(seeds, label)
@@ -126,7 +126,7 @@ def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]
 def _parse_seed(text: str, part: str, label: str) -> int:
     text = text.strip()
     if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > MAX_INTEGER:
-        raise RequestError(f"{label}: expected {SEEDS_TEXT}, got '{shown(part)}'")
+        raise RequestError(f"{label}: expected {SEEDS_TEXT}, got '{shorten(part)}'")
     return int(text)
 
 
@@ -155,7 +155,7 @@ def parse_paths(text: str, label: str) -> list[str]:
             continue
         matches = sorted(str(match) for match in _glob(Path(part)) if match.is_file())
         if not matches:
-            raise RequestError(f"{label}: no file matches '{shown(part)}'")
+            raise RequestError(f"{label}: no file matches '{shorten(part)}'")
         paths += matches
     return paths
 
@@ -187,6 +187,6 @@ def parse_settings(texts: Iterable[str], label: str) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise RequestError(f"{label}: expected OWNER.OPTION=VALUE, got '{shown(text)}'")
+            raise RequestError(f"{label}: expected OWNER.OPTION=VALUE, got '{shorten(text)}'")
         settings[key.strip()] = value.strip()
     return settings

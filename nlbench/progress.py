@@ -1,4 +1,4 @@
-"""Progress: a bar for people, lines for logs, nothing where nobody looks."""
+"""Progress of a run: a bar on a terminal, lines in a log, or nothing."""
 
 from __future__ import annotations
 
@@ -22,68 +22,66 @@ from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line
 
-__all__ = ["Bar", "Monitor", "Plain", "Progress", "shown_progress"]
+__all__ = ["Bar", "Monitor", "PlainProgress", "Progress", "create_progress"]
 
 
 class Progress(Protocol):
-    """Told how far a run has come."""
+    """Receiver of a run's progress."""
 
     def begin(self, steps: int) -> None:
-        """Get ready for that many steps."""
+        """Start counting to a number of steps."""
 
-    def step(self, what: str) -> None:
-        """Count one step of something."""
+    def step(self, text: str) -> None:
+        """Count one step."""
 
     def warn(self, message: str) -> None:
-        """Say something that the user should know, in one line."""
+        """Show a warning of one line."""
 
 
 class Monitor:
-    """Told what goes on while subjects are measured; passes progress on, and else does nothing.
-
-    Parameters
-    ----------
-    progress : Progress, optional
-    """
+    """Receiver of the events of measuring, which forwards progress to another receiver."""
 
     def __init__(self, progress: Progress | None = None) -> None:
-        self._passed_on = progress
-        self._said: set[str] = set()
+        self._progress = progress
+        self._warnings: set[str] = set()
 
     def begin(self, steps: int) -> None:
-        """Get ready for that many steps."""
-        if self._passed_on:
-            self._passed_on.begin(steps)
+        """Start counting to a number of steps."""
+        if self._progress:
+            self._progress.begin(steps)
 
-    def step(self, what: str) -> None:
-        """Count one step of something."""
-        if self._passed_on:
-            self._passed_on.step(what)
+    def step(self, text: str) -> None:
+        """Count one step."""
+        if self._progress:
+            self._progress.step(text)
 
     def warn(self, message: str) -> None:
-        """Say something that the user should know, in one line, and once."""
-        if self._passed_on and message not in self._said:
-            self._said.add(message)
-            self._passed_on.warn(message)
+        """Forward a warning of one line, unless it is a repetition."""
+        if self._progress and message not in self._warnings:
+            self._warnings.add(message)
+            self._progress.warn(message)
 
     def loading(self) -> None:
-        """A subject is being loaded."""
+        """Note that a subject is being loaded."""
 
     def observing(self, probe: str) -> None:
-        """A probe's observation begins."""
+        """Note that a probe's pass begins."""
 
     def enter(self, measure: str) -> None:
-        """A measure begins to compute."""
+        """Note that a measure begins to compute."""
 
     def leave(self) -> None:
-        """It has stopped; raises if it took too long."""
+        """Note that the measure has stopped; raise if it took too long."""
 
 
 STYLES = ("auto", "rich", "plain", "none")
 
+LOG_SECONDS = 5.0
+"""Least time between two lines of `PlainProgress`."""
 
-def shown_progress(style: str) -> Bar | Plain:
-    """Give the progress of a style.
+
+def create_progress(style: str) -> Bar | PlainProgress:
+    """Create the progress of a style.
 
     Parameters
     ----------
@@ -98,24 +96,24 @@ def shown_progress(style: str) -> Bar | Plain:
     if style not in STYLES:
         raise RequestError(f"--progress: unknown '{style}'{nearest(style, STYLES)}")
     if style == "plain":
-        return Plain()
+        return PlainProgress()
     return Bar({"auto": None, "rich": True, "none": False}[style])
 
 
 class _Rate(ProgressColumn):
-    """Steps a second."""
+    """Steps per second."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
 class Bar:
-    """A progress bar on standard error inside of a ``with``, shown only if that is a terminal.
+    """A progress bar on standard error, inside of a ``with``.
 
     Parameters
     ----------
     visible : bool, optional
-        Whether it is shown, whatever standard error is.
+        By default True if standard error is a terminal.
     """
 
     def __init__(self, visible: bool | None = None) -> None:
@@ -142,35 +140,35 @@ class Bar:
         self.stop()
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._progress.stop()
 
-    def say(self, what: str) -> None:
-        """Show what is going on, without counting."""
-        self._progress.update(self._task, description=one_line(what))
+    def show_status(self, text: str) -> None:
+        """Show the current activity without counting a step."""
+        self._progress.update(self._task, description=one_line(text))
 
     def begin(self, steps: int) -> None:
         """Start counting to a number of steps."""
         self._progress.reset(self._task, total=steps)
 
-    def step(self, what: str) -> None:
-        """Count one step of something."""
-        self._progress.update(self._task, advance=1, description=one_line(what))
+    def step(self, text: str) -> None:
+        """Count one step."""
+        self._progress.update(self._task, advance=1, description=one_line(text))
 
     def warn(self, message: str) -> None:
-        """Say something that the user should know, in one line."""
+        """Show a warning of one line."""
         self._progress.console.print(
             f"nlbench: {one_line(message)}", markup=False, highlight=False, soft_wrap=True
         )
 
 
-class Plain:
-    """Lines on standard error for a log: at most one every five seconds."""
+class PlainProgress:
+    """Lines on standard error for a log, at most one every five seconds."""
 
     def __init__(self) -> None:
-        self._said = 0.0
+        self._printed = 0.0
         self._total = self._count = 0
-        self._begin = time.monotonic()
+        self._start = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -179,32 +177,32 @@ class Plain:
         self.stop()
 
     def stop(self) -> None:
-        """Say how far it came."""
+        """Print the number of finished steps."""
         if self._count:
             self._print(f"{self._count} of {self._total} steps done")
             self._count = 0
 
-    def say(self, what: str) -> None:
-        """Show what is going on, without counting."""
-        self._print(what)
+    def show_status(self, text: str) -> None:
+        """Show the current activity without counting a step."""
+        self._print(text)
 
     def begin(self, steps: int) -> None:
         """Start counting to a number of steps."""
-        self._total, self._count, self._begin = steps, 0, time.monotonic()
+        self._total, self._count, self._start = steps, 0, time.monotonic()
 
-    def step(self, what: str) -> None:
-        """Count one step of something."""
+    def step(self, text: str) -> None:
+        """Count one step."""
         self._count += 1
         now = time.monotonic()
-        if now - self._said < 5.0:
+        if now - self._printed < LOG_SECONDS:
             return
-        self._said = now
-        rate = self._count / max(now - self._begin, 1e-9)
+        self._printed = now
+        rate = self._count / max(now - self._start, 1e-9)
         left = max(self._total - self._count, 0) / rate
-        self._print(f"{self._count}/{self._total} steps, {rate:.1f}/s, {left:.0f} s left: {what}")
+        self._print(f"{self._count}/{self._total} steps, {rate:.1f}/s, {left:.0f} s left: {text}")
 
     def warn(self, message: str) -> None:
-        """Say something that the user should know, in one line."""
+        """Show a warning of one line."""
         self._print(message)
 
     def _print(self, text: str) -> None:

@@ -1,12 +1,11 @@
-"""Names to objects, through entry points, without importing what is not asked for.
+"""The registry: names to objects, through entry points, imported on demand.
 
 The groups are ``nlbench.measures``, ``nlbench.probes``, ``nlbench.models``, ``nlbench.datasets``,
 ``nlbench.studies``, ``nlbench.recipes``, ``nlbench.reports``, ``nlbench.transforms``,
-``nlbench.commands`` and ``nlbench.ops``.
-What ships with nlbench comes through the same door as anybody's plugin.
+``nlbench.commands`` and ``nlbench.ops``. Built-in plugins use them like those of third parties.
 
-An entry point whose name ends in ``/*`` is a family: one object that knows many names,
-as those of another library. Its members are called ``family/member``.
+An entry point whose name ends in ``/*`` is a family: one object with many names, such as those
+of another library. Its members are named ``family/member``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from nlbench.errors import (
     error_text,
     nearest,
     one_line,
-    shown,
+    shorten,
     system_text,
 )
 
@@ -57,18 +56,18 @@ __all__ = [
 
 
 class Family(ABC):
-    """Many names behind one entry point called ``NAME/*``.
+    """Many names behind one entry point named ``NAME/*``.
 
-    Its class is registered; it is imported whenever its group is listed, so its module
-    imports no more than the standard library and nlbench until a member is loaded.
+    The class is registered. It is imported whenever its group is listed, so that its module must
+    import nothing but the standard library and nlbench until a member is loaded.
 
     Attributes
     ----------
     description : str
-        One line, for the listing.
+        One line, for listings.
     costly : bool
-        Whether `names` imports the library. It is then asked only for a glob that names
-        the family, and when all members are to be listed.
+        True if `names` imports the library. It is then called only for a glob that names the
+        family, and to list all members.
     """
 
     description: str = ""
@@ -76,11 +75,11 @@ class Family(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Names of the members, without the family's; none where they can't be counted."""
+        """Return the members' names without the family's; none if they are unlimited."""
 
     @abstractmethod
     def load(self, name: str) -> Any:
-        """Give what a member's name stands for.
+        """Load a member.
 
         Raises
         ------
@@ -89,11 +88,11 @@ class Family(ABC):
         """
 
     def describe(self, name: str) -> str:
-        """Say in one line what a member is; nothing is imported for it."""
+        """Describe a member in one line, without importing anything."""
         return ""
 
     def providers(self) -> tuple[str, ...]:
-        """Libraries, with versions, that decide what a member is."""
+        """Return the libraries, with versions, that decide the members."""
         return ()
 
 
@@ -110,7 +109,7 @@ GROUPS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered name and who provides it.
+    """A registered name and its providers.
 
     Parameters
     ----------
@@ -118,9 +117,9 @@ class Entry:
         ``measures``, ``models``, ``datasets``, ….
     name : str
     claims : tuple of EntryPoint
-        Usually one; several when plugins claim the same name.
+        Usually one; several if plugins claim the same name.
     family : Family or None
-        Whose member it is.
+        The family of a member.
     """
 
     group: str
@@ -130,15 +129,12 @@ class Entry:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Who provides the name: distribution and version."""
+        """Distributions, with versions, that provide the name."""
         return tuple(map(_provider, self.claims)) + (self.family.providers() if self.family else ())
 
     @property
     def conflict(self) -> str:
-        """What is wrong with who claims the name; else empty.
-
-        Several plugins claim it, or the entry point of the one that does can't be read.
-        """
+        """Problem of several claims of the name or of a malformed one; else empty."""
         if len(self.claims) == 1:
             (point,) = self.claims
             if _is_readable(point):
@@ -148,21 +144,21 @@ class Entry:
                 f"entry point '{point.value}', expected MODULE:OBJECT"
             )
         claims = " and ".join(
-            f"{who} ({point.value})"
-            for who, point in zip(self.providers, self.claims, strict=False)
+            f"{provider} ({point.value})"
+            for provider, point in zip(self.providers, self.claims, strict=False)
         )
         return f"{GROUPS[self.group]} '{self.name}' is claimed by {claims}; uninstall one of them"
 
 
 def entries(group: str) -> dict[str, Entry]:
-    """List what is registered in a group, by name. No plugin but a family is imported.
+    """Return the entries of a group by name; no plugin but families is imported.
 
-    The members of a costly family aren't listed, though `find` finds them.
+    Members of a costly family are left out, but `find` finds them.
 
     Parameters
     ----------
     group : str
-        ``measures``, ``models``, ``datasets``, ``studies``, ``recipes`` or ``reports``.
+        ``measures``, ``models``, ``datasets``, ``studies`` or ``recipes``.
 
     Examples
     --------
@@ -171,20 +167,20 @@ def entries(group: str) -> dict[str, Entry]:
     """
     points = _points(group)
     listed = {name: claims for name, claims in points.items() if not name.endswith("/*")}
-    found = {name: Entry(group, name, claims) for name, claims in listed.items()}
+    known = {name: Entry(group, name, claims) for name, claims in listed.items()}
     for prefix, entry in _families(group, points).items():
         if entry.family is not None and not entry.family.costly:
             for member in entry.family.names():
                 name = f"{prefix}/{member}"
                 claims = listed.get(name, ()) + entry.claims
-                found[name] = Entry(group, name, claims, entry.family)
-    return dict(sorted(found.items()))
+                known[name] = Entry(group, name, claims, entry.family)
+    return dict(sorted(known.items()))
 
 
 def families(group: str) -> dict[str, Entry]:
-    """List the families of a group, by the name before the slash.
+    """Return the families of a group by the name before the slash.
 
-    A family that can't be imported is there too, without its members.
+    A family that can't be imported is included, without its members.
 
     Examples
     --------
@@ -195,7 +191,7 @@ def families(group: str) -> dict[str, Entry]:
 
 
 def find(group: str, name: str) -> Entry:
-    """Find a registered name, or a family's member; no other plugin is imported.
+    """Find a registered name or a member of a family; no other plugin is imported.
 
     Raises
     ------
@@ -212,7 +208,7 @@ def find(group: str, name: str) -> Entry:
             return Entry(group, name, claims + entry.claims, entry.family)
     if not claims:
         hint = nearest(name, entries(group))
-        raise RequestError(f"there is no {GROUPS[group]} '{shown(name)}'{hint}")
+        raise RequestError(f"there is no {GROUPS[group]} '{shorten(name)}'{hint}")
     return Entry(group, name, claims)
 
 
@@ -221,14 +217,7 @@ def _lists(family: Family | None, member: str) -> bool:
 
 
 def load(group: str, name: str) -> Any:
-    """Import what a name stands for.
-
-    Parameters
-    ----------
-    group : str
-        See `entries`.
-    name : str
-        A registered name, or ``family/member``.
+    """Import the object of a registered name or a member of a family.
 
     Raises
     ------
@@ -241,22 +230,22 @@ def load(group: str, name: str) -> Any:
     if entry.conflict:
         raise PluginError(entry.conflict)
     try:
-        # A family that couldn't be imported before fails here, where it can be said.
+        # A family whose import failed before is imported again, for the message.
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
         return _family_of(loaded).load(name.partition("/")[2]) if is_family else loaded
     except NlbenchError:
         raise
     except (Exception, SystemExit) as error:
-        # A plugin's import can fail in any way; whichever way, it is named and stays alone.
+        # The import of a plugin may raise anything.
         where = f"{GROUPS[group]} '{name}' ({entry.providers[0]}, {entry.claims[0].value})"
         raise PluginError(f"{where} can't be loaded: {error_text(error)}") from error
 
 
 def expand(group: str, patterns: Iterable[str]) -> list[str]:
-    """Names that match the given names and globs, in the order given, each once.
+    """Expand names and globs to registered names, in their order, without repetition.
 
-    A glob without a slash matches no family's members; one that names a family, as
+    A glob without a slash matches no members of families; one that names a family, such as
     ``torchvision/resnet*``, matches its members only.
 
     Raises
@@ -270,10 +259,10 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
     ['r2', 'absdev', 'affinity']
     """
     known: dict[str, Entry] | None = None
-    found: dict[str, None] = {}
+    expanded: dict[str, None] = {}
     for pattern in patterns:
         if not any(c in pattern for c in "*?["):
-            found.setdefault(find(group, pattern).name)
+            expanded.setdefault(find(group, pattern).name)
             continue
         known = entries(group) if known is None else known
         names = [*known, *_costly_names(group, pattern)]
@@ -281,13 +270,13 @@ def expand(group: str, patterns: Iterable[str]) -> list[str]:
         matches = [n for n in fnmatch.filter(names, pattern) if n.count("/") == slashes]
         if not matches:
             hint = nearest(pattern, names)
-            raise RequestError(f"no {GROUPS[group]} matches '{shown(pattern)}'{hint}")
-        found.update(dict.fromkeys(matches))
-    return list(found)
+            raise RequestError(f"no {GROUPS[group]} matches '{shorten(pattern)}'{hint}")
+        expanded.update(dict.fromkeys(matches))
+    return list(expanded)
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """List the installed entry points of a group.
+    """Return the installed entry points of a group.
 
     Parameters
     ----------
@@ -303,7 +292,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 def version_of(distribution: str) -> str | None:
-    """Version of an installed distribution; None where it isn't installed."""
+    """Return the version of a distribution; None if it isn't installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -311,62 +300,61 @@ def version_of(distribution: str) -> str | None:
 
 
 def installed() -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    """List the entry points of all groups of nlbench, and say a line each of what can't be read.
+    """Return the entry points of all groups of nlbench, and one line per unreadable distribution.
 
-    Reading what is installed takes milliseconds; it is done again only when the search path has
-    changed, or a folder on it, as an installation does.
+    They are read again only if the search path has changed, or a folder on it, as after an
+    installation.
     """
-    return _installed(tuple((path, _changed(path)) for path in sys.path))
+    return _installed(tuple((path, _modified(path)) for path in sys.path))
 
 
 @lru_cache(maxsize=4)
 def _installed(
     _path: tuple[tuple[str, int], ...],
 ) -> tuple[tuple[EntryPoint, ...], tuple[str, ...]]:
-    found: dict[str, Sequence[EntryPoint]] = {}
+    points: dict[str, Sequence[EntryPoint]] = {}
     problems = []
     for distribution in metadata.distributions():
         name = _key_of(distribution)
-        if name in found:
-            continue  # The first one on the path counts.
-        found[name] = ()
+        if name in points:
+            continue  # The first one on the path is imported.
+        points[name] = ()
         try:
-            # Most have nothing for nlbench; to look for that is quicker than to parse it.
+            # Searching the text is faster than parsing it, and few distributions have plugins.
             if "[nlbench." in (distribution.read_text("entry_points.txt") or ""):
-                found[name] = tuple(distribution.entry_points)
+                points[name] = tuple(distribution.entry_points)
         except Exception as error:
-            # Whatever is wrong with one file, the others are read without it.
             problems.append(
                 f"the entry points of {about(distribution)[0]} can't be read "
-                f"({one_line(system_text(error))}); mend its "
+                f"({one_line(system_text(error))}); repair its "
                 "entry_points.txt or uninstall it"
             )
-    points = itertools.chain.from_iterable(found.values())
-    return tuple(p for p in points if p.group.startswith("nlbench.")), tuple(problems)
+    every = itertools.chain.from_iterable(points.values())
+    return tuple(p for p in every if p.group.startswith("nlbench.")), tuple(problems)
 
 
 @lru_cache(maxsize=1024)
 def about(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Name and version of a distribution; its metadata are a mail's headers, slow to parse."""
+    """Return name and version of a distribution, whose metadata are slow to parse."""
     try:
         name, version = distribution.name, distribution.version
     except Exception:
-        # Without readable metadata the folder's name has to do.
+        # Unreadable metadata: the folder's name is used.
         name = version = ""
     return name or _folder_of(distribution), version or ""
 
 
 def _key_of(distribution: metadata.Distribution) -> str:
-    """What two installations of one distribution share, however its name is spelled."""
+    """Return the normalized name of a distribution."""
     folder = getattr(distribution, "_path", None)
     is_named = getattr(folder, "suffix", "") in (".dist-info", ".egg-info")
-    # The folder's name is there without parsing metadata.
+    # The folder's name needs no parsing of metadata.
     name = _folder_of(distribution).partition("-")[0] if is_named else about(distribution)[0]
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def _folder_of(distribution: metadata.Distribution) -> str:
-    """Name of the folder with its metadata: what is known without parsing or even having them."""
+    """Return the name of the folder of a distribution's metadata."""
     return str(getattr(getattr(distribution, "_path", None), "stem", distribution))
 
 
@@ -378,7 +366,7 @@ def _is_readable(point: EntryPoint) -> bool:
     return point.pattern.match(point.value) is not None
 
 
-def _changed(path: str) -> int:
+def _modified(path: str) -> int:
     try:
         return Path(path or ".").stat().st_mtime_ns
     except OSError:
@@ -386,27 +374,27 @@ def _changed(path: str) -> int:
 
 
 def _points(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Entry points of a group by name, each distribution's claim once."""
+    """Return the entry points of a group by name, without duplicates of a distribution."""
     if group not in GROUPS:
         raise RequestError(f"there is no group '{group}'{nearest(group, GROUPS)}")
     claims: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for point in entry_points(group=f"nlbench.{group}"):
-        # The same distribution is found twice where it lies on the path twice.
+        # A distribution may be on the path twice.
         owner = about(point.dist)[0] if point.dist else ""
         claims.setdefault(point.name, {}).setdefault((owner, point.value), point)
     return {name: tuple(claims[name].values()) for name in sorted(claims)}
 
 
 def _families(group: str, points: Mapping[str, tuple[EntryPoint, ...]]) -> dict[str, Entry]:
-    found = {}
+    families = {}
     for name, claims in points.items():
         if name.endswith("/*"):
             family: Family | None = None
-            # A broken one is named when a member of it is loaded; a listing goes on without.
+            # A broken family is reported when a member is loaded; listings skip it.
             with contextlib.suppress(Exception, SystemExit):
                 family = _family_of(claims[0].load()) if len(claims) == 1 else None
-            found[name.removesuffix("/*")] = Entry(group, name, claims, family)
-    return found
+            families[name.removesuffix("/*")] = Entry(group, name, claims, family)
+    return families
 
 
 def _family_of(loaded: object) -> Family:
@@ -419,7 +407,7 @@ def _family_of(loaded: object) -> Family:
 
 
 def _costly_names(group: str, pattern: str) -> list[str]:
-    """Names of the costly family that a glob names."""
+    """Return the names of the costly family in a glob."""
     prefix, slash, _ = pattern.partition("/")
     entry = families(group).get(prefix) if slash else None
     if entry is None or entry.family is None or not entry.family.costly:
@@ -428,9 +416,9 @@ def _costly_names(group: str, pattern: str) -> list[str]:
 
 
 def describe(entry: Entry) -> str:
-    """First line of the docstring, read from the source file without importing it.
+    """Read the first line of an entry's docstring from its source file, without importing it.
 
-    Empty where there is no source to read. A family's member is described by the family.
+    Empty if there is no source. Members are described by their family.
     """
     point = entry.claims[0]
     if not _is_readable(point):
@@ -455,23 +443,13 @@ def describe(entry: Entry) -> str:
 
 
 def _text_of(node: ast.stmt) -> str:
-    """Text that stands by itself, as the docstring of the constant above it does."""
+    """Return the text of a string statement, such as the docstring of a constant."""
     is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return str(node.value.value) if is_constant else ""  # type: ignore[attr-defined]
 
 
 def find_source(module: str) -> ModuleSpec | None:
-    """Find a module's file; unlike importlib's `find_spec`, import no parent package.
-
-    Parameters
-    ----------
-    module : str
-        With dots.
-
-    Returns
-    -------
-    ModuleSpec or None
-        None where there is no such module.
+    """Find a module's spec without importing its parent packages; None if there is none.
 
     Examples
     --------
@@ -485,8 +463,8 @@ def find_source(module: str) -> ModuleSpec | None:
     for depth in range(1, len(parts) + 1):
         locations = spec.submodule_search_locations if spec else None
         name = ".".join(parts[:depth])
-        found = (finder.find_spec(name, locations) for finder in sys.meta_path)
-        spec = next((candidate for candidate in found if candidate is not None), None)
+        specs = (finder.find_spec(name, locations) for finder in sys.meta_path)
+        spec = next((candidate for candidate in specs if candidate is not None), None)
         if spec is None:
             return None
     return spec

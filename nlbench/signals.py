@@ -1,7 +1,7 @@
-"""Signals: Ctrl-C, and what asks a process to end, as one interruption that loses nothing.
+"""Signals that end a process, as a `KeyboardInterrupt` that can be deferred.
 
-A cluster sends SIGTERM before it takes a machine away, and a terminal SIGHUP when it is closed.
-Here they are what Ctrl-C is: a `KeyboardInterrupt`, which may be put off for a moment.
+Besides SIGINT of Ctrl-C these are SIGTERM, which a cluster sends before it reclaims a machine,
+and SIGHUP of a closed terminal.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ _NUMBERS = tuple(
 
 
 class _Interruption:
-    """A handler of signals that raises, at once or as soon as nothing is in the way."""
+    """A signal handler that raises at once, or at the end of the outermost deferring block."""
 
     def __init__(self) -> None:
-        self.holds = 0
-        self.waits = False
+        self.deferrals = 0
+        self.is_pending = False
 
     def __call__(self, number: int, frame: object) -> None:
-        if self.holds:
-            self.waits = True
+        if self.deferrals:
+            self.is_pending = True
         else:
             raise KeyboardInterrupt
 
     def release(self) -> None:
-        self.holds -= 1
-        if self.waits and not self.holds:
-            self.waits = False
+        self.deferrals -= 1
+        if self.is_pending and not self.deferrals:
+            self.is_pending = False
             raise KeyboardInterrupt
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Take a request to end as Ctrl-C, however often it comes.
+    """Raise a `KeyboardInterrupt` on each signal that ends a process.
 
-    What somebody else has made of a signal is theirs, and is left alone. Outside of the main
-    thread, which alone hears signals, nothing is done.
+    Custom handlers of other code stay. Does nothing outside of the main thread, the only one
+    that receives signals.
     """
-    usual = (signal.SIG_DFL, signal.default_int_handler)
-    before = {number: signal.getsignal(number) for number in _NUMBERS if _hears_signals()}
-    mine = {number: handler for number, handler in before.items() if handler in usual}
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in _NUMBERS if _is_main_thread()}
+    replaced = {number: handler for number, handler in before.items() if handler in defaults}
     interruption = _Interruption()
-    for number in mine:
+    for number in replaced:
         signal.signal(number, interruption)
     try:
         yield
     finally:
-        # One that comes now would leave some of them in place.
-        interruption.holds += 1
-        for number, handler in mine.items():
+        # An interruption during the loop would leave some handlers in place.
+        interruption.deferrals += 1
+        for number, handler in replaced.items():
             if signal.getsignal(number) is interruption:
                 signal.signal(number, handler)
         interruption.release()
@@ -64,24 +64,24 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put an interruption off to the end of a block, where `interruptible` takes it."""
-    handlers = [signal.getsignal(number) for number in _NUMBERS] if _hears_signals() else []
-    found = {id(h): h for h in handlers if isinstance(h, _Interruption)}
-    for interruption in found.values():
-        interruption.holds += 1
+    """Defer an interruption of `interruptible` to the end of a block."""
+    handlers = [signal.getsignal(number) for number in _NUMBERS] if _is_main_thread() else []
+    interruptions = {id(h): h for h in handlers if isinstance(h, _Interruption)}
+    for interruption in interruptions.values():
+        interruption.deferrals += 1
     try:
         yield
     finally:
-        for interruption in found.values():
+        for interruption in interruptions.values():
             interruption.release()
 
 
 def ignore_interruptions() -> None:
-    """Ignore what `interruptible` takes, in a process that is about to end."""
-    for number in _NUMBERS if _hears_signals() else ():
+    """Ignore the signals of `interruptible`, in a process that is about to end."""
+    for number in _NUMBERS if _is_main_thread() else ():
         if isinstance(signal.getsignal(number), _Interruption):
             signal.signal(number, signal.SIG_IGN)
 
 
-def _hears_signals() -> bool:
+def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()

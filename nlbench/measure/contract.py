@@ -1,7 +1,8 @@
-"""What every measure has to keep: its declaration, when it is loaded, and its results.
+"""Validation of measures when they are loaded, and of their results.
 
-A measure is a class derived from `nlbench.Measure`, what `nlbench.site_measure` makes, or a
-``torchmetrics.Metric`` that takes two tensors. Nothing here imports PyTorch or torchmetrics.
+A measure is a class derived from `nlbench.Measure`, a function decorated with
+`nlbench.site_measure`, or a ``torchmetrics.Metric`` of two tensors. Nothing here imports PyTorch
+or torchmetrics.
 """
 
 from __future__ import annotations
@@ -17,39 +18,34 @@ from typing import Any, get_args
 
 from nlbench.citation import Source
 from nlbench.errors import NotFinite, PluginError, error_text, nearest, one_line
-from nlbench.measure import (
-    INVARIANCES,
-    FunctionMeasure,
-    Measure,
-    MoreMeans,
-    Result,
-    Status,
-    Value,
-    metric_measure,
-)
 from nlbench.options import Option
+
+from .base import INVARIANCES, Measure, MoreMeans
+from .pooled import FunctionMeasure
+from .result import Result, Status, Value
+from .torchmetrics_adapter import metric_measure
 
 __all__ = ["as_measure", "sound_result"]
 
-# How far rounding may take a result beyond its bounds, relative to them or to 1.
-ROUNDING = 1e-9
+BOUNDS_TOLERANCE = 1e-9
+"""Rounding allowed beyond the bounds of a result, relative to them or to 1."""
 
 
 def as_measure(given: object, name: str | None = None) -> type[Measure]:
-    """Give the measure that something registered, or passed to `nlbench.evaluate`, is.
+    """Convert a registered or passed object to a measure, and validate its declaration.
 
     Parameters
     ----------
     given : object
         A class derived from `Measure`; or a torchmetrics metric, its class, or a function
-        without parameters that makes one.
+        without parameters that returns one.
     name : str, optional
-        What it is registered as; by default it goes by its own name.
+        Its registered name; by default its own.
 
     Raises
     ------
     nlbench.PluginError
-        If it is none, or declares something that can't be: in one line, with what to do.
+        If it is no measure, or its declaration is invalid; one line says how to fix it.
 
     Examples
     --------
@@ -62,10 +58,10 @@ def as_measure(given: object, name: str | None = None) -> type[Measure]:
     label = f"measure '{name or measure.name}'"
     if name is not None and measure.name != name:
         raise PluginError(
-            f"{label} calls itself '{measure.name}'; an entry point and its measure must bear the "
+            f"{label} has the name '{measure.name}'; an entry point and its measure must have the "
             "same name"
         )
-    for problem in (_missing(measure), _undeclared(measure), _ill_formed(measure)):
+    for problem in (_method_problem(measure), _probe_problem(measure), _attribute_problem(measure)):
         if problem:
             raise PluginError(f"{label}{problem}")
     return measure
@@ -77,7 +73,7 @@ def _measure_of(given: object, name: str | None) -> type[Measure]:
         return given
     if isinstance(given, Measure):
         kind = type(given).__name__
-        raise PluginError(f"{label} is an instance of {kind}; give the class, {kind}, itself")
+        raise PluginError(f"{label} is an instance of {kind}; pass the class {kind}")
     if _is_metric(given):
         return _of_metric(given, name, label)
     if inspect.isfunction(given):
@@ -85,11 +81,11 @@ def _measure_of(given: object, name: str | None) -> type[Measure]:
             raise PluginError(
                 f"{label} is a plain function; put @nlbench.site_measure(...) above it"
             )
-        made = _called(given, label)
-        if _is_metric(made):
-            return _of_metric(made, name, label)
+        returned = _call(given, label)
+        if _is_metric(returned):
+            return _of_metric(returned, name, label)
         raise PluginError(
-            f"{label} is a function without parameters that gives {_text(made)}, "
+            f"{label} is a function without parameters that returns {_text(returned)}, "
             "expected a torchmetrics.Metric"
         )
     raise PluginError(
@@ -107,28 +103,29 @@ def _text(given: object) -> str:
 
 
 def _is_metric(given: object) -> bool:
-    """Whether it is a torchmetrics metric or a class of them; whoever has one has imported it."""
+    """Return True for a torchmetrics metric or a class of them."""
+    # An object of torchmetrics exists only if it was imported.
     torchmetrics = sys.modules.get("torchmetrics")
     metric: Any = getattr(torchmetrics, "Metric", ())
     return isinstance(given, metric) or (isinstance(given, type) and issubclass(given, metric))
 
 
 def _of_metric(given: Any, name: str | None, label: str) -> type[Measure]:
-    return metric_measure(_called(given, label) if isinstance(given, type) else given, name)
+    return metric_measure(_call(given, label) if isinstance(given, type) else given, name)
 
 
-def _called(make: Callable[[], Any], label: str) -> Any:
+def _call(make: Callable[[], Any], label: str) -> Any:
     try:
         return make()
     except Exception as error:
         raise PluginError(
-            f"{label} can't be made without arguments ({error_text(error)}); register a function "
-            "that makes it"
+            f"{label} can't be created without arguments ({error_text(error)}); register a "
+            "function that creates it"
         ) from error
 
 
 def _required(function: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that have to be given by position."""
+    """Return the names of the required positional parameters."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [
         name
@@ -145,8 +142,8 @@ _EXAMPLES = {
 }
 
 
-def _missing(measure: type[Measure]) -> str:
-    """Say which methods are missing, or could not be called."""
+def _method_problem(measure: type[Measure]) -> str:
+    """Describe methods that are missing or can't be called."""
     missing = sorted(getattr(measure, "__abstractmethods__", ()))
     if missing:
         names = " and ".join(f"{name}()" for name in missing)
@@ -159,19 +156,19 @@ def _missing(measure: type[Measure]) -> str:
             inspect.signature(function).bind("self", *arguments)
         except TypeError:
             expected = ", ".join(("self", *arguments))
-            found = ", ".join(inspect.signature(function).parameters)
-            return f": {method}({found}) can't be called; write `def {method}({expected})`"
+            declared = ", ".join(inspect.signature(function).parameters)
+            return f": {method}({declared}) can't be called; write `def {method}({expected})`"
     if _returns_nothing(measure.compute):
         return f": compute() returns nothing; write `{_EXAMPLES['compute'].partition(': ')[2]}`"
-    return _unfit_function(measure) if issubclass(measure, FunctionMeasure) else ""
+    return _function_problem(measure) if issubclass(measure, FunctionMeasure) else ""
 
 
-def _unfit_function(measure: type[FunctionMeasure]) -> str:
-    """Say why a decorated function can't be called with x, y and its options."""
+def _function_problem(measure: type[FunctionMeasure]) -> str:
+    """Describe why a decorated function can't be called with x, y and its options."""
     function = measure.function
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin tells nothing of its parameters
+    except (TypeError, ValueError):  # a builtin without a signature
         return ""
     options = dict.fromkeys(measure.options)
     try:
@@ -186,13 +183,13 @@ def _unfit_function(measure: type[FunctionMeasure]) -> str:
 
 
 def _returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether a Python function that is no generator ends in no ``return`` with a value."""
+    """Return True if no ``return`` of a Python function that is no generator has a value."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
         return False
     steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     returned = [
-        # Newer versions of Python have one instruction for what takes older ones two.
+        # Python 3.12 and 3.13 return a constant by one instruction, other versions by two.
         (step if step.opname == "RETURN_CONST" else before)
         for before, step in zip([None, *steps], steps, strict=False)
         if step.opname.startswith("RETURN_") and step.opname != "RETURN_GENERATOR"
@@ -203,18 +200,18 @@ def _returns_nothing(function: Callable[..., Any]) -> bool:
     )
 
 
-def _undeclared(measure: type[Measure]) -> str:
+def _probe_problem(measure: type[Measure]) -> str:
     if not isinstance(getattr(measure, "probe", None), str):
-        return ' names no probe; add `probe = "sites"`, or another that `nlbench list probes` has'
+        return ' names no probe; add `probe = "sites"`, or another of `nlbench list probes`'
     return ""
 
 
-def _ill_formed(measure: type[Measure]) -> str:
-    """Say which attribute is not what it has to be."""
-    for attribute, (is_right, expected) in _DECLARED.items():
-        given = getattr(measure, attribute)
-        if not is_right(given):
-            return f": {attribute} is {_text(given)}, expected {expected}"
+def _attribute_problem(measure: type[Measure]) -> str:
+    """Describe an invalid attribute."""
+    for attribute, (is_valid, expected) in _ATTRIBUTES.items():
+        value = getattr(measure, attribute)
+        if not is_valid(value):
+            return f": {attribute} is {_text(value)}, expected {expected}"
     return ""
 
 
@@ -233,7 +230,7 @@ def _are_functions(given: object) -> bool:
     return isinstance(given, Mapping) and all(callable(function) for function in given.values())
 
 
-_DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_ATTRIBUTES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "bounds": (_are_bounds, "two numbers, the smaller first: `bounds = (0.0, 1.0)`"),
     "more_means": (
         lambda given: given in get_args(MoreMeans),
@@ -252,28 +249,28 @@ _DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def sound_result(given: object, bounds: tuple[float, float]) -> Result:
-    """Give back what a measure's ``compute`` gave, if it is a result that can be recorded.
+    """Return the value of a measure's ``compute`` if it is a result that can be recorded.
 
     Parameters
     ----------
     given : object
     bounds : tuple of float
-        Smallest and largest possible value, by the measure's own declaration.
+        Smallest and largest possible value, as declared.
 
     Raises
     ------
     nlbench.PluginError, nlbench.NotFinite, TypeError, ValueError
-        If it isn't; beyond the bounds too.
+        If it is not, or is out of bounds.
 
     Examples
     --------
     >>> sound_result(Result.of({"relu": 7.0}), (-1.0, 1.0))
     Traceback (most recent call last):
-    nlbench.errors.PluginError: relu: 7 is beyond the bounds -1 to 1 that the measure declares
+    nlbench.errors.PluginError: relu: 7 is out of the declared bounds -1 to 1
     """
     if not isinstance(given, Result):
         raise PluginError(
-            f"compute() gave a {type(given).__name__}, expected an nlbench.Result; return "
+            f"compute() returned a {type(given).__name__}, expected an nlbench.Result; return "
             "nlbench.Result.of({place: number})"
         )
     if not all(map(math.isfinite, given.numbers.values())):
@@ -291,7 +288,7 @@ def sound_result(given: object, bounds: tuple[float, float]) -> Result:
         raise PluginError("the summary has no 'value'")
     places = [value.place for value in given.values]
     if "" in places or len(set(places)) < len(places):
-        raise PluginError("places must have names, each its own")
+        raise PluginError("places must have distinct names")
     json.dumps(asdict(given), allow_nan=False)
     return given
 
@@ -304,10 +301,8 @@ def _check_bounds(value: Value, bounds: tuple[float, float]) -> None:
     if low - _rounding(low) <= number <= high + _rounding(high):
         return
     where = f"{value.place}: " if value.place else "the summary: "
-    raise PluginError(
-        f"{where}{number:.7g} is beyond the bounds {low:g} to {high:g} that the measure declares"
-    )
+    raise PluginError(f"{where}{number:.7g} is out of the declared bounds {low:g} to {high:g}")
 
 
 def _rounding(bound: float) -> float:
-    return 0.0 if math.isinf(bound) else ROUNDING * max(1.0, abs(bound))
+    return 0.0 if math.isinf(bound) else BOUNDS_TOLERANCE * max(1.0, abs(bound))

@@ -1,1 +1,1 @@
-"""What is kept: files read and written with care, fields as JSON has them, hashes of content."""
+"""Serialization: atomic files, dataclasses as JSON, content hashes."""

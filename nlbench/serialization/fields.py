@@ -1,8 +1,4 @@
-"""Dataclasses as JSON has them, and back: their fields and annotations are what reading checks.
-
-What a file holds is declared once, as a dataclass. `written` makes plain content of it; `read`
-makes it of content that anybody may have written, or says which field isn't as it was declared.
-"""
+"""Conversion of dataclasses to JSON types and back, validated by their annotations."""
 
 from __future__ import annotations
 
@@ -12,64 +8,64 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from nlbench.errors import shown
+from nlbench.errors import shorten
 
-__all__ = ["others", "read", "written"]
+__all__ = ["extra_fields", "from_plain", "to_plain"]
 
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
 
-_OTHERS = "others"
+_EXTRA = "extra"
 
 
-def others() -> Any:
-    """Make the field that takes what a dataclass has no field for, and gives it back."""
-    return field(default_factory=dict, metadata={_OTHERS: True})
+def extra_fields() -> Any:
+    """Create the field that holds the unknown entries of a read object."""
+    return field(default_factory=dict, metadata={_EXTRA: True})
 
 
-def written(value: object) -> Any:
-    """Give a dataclass, or what holds some, as JSON has it: in the order of its fields.
+def to_plain(value: object) -> Any:
+    """Convert dataclasses, mappings and sequences to JSON types.
 
-    A field that is None by default is left out where it is.
+    A field whose default is None is left out if it is None.
 
     Examples
     --------
     >>> from nlbench.citation import Source
-    >>> written({"source": Source("Me, 2026"), "seeds": (0, 1)})
+    >>> to_plain({"source": Source("Me, 2026"), "seeds": (0, 1)})
     {'source': {'citation': 'Me, 2026', 'equation': '', 'bibtex': ''}, 'seeds': [0, 1]}
     """
     if isinstance(value, str | int | float | None):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         content: dict[str, Any] = {}
-        beside: Mapping[str, Any] = {}
-        for one in fields(value):
-            given = getattr(value, one.name)
-            if _OTHERS in one.metadata:
-                beside = given
-            elif given is not None or one.default is not None:
-                content[one.name] = written(given)
-        return content | written(beside)
+        extra: Mapping[str, Any] = {}
+        for entry in fields(value):
+            item = getattr(value, entry.name)
+            if _EXTRA in entry.metadata:
+                extra = item
+            elif item is not None or entry.default is not None:
+                content[entry.name] = to_plain(item)
+        return content | to_plain(extra)
     if isinstance(value, Mapping):
-        return {name: written(inner) for name, inner in value.items()}
-    return [written(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {name: to_plain(item) for name, item in value.items()}
+    return [to_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def read(kind: type[T], content: object, what: str) -> T:
-    """Make a dataclass of plain content.
+def from_plain(kind: type[T], content: object, label: str) -> T:
+    """Create a dataclass from JSON types.
 
-    A field may be missing where its default says nothing: None, zero or empty.
+    A field may be missing if its default is None, zero or empty.
 
     Parameters
     ----------
     kind : type
-        The dataclass. Its annotations are of ``str``, ``bool``, ``int``, ``float`` (which may be
-        given as whole numbers), ``Any``, literals, dataclasses, typed dictionaries (which may have
-        more), and mappings, sequences, tuples and unions of these.
+        The dataclass. Its annotations consist of ``str``, ``bool``, ``int``, ``float`` (which
+        accepts integers), ``Any``, literals, dataclasses, typed dictionaries (which accept
+        further keys), and mappings, sequences, tuples and unions of these.
     content : object
-        What JSON gave.
-    what : str
-        What the message calls it.
+        Parsed JSON.
+    label : str
+        Name of the content in messages.
 
     Raises
     ------
@@ -79,18 +75,18 @@ def read(kind: type[T], content: object, what: str) -> T:
     Examples
     --------
     >>> from nlbench.citation import Source
-    >>> read(Source, {"citation": "Me, 2026"}, "source").citation
+    >>> from_plain(Source, {"citation": "Me, 2026"}, "source").citation
     'Me, 2026'
-    >>> read(Source, {"citation": 3}, "source")
+    >>> from_plain(Source, {"citation": 3}, "source")
     Traceback (most recent call last):
     ValueError: source.citation is a int, expected a text
     """
-    declared: Any = kind
-    made: T = _reader(declared)(content, what)
-    return made
+    annotation: Any = kind
+    value: T = _reader(annotation)(content, label)
+    return value
 
 
-# What JSON gives for each plain type, and how a message calls it.
+# Python types of each JSON type, and its name in messages.
 _JSON: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     dict: ((dict,), "an object"),
@@ -116,28 +112,28 @@ def _checked(value: Any, plain: Any, where: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _reader(annotation: Any) -> Reader:
-    """What reads a value of an annotated type; it is told where the value stands."""
+    """Return the function that reads a value of an annotated type."""
     origin, inner = get_origin(annotation) or annotation, get_args(annotation)
     if origin in (Any, object):
         return lambda value, where: value
     if origin in (Union, types.UnionType):
-        return _union(inner)
+        return _union_reader(inner)
     if origin is Literal:
-        return partial(_chosen, inner)
-    plain = _plain(origin)
+        return partial(_read_choice, inner)
+    plain = _json_type(origin)
     if is_dataclass(origin) or is_typeddict(origin):
-        return _object(origin)
+        return _object_reader(origin)
     if plain is dict:
-        return partial(_mapping, _reader(inner[1]))
+        return partial(_read_mapping, _reader(inner[1]))
     if origin is tuple and inner[-1] is not ...:
-        return partial(_row, [_reader(one) for one in inner])
+        return partial(_read_tuple, [_reader(item) for item in inner])
     if plain is list:
-        return partial(_sequence, _reader(inner[0]))
+        return partial(_read_sequence, _reader(inner[0]))
     return lambda value, where: _checked(value, plain, where)
 
 
-def _plain(annotation: Any) -> type:
-    """Which of JSON's types an annotated one is written as."""
+def _json_type(annotation: Any) -> type:
+    """Return the JSON type of an annotated one."""
     origin = get_origin(annotation) or annotation
     if is_dataclass(origin) or is_typeddict(origin) or origin is Mapping:
         return dict
@@ -147,8 +143,8 @@ def _plain(annotation: Any) -> type:
     return plain
 
 
-def _union(kinds: Sequence[Any]) -> Reader:
-    readers = [(_plain(one), _reader(one)) for one in kinds if one is not type(None)]
+def _union_reader(kinds: Sequence[Any]) -> Reader:
+    readers = [(_json_type(kind), _reader(kind)) for kind in kinds if kind is not type(None)]
     is_optional = len(readers) < len(kinds)
 
     def read(value: Any, where: str) -> Any:
@@ -163,56 +159,55 @@ def _union(kinds: Sequence[Any]) -> Reader:
     return read
 
 
-def _chosen(choices: Sequence[str], value: Any, where: str) -> Any:
+def _read_choice(choices: Sequence[str], value: Any, where: str) -> Any:
     if value not in choices:
-        raise ValueError(f"{where} is '{shown(value, 40)}', expected {' or '.join(choices)}")
+        raise ValueError(f"{where} is '{shorten(value, 40)}', expected {' or '.join(choices)}")
     return value
 
 
-def _mapping(one: Reader, value: Any, where: str) -> Any:
-    entries = _checked(value, dict, where).items()
-    return {name: one(entry, f"{where}.{name}") for name, entry in entries}
+def _read_mapping(reader: Reader, value: Any, where: str) -> Any:
+    items = _checked(value, dict, where).items()
+    return {name: reader(item, f"{where}.{name}") for name, item in items}
 
 
-def _sequence(one: Reader, value: Any, where: str) -> Any:
-    entries = enumerate(_checked(value, list, where))
-    return tuple([one(entry, f"{where}.{place}") for place, entry in entries])
+def _read_sequence(reader: Reader, value: Any, where: str) -> Any:
+    items = enumerate(_checked(value, list, where))
+    return tuple([reader(item, f"{where}.{place}") for place, item in items])
 
 
-def _row(readers: Sequence[Reader], value: Any, where: str) -> Any:
+def _read_tuple(readers: Sequence[Reader], value: Any, where: str) -> Any:
     if len(_checked(value, list, where)) != len(readers):
         raise ValueError(f"{where} has {len(value)} entries, expected {len(readers)}")
-    return tuple(one(entry, where) for one, entry in zip(readers, value, strict=True))
+    return tuple(reader(item, where) for reader, item in zip(readers, value, strict=True))
 
 
-def _object(kind: Any) -> Reader:
-    """What reads a dataclass or a typed dictionary."""
+def _object_reader(kind: Any) -> Reader:
+    """Return the function that reads a dataclass or a typed dictionary."""
     hints, is_open = get_type_hints(kind), is_typeddict(kind)
     entries = () if is_open else fields(kind)
-    beside = next((one.name for one in entries if _OTHERS in one.metadata), "")
-    rest = _reader(hints.pop(beside, Any))
+    extra = next((entry.name for entry in entries if _EXTRA in entry.metadata), "")
+    read_extra = _reader(hints.pop(extra, Any))
     readers = {name: _reader(hint) for name, hint in hints.items()}
-    needed = [one.name for one in entries if one.name != beside and _says(one)]
+    required = [entry.name for entry in entries if entry.name != extra and _is_required(entry)]
 
     def read(value: Any, where: str) -> Any:
         _checked(value, dict, where)
-        for name in needed:
+        for name in required:
             if name not in value:
                 raise ValueError(f"{where} has no '{name}'")
-        found = {n: readers[n](x, f"{where}.{n}") for n, x in value.items() if n in readers}
+        known = {n: readers[n](x, f"{where}.{n}") for n, x in value.items() if n in readers}
         if is_open:
-            return {**value, **found}
-        left = {name: entry for name, entry in value.items() if name not in readers}
-        if beside:
-            return kind(**found, **{beside: rest(left, where)})
-        if left:
-            raise ValueError(f"{where} has an unknown '{shown(next(iter(left)))}'")
-        return kind(**found)
+            return {**value, **known}
+        unknown = {name: item for name, item in value.items() if name not in readers}
+        if extra:
+            return kind(**known, **{extra: read_extra(unknown, where)})
+        if unknown:
+            raise ValueError(f"{where} has an unknown '{shorten(next(iter(unknown)))}'")
+        return kind(**known)
 
     return read
 
 
-def _says(one: Field[Any]) -> bool:
-    """Whether a field has no default, or one that says something."""
-    default = one.default if one.default_factory is MISSING else one.default_factory()
+def _is_required(entry: Field[Any]) -> bool:
+    default = entry.default if entry.default_factory is MISSING else entry.default_factory()
     return default is MISSING or bool(default)

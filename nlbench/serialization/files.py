@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one; reading what anybody may have written."""
+"""Atomic writing of files, and safe reading of untrusted ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from nlbench.errors import RequestError, one_line, system_text
 
 __all__ = [
-    "LARGEST_TEXT",
+    "MAX_TEXT_BYTES",
     "check_is_file",
     "is_part",
     "make_folder",
@@ -31,26 +31,26 @@ __all__ = [
 
 _PART = re.compile(r"\..+\.\w+\.part")
 
-DEEPEST = 32
-"""Levels of nesting in a file of nlbench's; its own have about six."""
+MAX_JSON_DEPTH = 32
+"""Levels of nesting in a JSON file; nlbench's own have about six."""
 
-LARGEST_TEXT = 2**26
-"""Bytes of the largest text that is read: far more than any request, record or plan."""
+MAX_TEXT_BYTES = 2**26
+"""Size of the largest text file that is read, far larger than any record."""
 
 
-def check_is_file(path: Path, most: int | None = None) -> None:
-    """Refuse what is no regular file: reading a pipe or a device may never end.
+def check_is_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise unless a path is a regular file: reading a pipe or a device may never end.
 
     Parameters
     ----------
     path : Path
-    most : int, optional
-        Bytes that it may have.
+    max_bytes : int, optional
+        Size limit.
 
     Raises
     ------
     nlbench.RequestError
-        If it is absent, no file or too large.
+        If it is absent, no regular file or too large.
     """
     try:
         state = path.stat()
@@ -62,94 +62,86 @@ def check_is_file(path: Path, most: int | None = None) -> None:
         raise RequestError(f"can't read {path}: it is a directory, expected a file")
     if not stat.S_ISREG(state.st_mode):
         raise RequestError(f"can't read {path}: it is not a regular file")
-    if most is not None and state.st_size > most:
+    if max_bytes is not None and state.st_size > max_bytes:
         raise RequestError(
-            f"can't read {path}: it has {state.st_size} bytes, expected at most {most}"
+            f"can't read {path}: it has {state.st_size} bytes, expected at most {max_bytes}"
         )
 
 
-def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
+def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
     """Read a regular file of UTF-8 text.
-
-    Parameters
-    ----------
-    path : Path
-    most : int
-        Bytes that it may have.
 
     Raises
     ------
     nlbench.RequestError
-        If it is absent, no file, too large or no text.
+        If it is absent, no regular file, too large or no text.
     """
-    check_is_file(path, most)
+    check_is_file(path, max_bytes)
     try:
         with path.open("rb") as file:
-            # Some files of the system have no end, and no size either.
-            data = file.read(most + 1)
-        if len(data) > most:
-            raise RequestError(f"can't read {path}: expected at most {most} bytes")
+            # Some system files report no size and have no end.
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise RequestError(f"can't read {path}: expected at most {max_bytes} bytes")
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"can't read {path}: {system_text(error)}") from error
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Give a text that a spreadsheet doesn't run, for a cell of a table.
+    """Escape the text of a cell so that no spreadsheet evaluates it as a formula.
 
-    One that begins like a formula gets an apostrophe before it, as spreadsheets mark text;
-    `spreadsheet_text` takes it away.
+    A text that begins like a formula gets a leading apostrophe; `spreadsheet_text` removes it.
 
     Examples
     --------
     >>> spreadsheet_safe("=1+1"), spreadsheet_safe("vgg8")
     ("'=1+1", 'vgg8')
     """
-    return f"'{text}" if text[:1] in _MARKED else text
+    return f"'{text}" if text[:1] in _FORMULA_STARTS else text
 
 
 def spreadsheet_text(cell: str) -> str:
-    """Give back what `spreadsheet_safe` was given.
+    """Undo `spreadsheet_safe`.
 
     Examples
     --------
     >>> spreadsheet_text("'=1+1"), spreadsheet_text("vgg8")
     ('=1+1', 'vgg8')
     """
-    is_marked = cell[:1] == "'" and cell[1:2] in _MARKED
-    return cell[1:] if is_marked else cell
+    is_escaped = cell[:1] == "'" and cell[1:2] in _FORMULA_STARTS
+    return cell[1:] if is_escaped else cell
 
 
-# What a formula may begin with; and the mark itself, so that it can be taken away again.
-_MARKED = frozenset("=+-@\t\r\n'")
+# The apostrophe itself is escaped too, so that the escape can be undone.
+_FORMULA_STARTS = frozenset("=+-@\t\r\n'")
 
 
 def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
-    """Read JSON that anybody may have written.
+    """Parse untrusted JSON.
 
     Parameters
     ----------
     text : str
     origin : str
-        Where it is from, for the message.
+        Name of the file in messages.
     finite : bool
-        Whether NaN and infinities, which JSON proper has not, are refused.
+        Refuse NaN and infinities, which standard JSON lacks.
 
     Raises
     ------
     nlbench.RequestError
-        If it is damaged, nested too deeply, or has a number or a text that nothing can be done
-        with.
+        If it is damaged, nested too deeply, or has a number or a text that can't be stored.
     """
     parsers: dict[str, Any] = (
-        {"parse_constant": _refuse, "parse_float": _within_float64} if finite else {}
+        {"parse_constant": _refuse, "parse_float": _parse_float} if finite else {}
     )
     try:
-        content = json.loads(text, parse_int=_whole, **parsers)
-        if not _is_flat(content, DEEPEST):
-            raise ValueError(f"nested in more than {DEEPEST} levels")
+        content = json.loads(text, parse_int=_parse_int, **parsers)
+        if not _is_within_depth(content, MAX_JSON_DEPTH):
+            raise ValueError(f"nested in more than {MAX_JSON_DEPTH} levels")
         if "\\u" in text:
-            # Half of a character that takes two can be escaped, and never written again.
+            # Lone surrogates can be escaped in JSON but not encoded.
             json.dumps(content, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise RequestError(f"{origin} is damaged: nested too deeply") from None
@@ -158,13 +150,13 @@ def parse_json(text: str, origin: str, *, finite: bool = True) -> Any:
     return content
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     if len(text) > 20:
         raise ValueError(f"a whole number of {len(text)} digits")
     return int(text)
 
 
-def _within_float64(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise ValueError(f"{text[:20]} is no number that float64 holds")
@@ -175,24 +167,24 @@ def _refuse(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
-def _is_flat(content: object, levels: int) -> bool:
+def _is_within_depth(content: object, levels: int) -> bool:
     if not isinstance(content, dict | list):
         return True
     inner = content.values() if isinstance(content, dict) else content
     return levels > 0 and all(
-        _is_flat(value, levels - 1) for value in inner if isinstance(value, dict | list)
+        _is_within_depth(value, levels - 1) for value in inner if isinstance(value, dict | list)
     )
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file whole or not at all, and make sure that it is on the disk.
+    """Write a file completely or not at all, and flush it to the disk.
 
     Parameters
     ----------
     path : Path
-        Its folder must exist.
+        In an existing folder.
     content : bytes or str
-        Text is written as UTF-8.
+        Text is encoded as UTF-8.
 
     Raises
     ------
@@ -202,7 +194,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     try:
         data = content.encode("utf-8") if isinstance(content, str) else content
         part = path.parent / f".{path.name[:40]}.{os.urandom(8).hex()}.part"
-        # As readable as any other file: the system applies the user's mask.
+        # The umask applies, unlike to files of tempfile.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -220,18 +212,18 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write a file as `write_atomically` does, unless it says so already: it may be read-only."""
+    """Write a file atomically unless it has this text already; it may be read-only."""
     if not path.is_file() or read_text(path) != text:
         write_atomically(path, text)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parents, and check that it can be written to.
+    """Create a folder with its parents, and check that it is writable.
 
     Raises
     ------
     nlbench.RequestError
-        If it can't be made or written to.
+        If it can't be created or written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -242,7 +234,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what a killed process left unfinished in a folder that nobody else writes to."""
+    """Remove unfinished files of killed processes; requires that no other process writes."""
     for entry in list(folder.iterdir()):
         if is_part(entry):
             with contextlib.suppress(OSError):
@@ -255,18 +247,10 @@ def is_part(path: Path) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable; not every system can open a folder."""
+    """Flush the entry of a new file; not every system can open a folder."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-@contextlib.contextmanager
-def locked(folder: Path):  # type: ignore  # temporary: models/training/train.py
-    from nlbench.store.locked_folder import LockedFolder
-
-    with LockedFolder(folder).locked():
-        yield

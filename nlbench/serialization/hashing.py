@@ -1,7 +1,6 @@
-"""What content is called by: hashes of requests, files, weights and samples.
+"""Hashes of requests, files, weights and samples.
 
-PyTorch is imported only where there are tensors, so that planning a run can hash files
-without it.
+Importing this module doesn't import PyTorch.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ __all__ = ["SampleHash", "content_key", "file_hash", "state_hash", "tensor_hash"
 
 
 def content_key(content: Mapping[str, Any]) -> str:
-    """Hash of everything that decides a cell's numbers.
-
-    Parameters
-    ----------
-    content : mapping
-        Of what JSON has; the order of its keys doesn't matter.
+    """Compute the key of JSON content, independent of the order of its keys.
 
     Examples
     --------
@@ -42,7 +36,7 @@ def content_key(content: Mapping[str, Any]) -> str:
 
 
 def file_hash(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal.
+    """Compute the SHA-256 of a file, in hexadecimal.
 
     Raises
     ------
@@ -66,11 +60,11 @@ def file_hash(path: str | os.PathLike[str]) -> str:
 
 
 def state_hash(model: torch.nn.Module) -> str:
-    """SHA-256 of a model's parameters and buffers, in hexadecimal.
+    """Compute the SHA-256 of a model's parameters and buffers, in hexadecimal.
 
-    Names, dtypes, shapes and bytes enter, in the order of the names; the device, the
-    memory layout and the order of registration don't. Buffers that a checkpoint leaves
-    out enter too, since they decide the output as well.
+    Names, dtypes, shapes and bytes are hashed in the order of the names, independent of device,
+    memory layout and order of registration. Non-persistent buffers are included, since they
+    affect the output.
 
     Examples
     --------
@@ -93,7 +87,7 @@ def state_hash(model: torch.nn.Module) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> str:
-    """SHA-256 over a tensor's shape, dtype and bytes, in hexadecimal.
+    """Compute the SHA-256 of a tensor's shape, dtype and bytes, in hexadecimal.
 
     Examples
     --------
@@ -101,19 +95,18 @@ def tensor_hash(tensor: Tensor) -> str:
     >>> tensor_hash(torch.zeros(2)) == tensor_hash(torch.zeros(2, 1))
     False
     """
-    digest = _begun(tuple(tensor.shape), tensor)
+    digest = _new_digest(tuple(tensor.shape), tensor)
     digest.update(_bytes_of(tensor))
     return str(digest.hexdigest())
 
 
 class SampleHash:
-    """`tensor_hash` of samples that come in batches, none of which is kept.
+    """Incremental `tensor_hash` of samples in batches.
 
     Parameters
     ----------
     samples : int or None
-        How many there will be. Where nobody knows, the hash is another one than that of the
-        same samples as one tensor.
+        Total number of samples. If None, the hash differs from that of one tensor.
 
     Examples
     --------
@@ -131,17 +124,17 @@ class SampleHash:
         self._digest: Any = None
 
     def update(self, batch: Tensor) -> None:
-        """Take in the next batch (n, ...)."""
+        """Add a batch (n, ...)."""
         if self._digest is None:
-            self._digest = _begun((self._samples, *batch.shape[1:]), batch)
+            self._digest = _new_digest((self._samples, *batch.shape[1:]), batch)
         self._digest.update(_bytes_of(batch))
 
     def hexdigest(self) -> str:
-        """Give the hash of what was taken in; empty where nothing was."""
+        """Return the hash of all batches; empty if there was none."""
         return "" if self._digest is None else str(self._digest.hexdigest())
 
 
-def _begun(shape: tuple[int | str, ...], tensor: Tensor) -> Any:
+def _new_digest(shape: tuple[int | str, ...], tensor: Tensor) -> Any:
     return hashlib.sha256(f"{shape} {tensor.dtype}".encode())
 
 

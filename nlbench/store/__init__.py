@@ -1,1 +1,1 @@
-"""What is kept: the record of a cell, the folder of a run, its manifest and its table."""
+"""Records of cells, and the folders of runs."""

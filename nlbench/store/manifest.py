@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from nlbench.errors import RequestError, one_line
 from nlbench.options import OptionValue
-from nlbench.serialization.fields import others, read, written
+from nlbench.serialization.fields import extra_fields, from_plain, to_plain
 from nlbench.subjects.facts import SubjectFacts
 
 from .record import Record, RecordedMeasure
@@ -31,7 +31,7 @@ class RunCall:
     command: str
     request: Mapping[str, Any] | None = None
     seconds: float | None = None
-    rest: Mapping[str, Any] = others()
+    rest: Mapping[str, Any] = extra_fields()
 
 
 Merged = TypedDict("Merged", {"from": Sequence[str], "at": str}, total=False)
@@ -109,11 +109,11 @@ class Manifest(Mapping[str, Any]):
     probes: Mapping[str, Mapping[str, OptionValue]] = field(default_factory=dict)
     environments: tuple[Mapping[str, Any], ...] = ()
     cells: Mapping[str, int] = field(default_factory=dict)
-    rest: Mapping[str, Any] = others()
+    rest: Mapping[str, Any] = extra_fields()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the manifest's file."""
-        return {name: written(value) for name, value in self._present().items()}
+        return {name: to_plain(value) for name, value in self._present().items()}
 
     def _present(self) -> Mapping[str, Any]:
         """Return the fields that the file has."""
@@ -134,7 +134,7 @@ class Manifest(Mapping[str, Any]):
             return content
         present = {name: value for name, value in content.items() if value is not None}
         try:
-            return read(cls, present, "manifest")
+            return from_plain(cls, present, "manifest")
         except ValueError as error:
             raise RequestError(
                 f"{origin} is no manifest of a run ({one_line(error, 300)})"
@@ -156,7 +156,7 @@ class Manifest(Mapping[str, Any]):
         )
 
     def __getitem__(self, name: str) -> Any:
-        return written(self._present()[name])
+        return to_plain(self._present()[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._present())
@@ -188,7 +188,7 @@ def make_manifest(
 
 def _distinct(facts: Iterable[T]) -> tuple[T, ...]:
     """Drop duplicates, in the order of first appearance; the last of equal ones is kept."""
-    distinct = {json.dumps(written(fact), sort_keys=True, default=str): fact for fact in facts}
+    distinct = {json.dumps(to_plain(fact), sort_keys=True, default=str): fact for fact in facts}
     return tuple(distinct.values())
 
 

@@ -15,7 +15,7 @@ from nlbench.citation import Source
 from nlbench.errors import RequestError, one_line, without_controls
 from nlbench.measure import Measure, Result
 from nlbench.options import OptionValue
-from nlbench.serialization.fields import others, read, written
+from nlbench.serialization.fields import extra_fields, from_plain, to_plain
 from nlbench.serialization.versioned import dump_versioned, parse_versioned
 from nlbench.subjects.facts import SubjectFacts
 
@@ -54,7 +54,7 @@ class RecordedMeasure:
     version: str
     options: Mapping[str, OptionValue]
     source: Source | None = None
-    rest: Mapping[str, Any] = others()
+    rest: Mapping[str, Any] = extra_fields()
 
     @classmethod
     def of(cls, measure: type[Measure], options: Mapping[str, OptionValue]) -> RecordedMeasure:
@@ -90,7 +90,7 @@ class RecordedProbe:
 
     name: str
     options: Mapping[str, OptionValue]
-    facts: ProbeFacts = others()  # noqa: RUF009 (a field, as the others are)
+    facts: ProbeFacts = extra_fields()  # noqa: RUF009 (a field, as the others are)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Record:
 
     def to_json(self) -> str:
         """Return the text of the record's file."""
-        return dump_versioned(written(self))
+        return dump_versioned(to_plain(self))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Record:
@@ -171,7 +171,7 @@ class Record:
         try:
             if not is_plain_name(content.get("key")):
                 raise ValueError(f"its key {str(content.get('key'))[:80]!r} is no plain name")
-            return read(cls, content, "record")
+            return from_plain(cls, content, "record")
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             message = one_line(error, 300)
             raise RequestError(f"{origin} is not a record of a cell ({message})") from error

@@ -22,20 +22,20 @@ __all__ = ["Signature", "module_of"]
 
 @dataclass(frozen=True)
 class Signature:
-    """What one measure says of the sites of one network, in order of call.
+    """A measure's values at the sites of one network, in order of call.
 
     Parameters
     ----------
     sites : tuple of str
-        Names, in order of call.
+        Names in order of call.
     kinds : tuple of str
-        Kind of each activation, such as ``relu``; empty where it isn't known.
+        Kind of each activation, such as ``relu``; empty if unknown.
     values : tuple of float
-        NaN where there is no value.
+        NaN if there is no value.
     status : tuple of str
         ``ok``, ``undefined``, ``skipped`` or ``failed``.
     name : str
-        What it is of, for a legend.
+        Label in a legend.
 
     References
     ----------
@@ -64,22 +64,22 @@ class Signature:
         if len(lengths) > 1:
             raise RequestError(
                 f"a signature of {len(self.sites)} sites, {len(self.kinds)} kinds, "
-                f"{len(self.values)} values and {len(self.status)} status, expected as many"
+                f"{len(self.values)} values and {len(self.status)} statuses, expected equal numbers"
             )
 
     @classmethod
     def of(
         cls, result: Result, *, kinds: Mapping[str, str] | None = None, name: str = ""
     ) -> Signature:
-        """Take the signature out of a site measure's result, such as ``run["affinity"]``.
+        """Create the signature from a site measure's result, such as ``run["affinity"]``.
 
         Parameters
         ----------
         result : Result
         kinds : mapping of str to str, optional
-            From sites to kinds, as `nlbench.probes.sites.list_sites` tells them.
+            From sites to kinds; see `nlbench.probes.sites.list_sites`.
         name : str
-            What it is of, for a legend.
+            Label in a legend.
 
         Raises
         ------
@@ -87,8 +87,8 @@ class Signature:
             If the result lists no places.
         """
         if not result.values:
-            why = f": {result.reason}" if result.reason else ""
-            raise Undefined(f"the result lists no sites{why}")
+            reason = f": {result.reason}" if result.reason else ""
+            raise Undefined(f"the result lists no sites{reason}")
         return cls(
             tuple(value.place for value in result.values),
             tuple((kinds or {}).get(value.place, "") for value in result.values),
@@ -98,17 +98,17 @@ class Signature:
         )
 
     def __len__(self) -> int:
-        """Give the number of sites, with or without a value."""
+        """Return the number of sites, with or without a value."""
         return len(self.sites)
 
     @property
     def defined(self) -> tuple[float, ...]:
-        """The values of the sites that have one, in order of call."""
+        """Finite values in order of call."""
         return tuple(value for value in self.values if math.isfinite(value))
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Mean, std (population), min, max, median and spread (max - min).
+        """Mean, std (population), min, max, median and spread (max - min) of the values.
 
         Raises
         ------
@@ -121,19 +121,18 @@ class Signature:
         return {"mean": summary.pop("value"), **summary}
 
     def dtw(self, other: Signature) -> float:
-        """Dynamic time warping distance to another signature.
+        """Compute the dynamic time warping distance to another signature.
 
-        The root of the least sum of squared differences over all ways of walking through
-        both in order, in which a site may be matched with several. Sites without a value
-        are left out. It is not divided by the length of the walk, so that it grows with the
-        number of sites that differ. Zero for equal signatures, symmetric.
+        It is the root of the minimal sum of squared differences over all alignments of both in
+        order, in which a site may match several. Sites without a value are left out. The sum is
+        not normalized by the length of the alignment. Symmetric, zero for equal signatures.
 
         Raises
         ------
         nlbench.RequestError
             If the package dtaidistance is not installed.
         nlbench.Undefined
-            If no site of one of the two has a value.
+            If no site of one of them has a value.
 
         Examples
         --------
@@ -154,13 +153,12 @@ class Signature:
         return float(dtw.distance(list(self.defined), list(other.defined)))
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the values over the sites in order of call, with gaps where there are none.
+        """Plot the values over the sites in order of call, with gaps for missing ones.
 
         Parameters
         ----------
         ax : matplotlib axes, optional
-            Where to draw; by default a new figure's, which a notebook shows by itself and a
-            script with ``matplotlib.pyplot.show()``.
+            By default those of a new figure.
 
         Returns
         -------
@@ -178,7 +176,7 @@ class Signature:
         return ax
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Give the columns ``site``, ``kind``, ``value`` (None where there is none), ``status``."""
+        """Return the columns ``site``, ``kind``, ``value`` (None if missing) and ``status``."""
         values = [value if math.isfinite(value) else None for value in self.values]
         return {
             "site": list(self.sites),
@@ -188,15 +186,15 @@ class Signature:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """Give the same columns as a table, one site a row."""
+        """Return the columns as a table, one row per site."""
         import pandas as pd
 
         return pd.DataFrame({**self.to_dict(), "value": list(self.values)})
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the table to a file, and give its path; no value is an empty field.
+        """Write the table as CSV and return its path.
 
-        Names that a spreadsheet would run are marked as text; see
+        Missing values are empty fields. Names that begin like a formula are escaped; see
         `nlbench.serialization.files.spreadsheet_text`.
         """
         table = self.to_frame()
@@ -205,7 +203,7 @@ class Signature:
         return Path(path)
 
     def __repr__(self) -> str:
-        """Say what it is of in one line."""
+        """Return one line with the name, the number of sites and the range of values."""
         values = self.defined
         spread = f"{min(values):.4g} to {max(values):.4g}" if values else "no value"
         name = f"{self.name}, " if self.name else ""
@@ -213,14 +211,14 @@ class Signature:
 
 
 def module_of(model: nn.Module, site: str) -> nn.Module:
-    """Find the module that a site is called in: the activation's own, or the one that calls it.
+    """Return the module of a site: the activation's own, or the caller of a function.
 
     Parameters
     ----------
     model : torch.nn.Module
     site : str
         Such as ``layer1.0.relu``, its second call ``layer1.0.relu:1``, or the functional call
-        ``Mixed_5b.branch1x1/relu``, which the module ``Mixed_5b.branch1x1`` makes.
+        ``Mixed_5b.branch1x1/relu`` of the module ``Mixed_5b.branch1x1``.
 
     Raises
     ------
@@ -240,5 +238,5 @@ def module_of(model: nn.Module, site: str) -> nn.Module:
     if name in modules:
         return modules[name]
     if not slash and "." not in name:
-        return model  # a functional call that the model itself makes
+        return model  # a functional call of the model itself
     raise RequestError(f"the model has no module '{name}'{nearest(name, modules)}")

@@ -3,7 +3,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.errors import nearest, one_line, shown
+from nlbench.errors import nearest, one_line, shorten
 
 
 @given(st.text(), st.integers(1, 50))
@@ -19,7 +19,7 @@ def test_text_from_outside_becomes_one_line_without_control_characters(text, mos
 @given(st.text(st.characters(categories=["L", "N", "P"]), max_size=30))
 def test_words_stay_as_they_are(text):
     assert one_line(text) == text
-    assert shown(text) == text
+    assert shorten(text) == text
 
 
 def test_joiners_of_scripts_and_emoji_stay():
@@ -31,8 +31,8 @@ def test_what_cannot_be_written_out_is_named():
     nested = []
     for _ in range(100_000):
         nested = [nested]
-    assert shown(nested) == "a list"
-    assert shown(10**5000) == "an int"
+    assert shorten(nested) == "a list"
+    assert shorten(10**5000) == "an int"
 
 
 def test_the_nearest_of_names_is_found_quickly_for_a_page_of_text():

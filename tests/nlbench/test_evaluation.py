@@ -142,9 +142,9 @@ def test_a_measure_of_no_known_probe_is_refused():
         """Bears a probe's name."""
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(PluginError, match="measure 'odd' wants probe 'nowhere'"):
+    with pytest.raises(PluginError, match="measure 'odd' needs the probe 'nowhere'"):
         nlbench.evaluate(model, torch.randn(8, 4), [Odd])
-    with pytest.raises(PluginError, match="bears the name of a probe"):
+    with pytest.raises(PluginError, match="has the name of a probe"):
         nlbench.evaluate(model, torch.randn(8, 4), [Sites])
 
 
@@ -214,8 +214,8 @@ def test_a_malformed_declaration_is_named(attribute, value, says):
         (Result({"foo": 1.0}), "no 'value'"),
         (Result({"value": 1.0}, status="great"), "unknown status 'great'"),
         (Result.missing("undefined", ""), "without a reason"),
-        (Result({"value": 1.0}, (Value("", {"value": 1.0}),)), "places must have names"),
-        (Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2), "each its own"),
+        (Result({"value": 1.0}, (Value("", {"value": 1.0}),)), "places must have distinct names"),
+        (Result({"value": 1.0}, (Value("a", {"value": 1.0}),) * 2), "distinct names"),
     ],
 )
 def test_a_reading_that_says_nothing_usable_is_a_failure(result, says):
@@ -245,7 +245,7 @@ def test_two_measures_of_one_name_are_refused():
         return 1.0
 
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    with pytest.raises(RequestError, match="two measures are called 'r2'"):
+    with pytest.raises(RequestError, match="two measures are named 'r2'"):
         nlbench.evaluate(model, torch.randn(30, 4), ["r2", r2])
 
 

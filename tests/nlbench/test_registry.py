@@ -8,7 +8,7 @@ import torch
 
 from nlbench import registry
 from nlbench.errors import PluginError, RequestError
-from nlbench.execution.numerics import describe_environment
+from nlbench.execution.machine import describe_environment
 from nlbench.registry import Family
 
 

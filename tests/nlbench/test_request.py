@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.errors import RequestError
 from nlbench.config_file import read_config, to_toml, write_request
+from nlbench.errors import RequestError
 from nlbench.parsers import parse_seeds, parse_size
 from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
 

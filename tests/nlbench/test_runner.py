@@ -156,7 +156,7 @@ def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_
     assert status["tiny", "exiting"][0] == "failed"
     assert status["tiny", "wrong"] == (
         "failed",
-        "compute() gave a float, expected an nlbench.Result; return "
+        "compute() returned a float, expected an nlbench.Result; return "
         "nlbench.Result.of({place: number})",
     )
     assert status["tiny", "good"][0] == "ok"
@@ -603,7 +603,7 @@ def test_who_has_others_measure_leaves_the_gpu_alone(names, tmp_path, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(machine.subprocess, "run", apart)
-    monkeypatch.setattr(runner, "executed", lambda units, pool, progress: (x for x in ()))
+    monkeypatch.setattr(runner, "execute", lambda units, pool, progress: (x for x in ()))
     result = run(
         request(device="cuda:0"), tmp_path / "run", execution=ExecutionOptions(executor="processes")
     )

@@ -50,7 +50,7 @@ def test_an_undecorated_function_is_told_to_be_decorated():
 
 
 def test_an_instance_is_told_to_be_a_class():
-    assert "is an instance of Sound; give the class, Sound, itself" in refusal(Sound())
+    assert "is an instance of Sound; pass the class Sound" in refusal(Sound())
 
 
 @pytest.mark.parametrize("given", [None, 3, "text", torch.zeros(3), nlbench])
@@ -59,7 +59,7 @@ def test_what_is_no_measure_at_all_is_told_what_one_is(given):
 
 
 def test_another_name_than_the_entry_points_is_named():
-    assert "calls itself 'odd'" in refusal(Sound, "other")
+    assert "has the name 'odd'" in refusal(Sound, "other")
 
 
 def test_a_missing_method_is_named_with_how_to_write_it():
@@ -172,14 +172,14 @@ def test_a_result_beyond_the_declared_bounds_is_no_result(number, is_sound):
     if is_sound:
         assert sound_result(result, (-1.0, 1.0)) is result
         return
-    with pytest.raises(PluginError, match=r"b: .* is beyond the bounds -1 to 1"):
+    with pytest.raises(PluginError, match=r"b: .* is out of the declared bounds -1 to 1"):
         sound_result(result, (-1.0, 1.0))
     assert sound_result(result, (-float("inf"), float("inf"))) is result
 
 
 def test_a_summary_beyond_the_bounds_is_no_result_where_every_place_keeps_them():
     result = Result({"value": 2.0}, (Value("a", {"value": 1.0}),))
-    with pytest.raises(PluginError, match="the summary: 2 is beyond the bounds 0 to 1"):
+    with pytest.raises(PluginError, match="the summary: 2 is out of the declared bounds 0 to 1"):
         sound_result(result, (0.0, 1.0))
 
 
@@ -192,7 +192,7 @@ def test_a_measure_beyond_its_bounds_fails_alone():
     model, inputs = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.randn(40, 4)
     run = nlbench.evaluate(model, inputs, [seven, "r2"])
     assert run["seven"].status == "failed"
-    assert run["seven"].reason == "1: 7 is beyond the bounds -1 to 1 that the measure declares"
+    assert run["seven"].reason == "1: 7 is out of the declared bounds -1 to 1"
     assert run["r2"].status == "ok"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.serialization.fields import others, read, written
+from nlbench.serialization.fields import extra_fields, from_plain, to_plain
 
 
 class Facts(TypedDict, total=False):
@@ -18,7 +18,7 @@ class Facts(TypedDict, total=False):
 class Inner:
     name: str
     size: float = 0.0
-    facts: Facts = others()  # noqa: RUF009 (a field, as the others are)
+    facts: Facts = extra_fields()  # noqa: RUF009 (a field, as the others are)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,13 @@ outers = st.builds(
 
 @given(outers)
 def test_what_is_written_is_read_back_the_same(outer):
-    assert read(Outer, json.loads(json.dumps(written(outer))), "outer") == outer
+    assert from_plain(Outer, json.loads(json.dumps(to_plain(outer))), "outer") == outer
 
 
 def test_what_is_none_by_default_is_left_out_and_the_rest_stands_beside():
     outer = Outer(inner=Inner("a", facts={"kinds": {"x": "relu"}, "more": 1}))
     inner = {"name": "a", "size": 0.0, "kinds": {"x": "relu"}, "more": 1}
-    assert written(outer) == {"inner": inner, "status": "ok", "several": [], "parts": {}}
+    assert to_plain(outer) == {"inner": inner, "status": "ok", "several": [], "parts": {}}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_is_none_by_default_is_left_out_and_the_rest_stands_beside():
 def test_what_is_not_as_declared_is_named(change, says):
     content = {"inner": {"name": "a"}, "status": "ok"} | change
     with pytest.raises(ValueError, match=f"^{says}$"):
-        read(Outer, content, "it")
+        from_plain(Outer, content, "it")
 
 
 @pytest.mark.parametrize("missing", ["inner", "status"])
@@ -95,4 +95,4 @@ def test_a_field_may_be_missing_only_where_its_default_says_nothing(missing):
     content: dict[str, Any] = {"inner": {"name": "a"}, "status": "ok"}
     del content[missing]
     with pytest.raises(ValueError, match=f"it has no '{missing}'"):
-        read(Outer, content, "it")
+        from_plain(Outer, content, "it")

@@ -148,7 +148,7 @@ def test_other_samples_under_the_same_key_are_not_put_beside_recorded_ones(plugi
     record = json.loads(file.read_text())
     record["subject"]["sample_hash"] = "another"
     file.write_text(json.dumps(record))
-    with pytest.raises(RequestError, match="sample hash is no longer that of the cells"):
+    with pytest.raises(RequestError, match="sample hash is no longer that of the run"):
         run(request("plain,r2"), tmp_path / "run")
 
 

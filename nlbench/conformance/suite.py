@@ -1,0 +1,71 @@
+"""All checks of a measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from nlbench.measure import Result
+from nlbench.options import Settings
+from nlbench.plugins import checked_measure
+
+from .bounds import check_bounds, check_direction
+from .check import Check, Verdict
+from .degenerate_inputs import check_degenerate_inputs
+from .invariances import check_invariances
+from .repeatability import check_repeatability, check_site_order
+from .trial import Trial, relu_network, samples, value_of
+from .types_and_devices import check_types_and_devices
+
+__all__ = ["check_measure"]
+
+_CHECKS: tuple[Callable[[Trial, Result], Iterator[Check]], ...] = (
+    check_repeatability,
+    check_site_order,
+    check_bounds,
+    check_direction,
+    check_degenerate_inputs,
+    check_types_and_devices,
+    check_invariances,
+)
+
+
+def check_measure(measure: object, settings: Settings | None = None) -> list[Check]:
+    """Check the declarations and the behaviour of a measure on small networks.
+
+    Parameters
+    ----------
+    measure : Measure class
+        Or anything else that `nlbench.evaluate` accepts as a measure.
+    settings : mapping, optional
+        Options of the measure or its probe, as for `nlbench.evaluate`. Declared invariances
+        hold with default options only.
+
+    Returns
+    -------
+    list of Check
+        A verdict of ``broken`` is a defect of the measure.
+
+    Raises
+    ------
+    nlbench.PluginError, nlbench.RequestError
+        If it is no measure, or an option is wrong.
+
+    Examples
+    --------
+    >>> import nlbench
+    >>> @nlbench.site_measure(bounds=(0, 1))
+    ... def seven(x, y):
+    ...     '''Return seven.'''
+    ...     return 7
+    >>> [check.detail for check in check_measure(seven) if check.verdict == "broken"][0]
+    '1: 7 is out of the declared bounds 0 to 1'
+    """
+    trial = Trial(checked_measure(measure), dict(settings or {}))
+    first = trial.value(relu_network(), samples())
+    if first.status != "ok":
+        verdict: Verdict = "broken" if first.status == "failed" else "not checked"
+        return [Check("value", verdict, first.reason)]
+    checks = [Check("value", "kept", f"{value_of(first):.6g} on a small network of ReLUs")]
+    for check in _CHECKS:
+        checks.extend(check(trial, first))
+    return checks
