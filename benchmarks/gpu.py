@@ -42,15 +42,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import nlbench
-from nlbench.conformance.pretend_cuda import PretendCuda
-from nlbench.execution.numerics import describe_environment
+from nlbench.execution.machine import describe_environment
 from nlbench.introspection.precision import exact_arithmetic
-from nlbench.measures._transport import optimal_map
+from nlbench.measures.transport.gaussian_map import optimal_map
 from nlbench.probes.lines import observe_paths, trace_segments
 
 SITE_MEASURES = ("affinity", "r2", "cka", "norm", "sparsity", "entropy")
 MINUTES = 10.0
 TESTS = Path(__file__).parent.parent / "tests"
+sys.path.insert(0, str(TESTS / "support"))
+
+from pretend_cuda import PretendCuda
 
 Found = dict[str, Any]
 

@@ -28,7 +28,7 @@ LONG = (
     "nlbench/execution/test_supervisor.py",
     "test_plugin.py",
     "models/training/test_linearisation.py",
-    "nlbench/conformance/test_pretend_cuda.py",
+    "support/test_pretend_cuda.py",
     "stress/test_malformed.py",
     "nlbench/probes/graph/test_graph_families.py",
     "nlbench/probes/lines/exact/test_trace.py",

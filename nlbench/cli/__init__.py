@@ -1,9 +1,9 @@
 """The command line: one module a command.
 
-Further commands come from plugins, through the entry-point group ``nlbench.commands``.
+Plugins add commands through the entry-point group ``nlbench.commands``.
 
-Modules of commands don't postpone their annotations: Typer takes each six times, and would compile
-its text each time, which ``nlbench --help`` does for every command.
+Modules of commands have no ``from __future__ import annotations``: Typer evaluates each annotation
+six times, which slows down ``nlbench --help`` if it is a string.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run a command; an interruption is one line from the first import on."""
+    """Run a command; Ctrl-C prints one line, even during imports."""
     with interruptible():
         try:
-            # What is imported stays: looking for garbage in it would take a fifth of `--help`.
+            # Imported modules are never garbage: collecting would take a fifth of `--help`.
             gc.disable()
             from .app import main as run_command
 

@@ -1,7 +1,6 @@
-"""The command line: commands to library calls, nothing else.
+"""The application: its commands, and the exit status and message of each error.
 
-PyTorch takes seconds to import, so nothing here imports it at the top: a command
-imports what it needs when it runs.
+Commands import PyTorch, which takes seconds, only when they run.
 """
 
 import io
@@ -16,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shown, system_text
+from nlbench.errors import NlbenchError, PluginError, RequestError, error_text, shorten, system_text
 from nlbench.registry import entry_points
 from nlbench.signals import interruptible, uninterrupted
 
@@ -36,11 +35,11 @@ from .show import show
 __all__ = ["add_commands", "app", "main"]
 
 
-INTERRUPTED = 130
+INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C."""
 
-NO_READER = 141
-"""Exit status when whoever read the output is gone, as of a program that SIGPIPE ends."""
+BROKEN_PIPE_STATUS = 141
+"""Exit status if the reader of the output is gone, as after SIGPIPE."""
 
 app = typer.Typer(
     name="nlbench",
@@ -50,8 +49,8 @@ app = typer.Typer(
 )
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"nlbench {distribution_version('nlbench')}")
         raise typer.Exit
 
@@ -61,11 +60,11 @@ def nlbench(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_say_version, help="Say the version and exit."
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Measure how nonlinear a neural network is, with every measure side by side."""
+    """Measure how nonlinear a neural network is, with many measures side by side."""
 
 
 app.command()(run)
@@ -82,25 +81,25 @@ app.command("check-measure")(check_measure)
 
 
 def add_commands(app: typer.Typer, points: Iterable[EntryPoint]) -> None:
-    """Add commands of plugins; one that is broken or takes another's name is left out, and named.
+    """Add the commands of plugins; skip and report those that are broken or not unique.
 
     Parameters
     ----------
     app : typer.Typer
     points : iterable of EntryPoint
-        Of the group ``nlbench.commands``: from a command's name to its function.
+        Functions by command name, of the group ``nlbench.commands``.
     """
     commands = app.registered_commands
     known = {command.name or getattr(command.callback, "__name__", "") for command in commands}
     for point in points:
         try:
             if point.name in known:
-                raise PluginError("there is one of that name")
+                raise PluginError("the name is taken")
             function = point.load()
         except (Exception, SystemExit) as error:
-            # A plugin's import can fail in any way; the other commands work without it.
-            who = point.dist.name if point.dist else point.value
-            note(f"command '{point.name}' of {who} is left out: {error_text(error)}")
+            # A plugin's import may raise anything; the other commands work without it.
+            owner = point.dist.name if point.dist else point.value
+            note(f"command '{point.name}' of {owner} is not available: {error_text(error)}")
             continue
         known.add(point.name)
         app.command(point.name)(function)
@@ -110,62 +109,62 @@ add_commands(app, entry_points("nlbench.commands"))
 
 
 def main() -> None:
-    """Run a command; every error that a user can cause is one line and exit status 2."""
+    """Run a command; an error of the user prints one line and exits with status 2."""
     with interruptible():
         try:
             status = _status()
         except KeyboardInterrupt:
-            # Once more, while the first was being answered.
-            status = INTERRUPTED
+            # A second Ctrl-C, while the first was handled.
+            status = INTERRUPTED_STATUS
     sys.exit(status)
 
 
 def _status() -> int:
-    """Run a command, say what went wrong, and give the exit status."""
-    # SIGPIPE stays ignored, as Python has it: it would end a run together with its worker, in
-    # the moment when the next unit is sent to it.
-    _tame_output()
+    """Run a command, print its error, and return the exit status."""
+    # SIGPIPE stays ignored, as Python sets it: with its default action a worker's end would also
+    # end the run that sends it the next unit.
+    _replace_unencodable_output()
     try:
         _check_lengths(sys.argv[1:])
         status = app(standalone_mode=False)
         sys.stdout.flush()
-        if status == INTERRUPTED:
-            # Typer turns an interruption into this status, without a word.
+        if status == INTERRUPTED_STATUS:
+            # Typer turns Ctrl-C into this status without a message.
             note("interrupted")
     except Interrupted as stop:
         with uninterrupted():
             for line in stop.args:
                 note(line)
-        status = INTERRUPTED
+        status = INTERRUPTED_STATUS
     except NlbenchError as error:
         note(str(error))
         status = 2
     except TyperException as error:
-        # No arguments at all, or --help: the help has been printed and there is no message.
+        # After --help, or without arguments, the message is empty.
         message = error.format_message()
         if message:
-            note(f"{_in_our_words(message)} (see nlbench --help)")
+            note(f"{_reworded(message)} (see nlbench --help)")
         status = 2
     except (KeyboardInterrupt, typer.Abort):
         with uninterrupted():
             note("interrupted")
-        status = INTERRUPTED
+        status = INTERRUPTED_STATUS
     except BrokenPipeError:
-        status = NO_READER
+        status = BROKEN_PIPE_STATUS
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except SystemExit as done:
-        # So Typer and Rich end when nobody reads the output.
-        status = NO_READER if isinstance(done.__context__, BrokenPipeError) else done.code
+    except SystemExit as stop:
+        # Typer and Rich exit like this if the reader of the output is gone.
+        is_broken_pipe = isinstance(stop.__context__, BrokenPipeError)
+        status = BROKEN_PIPE_STATUS if is_broken_pipe else stop.code
     except OSError as error:
-        # What the system says against a file; where nobody foresaw it, it is still no defect.
+        # A problem with a file, and no defect.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
-        where = f"{shown(error.filename)}: " if error.filename else ""
-        note(f"{where}{system_text(error)}")
+        file = f"{shorten(error.filename)}: " if error.filename else ""
+        note(f"{file}{system_text(error)}")
         status = 2
     except Exception as error:
-        # A defect of nlbench or of a plugin, or nowhere to print to. The traceback is for
-        # whoever mends it.
+        # A defect of nlbench or of a plugin.
         if os.environ.get("NLBENCH_TRACEBACK"):
             raise
         note(f"{error_text(error)} (set NLBENCH_TRACEBACK=1 to see where)")
@@ -174,21 +173,20 @@ def _status() -> int:
 
 
 def _check_lengths(arguments: list[str]) -> None:
-    """Refuse names of commands and flags that are longer than any.
+    """Raise if the name of a command or option is too long.
 
-    The parser looks for the nearest name, which takes minutes for a page of text.
+    The parser searches for the nearest name, which takes minutes for a page of text.
     """
     for number, argument in enumerate(arguments):
         name = argument.partition("=")[0]
-        if len(name) > LONGEST and (number == 0 or name.startswith("-")):
+        if len(name) > MAX_NAME_LENGTH and (number == 0 or name.startswith("-")):
             what = "option" if name.startswith("-") else "command"
-            raise RequestError(f"there is no {what} '{shown(name)}' (see nlbench --help)")
+            raise RequestError(f"there is no {what} '{shorten(name)}' (see nlbench --help)")
 
 
-LONGEST = 200
-"""Letters that the name of a command or a flag may have."""
+MAX_NAME_LENGTH = 200
 
-_WORDING = (
+_REWORDINGS = (
     (r"Invalid value for '?(.+?)'?: ", r"\1: "),
     (r"Value error, ", ""),
     (r"Input should be a valid integer.*", "expected a whole number"),
@@ -200,21 +198,21 @@ _WORDING = (
 )
 
 
-def _in_our_words(message: str) -> str:
-    """Say what the parser of the command line says as the rest of nlbench would.
+def _reworded(message: str) -> str:
+    """Reword a message of Typer in the style of nlbench.
 
     Examples
     --------
-    >>> _in_our_words("Invalid value for '--epochs': Input should be a valid integer, no")
+    >>> _reworded("Invalid value for '--epochs': Input should be a valid integer, no")
     '--epochs: expected a whole number'
     """
-    for pattern, words in _WORDING:
-        message = re.sub(pattern, words, message)
+    for pattern, replacement in _REWORDINGS:
+        message = re.sub(pattern, replacement, message)
     return message
 
 
-def _tame_output() -> None:
-    """Print what a terminal can't show as ``?``."""
+def _replace_unencodable_output() -> None:
+    """Print characters that the terminal can't encode as ``?``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

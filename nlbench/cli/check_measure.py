@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from nlbench.request import parse_settings
+from nlbench.parsers import parse_settings
 
 from .common import completed, note, print_table
 
@@ -18,10 +18,10 @@ def check_measure(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the measure, NAME.OPTION=VALUE.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check what a measure declares and how it behaves; status 1 if something is broken."""
-    from nlbench.plan import load_measure
+    """Check the declarations and behaviour of a measure; exit with 1 if a check is broken."""
+    from nlbench.plugins import load_measure
 
     measure, options = load_measure(name), parse_settings(settings or [], "--set")
 

@@ -18,33 +18,29 @@ def cite(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
 ) -> None:
     """Print BibTeX of the measures, models, data and recipes that runs used."""
-    from nlbench.store.run_folder import load_run
+    from nlbench.store.run import load_run
 
-    found: dict[str, None] = {}
+    entries: dict[str, None] = {}
     for path in runs:
         for bibtex, citation in _sources(load_run(path).manifest):
             if bibtex.strip():
-                found.update(dict.fromkeys(re.split(r"\n\s*\n(?=@)", bibtex.strip())))
+                entries.update(dict.fromkeys(re.split(r"\n\s*\n(?=@)", bibtex.strip())))
             elif citation.strip():
-                found[f"% {' '.join(citation.split())}"] = None
-    print(
-        without_controls("\n\n".join(found))
-        if found
-        else "% nothing that these runs used names a source"
-    )
+                entries[f"% {' '.join(citation.split())}"] = None
+    print(without_controls("\n\n".join(entries)) if entries else "% these runs have no sources")
 
 
 def _sources(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """BibTeX and citation of the measures as recorded, and of what is registered here."""
+    """Yield BibTeX and citation of the recorded measures and of registered plugins."""
     for about in (manifest.get("measures") or {}).values():
         source = about.get("source") or {}
         yield str(source.get("bibtex") or ""), str(source.get("citation") or "")
     subjects = manifest.get("subjects") or []
     for group, key in (("models", "model"), ("datasets", "data"), ("recipes", "recipe")):
-        named = (s.get(key) or (s.get("weights_metadata") or {}).get(key) for s in subjects)
-        for name in dict.fromkeys(str(name) for name in named if name):
+        names = (s.get(key) or (s.get("weights_metadata") or {}).get(key) for s in subjects)
+        for name in dict.fromkeys(str(name) for name in names if name):
             try:
                 source = source_of(group, name)
-            except NlbenchError:  # somebody's own model, or data that aren't here
+            except NlbenchError:  # Not registered here, or missing data.
                 continue
             yield source.bibtex, source.citation

@@ -1,4 +1,4 @@
-"""What commands share, those of plugins too: names and settings, tables, interruptions."""
+"""Helpers of commands, including those of plugins: arguments, tables, messages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench import registry
-from nlbench.errors import RequestError, one_line, shown
-from nlbench.request import parse_names, parse_settings
+from nlbench.errors import RequestError, one_line, shorten
+from nlbench.parsers import parse_names, parse_settings
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
+    from nlbench.store.run import Run
 
 __all__ = [
     "Interrupted",
@@ -29,31 +29,34 @@ __all__ = [
 
 
 def split_names(texts: list[str], option: str) -> tuple[str, ...]:
-    """Read names with commas."""
+    """Split names at commas, without duplicates."""
     names = tuple(dict.fromkeys(name for text in texts for name in parse_names(text)))
     if not names:
-        raise RequestError(f"{option}: expected at least one name, got '{shown(','.join(texts))}'")
+        raise RequestError(
+            f"{option}: expected at least one name, got '{shorten(','.join(texts))}'"
+        )
     return names
 
 
 def split_dataset_options(
-    given: Iterable[str], data: str
+    texts: Iterable[str], data: str
 ) -> tuple[tuple[tuple[str, str], ...], dict[str, str]]:
-    """Sort ``--set OWNER.OPTION=VALUE`` into options of the dataset and the rest.
+    """Split ``--set OWNER.OPTION=VALUE`` into options of the dataset and other settings.
 
     Examples
     --------
     >>> split_dataset_options(["synthetic.size=9", "absdev.normalize=range"], "synthetic")
     ((('size', '9'),), {'absdev.normalize': 'range'})
     """
-    settings = parse_settings(given, "--set")
-    own = {key: value for key, value in settings.items() if key.startswith(f"{data}.")}
-    options = tuple(sorted((key.removeprefix(f"{data}."), value) for key, value in own.items()))
-    return options, {key: value for key, value in settings.items() if key not in own}
+    settings = parse_settings(texts, "--set")
+    prefix = f"{data}."
+    others = {key: value for key, value in settings.items() if not key.startswith(prefix)}
+    options = {key.removeprefix(prefix): settings[key] for key in settings if key not in others}
+    return tuple(sorted(options.items())), others
 
 
 def completed(group: str) -> Callable[[str], list[str]]:
-    """Give what completes a name of a group, also the last of several with commas.
+    """Return the shell completion for names of a group, or for the last of several names.
 
     Examples
     --------
@@ -62,14 +65,14 @@ def completed(group: str) -> Callable[[str], list[str]]:
     """
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{n}" for n in registry.entries(group) if n.startswith(last)]
+        head, comma, last = incomplete.rpartition(",")
+        return [f"{head}{comma}{n}" for n in registry.entries(group) if n.startswith(last)]
 
     return complete
 
 
 def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = False) -> None:
-    """Print rows of equal keys as columns, under their names if they don't speak for themselves."""
+    """Print rows with equal keys as a table, by default without a head."""
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
@@ -85,31 +88,33 @@ def print_table(rows: list[dict[str, Any]], as_json: bool, *, has_head: bool = F
 
 
 def command_line() -> str:
-    """Give the command as it was typed, to be recorded, or typed again."""
+    """Return the current command line, quoted for a shell."""
     return shlex.join(["nlbench", *sys.argv[1:]])
 
 
-def show_run(run: Run, report: bool, **beside: Path) -> None:
-    """Print a run's leaderboard and where its files are, after the page was written.
+def show_run(run: Run, report: bool, **files: Path) -> None:
+    """Write a run's page, and print its leaderboard and the paths of its files.
 
     Parameters
     ----------
     run : Run
         In a folder.
     report : bool
-        Whether there is to be a page; one that is newer than the run stays.
-    **beside : Path
-        What else is there, by what it is called.
+        If True, write the page unless it is newer than the run.
+    **files : Path
+        Other files by label.
     """
     from rich.console import Console
 
+    from nlbench.reporting import load_reports
+
     assert run.path is not None
     page = run.path / "report.html"
-    # The page first: what is printed may have no reader.
+    # Printing may fail, if its reader is gone.
     if report and not _is_newer(page, run.path / "manifest.json"):
         page = run.report(page)
-    registry.load("reports", "terminal")(run, Console())
-    files = {"run": run.path, **beside, "table": run.path / "scores.csv"}
+    load_reports().print_leaderboard(run, Console())
+    files = {"run": run.path, **files, "table": run.path / "scores.csv"}
     files |= {"report": page} if report else {}
     width = max(map(len, ("report", *files))) + 2
     print("", *(f"{name:<{width}}{file}" for name, file in files.items()), sep="\n")
@@ -123,20 +128,20 @@ def _is_newer(file: Path, other: Path) -> bool:
 
 
 class Interrupted(Exception):
-    """The user stopped what can be taken up again; its arguments are lines to print.
+    """The user stopped a command that can be resumed; its arguments are lines to print.
 
     Parameters
     ----------
-    kept : str
-        What there is.
+    state : str
+        What has been finished.
     command : str
-        That goes on with it.
+        Command line that resumes.
     """
 
-    def __init__(self, kept: str, command: str) -> None:
-        super().__init__(f"interrupted; {kept}", f"go on with: {command}")
+    def __init__(self, state: str, command: str) -> None:
+        super().__init__(f"interrupted; {state}", f"resume with: {command}")
 
 
 def note(message: str) -> None:
-    """Say one line on standard error."""
+    """Print one line to standard error."""
     print(f"nlbench: {one_line(message)}", file=sys.stderr)

@@ -5,34 +5,34 @@ from typing import Annotated
 
 import typer
 
-from nlbench import registry
 from nlbench.errors import one_line
 
 __all__ = ["compare"]
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
-    second: Annotated[Path, typer.Argument(help="Folder of another.", metavar="RUN")],
+    first: Annotated[Path, typer.Argument(help="Folder of the first run.", metavar="RUN")],
+    second: Annotated[Path, typer.Argument(help="Folder of the second run.", metavar="RUN")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write .html, .csv or .md in place of printing."),
+        typer.Option("--output", "-o", help="Write a .html, .csv or .md file instead of printing."),
     ] = None,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
             "--fail-if",
-            help="Exit with 1 where a measure changed by more: 'absdev > 5%', 'affinity > 0.01', "
-            "'density > +10%' (rose), 'r2 < -0.1' (fell). Repeatable.",
+            help="Exit with 1 if a measure changed by more than this: 'absdev > 5%', "
+            "'affinity > 0.01', 'density > +10%' (increase), 'r2 < -0.1' (decrease). Repeatable.",
         ),
     ] = None,
 ) -> None:
-    """Say what differs between two runs, cell by cell, and what could explain it."""
+    """Show the differences between two runs, cell by cell, and what could explain them."""
     from rich.console import Console
 
-    from nlbench.store.run_folder import load_run
+    from nlbench.reporting import load_reports
+    from nlbench.store.run import load_run
 
-    comparison = registry.load("reports", "compare")(load_run(first), load_run(second))
+    comparison = load_reports().compare_runs(load_run(first), load_run(second))
     broken = comparison.broken(fail_if or [])
     if output is None:
         comparison.print(Console())

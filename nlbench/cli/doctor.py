@@ -23,9 +23,9 @@ __all__ = ["Finding", "diagnose", "doctor"]
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this machine can run and what could be added; status 1 if something is broken."""
+    """Check the installation, the machine and the data; exit with 1 if something is broken."""
     findings = []
     for finding in diagnose():
         findings.append(finding)
@@ -45,21 +45,21 @@ EXTRAS = {
     "timm": ("timm",),
     "translation": ("sacrebleu", "tokenizers"),
 }
-"""Extras of the distribution, and what each brings."""
+"""Extras of the distribution, with their modules."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The state of one part of the installation.
 
     Parameters
     ----------
     what : str
+        Name of the part.
     state : {"ok", "optional", "broken"}
-        ``optional`` isn't here, and is needed only by who wants it;
-        ``broken`` is in need of repair.
+        ``optional`` parts are missing, and needed only for some features.
     detail : str
-        What there is, or what to do.
+        Versions and numbers, or how to repair or add the part.
     """
 
     what: str
@@ -68,9 +68,9 @@ class Finding:
 
 
 def diagnose() -> Iterator[Finding]:
-    """Look at the installation, the machine, the plugins and the data.
+    """Check the installation, the machine, the plugins and the data.
 
-    PyTorch and the plugins are imported; a plugin that fails is one broken finding.
+    PyTorch and all plugins are imported; a plugin that fails is a broken finding.
 
     Yields
     ------
@@ -102,13 +102,13 @@ def _packages() -> Iterator[Finding]:
 def _devices() -> Iterator[Finding]:
     import torch
 
-    from nlbench.execution.numerics import default_threads
+    from nlbench.introspection.threads import default_threads
 
     yield Finding(
         "cpu",
         "ok",
         f"{os.cpu_count()} cores, {torch.get_num_threads()} threads of PyTorch, "
-        f"{default_threads()} a cell",
+        f"{default_threads()} per cell",
     )
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -117,10 +117,9 @@ def _devices() -> Iterator[Finding]:
             detail = f"{torch.cuda.get_device_name(index)}, {memory}"
             yield Finding(f"cuda:{index}", "ok", detail)
     else:
-        built = torch.version.cuda
-        why = "no device is visible" if built else "this PyTorch is built without CUDA"
-        why += ": networks run on the CPU"
-        yield Finding("cuda", "optional", why)
+        has_cuda = torch.version.cuda
+        reason = "no device is visible" if has_cuda else "this PyTorch is built without CUDA"
+        yield Finding("cuda", "optional", f"{reason}: networks run on the CPU")
     if torch.backends.mps.is_available():
         yield Finding("mps", "ok", "no double precision: most measures need the CPU")
 
@@ -132,11 +131,11 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "memory", "ok", f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free"
     )
-    here = Path.cwd()
-    state: State = "ok" if os.access(here, os.W_OK) else "broken"
-    free = shutil.disk_usage(here).free / 1e9
-    what = f"{free:.1f} GB free" if state == "ok" else "can't be written: give --out elsewhere"
-    yield Finding("folder", state, f"{here}: {what}")
+    folder = Path.cwd()
+    state: State = "ok" if os.access(folder, os.W_OK) else "broken"
+    free = shutil.disk_usage(folder).free / 1e9
+    detail = f"{free:.1f} GB free" if state == "ok" else "not writable: use --out elsewhere"
+    yield Finding("folder", state, f"{folder}: {detail}")
 
 
 def _plugins() -> Iterator[Finding]:
@@ -156,17 +155,17 @@ def _plugins() -> Iterator[Finding]:
                     yield Finding(f"{kind} {entry.name}", "broken", str(error))
         detail = f"{len(entries)} registered"
         if group == "measures":
-            from nlbench.plan import load_measure
+            from nlbench.plugins import load_measure
 
-            works = 0
+            usable = 0
             for name in entries:
                 try:
                     load_measure(name)
-                    works += 1
+                    usable += 1
                 except NlbenchError as error:
                     if not entries[name].conflict:
                         yield Finding(f"{kind} {name}", "broken", str(error))
-            detail += f", {works} can be used"
+            detail += f", {usable} usable"
         yield Finding(group, "ok", detail)
 
 
@@ -175,9 +174,9 @@ def _data() -> Iterator[Finding]:
 
     root = os.environ.get("NLBENCH_DATA", "")
     if not root:
-        yield Finding("NLBENCH_DATA", "optional", "not set: the folder of downloaded data sets")
+        yield Finding("NLBENCH_DATA", "optional", "not set: the folder of downloaded datasets")
     elif not Path(root).is_dir():
-        yield Finding("NLBENCH_DATA", "broken", f"{root} is no folder")
+        yield Finding("NLBENCH_DATA", "broken", f"{root} is not a folder")
     else:
         yield Finding("NLBENCH_DATA", "ok", root)
     for name in registry.entries("datasets"):
@@ -185,9 +184,9 @@ def _data() -> Iterator[Finding]:
             info = dataset_info(registry.load("datasets", name))
             if info.fingerprint is not None:
                 info.fingerprint(**{key: option.default for key, option in info.options.items()})
-            yield Finding(f"dataset {name}", "ok", "there")
+            yield Finding(f"dataset {name}", "ok", "available")
         except Exception as error:
-            # Whatever a plugin raises is its own affair.
+            # A plugin may raise anything.
             is_absent = isinstance(error, NlbenchError) and not isinstance(error, PluginError)
             yield Finding(
                 f"dataset {name}", "optional" if is_absent else "broken", error_text(error)

@@ -1,35 +1,29 @@
 """``nlbench list``."""
 
-import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from nlbench import registry
-from nlbench.errors import NlbenchError, RequestError, error_text
+from nlbench.errors import RequestError
 
 from .common import completed, note, print_table, split_names
 
-if TYPE_CHECKING:
-    from nlbench.subjects.data import Data
-
-__all__ = ["list_", "traceability"]
+__all__ = ["list_"]
 
 
 class Listing(StrEnum):
-    """What ``nlbench list`` lists."""
+    """The lists of ``nlbench list``."""
 
     measures = "measures"
     probes = "probes"
     models = "models"
     datasets = "datasets"
     recipes = "recipes"
-    reports = "reports"
     studies = "studies"
     sites = "sites"
     ops = "ops"
@@ -38,63 +32,66 @@ class Listing(StrEnum):
 
 def list_(
     context: typer.Context,
-    what: Annotated[Listing, typer.Argument(help="What to list.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    what: Annotated[Listing, typer.Argument(help="The list to print.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
             "--models",
-            help="Names or globs of models; for sites, whose to list.",
+            help="Names or globs of models; for sites, one model.",
             autocompletion=completed("models"),
         ),
     ] = None,
     data: Annotated[
         str,
         typer.Option(
-            help="Dataset that decides the input's shape.", autocompletion=completed("datasets")
+            help="Dataset with the shape of the inputs.", autocompletion=completed("datasets")
         ),
     ] = "digits",
     everything: Annotated[
-        bool, typer.Option("--all", help="Name every member of a family of models.")
+        bool, typer.Option("--all", help="List every member of each family of models.")
     ] = False,
     traceable: Annotated[
-        bool, typer.Option("--traceable", help="Say which models can be traced exactly.")
+        bool, typer.Option("--traceable", help="Show which models can be traced exactly.")
     ] = False,
 ) -> None:
-    """List what can be named: measures, models, … the sites of a model, or known operations."""
+    """List measures, models, datasets, … the sites of a model, or supported operations."""
     if what not in (Listing.sites, Listing.models) and model is not None:
-        raise RequestError(f"list {what.value}: takes no --model; list sites --model {model} does")
+        raise RequestError(
+            f"list {what.value} has no option --model; use list sites --model {model}"
+        )
     if what is not Listing.models and (everything or traceable):
         flag = "--all" if everything else "--traceable"
-        raise RequestError(f"list {what.value}: takes no {flag}; list models {flag} does")
-    others: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
+        raise RequestError(f"list {what.value} has no option {flag}; use list models {flag}")
+    unregistered: dict[Listing, Callable[[], list[dict[str, Any]]]] = {
         Listing.sites: lambda: _sites(model, data),
         Listing.ops: _operations,
         Listing.commands: lambda: _commands(context),
     }
-    if what in others:
-        print_table(others[what](), as_json, has_head=what is Listing.ops)
+    if what in unregistered:
+        print_table(unregistered[what](), as_json, has_head=what is Listing.ops)
         return
-    known = registry.entries(what.value)
+    entries = registry.entries(what.value)
     families = registry.families(what.value)
-    chosen = list(known)
+    names = list(entries)
     if model is not None:
-        chosen = registry.expand("models", split_names([model], "--model"))
+        names = registry.expand("models", split_names([model], "--model"))
     if traceable:
-        print_table(_traceable(_natural(chosen), data), as_json)
+        print_table(_traceable(_natural_order(names), data), as_json)
         return
     if model is not None:
-        rows = [_row(registry.find(what.value, name)) for name in _natural(chosen)]
+        rows = [_row(registry.find(what.value, name)) for name in _natural_order(names)]
     elif everything:
         costly = [n for n, f in families.items() if f.family is not None and f.family.costly]
-        members = [name for prefix in costly for name in _members(prefix)]
-        rows = [_row(registry.find(what.value, name)) for name in _natural([*known, *members])]
+        names += [name for prefix in costly for name in _members(prefix)]
+        rows = [_row(registry.find(what.value, name)) for name in _natural_order(names)]
     else:
-        rows = [_row(known[name]) for name in _natural(known) if known[name].family is None]
+        single = [name for name in _natural_order(entries) if entries[name].family is None]
+        rows = [_row(entries[name]) for name in single]
         rows += [_family_row(prefix, entry) for prefix, entry in families.items()]
     print_table(rows, as_json)
-    conflicts = [e.conflict for e in (*known.values(), *families.values()) if e.conflict]
+    conflicts = [e.conflict for e in (*entries.values(), *families.values()) if e.conflict]
     conflicts += registry.installed()[1]
     for conflict in conflicts:
         note(conflict)
@@ -112,18 +109,18 @@ def _row(entry: registry.Entry) -> dict[str, Any]:
 
 
 def _family_row(prefix: str, entry: registry.Entry) -> dict[str, Any]:
-    """One line for a whole family: how many, and how to see them."""
+    """Return one row for a family: the number of members, and how to list them."""
     row = {"name": entry.name, "description": "", "from": ", ".join(entry.providers)}
     if entry.family is None:
         return {**row, "description": "(can't be loaded)"}
     members = () if entry.family.costly else entry.family.names()
     count = f"{len(members)}: " if members else ""
-    seen = f"; list models --model '{prefix}/*'" if entry.group == "models" else ""
-    return {**row, "description": f"{count}{entry.family.description}{seen}"}
+    hint = f"; list models --model '{prefix}/*'" if entry.group == "models" else ""
+    return {**row, "description": f"{count}{entry.family.description}{hint}"}
 
 
 def _members(prefix: str) -> list[str]:
-    """Members of a costly family; a note in place of them where its library is missing."""
+    """Return the members of a costly family; print a note if its library is missing."""
     try:
         return registry.expand("models", [f"{prefix}/*"])
     except RequestError as error:
@@ -131,8 +128,8 @@ def _members(prefix: str) -> list[str]:
         return []
 
 
-def _natural(names: Iterable[str]) -> list[str]:
-    """Sort names with their numbers as numbers, members of families last."""
+def _natural_order(names: Iterable[str]) -> list[str]:
+    """Sort names by their numbers, members of families last."""
 
     def key(name: str) -> tuple[bool, list[tuple[bool, int, str]]]:
         parts = re.findall(r"\d+|\D+", name)
@@ -146,16 +143,19 @@ def _traceable(names: list[str], data: str) -> list[dict[str, Any]]:
     from nlbench.progress import Bar
 
     with Bar() as bar:
-        bar.say("loading")
+        bar.show_status("loading")
         from nlbench.subjects.load import load_dataset
+
+        from .traceability import traceability
 
         bar.begin(len(names))
         return traceability(names, load_dataset(data), bar.step)
 
 
 def _operations() -> list[dict[str, str]]:
-    """What is known of each operation, and of plugins whose operations can't be had."""
-    from nlbench.introspection.operations import load_errors, supported
+    """Return a row per operation; print the errors of plugins with operations."""
+    from nlbench.introspection.operations import load_errors
+    from nlbench.introspection.operations.listing import supported
 
     rows = supported()
     for error in load_errors():
@@ -164,20 +164,20 @@ def _operations() -> list[dict[str, str]]:
 
 
 def _commands(context: typer.Context) -> list[dict[str, str]]:
-    """The commands, with what each does in one line."""
     group = context.find_root().command
-    found = {} if not isinstance(group, TyperGroup) else group.commands
+    commands = group.commands if isinstance(group, TyperGroup) else {}
     return [
         {"name": name, "description": (command.help or "").partition("\n")[0]}
-        for name, command in found.items()
+        for name, command in commands.items()
     ]
 
 
 def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
     if model is None:
         raise RequestError("list sites: name a model with --model")
-    from nlbench.probes.sites.probe import list_sites
-    from nlbench.subjects.load import SubjectSpec, model_source
+    from nlbench.probes.sites.observation import list_sites
+    from nlbench.subjects.load import model_source
+    from nlbench.subjects.spec import SubjectSpec
 
     source = model_source(SubjectSpec(model, "auto", data))
     return [
@@ -190,96 +190,3 @@ def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
         }
         for site in list_sites(source.fresh(), source.example(2))
     ]
-
-
-def traceability(
-    names: Iterable[str], dataset: "Data", step: Callable[[str], None] = lambda name: None
-) -> list[dict[str, Any]]:
-    """Say of each model whether it can be traced, and what prevents it.
-
-    A model is built for the dataset's inputs, or where it refuses them for those that its
-    own builder states as default. It gets no weights where PyTorch's ``meta`` device will
-    do, so that large ones cost as little as small ones. One that can't be built or looked
-    at is listed with the reason.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Registered models.
-    dataset : Data
-    step : callable
-        Told each name before its model is built.
-
-    Returns
-    -------
-    list of dict
-        ``name``; ``traceable``: yes, no or unknown; ``input``, its shape; ``reason``.
-    """
-    rows = []
-    for name in names:
-        step(name)
-        try:
-            shape, reason = _look(name, dataset)
-            answer = "no" if reason else "yes"
-        except (Exception, SystemExit) as error:
-            # A model may fail in any way; the list goes on with the next.
-            shape, answer, reason = (), "unknown", error_text(error)
-        size = "×".join(map(str, shape))
-        rows.append({"name": name, "traceable": answer, "input": size, "reason": reason})
-    return rows
-
-
-def _look(name: str, dataset: "Data") -> tuple[tuple[int, ...], str]:
-    import torch
-
-    from nlbench.probes.lines.recording.program import traceable
-
-    refused: NlbenchError | None = None
-    for shape in _shapes(name, dataset):
-        # As much of a dataset as building a model for it needs.
-        target = SimpleNamespace(
-            name=dataset.name,
-            shape=shape,
-            classes=dataset.classes,
-            sample=lambda count, shape=shape: SimpleNamespace(inputs=torch.zeros(count, *shape)),
-        )
-        try:
-            model = _built(name, target)
-        except NlbenchError as error:
-            refused = refused or error
-            continue
-        return shape, traceable(model, torch.zeros(1, *shape))
-    assert refused is not None
-    raise refused
-
-
-def _built(name: str, target: Any) -> Any:
-    import torch
-
-    from nlbench.subjects.load import build_model
-
-    try:
-        with torch.device("meta"):
-            return build_model(name, target, seed=0)
-    except NlbenchError:
-        raise
-    except Exception:
-        # Some builders compute with their weights, which the meta device doesn't have.
-        return build_model(name, target, seed=0)
-
-
-def _shapes(name: str, dataset: "Data") -> Iterator[tuple[int, ...]]:
-    """The dataset's shape, then the one that the builder's defaults state."""
-    yield tuple(dataset.shape)
-    try:
-        parameters = inspect.signature(registry.load("models", name)).parameters
-    except (TypeError, ValueError):
-        return
-    none = SimpleNamespace(default=None)
-    shape = parameters.get("input_shape", none).default
-    side = parameters.get("image_size", none).default
-    channels = parameters.get("in_channels", none).default
-    if isinstance(shape, tuple):
-        yield shape
-    elif isinstance(side, int) and isinstance(channels, int):
-        yield (channels, side, side)

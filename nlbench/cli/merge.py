@@ -10,10 +10,10 @@ __all__ = ["merge"]
 
 def merge(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the new run.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the new run.")],
 ) -> None:
-    """Put the cells of several runs into one new run; theirs are left as they are."""
-    from nlbench.store.run_folder import merge_runs
+    """Merge the cells of several runs into a new run; the others are not changed."""
+    from nlbench.store.merge import merge_runs
 
     result = merge_runs(runs, out)
     counts = ", ".join(f"{n} {status}" for status, n in result.manifest["cells"].items())

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from nlbench import registry
-from nlbench.errors import RequestError, shown
+from nlbench.errors import RequestError, shorten
 
 __all__ = ["new_measure"]
 
@@ -33,7 +33,7 @@ where = ["src"]
 """
 
 _MODULE = '''\
-"""The measure $name: replace the formula, the declaration and the source by yours."""
+"""The measure $name: replace the formula, the declaration and the source with your own."""
 
 import torch
 
@@ -45,16 +45,15 @@ __all__ = ["$name"]
 @nlbench.site_measure(
     bounds=(-1.0, 1.0),
     more_means="less nonlinear",
-    version="1",  # change it whenever the numbers change
+    version="1",  # increase it whenever the numbers change
     options={"center": nlbench.Option(True, "subtract the mean over samples first")},
     invariant_to=("order", "units", "offsets", "rotations"),
-    source="Somebody, Something, 2026",
+    source="Author, Title, 2026",
 )
 def $name(x, y, center):
-    """Cosine between an activation's input and output, as two long vectors.
+    """Cosine between an activation's input and output, flattened.
 
-    x and y are (samples, channels). Raise `nlbench.Undefined` where there is nothing to
-    measure.
+    x and y are (samples, channels). Raise `nlbench.Undefined` if there is no value.
     """
     if x.shape != y.shape:
         raise nlbench.Undefined(f"input {tuple(x.shape)} and output {tuple(y.shape)} differ")
@@ -68,7 +67,7 @@ def $name(x, y, center):
 '''
 
 _TEST = '''\
-"""The measure against values that are known, and against what every measure owes."""
+"""The measure against known values, and the checks of nlbench."""
 
 import pytest
 import torch
@@ -79,7 +78,7 @@ from nlbench_$name import $name
 
 
 def value(function):
-    """Measure one activation function on samples that are always the same."""
+    """Measure one activation function on fixed samples."""
     x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
 
     class Activation(torch.nn.Module):
@@ -97,7 +96,7 @@ def test_a_relu_is_less_linear_than_a_leaky_one():
     assert value(torch.nn.ReLU()) < value(torch.nn.LeakyReLU(0.5)) < 1
 
 
-def test_it_keeps_what_it_declares_and_what_every_measure_owes():
+def test_no_check_of_nlbench_is_broken():
     assert [check for check in check_measure($name) if check.verdict == "broken"] == []
 '''
 
@@ -116,13 +115,13 @@ pytest
 
 
 def new_measure(
-    name: Annotated[str, typer.Argument(help="What the measure is to be called.")],
+    name: Annotated[str, typer.Argument(help="Name of the measure.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The new folder; by default nlbench-NAME.", metavar="DIR"),
     ] = None,
 ) -> None:
-    """Write a package with a measure of your own: entry point, formula and tests."""
+    """Write a package for a new measure: entry point, formula and tests."""
     from nlbench.serialization.files import make_folder, write_atomically
 
     _check_name(name)
@@ -151,7 +150,7 @@ def new_measure(
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name) or keyword.iskeyword(name):
         raise RequestError(
-            f"'{shown(name)}' can't be a measure's name: expected lower-case letters, digits and "
+            f"'{shorten(name)}' can't be a measure's name: expected lower-case letters, digits and "
             "underscores, a letter first"
         )
     for group in ("measures", "probes"):

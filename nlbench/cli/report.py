@@ -5,30 +5,33 @@ from typing import Annotated
 
 import typer
 
-from nlbench import registry
-
 __all__ = ["report"]
 
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of runs, or one of several.", metavar="RUN...")
+        list[Path],
+        typer.Argument(help="Folders of runs, or a folder that contains some.", metavar="RUN..."),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The page; a folder, for a site with one page a run."),
+        typer.Option(
+            "--output", "-o", help="The page, or a folder for a site with one page per run."
+        ),
     ] = Path("report.html"),
 ) -> None:
-    """Write one self-contained page for one or several runs, or a site of them."""
-    from nlbench.store.run_folder import load_run
+    """Write a self-contained page for one or several runs, or a site."""
+    from nlbench.reporting import load_reports
+    from nlbench.store.run import load_run
 
     loaded = [load_run(path) for given in runs for path in _expanded(given)]
-    writer = "site" if output.is_dir() or not output.suffix else "html"
-    print(registry.load("reports", writer)(loaded, output))
+    reports = load_reports()
+    is_site = output.is_dir() or not output.suffix
+    print((reports.write_site if is_site else reports.write_page)(loaded, output))
 
 
 def _expanded(path: Path) -> list[Path]:
-    """Give a run's folder as it is, and the runs inside a folder that is none."""
+    """Return a run's folder, or the folders of the runs in a folder."""
     if (path / "manifest.json").is_file() or not path.is_dir():
         return [path]
     return sorted(file.parent for file in path.glob("*/manifest.json")) or [path]

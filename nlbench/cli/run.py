@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nlbench import registry
-from nlbench.request import ExecutionOptions, Flag, Request, RunOptions, flags_of, read_config
+from nlbench.options import Option
+from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
 
 from .common import Interrupted, command_line, completed, show_run
 
@@ -23,61 +24,62 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-ASKED = (Request, RunOptions, ExecutionOptions)
-_FLAGS: dict[str, Flag] = {name: one for kind in ASKED for name, one in flags_of(kind).items()}
+SECTIONS = (Request, RunOptions, ExecutionOptions)
+_OPTIONS: dict[str, Option] = {
+    name: option for kind in SECTIONS for name, option in options_of(kind).items()
+}
 
 
-def run(*, config: Path | None, dry_run: bool, **given: Any) -> None:
-    """Measure models and write a run: board, records, tidy table, report."""
-    from nlbench.progress import shown_progress
+def run(*, config: Path | None, dry_run: bool, **flags: Any) -> None:
+    """Measure models, and write records, a table and a report; print the leaderboard."""
+    from nlbench.progress import create_progress
 
-    asked = _asked(config, given)
-    request, options, execution = (_part(kind, asked) for kind in ASKED)
-    for name, one in flags_of(Request).items():
-        if one.group:
-            # Misspelt names are found before anything slow is imported.
-            registry.expand(one.group, getattr(request, name))
+    values = _field_values(config, flags)
+    request, options, execution = (_instance(kind, values) for kind in SECTIONS)
+    for name, option in options_of(Request).items():
+        if option.group:
+            # Unknown names are reported before PyTorch is imported.
+            registry.expand(option.group, getattr(request, name))
     if options.sites:
         settings = {**request.settings, "sites.select": options.sites}
         request = replace(request, settings=settings)
-    # The folder that one is in has a name, too.
     folder = Path(options.out) if options.out else _default_folder(request.models)
     folder = folder if folder.name not in ("", "..") else folder.resolve()
     command = command_line()
-    with shown_progress(options.progress) as bar:
-        bar.say("planning")
+    with create_progress(options.progress) as bar:
+        bar.show_status("planning")
         from nlbench import runner
 
         if dry_run:
-            foreseen = runner.preview(request, folder, execution=execution, progress=bar)
-            bar.say("predicting")
-            predicted = runner.forecast(foreseen, execution=execution, progress=bar)
+            preview = runner.preview(request, folder, execution=execution, progress=bar)
+            bar.show_status("predicting")
+            forecasts = runner.forecast(preview, execution=execution, progress=bar)
             bar.stop()
-            _print_preview(foreseen, folder, predicted)
+            _print_preview(preview, folder, forecasts)
             return
         try:
             result = runner.run(request, folder, progress=bar, command=command, execution=execution)
         except KeyboardInterrupt:
-            is_begun = (folder / "manifest.json").is_file()
-            kept = f"what was finished is in {folder}" if is_begun else "nothing was measured yet"
-            named = "" if options.out else f" --out {shlex.quote(str(folder))}"
-            raise Interrupted(kept, f"{command}{named}") from None
+            has_begun = (folder / "manifest.json").is_file()
+            state = f"finished cells are in {folder}" if has_begun else "nothing was measured yet"
+            out = "" if options.out else f" --out {shlex.quote(str(folder))}"
+            raise Interrupted(state, f"{command}{out}") from None
     show_run(result, options.report)
     if result.failed:
         raise typer.Exit(1)
 
 
 def _signature() -> inspect.Signature:
-    """The command's parameters, for typer, from the fields that can be asked for."""
-    parameters = [_parameter(name, one) for name, one in _FLAGS.items()]
+    """Return the command's parameters, for Typer."""
+    parameters = [_parameter(name, option) for name, option in _OPTIONS.items()]
     extra = {
         "config": Annotated[
-            Path | None, typer.Option(help="A TOML file with any of these; flags go before it.")
+            Path | None, typer.Option(help="TOML file with these options; flags override it.")
         ],
         "dry_run": Annotated[
             bool,
             typer.Option(
-                "--dry-run", help="Say what would be measured and what it will cost, and stop."
+                "--dry-run", help="Print the cells to measure and their predicted cost, and stop."
             ),
         ],
     }
@@ -95,82 +97,85 @@ _METAVARS: Mapping[str, str | None] = {
     "seeds": "SEEDS",
     "paths": "PATHS",
     "text": "TEXT",
-    "choice": "NAME",
-    "whole": "N",
+    "integer": "N",
     "number": "X",
     "size": "SIZE",
-    "yes": None,
+    "boolean": None,
     "settings": "OWNER.OPTION=VALUE",
 }
 
 
-def _parameter(name: str, one: Flag) -> inspect.Parameter:
-    spellings = [f"--{spelling}" for spelling in one.names]
-    if one.kind == "yes":
-        spellings = [f"{spellings[0]}/--no-{one.names[0]}"]
-    option = typer.Option(
-        *spellings,
-        help=one.help,
-        show_default=one.default or False,
-        metavar=_METAVARS[one.kind],
-        autocompletion=completed(one.group) if one.group else None,
+def _parameter(name: str, option: Option) -> inspect.Parameter:
+    flags = [f"--{flag}" for flag in option.names]
+    if option.kind == "boolean":
+        flags = [f"{flags[0]}/--no-{option.names[0]}"]
+    typer_option = typer.Option(
+        *flags,
+        help=option.help,
+        show_default=option.default_text or False,
+        metavar="NAME" if option.choices else _METAVARS[option.kind],
+        autocompletion=completed(option.group) if option.group else None,
     )
-    # Text, for `Flag` reads it and says what is wrong with it.
-    kind: Any = list[str] if one.is_repeatable else bool if one.kind == "yes" else str
+    # Not numbers: `Option` parses the text, with its own messages.
+    kind: Any = list[str] if option.is_repeatable else bool if option.kind == "boolean" else str
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kind | None, option],
+        annotation=Annotated[kind | None, typer_option],
     )
 
 
 run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def _asked(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """What the flags and the file ask for, by field; flags go before the file."""
-    asked = read_config(config) if config else {}
-    for name, one in _FLAGS.items():
-        text = given[name]
+def _field_values(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the values from the file and the flags by field; flags override the file."""
+    values: dict[str, Any] = {}
+    if config:
+        from nlbench.config_file import read_config
+
+        values = read_config(config)
+    for name, option in _OPTIONS.items():
+        text = flags[name]
         if text is None or text == []:
             continue
-        label = f"--{one.names[0]}"
-        value = text if one.kind == "yes" else one.of_text(text, label)
-        asked[name] = {**asked.get(name, {}), **value} if one.kind == "settings" else value
-    return asked
+        label = f"--{option.names[0]}"
+        parse = option.parse_flags if option.is_repeatable else option.parse
+        value: Any = parse(text, label)
+        values[name] = {**values.get(name, {}), **value} if option.kind == "settings" else value
+    return values
 
 
-def _part(kind: type[Any], asked: dict[str, Any]) -> Any:
-    return kind(**{name: asked[name] for name in flags_of(kind) if name in asked})
+def _instance(kind: type[Any], values: dict[str, Any]) -> Any:
+    return kind(**{name: values[name] for name in options_of(kind) if name in values})
 
 
 def _print_preview(
-    foreseen: Preview, folder: Path, predicted: Mapping[str, Mapping[str, str]]
+    preview: Preview, folder: Path, forecasts: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Counts, then one line a subject, and what each of its probes is predicted to take."""
+    """Print the numbers of cells, then a line per subject and a line per forecast."""
     groups = (
-        ("new", foreseen.new),
-        ("recorded", foreseen.recorded),
-        ("impossible", foreseen.impossible),
+        ("new", preview.new),
+        ("recorded", preview.recorded),
+        ("impossible", preview.impossible),
     )
-    plan = foreseen.plan
+    plan = preview.plan
     counts = ", ".join(f"{len(cells)} {word}" for word, cells in groups)
     print(f"{len(plan.cells)} cells on {plan.device}: {counts}")
     print(f"run {folder}")
-    for target in plan.targets:
-        spec = target.spec
+    for subject in plan.subjects:
+        spec = subject.spec
         parts = []
         for word, cells in groups:
-            names = [c.wanted.name for c in cells if c.target.key == target.key]
+            names = [c.measure.name for c in cells if c.subject.key == subject.key]
             if names:
                 parts.append(f"{word} {','.join(names)}")
-        why = f" ({target.impossible})" if target.impossible else ""
-        print(
-            f"{spec.model}  {target.label}  {spec.data}  seed {spec.seed}: {'; '.join(parts)}{why}"
-        )
-        for probe, said in predicted.get(target.key, {}).items():
-            print(f"  {probe}: {said}")
+        reason = f" ({subject.impossible})" if subject.impossible else ""
+        title = f"{spec.model}  {subject.label}  {spec.data}  seed {spec.seed}"
+        print(f"{title}: {'; '.join(parts)}{reason}")
+        for probe, forecast in forecasts.get(subject.key, {}).items():
+            print(f"  {probe}: {forecast}")
 
 
 def _default_folder(models: tuple[str, ...]) -> Path:

@@ -12,7 +12,7 @@ import typer
 
 from nlbench import registry
 from nlbench.citation import Source
-from nlbench.errors import RequestError, nearest, shown
+from nlbench.errors import RequestError, nearest, shorten
 from nlbench.options import Option
 
 __all__ = ["details", "group_of", "show", "source_of"]
@@ -21,33 +21,36 @@ __all__ = ["details", "group_of", "show", "source_of"]
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="Name of a measure, model, dataset or recipe; or a run's folder."),
+        typer.Argument(help="Name of a measure, model, dataset or recipe, or the folder of a run."),
     ],
     cite: Annotated[
-        bool, typer.Option("--cite", help="Only the source, as BibTeX where there is an entry.")
+        bool, typer.Option("--cite", help="Print only the source, as BibTeX if possible.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A run's manifest as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the manifest of a run as JSON.")
+    ] = False,
 ) -> None:
-    """Show what is known of a measure, model, dataset or recipe, or a run's manifest."""
+    """Show a measure, model, dataset or recipe, or the manifest of a run."""
     if _is_run(name):
-        from nlbench.store.run_folder import load_run
+        from nlbench.reporting import load_reports
+        from nlbench.store.run import load_run
 
         manifest = load_run(name).manifest
-        as_text = registry.load("reports", "manifest")
+        as_text = load_reports().manifest_text
         print(json.dumps(dict(manifest), indent=1) if as_json else as_text(manifest))
         return
     try:
         group = group_of(name)
     except RequestError as error:
-        if os.path.isdir(name):  # noqa: PTH112 (whatever the name is, this is an answer)
-            raise RequestError(f"{name} is a folder without manifest.json, so no run") from error
+        if os.path.isdir(name):  # noqa: PTH112 (False for a name that no file can have)
+            raise RequestError(f"{name} is not a run: it has no manifest.json") from error
         raise
     if cite:
         source = source_of(group, name)
-        known = source.bibtex or source.citation or source.equation
-        if not known:
-            raise RequestError(f"{registry.GROUPS[group]} '{name}' names no source")
-        print(known)
+        text = source.bibtex or source.citation or source.equation
+        if not text:
+            raise RequestError(f"{registry.GROUPS[group]} '{name}' has no source")
+        print(text)
         return
     print(details(group, name))
 
@@ -55,20 +58,20 @@ def show(
 def _is_run(name: str) -> bool:
     try:
         return Path(name, "manifest.json").is_file()
-    except OSError:  # a name that no file can have
+    except OSError:  # A name that no file can have.
         return False
 
 
-SHOWN = ("measures", "models", "datasets", "recipes")
+GROUPS = ("measures", "models", "datasets", "recipes")
 
 
 def group_of(name: str) -> str:
-    """Find which of the groups a name is registered in; a family's member is a model.
+    """Return the group in which a name is registered.
 
     Raises
     ------
     nlbench.RequestError
-        If it is registered in none; the message suggests the nearest.
+        If it is not registered; the message suggests the nearest name.
 
     Examples
     --------
@@ -79,39 +82,40 @@ def group_of(name: str) -> str:
     for group in ("models", "datasets"):
         if slash and family in registry.families(group):
             return group
-    known = {entry: group for group in reversed(SHOWN) for entry in registry.entries(group)}
-    if name not in known:
+    groups = {entry: group for group in reversed(GROUPS) for entry in registry.entries(group)}
+    if name not in groups:
         raise RequestError(
-            f"there is no measure, model, dataset or recipe '{shown(name)}'{nearest(name, known)}"
+            f"there is no measure, model, dataset or recipe '{shorten(name)}'"
+            f"{nearest(name, groups)}"
         )
-    return known[name]
+    return groups[name]
 
 
 def source_of(group: str, name: str) -> Source:
-    """Where something registered comes from; of a dataset that has to be there."""
-    found = _loaded(group, name)
+    """Return the source of a registered object; a dataset is opened for it."""
+    plugin = _load(group, name)
     if group == "models":
         from nlbench.subjects.model import model_info
 
-        return model_info(found).source
+        return model_info(plugin).source
     if group == "datasets":
         from nlbench.subjects.load import load_dataset
 
         return load_dataset(name).source
-    source: Source = getattr(found, "source", Source(""))
+    source: Source = getattr(plugin, "source", Source(""))
     return source
 
 
-def _loaded(group: str, name: str) -> Any:
+def _load(group: str, name: str) -> Any:
     if group != "measures":
         return registry.load(group, name)
-    from nlbench.plan import load_measure
+    from nlbench.plugins import load_measure
 
     return load_measure(name)
 
 
 def details(group: str, name: str) -> str:
-    """Give the lines for something registered.
+    """Return the description of a registered object as lines of text.
 
     Examples
     --------
@@ -121,27 +125,27 @@ def details(group: str, name: str) -> str:
     ResNet18 of base width 8 of the linear-regions paper, no batch norm.
     <BLANKLINE>
     trained   no weights ship
-    recipe    adam, where train and linearize are given none
+    recipe    adam, the default of train and linearize
     <BLANKLINE>
     """
-    found = _loaded(group, name)
+    plugin = _load(group, name)
     title = f"{name} ({registry.GROUPS[group]})"
-    text = inspect.cleandoc(getattr(found, "__doc__", "") or "(no description)")
+    text = inspect.cleandoc(getattr(plugin, "__doc__", "") or "(no description)")
     if group == "measures":
-        title = f"{found.name} (version {found.version}, probe {found.probe})"
+        title = f"{plugin.name} (version {plugin.version}, probe {plugin.probe})"
     elif group == "recipes":
-        # An instance: its own text stands below it in the source.
+        # The description of an instance is the string below it in the source.
         text = registry.describe(registry.find(group, name))
     lines = {"measures": _measure, "models": _model, "datasets": _dataset, "recipes": _recipe}
-    return "\n".join([title, "", text, "", *lines[group](name, found)])
+    return "\n".join([title, "", text, "", *lines[group](name, plugin)])
 
 
 def _measure(name: str, measure: Any) -> Iterator[str]:
     low, high = measure.bounds
     yield f"bounds    {low:g} to {high:g}"
-    yield f"more is   {measure.more_means}"
+    yield f"higher    {measure.more_means}"
     yield from _options("option", measure.options, name)
-    from nlbench.plan import load_probe
+    from nlbench.plugins import load_probe
 
     yield from _options("probe", load_probe(measure.probe).options, measure.probe)
     yield _source(measure.source)
@@ -152,7 +156,7 @@ def _model(name: str, build: Any) -> Iterator[str]:
 
     info = model_info(build)
     yield f"trained   {', '.join(info.trained) or 'no weights ship'}"
-    yield f"recipe    {info.recipe}, where train and linearize are given none"
+    yield f"recipe    {info.recipe}, the default of train and linearize"
     yield _source(info.source)
 
 

@@ -1,1 +1,1 @@
-"""Measure what a plan asks for: one subject after the other, here, on processes or on a cluster."""
+"""Measure the cells of a plan: in this process, in several, or on a Dask cluster."""

@@ -1,6 +1,6 @@
-"""Measure units in a process of their own, which may hang, exit or be killed.
+"""Measure units in a worker process, which may hang, exit or be killed.
 
-PyTorch is never imported here: a supervisor is light, its worker carries the weight.
+A supervisor doesn't import PyTorch; its worker does.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nlbench.plan import Cell
+from nlbench.cells import Cell
 from nlbench.store.record import Record
 
-from .work_units import Missed, Told, Unit, keys_of, result_of
+from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of
 from .worker import IDLE_SECONDS
 
-__all__ = ["Died", "Overran", "Phase", "Supervisor", "Unwanted", "Worker"]
+__all__ = ["Phase", "Supervisor", "UnitCancelled", "Worker", "WorkerCrash", "WorkerTimeout"]
 
 
 START_SECONDS = 120.0
-"""What starting a process and importing plugins may take beyond the time of a cell."""
+"""Time to start a process and import plugins, in addition to the time limit of a cell."""
 
-TICK = 0.1
-"""Seconds between two looks at whether a cell is late, or nobody wants it any more."""
+POLL_SECONDS = 0.1
+"""Interval at which the time limit and the cancellation of a unit are checked."""
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -41,18 +41,18 @@ _START = (
 
 @dataclass(frozen=True)
 class Phase:
-    """What a worker is at.
+    """The current phase of a worker.
 
     Parameters
     ----------
     name : {"starting", "loading", "observing", "measuring"}
     cell : int
-        Which cell of the unit: the one measured, or the first of the probe.
+        Number of the cell in its unit: the one being measured, or the first of the probe.
     spent : float
-        Seconds that this cell had taken before, with the loading and the observation that it
+        Seconds that the cell took before this phase, including the load and the pass that it
         shares.
     since : float
-        When it began, by `time.monotonic`.
+        Start of the phase, by `time.monotonic`.
     """
 
     name: str
@@ -62,24 +62,24 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """What the cell has taken by now."""
+        """Seconds that the cell has taken so far."""
         return self.spent + time.monotonic() - self.since
 
 
-class Died(Exception):
-    """A worker ended before its unit; the argument says how."""
+class WorkerCrash(Exception):
+    """A worker ended before its unit was complete."""
 
-    def __init__(self, how: str, phase: Phase) -> None:
-        super().__init__(how)
+    def __init__(self, reason: str, phase: Phase) -> None:
+        super().__init__(reason)
         self.phase = phase
 
 
-class Overran(Died):
-    """A cell took longer than it may; the worker was killed."""
+class WorkerTimeout(WorkerCrash):
+    """A cell exceeded its time limit, and its worker was killed."""
 
 
-class Unwanted(Exception):
-    """Nobody wants the results any more."""
+class UnitCancelled(Exception):
+    """The results of a unit are no longer needed."""
 
 
 class Worker:
@@ -88,57 +88,56 @@ class Worker:
     Parameters
     ----------
     threads : int
-        PyTorch's.
+        Number of PyTorch's threads.
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads, self.used = threads, time.monotonic()
-        ours, theirs = socket.socketpair()
-        # Set before the libraries start their threads; `torch.set_num_threads` comes too late
-        # for some.
-        count = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        with ours, theirs:
-            handle = theirs.fileno()
+        self.threads, self.last_used = threads, time.monotonic()
+        own_socket, worker_socket = socket.socketpair()
+        # Some libraries start their threads before `torch.set_num_threads` is called.
+        variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        with own_socket, worker_socket:
+            handle = worker_socket.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(sys.path), str(handle), str(threads)],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what plugins print goes to standard error
-                env={**os.environ, **count},
+                stdout=2,  # Plugins print to standard error.
+                env={**os.environ, **variables},
                 pass_fds=(handle,),
-                # Ctrl-C is for the supervisor, which ends its worker itself; and a group of its
-                # own, so that what a plugin starts is ended with it.
+                # A process group of its own: Ctrl-C reaches only the supervisor, and processes
+                # that a plugin starts are killed with the worker.
                 start_new_session=True,
             )
-            self._connection = Connection(ours.detach())
+            self._connection = Connection(own_socket.detach())
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it lives and won't end for want of work just now."""
-        idle = time.monotonic() - self.used
+        """True if the process is alive and not about to end for lack of work."""
+        idle = time.monotonic() - self.last_used
         return self._process.poll() is None and idle < IDLE_SECONDS / 2
 
     def ask(
         self,
         order: Mapping[str, Any],
         timeout: float | None = None,
-        wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[dict[str, Any]]:
-        """Yield what the worker says of an order, message by message.
+        """Send an order and yield the worker's messages.
 
         Parameters
         ----------
         order : mapping
-            A ``unit`` to measure, with the ``timeout`` of its cells; or a function to ``call``,
-            ``module:name``, with what it is ``given`` beside something to send messages with.
+            A ``unit`` to measure with the ``timeout`` of its cells, or a function
+            ``module:name`` to ``call`` with an ``argument`` and a callable that sends messages.
         timeout : float, optional
             Seconds for a cell.
-        wanted : callable
-            Asked now and then whether to go on.
+        is_wanted : callable
+            Polled; the unit is cancelled when it returns False.
 
         Raises
         ------
-        Died, Overran, Unwanted
-            The worker is gone then.
+        WorkerCrash, WorkerTimeout, UnitCancelled
+            The process has ended.
         """
         with contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(order).encode())
@@ -149,22 +148,22 @@ class Worker:
                 message = self._receive()
             except (OSError, EOFError):
                 if is_late:
-                    raise Overran("it took too long", phase) from None
-                raise Died(_how(self._end_group()), phase) from None
+                    raise WorkerTimeout("it took too long", phase) from None
+                raise WorkerCrash(_exit_reason(self._end_group()), phase) from None
             if message is None:
                 if self._process.poll() is not None:
-                    # Something that a plugin started still holds the other end.
+                    # A process that a plugin started still holds the other end.
                     self._connection.close()
-                elif not wanted():
+                elif not is_wanted():
                     self.end()
-                    raise Unwanted
+                    raise UnitCancelled
                 elif timeout is not None and not is_late and phase.seconds > timeout:
-                    # What it has sent by now is still read.
+                    # Messages that it has already sent are still read.
                     is_late = True
                     self._kill_group()
             elif "done" in message:
-                # One killed too late gets no other unit.
-                self.used = float("-inf") if is_late else time.monotonic()
+                # A worker that was killed just after its unit gets no other one.
+                self.last_used = float("-inf") if is_late else time.monotonic()
                 return
             elif "phase" in message:
                 if not is_late:
@@ -175,19 +174,19 @@ class Worker:
                 yield message
 
     def end(self) -> None:
-        """Kill the process, if it lives, and forget it."""
+        """Kill the process and close the connection."""
         self._end_group()
         self._connection.close()
 
     def _receive(self) -> dict[str, Any] | None:
-        """Next message; None if there is none for a moment."""
-        if not self._connection.poll(TICK):
+        """Return the next message, or None if none arrives within `POLL_SECONDS`."""
+        if not self._connection.poll(POLL_SECONDS):
             return None
         message: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return message
 
     def _end_group(self) -> int:
-        """Kill the process with whatever a plugin started, and give its exit status."""
+        """Kill the process group and return the worker's exit status."""
         self._kill_group()
         return self._process.wait()
 
@@ -196,21 +195,21 @@ class Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _how(status: int) -> str:
+def _exit_reason(status: int) -> str:
     if status < 0:
         name = signal.Signals(-status).name
         hint = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
         return f"the worker was killed by {name}{hint}"
-    return f"the worker exited with status {status}, as a plugin that calls exit makes it"
+    return f"the worker exited with status {status}, perhaps because a plugin called exit"
 
 
 class Supervisor:
-    """Has units measured by a worker; one that dies is replaced.
+    """Measures units with a worker, and replaces a worker that crashes.
 
     Parameters
     ----------
     threads : int
-        PyTorch's.
+        Number of PyTorch's threads.
     timeout : float or None
         Seconds for a cell.
     """
@@ -220,63 +219,67 @@ class Supervisor:
         self._worker: Worker | None = None
 
     def measure(
-        self, unit: Unit, wanted: Callable[[], bool] = lambda: True
-    ) -> Iterator[Record | Missed | Told]:
-        """Measure a unit; each of its cells comes to something.
+        self, unit: Unit, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
+        """Measure a unit; every cell gets a record or a reason.
 
-        A cell that takes too long is failed, and the others go on in a new process. If the
-        process dies, which cell is to blame is found out by measuring those that are left one
-        by one, each once more.
+        A cell that exceeds its time limit fails, and the others continue in a new process. If
+        the process crashes, the remaining cells are measured one by one, each once more, so
+        that only the cell that causes the crash fails.
 
         Parameters
         ----------
         unit : Unit
-        wanted : callable
-            Asked now and then whether to go on.
+        is_wanted : callable
+            Polled; the unit is cancelled when it returns False.
 
         Yields
         ------
-        Record, Missed, Told
+        Record, UnmeasuredCells, WorkerEvent
 
         Raises
         ------
-        Unwanted
-            If ``wanted`` said no.
+        UnitCancelled
         """
-        left = {cell.key: cell for cell in unit.cells}
-        alone = False
-        while left:
-            cells = list(left.values())
-            part = replace(unit, cells=tuple(cells[:1] if alone else cells))
+        pending = {cell.key: cell for cell in unit.cells}
+        one_by_one = False
+        while pending:
+            cells = list(pending.values())
+            part = replace(unit, cells=tuple(cells[:1] if one_by_one else cells))
             try:
                 order = {"unit": part.to_dict(), "timeout": self.timeout}
-                for message in self._ready().ask(order, self.timeout, wanted):
-                    result = result_of(message, left)
+                for message in self._ready().ask(order, self.timeout, is_wanted):
+                    result = from_message(message, pending)
                     for key in keys_of(result):
-                        left.pop(key, None)
+                        pending.pop(key, None)
                     yield result
-                gone = tuple(cell for cell in part.cells if cell.key in left)
-                if gone:
-                    yield _missed(left, gone, "the worker said nothing of this cell")
-            except Overran as overrun:
-                gone = _late(overrun.phase, part, left)
-                what = _PHASES[overrun.phase.name]
-                yield _missed(left, gone, f"{what} longer than {self.timeout:g} s")
-            except Died as death:
-                if alone:
-                    # Before the first observation it would be the same for each of them.
-                    is_early = death.phase.name in ("starting", "loading")
-                    yield _missed(left, tuple(cells) if is_early else part.cells, str(death))
-                alone = True
+                missing = tuple(cell for cell in part.cells if cell.key in pending)
+                if missing:
+                    yield _unmeasured(pending, missing, "the worker returned no result")
+            except WorkerTimeout as error:
+                late = _late_cells(error.phase, part, pending)
+                what = _PHASES[error.phase.name]
+                yield _unmeasured(pending, late, f"{what} longer than {self.timeout:g} s")
+            except WorkerCrash as error:
+                if one_by_one:
+                    # Before the first pass every other cell would crash too.
+                    is_early = error.phase.name in ("starting", "loading")
+                    failed = tuple(cells) if is_early else part.cells
+                    yield _unmeasured(pending, failed, str(error))
+                one_by_one = True
 
     def call(
-        self, function: str, given: Mapping[str, Any], wanted: Callable[[], bool] = lambda: True
+        self,
+        function: str,
+        argument: Mapping[str, Any],
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[dict[str, Any]]:
-        """Have a function called by the worker; see `Worker.ask`."""
-        return self._ready().ask({"call": function, "given": dict(given)}, wanted=wanted)
+        """Call a function in the worker and yield its messages; see `Worker.ask`."""
+        order = {"call": function, "argument": dict(argument)}
+        return self._ready().ask(order, is_wanted=is_wanted)
 
     def end(self) -> None:
-        """End the worker, if there is one."""
+        """End the worker."""
         if self._worker is not None:
             self._worker.end()
             self._worker = None
@@ -297,18 +300,18 @@ _PHASES = {
 }
 
 
-def _late(phase: Phase, part: Unit, left: dict[str, Cell]) -> tuple[Cell, ...]:
-    """Cells that a delay concerns."""
+def _late_cells(phase: Phase, part: Unit, pending: dict[str, Cell]) -> tuple[Cell, ...]:
+    """Return the pending cells that fail with a timeout in a phase."""
     if phase.name in ("starting", "loading"):
-        return tuple(cell for cell in part.cells if cell.key in left)
-    at = part.cells[phase.cell]
-    if phase.name == "measuring" and at.key in left:
-        return (at,)
-    late = [c for c in part.cells if c.wanted.probe == at.wanted.probe and c.key in left]
-    return tuple(late or left.values())
+        return tuple(cell for cell in part.cells if cell.key in pending)
+    current = part.cells[phase.cell]
+    if phase.name == "measuring" and current.key in pending:
+        return (current,)
+    same_probe = [c for c in part.cells if c.measure.probe == current.measure.probe]
+    return tuple(c for c in same_probe if c.key in pending) or tuple(pending.values())
 
 
-def _missed(left: dict[str, Cell], cells: tuple[Cell, ...], reason: str) -> Missed:
+def _unmeasured(pending: dict[str, Cell], cells: tuple[Cell, ...], reason: str) -> UnmeasuredCells:
     for cell in cells:
-        left.pop(cell.key, None)
-    return Missed(cells, reason)
+        pending.pop(cell.key, None)
+    return UnmeasuredCells(cells, reason)

@@ -1,7 +1,7 @@
-"""Units of work: cells of one subject that are measured together, and what is told of them.
+"""Units of work, their results, and the messages that carry both between processes.
 
-What comes of a unit is a `Record`, a `Missed` or something `Told`; between processes it goes as a
-message, which `message_of` makes and `result_of` reads.
+A unit yields `Record`, `UnmeasuredCells` and `WorkerEvent` objects. `to_message` turns them into
+JSON objects, `from_message` reads those.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nlbench.plan import Cell, Plan
+from nlbench.cells import Cell, Plan
 from nlbench.progress import Progress
 from nlbench.store.record import Record
 
-__all__ = ["Missed", "Told", "Unit", "keys_of", "message_of", "result_of", "units_of"]
+__all__ = [
+    "Unit",
+    "UnmeasuredCells",
+    "WorkerEvent",
+    "from_message",
+    "keys_of",
+    "to_message",
+    "units_of",
+]
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Cells of one subject, which share its loading, and how they are measured.
+    """Cells of one subject, which is loaded once for all of them.
 
     Parameters
     ----------
@@ -29,9 +37,9 @@ class Unit:
     memory : int or None
         Bytes that a pass may use.
     expected : mapping
-        Facts of the subject as recorded with its other cells, such as the sample's hash.
+        Facts of the subject recorded with its other cells, such as the sample's hash.
     planned_at : str
-        The machine that made the plan: elsewhere a dataset's copy has other times.
+        Machine that made the plan: on another one the files of a dataset have other times.
     """
 
     cells: tuple[Cell, ...]
@@ -42,82 +50,84 @@ class Unit:
     planned_at: str = field(default_factory=platform.node)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain content; `from_dict` reads it."""
+        """Return the unit as JSON content."""
         plan = Plan(self.cells, self.device, self.precision)
         rest = {"memory": self.memory, "expected": dict(self.expected)}
         return {**plan.to_dict(), **rest, "planned_at": self.planned_at}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Unit:
-        """Make a unit of what `to_dict` gave."""
+        """Build a unit from the content of `to_dict`."""
         plan = Plan.from_dict(content)
         rest = (content[name] for name in ("memory", "expected", "planned_at"))
         return cls(plan.cells, plan.device, plan.precision, *rest)
 
 
 @dataclass(frozen=True)
-class Missed:
-    """Cells that were not measured, and why.
+class UnmeasuredCells:
+    """Cells that were not measured, with the reason.
 
     Parameters
     ----------
     cells : tuple of Cell
     reason : str
     traceback : str
-    loading : bool
-        Whether it is the subject that couldn't be loaded.
+    load_failed : bool
+        True if the subject couldn't be loaded.
     """
 
     cells: tuple[Cell, ...]
     reason: str
     traceback: str = ""
-    loading: bool = False
+    load_failed: bool = False
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a worker tells beside its results: a ``step``, or something to ``warn`` of."""
+class WorkerEvent:
+    """A worker's progress: a ``step`` or a ``warn``, with its text."""
 
     kind: str
     text: str
 
-    def to(self, progress: Progress) -> None:
-        """Pass it on."""
+    def send_to(self, progress: Progress) -> None:
+        """Report the event."""
         (progress.step if self.kind == "step" else progress.warn)(self.text)
 
 
-def message_of(result: Record | Missed | Told) -> dict[str, Any]:
-    """Give a result as JSON has it."""
+def to_message(result: Record | UnmeasuredCells | WorkerEvent) -> dict[str, Any]:
+    """Return a result as a JSON object."""
     if isinstance(result, Record):
         return {"record": result.to_json()}
-    if isinstance(result, Told):
+    if isinstance(result, WorkerEvent):
         return {result.kind: result.text}
     return {**vars(result), "cells": keys_of(result)}
 
 
-def result_of(message: Mapping[str, Any], cells: Mapping[str, Cell]) -> Record | Missed | Told:
-    """Read what `message_of` gave.
+def from_message(
+    message: Mapping[str, Any], cells: Mapping[str, Cell]
+) -> Record | UnmeasuredCells | WorkerEvent:
+    """Read a message of `to_message`.
 
     Parameters
     ----------
     message : mapping
     cells : mapping of str to Cell
-        By key; what is said to be missed of others is left out.
+        By key; unmeasured cells that are not among them are dropped.
     """
     if "record" in message:
-        return Record.from_json(message["record"], "what a worker measured")
+        return Record.from_json(message["record"], "a worker's record")
     if "cells" in message:
-        gone = tuple(cells[key] for key in message["cells"] if key in cells)
-        return Missed(**{**message, "cells": gone})
+        unmeasured = tuple(cells[key] for key in message["cells"] if key in cells)
+        return UnmeasuredCells(**{**message, "cells": unmeasured})
     ((kind, text),) = message.items()
-    return Told(kind, text)
+    return WorkerEvent(kind, text)
 
 
-def keys_of(result: Record | Missed | Told) -> list[str]:
-    """Keys of the cells that a result answers."""
+def keys_of(result: Record | UnmeasuredCells | WorkerEvent) -> list[str]:
+    """Return the keys of the cells that a result completes."""
     if isinstance(result, Record):
         return [result.key]
-    return [cell.key for cell in result.cells] if isinstance(result, Missed) else []
+    return [cell.key for cell in result.cells] if isinstance(result, UnmeasuredCells) else []
 
 
 def units_of(
@@ -128,7 +138,7 @@ def units_of(
     expected: Mapping[str, Mapping[str, Any]],
     workers: int = 1,
 ) -> list[Unit]:
-    """Group cells by subject; by subject and probe where there are workers to spare.
+    """Group cells by subject, and by probe too if there are more workers than subjects.
 
     Parameters
     ----------
@@ -139,18 +149,18 @@ def units_of(
     expected : mapping of subject key to facts
     workers : int
     """
-    parts = _grouped(cells, lambda cell: cell.target.key)
-    if len(parts) < workers:
-        parts = [part for group in parts for part in _grouped(group, lambda c: c.wanted.probe)]
+    groups = _grouped(cells, lambda cell: cell.subject.key)
+    if len(groups) < workers:
+        groups = [part for group in groups for part in _grouped(group, lambda c: c.measure.probe)]
     return [
         Unit(
-            tuple(part),
+            tuple(group),
             plan.device,
             plan.precision,
             memory,
-            expected.get(part[0].target.key, {}),
+            expected.get(group[0].subject.key, {}),
         )
-        for part in parts
+        for group in groups
     ]
 
 

@@ -1,7 +1,7 @@
-"""The process that measures units for a supervisor, which `nlbench.execution.supervisor` starts.
+"""The worker process, started and supervised by `nlbench.execution.supervisor`.
 
-It shares one socket with its supervisor: units, or calls of a function, come in, and what is going
-on goes out, message by message. It ends with its supervisor, whatever it is at.
+Worker and supervisor share one socket: orders come in, events and results go out, message by
+message. The worker ends with its supervisor.
 """
 
 from __future__ import annotations
@@ -24,131 +24,139 @@ from typing import Any, NoReturn
 from nlbench.errors import NlbenchError
 from nlbench.progress import Monitor
 
-from .work_units import Unit, message_of
+from .work_units import Unit, to_message
 
-__all__ = ["IDLE_SECONDS", "Messenger", "Overrun", "main"]
+__all__ = ["IDLE_SECONDS", "CellTimeout", "Messenger", "main"]
 
 
 IDLE_SECONDS = 60.0
-"""After so long without work a worker ends, and with it what it holds of memory and GPU."""
+"""A worker without an order for so long ends and frees its memory and GPU."""
 
 
-class Overrun(NlbenchError):
-    """A measure took longer than a cell may."""
+class CellTimeout(NlbenchError):
+    """A measure exceeded the time limit of a cell."""
 
 
 class Messenger(Monitor):
-    """Tells the supervisor what goes on, and keeps the time of each cell.
+    """A monitor that reports to the supervisor and measures the time of each cell.
 
     Parameters
     ----------
     connection : Connection
     unit : Unit
     timeout : float or None
-        Seconds for a cell. Only where there is one must the supervisor know which measure is
-        at work.
+        Seconds for a cell. Only with a timeout is the supervisor informed about the measure
+        that is running.
     """
 
     def __init__(self, connection: Connection, unit: Unit, timeout: float | None) -> None:
         self._connection, self._timeout = connection, timeout
-        self._cells = {cell.wanted.name: number for number, cell in enumerate(unit.cells)}
+        self._cells = {cell.measure.name: number for number, cell in enumerate(unit.cells)}
         self._probes = {
-            cell.wanted.probe: number for number, cell in reversed(list(enumerate(unit.cells)))
+            cell.measure.probe: number for number, cell in reversed(list(enumerate(unit.cells)))
         }
-        self._own = dict.fromkeys(self._cells, 0.0)
+        self._seconds = dict.fromkeys(self._cells, 0.0)
         self._since = time.monotonic()
-        self._load = self._shared = 0.0
+        self._load_seconds = self._shared_seconds = 0.0
         self._probe = 0
-        # Measures may be at work in several threads: which one in each.
-        self._at_work: dict[int, str] = {}
+        # By thread: several may run measures.
+        self._running: dict[int, str] = {}
         self._lock = threading.RLock()
 
     def send(self, **message: Any) -> None:
-        """Send a message; without a supervisor this process ends."""
+        """Send a message; end this process if the supervisor is gone."""
         with self._lock:
             _send(self._connection, message)
 
     def step(self, what: str) -> None:
-        """Count one step of something."""
+        """Count one step."""
         self.send(step=what)
 
     def warn(self, message: str) -> None:
-        """Say something that the user should know, in one line."""
+        """Send a warning to the user."""
         self.send(warn=message)
 
     def loading(self) -> None:
-        """A subject is being loaded."""
+        """Start the time of loading a subject."""
         self._since = time.monotonic()
-        self._phase("loading", 0, 0.0)
+        self._send_phase("loading", 0, 0.0)
 
     def observing(self, probe: str) -> None:
-        """A probe's observation begins."""
+        """Start the time of a probe's pass."""
         now = time.monotonic()
-        if not self._load:
-            self._load = now - self._since
-        self._shared, self._since, self._probe = self._load, now, self._probes[probe]
-        self._phase("observing", self._probe, self._shared)
+        if not self._load_seconds:
+            self._load_seconds = now - self._since
+        self._shared_seconds, self._since = self._load_seconds, now
+        self._probe = self._probes[probe]
+        self._send_phase("observing", self._probe, self._shared_seconds)
 
     def enter(self, measure: str) -> None:
-        """A measure begins to compute, in this thread."""
+        """Start the time of a measure in this thread."""
         with self._lock:
-            self._keep_time()
-            self._at_work[threading.get_ident()] = measure
-            self._say_who()
+            self._charge()
+            self._running[threading.get_ident()] = measure
+            self._send_running()
 
     def leave(self) -> None:
-        """It has stopped; raises if it took too long."""
-        with self._lock:
-            self._keep_time()
-            measure = self._at_work.pop(threading.get_ident())
-            self._say_who()
-            spent = self._shared + self._own[measure]
-        if self._timeout is not None and spent > self._timeout:
-            raise Overrun(f"took longer than {self._timeout:g} s")
+        """Stop the time of this thread's measure.
 
-    def _keep_time(self) -> None:
-        """Charge the time since the last time: to who is at work, in however many threads."""
+        Raises
+        ------
+        CellTimeout
+        """
+        with self._lock:
+            self._charge()
+            measure = self._running.pop(threading.get_ident())
+            self._send_running()
+            spent = self._shared_seconds + self._seconds[measure]
+        if self._timeout is not None and spent > self._timeout:
+            raise CellTimeout(f"took longer than {self._timeout:g} s")
+
+    def _charge(self) -> None:
+        """Charge the time since the last call to the running measures, once for all threads."""
         now = time.monotonic()
         passed, self._since = now - self._since, now
-        if not self._at_work:
-            self._shared += passed
-        for measure in {*self._at_work.values()}:
-            self._own[measure] += passed
+        if not self._running:
+            self._shared_seconds += passed
+        for measure in {*self._running.values()}:
+            self._seconds[measure] += passed
 
-    def _say_who(self) -> None:
-        """Say who is at work; of several the one that will take too long first."""
+    def _send_running(self) -> None:
+        """Send the running measure; of several the one that will exceed the limit first."""
         if self._timeout is None:
             return
-        if not self._at_work:
-            self._phase("observing", self._probe, self._shared)
+        if not self._running:
+            self._send_phase("observing", self._probe, self._shared_seconds)
             return
-        measure = max(self._at_work.values(), key=self._own.__getitem__)
-        self._phase("measuring", self._cells[measure], self._shared + self._own[measure])
+        measure = max(self._running.values(), key=self._seconds.__getitem__)
+        spent = self._shared_seconds + self._seconds[measure]
+        self._send_phase("measuring", self._cells[measure], spent)
 
-    def _phase(self, name: str, cell: int, spent: float) -> None:
-        """Say what begins, and how many seconds its cell has taken before."""
+    def _send_phase(self, name: str, cell: int, spent: float) -> None:
+        """Send the phase that starts, with the seconds that its cell has already taken."""
         self.send(phase=name, cell=cell, spent=spent)
 
 
 def main(handle: int, threads: int) -> None:
-    """Measure units, or call functions, until there are no more.
+    """Measure units and call functions until the supervisor ends.
 
     Parameters
     ----------
     handle : int
-        Of the socket.
+        File descriptor of the socket.
     threads : int
-        PyTorch's.
+        Number of PyTorch's threads.
     """
-    # Whoever ends the supervisor with its group leaves it to the supervisor to end this one.
+    # A SIGTERM for the whole process group is for the supervisor, which ends this process.
     signal.signal(signal.SIGTERM, lambda *_: None)
     _end_with_the_parent()
     connection = Connection(handle)
     orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
-    # From here on it ends when its supervisor does, so that importing may take its time.
-    from .measure_subject import UnitRunner
-    from .numerics import some_threads
+    # Imported last: from here on the process ends with its supervisor even while it imports.
+    from nlbench.introspection.threads import torch_threads
+
+    from .unit_runner import UnitRunner
 
     unit_runner = UnitRunner(threads=threads)
     while True:
@@ -159,18 +167,18 @@ def main(handle: int, threads: int) -> None:
         if "call" in order:
             module, _, name = order["call"].partition(":")
             function = getattr(importlib.import_module(module), name)
-            with some_threads(threads):
-                function(order["given"], partial(_send, connection))
+            with torch_threads(threads):
+                function(order["argument"], partial(_send, connection))
         else:
             unit = Unit.from_dict(order["unit"])
             messenger = Messenger(connection, unit, order["timeout"])
             for result in unit_runner.measure(unit, messenger):
-                messenger.send(**message_of(result))
+                messenger.send(**to_message(result))
         _send(connection, {"done": True})
 
 
 def _send(connection: Connection, message: Mapping[str, Any]) -> None:
-    """Send a message; without a supervisor this process ends."""
+    """Send a message; end this process if the supervisor is gone."""
     try:
         connection.send_bytes(json.dumps(message).encode())
     except OSError:
@@ -181,14 +189,13 @@ def _listen(connection: Connection, orders: queue.SimpleQueue[bytes]) -> None:
     with contextlib.suppress(OSError, EOFError):
         while True:
             orders.put(connection.recv_bytes())
-    # Nobody is left to measure for.
     _end()
 
 
 def _end_with_the_parent() -> None:
-    """Have the system kill this process when its supervisor is gone, where the system can.
+    """Let Linux kill this process when its supervisor dies.
 
-    `_listen` finds out too, but not while compiled code holds Python's lock.
+    `_listen` notices that too, but not while compiled code holds Python's lock.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
@@ -197,7 +204,7 @@ def _end_with_the_parent() -> None:
 
 
 def _end() -> NoReturn:
-    """End this process, and whatever a plugin started in it."""
+    """End this process and all processes that a plugin started in it."""
     with contextlib.suppress(OSError):
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""What is measured: a model, its weights, a dataset and the samples taken from it."""
+"""Subjects: a model, its weights, a dataset and a seed, and how they are loaded."""

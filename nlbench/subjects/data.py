@@ -1,7 +1,6 @@
-"""What a dataset is, and how a plugin declares one.
+"""Datasets, and the decorator with which a plugin declares one.
 
-PyTorch is imported only when images are read, so that a plugin's options can be known
-without it.
+PyTorch is imported only when images are read; the options of a plugin are known without it.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 
 class Data(Protocol):
-    """What the core asks of a dataset; `Dataset` is the one for images and vectors.
+    """The interface of a dataset; `Dataset` implements it for images and vectors.
 
-    ``shape`` is that of one input, without the batch; ``classes`` the number of logits;
-    ``preprocessing`` all that is done to the data, in words.
+    ``shape`` is the shape of one input, ``classes`` the number of logits, and
+    ``preprocessing`` describes everything that is done to the data.
     """
 
     @property
@@ -57,7 +56,7 @@ class Data(Protocol):
     def source(self) -> Source: ...  # noqa: D102
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Turn what `Sample.images` holds into what the network is given."""
+        """Turn images as in `Sample.images` into inputs of the network."""
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
         """Draw samples without replacement; the same ones for the same seed."""
@@ -65,21 +64,21 @@ class Data(Protocol):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images are brought to a network's resolution and scale.
+    """Resizing, cropping and normalisation of images.
 
     Parameters
     ----------
     crop : int
-        Side of the square that is cut from the centre, in pixels.
+        Side of the central square, in pixels.
     resize : int
-        Length of the shorter side before; with `squash`, of both sides.
+        Length of the shorter side before the crop; with `squash`, of both sides.
     mean, std : tuple of float
         Per channel, of images in [0, 1].
     interpolation : {"nearest", "bilinear", "bicubic", "lanczos"}
     squash : bool
-        Whether both sides are brought to `resize`, whatever the image's proportions.
+        If True, resize both sides, which changes the proportions.
     origin : str
-        Whose preprocessing it is.
+        Library or weights that the preprocessing belongs to.
 
     Examples
     --------
@@ -97,9 +96,9 @@ class Preprocessing:
 
     @property
     def text(self) -> str:
-        """What is done to an image before it is normalised, in words."""
+        """Description of the steps before normalisation."""
         side = "on both sides" if self.squash else "on the shorter side"
-        origin = f", as {self.origin} has it" if self.origin else ""
+        origin = f", as for {self.origin}" if self.origin else ""
         return (
             f"resized to {self.resize} pixels {side} ({self.interpolation}, antialiased), "
             f"centre {self.crop}x{self.crop}{origin}"
@@ -108,7 +107,7 @@ class Preprocessing:
 
 @lru_cache(maxsize=64)
 def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers on a device, kept there: to bring them makes a GPU's host wait."""
+    """Return a cached tensor, since copying numbers to a GPU synchronises with it."""
     import torch
 
     with torch.inference_mode(False):
@@ -125,25 +124,24 @@ class Dataset:
         The registered name.
     train, test : torch.utils.data.Dataset
         Map-style: item ``i`` is ``(image, label)``, the image a float tensor of
-        `shape` in [0, 1], not yet normalised; the label an int. Three methods are optional:
-        ``__getitems__(indices)``, PyTorch's own protocol, gives several items where that is
-        faster than one by one, ``read_labels()`` gives all labels without reading images, and
-        ``check()`` refuses damaged files before a training begins.
+        `shape` in [0, 1], not yet normalised, and the label an int. Three methods are optional:
+        ``__getitems__(indices)``, PyTorch's protocol for several items at a time;
+        ``read_labels()``, which returns all labels without reading images; and ``check()``,
+        which raises for damaged files before a training starts.
     shape : tuple of int
-        Of one item: channels, height, width for images; any other for other data.
+        Shape of one item: channels, height, width for images.
     classes : int
         Number of classes.
     mean, std : tuple of float
-        Per channel (the first axis of `shape`); `normalize` applies them. Empty: none.
+        Per channel (the first axis of `shape`), for `normalize`; empty for none.
     preprocessing : str
-        All that was done to the images before and is done by `normalize`, in words.
-        It is part of what decides a number.
+        Description of the whole preprocessing, including `normalize`.
     source : Source
     labelled : bool
-        Whether the labels mean anything; if not, a sample has none.
+        False if the labels are meaningless; samples have none then.
     adapt : callable, optional
-        From a `Preprocessing` to this dataset with that one, for data whose resolution
-        isn't fixed.
+        From a `Preprocessing` to this dataset with that preprocessing, if the resolution isn't
+        fixed.
 
     See Also
     --------
@@ -172,16 +170,15 @@ class Dataset:
         """
         if not self.mean:
             return images
-        form = (-1, *[1] * (len(self.shape) - 1))
-        mean = _constant(tuple(self.mean), images.dtype, images.device).reshape(form)
-        return (images - mean) / _constant(tuple(self.std), images.dtype, images.device).reshape(
-            form
-        )
+        shape = (-1, *[1] * (len(self.shape) - 1))
+        mean = _constant(tuple(self.mean), images.dtype, images.device).reshape(shape)
+        std = _constant(tuple(self.std), images.dtype, images.device).reshape(shape)
+        return (images - mean) / std
 
     def split(self, name: str) -> Items:
-        """Give the split called ``train`` or ``test``."""
+        """Return the split ``train`` or ``test``."""
         if name not in ("train", "test"):
-            raise RequestError(f"{self.name} has no split '{name}'; there are: test, train")
+            raise RequestError(f"{self.name} has no split '{name}'; expected test or train")
         return self.train if name == "train" else self.test
 
     def sample(self, count: int | None, *, split: str = "test", seed: int = 0) -> Sample:
@@ -192,15 +189,15 @@ class Dataset:
         Parameters
         ----------
         count : int or None
-            How many, at least 1; None or more than there are: all of them.
+            Number of images, at least 1; None, or a number beyond the split's size, for all.
         split : {"test", "train"}
         seed : int
-            Decides which and in which order.
+            Decides the choice and the order.
 
         Raises
         ------
         nlbench.RequestError
-            If the split is empty or can't be read, or less than one image is asked for.
+            If the split is empty or can't be read, or `count` is less than 1.
 
         Examples
         --------
@@ -208,20 +205,20 @@ class Dataset:
         >>> digits().sample(4, seed=1).images.shape
         torch.Size([4, 3, 32, 32])
         """
-        items, chosen = self._drawn(count, split, seed)
-        return self._read(items, chosen)
+        items, indices = self._draw(count, split, seed)
+        return self._read(items, indices)
 
     def stream(
         self, count: int | None, *, split: str = "test", seed: int = 0, batch: int = 128
     ) -> Iterator[Sample]:
-        """Draw the images of `sample`, a batch at a time; no more than one is held.
+        """Draw the images of `sample` batch by batch, with one batch in memory.
 
         Parameters
         ----------
         count, split, seed
             See `sample`.
         batch : int
-            Images in each; the last may have fewer.
+            Images in a batch; the last may have fewer.
 
         Yields
         ------
@@ -233,64 +230,63 @@ class Dataset:
         >>> [len(part.inputs) for part in digits().stream(300, batch=128)]
         [128, 128, 44]
         """
-        items, chosen = self._drawn(count, split, seed)
-        for start in range(0, len(chosen), batch):
-            yield self._read(items, chosen[start : start + batch])
+        items, indices = self._draw(count, split, seed)
+        for start in range(0, len(indices), batch):
+            yield self._read(items, indices[start : start + batch])
 
     def count(self, count: int | None, split: str = "test") -> int:
-        """How many a sample of that many will have: at most the split's size."""
+        """Return the size of a sample: `count`, but at most the split's size."""
         size = len(self.split(split))  # type: ignore[arg-type]
         return size if count is None else min(count, size)
 
     def bytes_of(self, count: int | None, split: str = "test") -> int:
-        """Memory that the inputs of a sample take, at four bytes a number."""
+        """Return the memory of a sample's inputs, with four bytes per number."""
         return 4 * math.prod(self.shape) * self.count(count, split)
 
-    def _drawn(self, count: int | None, split: str, seed: int) -> tuple[Items, Sequence[int]]:
+    def _draw(self, count: int | None, split: str, seed: int) -> tuple[Items, Sequence[int]]:
         import torch
 
         if count is not None and count < 1:
             raise RequestError(f"{self.name}: a sample of {count}, expected at least 1")
         items = self.split(split)
-        size = len(items)  # type: ignore[arg-type]  # torch's Dataset declares no __len__
+        size = len(items)  # type: ignore[arg-type]  # PyTorch's Dataset declares no __len__.
         if size == 0:
             raise RequestError(f"{self.name}: the {split} split is empty")
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
         return items, order[: size if count is None else count].tolist()
 
-    def _read(self, items: Items, chosen: Sequence[int]) -> Sample:
+    def _read(self, items: Items, indices: Sequence[int]) -> Sample:
         import torch
 
-        pairs = read_items(items, chosen)
+        pairs = read_items(items, indices)
         images = torch.stack([image for image, _ in pairs])
         labels = torch.tensor([int(label) for _, label in pairs]) if self.labelled else None
         return Sample(images, self.normalize(images), labels)
 
 
 def read_items(items: Items, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
-    """Read several items of a split, together where it knows how.
+    """Read several items of a split, with ``__getitems__`` if it has that method.
 
     Examples
     --------
     >>> read_items(["a", "b", "c"], [2, 0])
     ['c', 'a']
     """
-    together = getattr(items, "__getitems__", None)
-    return list(together(indices)) if together else [items[i] for i in indices]
+    read_several = getattr(items, "__getitems__", None)
+    return list(read_several(indices)) if read_several else [items[i] for i in indices]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The images that a subject is looked at with.
+    """Samples of a dataset.
 
     Parameters
     ----------
     images : tensor of shape (n, channels, height, width)
         In [0, 1]; in general (n, *shape).
     inputs : tensor of the same shape
-        What the network is given: normalised.
+        Inputs of the network: the normalised images.
     labels : tensor of shape (n,) or None
-        None where there are none.
     """
 
     images: Tensor
@@ -300,18 +296,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a dataset before it is opened.
+    """The declaration of a dataset.
 
     Parameters
     ----------
     options : mapping of str to Option
-        What ``--set NAME.OPTION=VALUE`` can set; the function's keyword arguments.
+        Options for ``--set NAME.OPTION=VALUE``; the function's keyword arguments.
     version : str
         Changes whenever the data change.
     fingerprint : callable, optional
-        From the options' values, as keyword arguments, to a text that tells whether the
-        files behind them have changed. It reads no data, and raises
-        `nlbench.RequestError` where there are none.
+        From the options' values, as keyword arguments, to a text that changes with the dataset's
+        files. It reads no data, and raises `nlbench.RequestError` if there are none.
     """
 
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -325,12 +320,11 @@ def dataset(
     version: str = "1",
     fingerprint: Callable[..., str] | None = None,
 ) -> Callable[[Builder], Builder]:
-    """Declare a dataset's options, beside the function that opens it.
+    """Declare the options of a dataset, as a decorator of the function that opens it.
 
-    The function takes them as keyword arguments and returns a `Dataset`, or another
-    object with its ``name``, ``shape``, ``classes``, ``preprocessing``, ``source``,
-    ``sample`` and ``normalize``. A plain function without arguments is a dataset plugin
-    without this decorator too.
+    The function takes the options as keyword arguments and returns a `Dataset`, or another
+    object with ``name``, ``shape``, ``classes``, ``preprocessing``, ``source``, ``sample`` and
+    ``normalize``. A function without arguments needs no decorator.
 
     Parameters
     ----------
@@ -339,7 +333,7 @@ def dataset(
 
     Examples
     --------
-    >>> @dataset(options={"size": Option(512, "how many", minimum=1)})
+    >>> @dataset(options={"size": Option(512, "number of samples", minimum=1)})
     ... def mine(size):
     ...     ...
     >>> dataset_info(mine).options["size"].default
@@ -355,6 +349,6 @@ def dataset(
 
 
 def dataset_info(build: Callable[..., Any]) -> DatasetInfo:
-    """What is known of a dataset; nothing for a plain function."""
+    """Return the declaration of a dataset; empty for a function without decorator."""
     info: DatasetInfo = getattr(build, "__nlbench_dataset__", DatasetInfo())
     return info

@@ -1,4 +1,4 @@
-"""What is said of a subject: which model, weights and data it is, and what was found there."""
+"""The recorded facts of a subject."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from nlbench.options import OptionValue
-from nlbench.serialization.fields import others
+from nlbench.serialization.fields import extra_fields
 
 __all__ = ["SubjectFacts"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectFacts:
-    """What is said of a subject; what isn't known is None.
+    """The recorded facts of a subject; None if unknown.
 
     Parameters
     ----------
     model, weights, data : str
-        What they are called in the table.
+        Names in the table.
     data_options : mapping of str to value
-        Of the dataset.
     seed : int
     weights_metadata : mapping
-        What the weights' file says of how they were made.
+        Metadata of the checkpoint.
     parameters : int
-        How many numbers the model has.
+        Number of the model's parameters.
     preprocessing : str
     split : str
-        Of the dataset.
+        Split of the dataset.
     samples : int
     sample_hash : str
     batch_norm : str
-        Where the statistics of batch norm come from, if from no training.
+        Origin of batch norm's statistics if they are not trained.
     weights_hash : str
-        Of parameters and buffers, as `nlbench.serialization.hashing.state_hash` has it.
+        Hash of parameters and buffers; see `nlbench.serialization.hashing.state_hash`.
     key : str
-        Hash of the request that the subject answers.
+        Hash of the subject's specification.
     rest : mapping
-        What somebody else says of it.
+        Facts that other programs added.
 
     Examples
     --------
@@ -61,9 +60,9 @@ class SubjectFacts:
     batch_norm: str | None = None
     weights_hash: str | None = None
     key: str | None = None
-    rest: Mapping[str, Any] = others()
+    rest: Mapping[str, Any] = extra_fields()
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """What names the subject in the tidy table."""
+        """Identity of the subject in the tidy table."""
         return self.model, self.weights, self.data, self.seed

@@ -1,8 +1,8 @@
-"""How a model is called: with a tensor, with several arguments, with what a loader yields.
+"""The inputs of a model: a tensor, several arguments, or the batches of a loader.
 
-Probes know one thing: a model that takes one tensor (n, ...) and gives one. Where a model takes
-more, its tensors are laid side by side in one, and taken apart again on the way into the model;
-where it gives more, its logits are taken out.
+Probes know only models from one tensor (n, ...) to one tensor. The arguments of other models are
+packed into one tensor and unpacked by a forward pre-hook; a forward hook extracts the logits from
+their output.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from nlbench.errors import RequestError, nearest
 __all__ = [
     "Arguments",
     "BatchReader",
+    "input_error",
     "is_batch",
-    "model_called",
-    "refused",
+    "single_tensor_call",
     "tensor_of_output",
 ]
 
 
-PLAIN = bool | int | float | str | None
+Constant = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a model beside one tensor that holds them all.
+    """The layout of a model's arguments in one packed tensor.
 
     Parameters
     ----------
     names : tuple of int or str
-        Of the tensors: positions, or keywords.
+        Positions or keywords of the tensors.
     shapes : tuple of tuple of int
-        Of one sample of each.
+        Shape of one sample of each tensor.
     dtypes : tuple of torch.dtype
     constants : tuple of (int or str, value)
-        Arguments that are no tensors, such as a flag; the same for all batches.
+        Arguments that are no tensors, such as a flag; equal for all batches.
 
     Examples
     --------
     >>> arguments = Arguments.of((torch.zeros(2, 3), torch.ones(2, 1)))
-    >>> packed = arguments.packed((torch.zeros(2, 3), torch.ones(2, 1)))
-    >>> packed.shape, [one.shape for one in arguments.unpacked(packed)[0]]
+    >>> packed = arguments.pack((torch.zeros(2, 3), torch.ones(2, 1)))
+    >>> packed.shape, [argument.shape for argument in arguments.unpack(packed)[0]]
     (torch.Size([2, 4]), [torch.Size([2, 3]), torch.Size([2, 1])])
     """
 
     names: tuple[int | str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
-    constants: tuple[tuple[int | str, PLAIN], ...] = ()
+    constants: tuple[tuple[int | str, Constant], ...] = ()
 
     @classmethod
     def of(cls, batch: object) -> Arguments:
-        """Read from one batch how the model is called.
+        """Derive the layout from one batch.
 
         Parameters
         ----------
@@ -71,70 +71,70 @@ class Arguments:
         Raises
         ------
         nlbench.RequestError
-            If there is no tensor in it, or there are tensors that can't be laid side by side:
-            of different lengths, or some with integers and some with fractions.
+            If there is no tensor in it, or its tensors can't be packed: they have different
+            lengths, or mix integers and floats.
         """
-        tensors, constants = _sorted(batch)
+        tensors, constants = _tensors_and_constants(batch)
         if not tensors:
-            raise RequestError(f"inputs: {_kind(batch)} without a tensor, expected one at least")
-        names, given = tuple(tensors), list(tensors.values())
+            raise RequestError(f"inputs: {_kind(batch)} without a tensor, expected at least one")
+        names, values = tuple(tensors), list(tensors.values())
         for name, tensor in tensors.items():
             if tensor.ndim == 0 or (tensor.ndim < 2 and len(tensors) == 1):
                 raise RequestError(
-                    f"inputs{_place(name, batch)} have shape {tuple(tensor.shape)}, "
+                    f"inputs{_position(name, batch)} have shape {tuple(tensor.shape)}, "
                     "expected (n, ...) with n of at least 1"
                 )
-        lengths = [len(tensor) for tensor in given]
+        lengths = [len(tensor) for tensor in values]
         if len(set(lengths)) > 1:
             raise RequestError(
                 f"inputs: {_kind(batch)} of tensors with {_listed(lengths)} samples; a tuple or "
                 "mapping is one batch of arguments, all with the same first axis (a list of "
                 "tensors is a list of batches)"
             )
-        dtypes = tuple(tensor.dtype for tensor in given)
+        dtypes = tuple(tensor.dtype for tensor in values)
         floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
-        if len(given) > 1 and floats and (len(floats) > 1 or len(set(dtypes)) > 1):
+        if len(values) > 1 and floats and (len(floats) > 1 or len(set(dtypes)) > 1):
             kinds = _listed(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise RequestError(
                 f"inputs: {_kind(batch)} of {kinds}; several arguments are measured together as "
                 "one tensor, so they have to be all of one floating type or all integers; wrap "
                 "the model in a module that takes one of them"
             )
-        shapes = tuple(tuple(tensor.shape[1:]) for tensor in given)
+        shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
         return cls(names, shapes, dtypes, tuple(constants.items()))
 
     @property
     def is_one_tensor(self) -> bool:
-        """Whether the model is called with the tensor as it is."""
+        """True if the model is called with the packed tensor itself."""
         return self.names == (0,) and not self.constants
 
-    def packed(self, batch: object) -> Tensor:
-        """Lay the tensors of a batch side by side; a single one stays as it is.
+    def pack(self, batch: object) -> Tensor:
+        """Concatenate the tensors of a batch; a single one is returned unchanged.
 
         Raises
         ------
         nlbench.RequestError
             If the batch has other arguments than the first.
         """
-        tensors, constants = _sorted(batch)
+        tensors, constants = _tensors_and_constants(batch)
         if tuple(tensors) != self.names or tuple(constants.items()) != self.constants:
-            had, has = (_listed(names) for names in (self.names, tuple(tensors) or ("no tensors",)))
+            first, later = _listed(self.names), _listed(tuple(tensors) or ("no tensors",))
             raise RequestError(
-                f"inputs: the loader yields batches of different arguments: {had}, then {has}"
+                f"inputs: the loader yields batches of different arguments: {first}, then {later}"
             )
-        given = list(tensors.values())
-        shapes = tuple(tuple(tensor.shape[1:]) for tensor in given)
+        values = list(tensors.values())
+        shapes = tuple(tuple(tensor.shape[1:]) for tensor in values)
         if shapes != self.shapes:
             raise RequestError(
                 f"inputs: the loader yields samples of shapes {sorted({*shapes, *self.shapes})}"
             )
-        if len(given) == 1:
-            return given[0]
-        wide = given[0].dtype if self.dtypes[0].is_floating_point else torch.int64
-        return torch.cat([tensor.reshape(len(tensor), -1).to(wide) for tensor in given], 1)
+        if len(values) == 1:
+            return values[0]
+        dtype = values[0].dtype if self.dtypes[0].is_floating_point else torch.int64
+        return torch.cat([tensor.reshape(len(tensor), -1).to(dtype) for tensor in values], 1)
 
-    def unpacked(self, packed: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Give positional and keyword arguments for what `packed` gave, or a part of it."""
+    def unpack(self, packed: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and keyword arguments of packed samples."""
         values: dict[int | str, Any] = dict(self.constants)
         if len(self.names) == 1:
             values[self.names[0]] = packed
@@ -143,7 +143,7 @@ class Arguments:
             for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
                 width = torch.Size(shape).numel()
                 part = packed[:, start : start + width].reshape(len(packed), *shape)
-                # Floats stay in the precision that a probe chose for them.
+                # Floats keep the precision that the probe chose.
                 values[name] = part if dtype.is_floating_point else part.to(dtype)
                 start += width
         positions = sorted(name for name in values if isinstance(name, int))
@@ -153,27 +153,26 @@ class Arguments:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Do it as a forward pre-hook."""
+        """Unpack the arguments, as a forward pre-hook."""
         is_packed = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-        return self.unpacked(args[0]) if is_packed else None
+        return self.unpack(args[0]) if is_packed else None
 
 
 def is_batch(inputs: object) -> bool:
-    """Whether inputs are one batch: a tensor, a tuple of arguments, a mapping of keywords."""
+    """Return True if inputs are one batch: a tensor, a tuple of arguments, or keywords."""
     return isinstance(inputs, Tensor | tuple | Mapping)
 
 
 class BatchReader:
-    """Takes what a loader yields apart into the model's arguments and labels.
+    """Separates a loader's batches into the model's inputs and labels.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Decides, where nobody says it, whether a pair is (inputs, labels): only if it takes one
-        argument.
     labels : bool, str or None
-        True: the last of a tuple, or a mapping's ``labels``, are labels; False: there are none;
-        a text: the key of a mapping; None: as said above.
+        True: the last of a tuple, or a mapping's ``labels``, are labels. False: there are none.
+        A string: the key of a mapping. None: a pair is (inputs, labels) if the model takes one
+        argument.
 
     Examples
     --------
@@ -185,24 +184,26 @@ class BatchReader:
 
     def __init__(self, model: nn.Module, labels: bool | str | None) -> None:
         self._labels = labels
-        self._most, self._keywords = _parameters(model)
+        self._max_arguments, self._keywords = _parameters(model)
         self.arguments: Arguments | None = None
 
     def read(self, batch: object) -> tuple[Tensor, Tensor | None]:
-        """Give the model's arguments as one tensor, and the labels if there are any.
+        """Return the packed arguments of a batch, and its labels if there are any.
 
         Raises
         ------
         nlbench.RequestError
-            If it can't be known, or isn't so, that the batch fits the model.
+            If the batch doesn't fit the model, or its labels are ambiguous.
         """
         if not isinstance(batch, Tensor | tuple | list | Mapping):
-            raise RequestError(f"inputs: the loader yields {_named(batch)}, {_expected(batch)}")
-        given, labels = self._split(batch)
+            raise RequestError(
+                f"inputs: the loader yields {_with_article(batch)}, {_expected(batch)}"
+            )
+        values, labels = self._split(batch)
         if self.arguments is None:
-            self.arguments = Arguments.of(given)
+            self.arguments = Arguments.of(values)
             self._check_number(self.arguments)
-        inputs = self.arguments.packed(given)
+        inputs = self.arguments.pack(values)
         if isinstance(labels, Tensor) and labels.shape[:1] != inputs.shape[:1]:
             raise RequestError(
                 f"inputs: a batch of {len(inputs)} samples with labels of shape "
@@ -214,16 +215,16 @@ class BatchReader:
         if isinstance(batch, Tensor):
             return batch, None
         if isinstance(batch, Mapping):
-            return self._of_mapping(batch)
+            return self._split_mapping(batch)
         if isinstance(self._labels, str):
             raise RequestError(
                 f"labels: '{self._labels}' is a mapping's key, but the loader yields tuples; "
-                "labels=True says that the last of a tuple are labels"
+                "labels=True takes the last of a tuple as labels"
             )
         if self._labels is None and len(batch) == 2:
-            if self._most is None or self._most > 1:
+            if self._max_arguments is None or self._max_arguments > 1:
                 raise RequestError(
-                    "inputs: the loader yields pairs, and the model takes several arguments; say "
+                    "inputs: the loader yields pairs, and the model takes several arguments; pass "
                     "labels=True if the second are labels, labels=False if both are the model's"
                 )
             return _first(batch[:-1]), batch[-1]
@@ -231,7 +232,7 @@ class BatchReader:
             return _first(batch[:-1]), batch[-1]
         return _first(batch), None
 
-    def _of_mapping(self, batch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+    def _split_mapping(self, batch: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
         key = self._labels if isinstance(self._labels, str) else "labels"
         if self._labels is False or (self._labels is None and key not in batch):
             return batch, None
@@ -239,32 +240,33 @@ class BatchReader:
             raise RequestError(f"labels: a batch has no '{key}'{nearest(key, map(str, batch))}")
         if self._labels is None and key in self._keywords:
             raise RequestError(
-                "inputs: a batch has 'labels', and the model takes them; say labels=True to keep "
-                "them from it, labels=False to give them to it"
+                "inputs: a batch has 'labels', and the model has an argument of that name; pass "
+                "labels=False if they are for the model, labels=True if they are not"
             )
         return {name: value for name, value in batch.items() if name != key}, batch[key]
 
     def _check_number(self, arguments: Arguments) -> None:
         number = len(arguments.names) + len(arguments.constants)
-        if self._most is not None and number > self._most:
+        limit = self._max_arguments
+        if limit is not None and number > limit:
             raise RequestError(
-                f"inputs: a batch has {number} arguments, the model takes {self._most}; a tuple "
+                f"inputs: a batch has {number} arguments, the model takes {limit}; a tuple "
                 "or mapping is one batch of arguments, model(*args) or model(**kwargs), and a list "
                 "of tensors a list of batches"
             )
 
 
 @contextmanager
-def model_called(model: nn.Module, arguments: Arguments) -> Iterator[None]:
-    """Let a model take its arguments as one tensor, and give one, for a while.
+def single_tensor_call(model: nn.Module, arguments: Arguments) -> Iterator[None]:
+    """Make a model map one packed tensor to one tensor inside the block.
 
-    A copy that is made of it meanwhile does so too.
+    Copies made inside the block do so too.
     """
     if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
         if not arguments.is_one_tensor:
             raise RequestError(
-                "inputs: a compiled or scripted model is called with one tensor only; pass the "
-                "module it was made from"
+                "inputs: a compiled or scripted model can only be called with one tensor; pass the "
+                "original module"
             )
         yield
         return
@@ -279,10 +281,10 @@ def model_called(model: nn.Module, arguments: Arguments) -> Iterator[None]:
 
 
 def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
-    """Take the logits out of what a model gives, as a forward hook.
+    """Extract the logits from a model's output, as a forward hook.
 
-    They are the attribute or entry ``logits``, else ``out``, else the only tensor that there is.
-    Anything else stays as it is, and is refused by a probe that needs a tensor.
+    They are the attribute or entry ``logits``, else ``out``, else the only tensor. Any other
+    output is returned unchanged, and refused by probes that need a tensor.
 
     Examples
     --------
@@ -306,68 +308,69 @@ def tensor_of_output(module: nn.Module, args: object, output: object) -> object:
     return output
 
 
-def refused(inputs: object) -> RequestError:
-    """Say what is wrong with inputs that are neither a batch nor a loader."""
+def input_error(inputs: object) -> RequestError:
+    """Return the error for inputs that are neither a batch nor a loader."""
     if isinstance(inputs, TorchDataset):
         return RequestError(
             f"inputs: a {type(inputs).__name__} is a Dataset, which yields samples one by one, "
             "expected batches: torch.utils.data.DataLoader(dataset, batch_size=128) yields them"
         )
-    return RequestError(f"inputs: {_named(inputs)}, {_expected(inputs, 'a tensor or a loader of')}")
+    expected = _expected(inputs, "a tensor or a loader of")
+    return RequestError(f"inputs: {_with_article(inputs)}, {expected}")
 
 
-def _sorted(batch: object) -> tuple[dict[int | str, Tensor], dict[int | str, PLAIN]]:
-    """Tensors and other arguments of a batch, by position or keyword."""
+def _tensors_and_constants(
+    batch: object,
+) -> tuple[dict[int | str, Tensor], dict[int | str, Constant]]:
+    """Return the tensors and the other arguments of a batch, by position or keyword."""
     if isinstance(batch, Tensor):
-        return {0: _plain(batch, "")}, {}
+        return {0: _dense(batch, "")}, {}
     entries: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {}
     if isinstance(batch, tuple | list):
         entries = dict(enumerate(batch))
     tensors: dict[int | str, Tensor] = {}
-    constants: dict[int | str, PLAIN] = {}
+    constants: dict[int | str, Constant] = {}
     for name, value in entries.items():
         if isinstance(value, Tensor):
-            tensors[name] = _plain(value, _place(name, batch))
-        elif isinstance(value, PLAIN) and isinstance(name, int | str):
+            tensors[name] = _dense(value, _position(name, batch))
+        elif isinstance(value, Constant) and isinstance(name, int | str):
             constants[name] = value
         else:
-            raise RequestError(f"inputs{_place(name, batch)}: {_named(value)}, {_expected(value)}")
+            raise RequestError(
+                f"inputs{_position(name, batch)}: {_with_article(value)}, {_expected(value)}"
+            )
     return tensors, constants
 
 
-def _plain(tensor: Tensor, where: str) -> Tensor:
-    """Refuse what is no dense tensor with numbers; of a subclass only its numbers are taken."""
+def _dense(tensor: Tensor, position: str) -> Tensor:
+    """Return a tensor without its subclass; raise unless it is dense and has values."""
     if tensor.layout != torch.strided or tensor.is_nested:
-        raise RequestError(f"inputs{where}: a sparse or nested tensor, expected a dense one")
+        raise RequestError(f"inputs{position}: a sparse or nested tensor, expected a dense one")
     if tensor.is_meta:
-        raise RequestError(f"inputs{where}: a tensor on the meta device, which has no numbers")
+        raise RequestError(f"inputs{position}: a tensor on the meta device, without values")
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        if getattr(tensor, "is_pretended", False):  # It differs from a tensor in its device alone.
-            return tensor
         raise RequestError(
-            f"inputs{where}: {_named(tensor)}, whose numbers only it knows; expected a torch.Tensor"
+            f"inputs{position}: {_with_article(tensor)}, a subclass with its own dispatch; "
+            "expected a torch.Tensor"
         )
     return tensor.as_subclass(Tensor)
 
 
 def _parameters(model: nn.Module) -> tuple[int | None, frozenset[str]]:
-    """How many arguments a model takes, None for any number, and their names."""
+    """Return the number of a model's arguments, None for any number, and their names."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
         return None, frozenset()
-    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters):
-        most = None
-    else:
-        most = len(parameters)
-    return most, frozenset(one.name for one in parameters)
+    is_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+    return None if is_variadic else len(parameters), frozenset(p.name for p in parameters)
 
 
 def _first(entries: Any) -> Any:
     return entries[0] if len(entries) == 1 and isinstance(entries[0], Tensor) else tuple(entries)
 
 
-def _place(name: object, batch: object) -> str:
+def _position(name: object, batch: object) -> str:
     if isinstance(batch, Tensor):
         return ""
     return f"['{name}']" if isinstance(batch, Mapping) else f"[{name}]"
@@ -377,7 +380,7 @@ def _kind(batch: object) -> str:
     return "a mapping" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
 
 
-def _named(value: object) -> str:
+def _with_article(value: object) -> str:
     kind = type(value).__name__
     return f"an {kind}" if kind[:1] in "AEIOUaeio" else f"a {kind}"
 
@@ -387,7 +390,7 @@ def _expected(value: object, what: str = "batches of") -> str:
     if hasattr(value, "__array__"):
         kind = getattr(getattr(value, "dtype", None), "kind", "f")
         dtype = ", dtype=torch.float32" if kind == "f" else ""
-        hint = f"; torch.as_tensor(inputs{dtype}) makes one of an array"
+        hint = f"; convert an array with torch.as_tensor(inputs{dtype})"
     return f"expected {what} tensors{hint}"
 
 

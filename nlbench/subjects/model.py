@@ -1,4 +1,4 @@
-"""What a model plugin is: a function that builds a network, and what is known of it."""
+"""The declaration of models, and the decorator for functions that build them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is known of a model beside how it is built.
+    """The declaration of a model.
 
     Parameters
     ----------
     trained : mapping of str to Path
-        From a dataset's name to the checkpoint for it, which ships or is looked for there.
+        Checkpoints by dataset.
     source : Source
-        Where the architecture comes from.
+        Source of the architecture.
     obtain : str
-        How to get the checkpoints that don't ship, as an instruction.
+        Instruction for obtaining checkpoints that don't ship with nlbench.
     preprocessing : callable, optional
-        From a checkpoint's path, or None for fresh weights, to the `Preprocessing` that
-        belongs to it; used with datasets whose resolution isn't fixed.
+        From a checkpoint's path, or None for fresh weights, to its `Preprocessing`, for
+        datasets whose resolution isn't fixed.
     rename : callable, optional
-        From a tensor's name in a checkpoint to its name in the model; None: not needed.
+        From a tensor's name in a checkpoint to its name in the model, or to None if the tensor
+        isn't needed.
     recipe : str
-        The registered recipe that suits it on small data, followed where none is asked for.
+        Default recipe for training.
     """
 
     trained: Mapping[str, Path] = field(default_factory=dict)
@@ -55,13 +56,12 @@ def model(
     rename: Callable[[str], str | None] | None = None,
     recipe: str = "vanilla",
 ) -> Callable[[Builder], Builder]:
-    """Say what is known of a model, beside the function that builds it.
+    """Declare a model, as a decorator of the function that builds it.
 
     The function takes any of ``in_channels``, ``num_classes``, ``image_size`` (of square
-    images) and ``input_shape`` (without the batch) as keyword arguments, each with a
-    default, and returns a `torch.nn.Module`. A plain function without this decorator is a
-    model plugin too. One that takes ``in_channels`` or ``image_size`` and no
-    ``input_shape`` is for images only.
+    images) and ``input_shape`` (without the batch) as keyword arguments with defaults, and
+    returns a `torch.nn.Module`. One that takes ``in_channels`` or ``image_size`` and no
+    ``input_shape`` is for images only. The decorator is optional.
 
     Parameters
     ----------
@@ -88,6 +88,6 @@ def model(
 
 
 def model_info(build: Callable[..., Any]) -> ModelInfo:
-    """What is known of a model; nothing for a plain function."""
+    """Return the declaration of a model; empty for a function without decorator."""
     info: ModelInfo = getattr(build, "__nlbench_model__", ModelInfo())
     return info

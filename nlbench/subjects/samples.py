@@ -1,4 +1,4 @@
-"""A subject's samples: held in memory, or read anew for each pass where they are too many."""
+"""The samples of a subject: in memory, or read again for each pass if they are too many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .data import Data, Dataset, Sample
 from .inputs import Arguments, BatchReader
 
 __all__ = [
-    "HELD",
     "Batches",
     "DrawnBatches",
     "batch_sizes",
@@ -28,14 +27,13 @@ __all__ = [
 
 
 class Batches:
-    """A loader's batches, gone through once.
+    """The batches of a loader, which are read only once.
 
     Parameters
     ----------
     loader : iterable
-        It may be one that can be iterated only once.
     reader : BatchReader, optional
-        Takes apart what it yields; by default for a model of one argument.
+        By default one for a model with one argument.
 
     Examples
     --------
@@ -50,7 +48,7 @@ class Batches:
         self._loader = loader
         self._reader = reader or BatchReader(nn.Identity(), None)
         self._batches = iter(loader)
-        self._kept: list[Tensor] = []
+        self._buffered: list[Tensor] = []
         self._labels: list[Tensor | None] = []
         self._hash: SampleHash | None = None
         self.samples = 0
@@ -58,7 +56,7 @@ class Batches:
 
     @property
     def known_length(self) -> int | None:
-        """Number of samples, where the loader says it before it is gone through."""
+        """Number of samples, if it is known before the loader is read."""
         if isinstance(self._loader, DataLoader):
             has_samples = self._loader.batch_size is not None and not self._loader.drop_last
             try:
@@ -71,35 +69,35 @@ class Batches:
 
     @property
     def arguments(self) -> Arguments:
-        """How the model is called with a batch; known once the head was read."""
+        """Layout of the model's arguments; known after `head`."""
         assert self._reader.arguments is not None
         return self._reader.arguments
 
     def head(self, count: int) -> Tensor:
-        """Give the first samples, up to so many; they come again when the stream is read.
+        """Return up to `count` first samples, and keep them for the iteration.
 
         Raises
         ------
         nlbench.RequestError
-            If what the loader yields can't be used.
+            If the loader's batches can't be used.
         """
-        while sum(map(len, self._kept)) < count and (batch := self._next()) is not None:
-            self._kept.append(batch)
-        if not self._kept:
+        while sum(map(len, self._buffered)) < count and (batch := self._next()) is not None:
+            self._buffered.append(batch)
+        if not self._buffered:
             raise RequestError("inputs: the loader yields nothing, expected batches of tensors")
-        return torch.cat(self._kept)[: max(count, 1)].clone()
+        return torch.cat(self._buffered)[: max(count, 1)].clone()
 
     def head_labels(self, count: int) -> Tensor | None:
-        """Give the labels of the samples that `head` gives; None where one batch has none."""
-        given = [labels for labels in self._labels if labels is not None]
-        whole = len(given) == len(self._labels) and given
-        return torch.cat(given)[: max(count, 1)] if whole else None
+        """Return the labels of the samples of `head`; None if a batch has none."""
+        labels = [batch for batch in self._labels if batch is not None]
+        is_complete = labels and len(labels) == len(self._labels)
+        return torch.cat(labels)[: max(count, 1)] if is_complete else None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Give all batches once; hash and count them on the way."""
+        """Yield all batches once, and count and hash them."""
         self._labels.clear()
         while True:
-            batch = self._kept.pop(0) if self._kept else self._next()
+            batch = self._buffered.pop(0) if self._buffered else self._next()
             if batch is None:
                 return
             if self._hash is None:
@@ -109,7 +107,7 @@ class Batches:
             yield batch
 
     def hexdigest(self) -> str:
-        """Give the hash of the samples that were read."""
+        """Return the hash of the samples read so far."""
         return self._hash.hexdigest() if self._hash else ""
 
     def _next(self) -> Tensor | None:
@@ -122,15 +120,14 @@ class Batches:
             raise
         if self._hash is None:
             self._labels.append(labels)
-        # A copy: some loaders fill one tensor again and again.
+        # Some loaders reuse one tensor for all batches.
         return batch.clone()
 
 
 def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, Any]:
-    """Give the number and the hash of samples; of a stream that isn't read yet, of the first.
+    """Return the number and the hash of samples; of the first ones if the stream is unread.
 
-    The hash is that of the samples as one tensor where a stream's loader says how many they are
-    before it is gone through.
+    A stream whose length is known in advance has the hash of its samples as one tensor.
 
     Examples
     --------
@@ -142,67 +139,66 @@ def sample_facts(samples: Tensor, stream: Batches | None = None) -> dict[str, An
     return {"samples": len(samples), "sample_hash": tensor_hash(samples)}
 
 
-def batch_sizes(samples: int, most: int) -> Sequence[int]:
-    """Split a known number of samples into as few batches as possible, of nearly equal size.
+def batch_sizes(samples: int, limit: int) -> Sequence[int]:
+    """Split a number of samples into as few batches as possible, of nearly equal size.
 
-    A last batch of a few samples would weigh as much as a full one.
+    A small last batch would have the same weight as a full one.
 
     Examples
     --------
     >>> batch_sizes(258, 128)
     [86, 86, 86]
     """
-    parts = -(-samples // most)
+    parts = -(-samples // limit)
     return [samples // parts + (part < samples % parts) for part in range(parts)]
 
 
-def rebatched(batches: Iterable[Tensor], most: int, known_length: int | None) -> Iterator[Tensor]:
-    """Bring a loader's batches to the size that scores are made for.
+def rebatched(batches: Iterable[Tensor], limit: int, known_length: int | None) -> Iterator[Tensor]:
+    """Yield batches of nearly equal size from batches of any size.
 
     Parameters
     ----------
     batches : iterable of tensor
-        Of any sizes.
-    most : int
-        Samples a batch.
+    limit : int
+        Samples in a batch.
     known_length : int or None
-        If given the batches are those of `batch_sizes`. Otherwise each has `most` samples, but
-        for the end: what is left there and the batch before are split into two.
+        If given, the batches have the sizes of `batch_sizes`. Otherwise each has `limit`
+        samples, except that the last one and the remainder are split evenly.
 
     Examples
     --------
     >>> [len(batch) for batch in rebatched([torch.zeros(100, 1)] * 3, 128, None)]
     [128, 86, 86]
     """
-    sizes = iter(batch_sizes(known_length, most)) if known_length else itertools.repeat(most)
-    # With an unknown length a batch is only given away when another full one has come.
-    ahead = 0 if known_length else most
-    waiting: list[Tensor] = []
-    count, size = 0, next(sizes, most)
+    sizes = iter(batch_sizes(known_length, limit)) if known_length else itertools.repeat(limit)
+    # With an unknown length a batch is yielded only when another full one is there.
+    lookahead = 0 if known_length else limit
+    buffered: list[Tensor] = []
+    count, size = 0, next(sizes, limit)
     for batch in batches:
-        waiting.append(batch)
+        buffered.append(batch)
         count += len(batch)
-        while count >= size + ahead:
-            whole = torch.cat(waiting) if len(waiting) > 1 else waiting[0]
-            yield whole[:size]
-            waiting = [whole[size:]] if len(whole) > size else []
+        while count >= size + lookahead:
+            joined = torch.cat(buffered) if len(buffered) > 1 else buffered[0]
+            yield joined[:size]
+            buffered = [joined[size:]] if len(joined) > size else []
             count -= size
-            size = next(sizes, most)
+            size = next(sizes, limit)
     if count:
-        yield from torch.split(torch.cat(waiting), list(batch_sizes(count, most)))
+        yield from torch.split(torch.cat(buffered), list(batch_sizes(count, limit)))
 
 
-HELD = 2**30
-"""Bytes up to which a sample is held in memory."""
+MAX_SAMPLE_BYTES = 2**30
+"""A larger sample is not held in memory."""
 
-HEAD = 1024
-"""How many samples of a larger one are held, for what isn't fed batch by batch."""
+HEAD_SAMPLES = 1024
+"""Samples of such a sample in memory, for probes that don't read batch by batch."""
 
-BATCH = 128
+READ_BATCH = 128
 
 
 class DrawnBatches(Batches):
-    """A dataset's sample, read anew, batch by batch, each time it is gone through.
+    """A dataset's sample, read again, batch by batch, in each iteration.
 
     Parameters
     ----------
@@ -210,12 +206,12 @@ class DrawnBatches(Batches):
     count, split, seed
         See `Dataset.sample`.
     model : torch.nn.Module
-        Its precision is that of the batches.
+        Batches have its precision.
 
     Raises
     ------
     nlbench.RequestError
-        At the end of going through it, if it gave other samples than the first time.
+        At the end of an iteration, if the samples differ from those of the first.
     """
 
     def __init__(
@@ -223,7 +219,7 @@ class DrawnBatches(Batches):
     ) -> None:
         super().__init__(())
         self._dataset = dataset
-        self._which = count, split, seed
+        self._selection = count, split, seed
         self._model = model
         self.samples = dataset.count(count, split)
 
@@ -238,28 +234,28 @@ class DrawnBatches(Batches):
         return next(floats, torch.float32)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Give all batches."""
+        """Yield all batches."""
         for part in self.parts():
             yield part.inputs.to(self._dtype)
 
-    def labelled(self, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give all batches with their labels, at most so many samples each."""
+    def labelled(self, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all samples with their labels, in batches of at most `limit`."""
         for part in self.parts():
             assert part.labels is not None
             inputs = part.inputs.to(self._dtype)
-            yield from zip(torch.split(inputs, most), torch.split(part.labels, most), strict=True)
+            yield from zip(torch.split(inputs, limit), torch.split(part.labels, limit), strict=True)
 
     def parts(self) -> Iterator[Sample]:
-        """Give all samples with their images and labels."""
-        count, split, seed = self._which
+        """Yield all samples with their images and labels, in batches."""
+        count, split, seed = self._selection
         digest = SampleHash(self.samples)
-        for part in self._dataset.stream(count, split=split, seed=seed, batch=BATCH):
+        for part in self._dataset.stream(count, split=split, seed=seed, batch=READ_BATCH):
             digest.update(part.inputs)
             yield part
         if self._hash is not None and self.hexdigest() != digest.hexdigest():
             raise RequestError(
-                f"{self._dataset.name}: reading the samples again gave others; its files may have "
-                "changed, or it draws at random"
+                f"{self._dataset.name}: the samples changed between two passes; its files may have "
+                "changed, or its items are random"
             )
         self._hash = digest
 
@@ -271,7 +267,7 @@ def draw(
     split: str,
     seed: int,
     model: nn.Module,
-    held: int = HELD,
+    max_bytes: int = MAX_SAMPLE_BYTES,
 ) -> tuple[Sample, DrawnBatches | None]:
     """Draw a subject's samples; the model isn't run.
 
@@ -282,28 +278,28 @@ def draw(
     count, split, seed
         See `Data.sample`.
     model : torch.nn.Module
-        Its precision is that of a stream's batches.
-    held : int
-        Bytes up to which all of them are held.
+        Batches of a stream have its precision.
+    max_bytes : int
+        A larger sample becomes a stream.
 
     Returns
     -------
     sample : Sample
-        All of them; of a stream, the first.
+        All samples; of a stream, the first.
     stream : DrawnBatches or None
-        All inputs, where they aren't held; it can be gone through again and again.
+        All samples, if they are too large for memory.
 
     Raises
     ------
     nlbench.RequestError
         If they can't be read.
     """
-    if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= held:
+    if not isinstance(dataset, Dataset) or dataset.bytes_of(count, split) <= max_bytes:
         return dataset.sample(count, split=split, seed=seed), None
     stream = DrawnBatches(dataset, count, split, seed, model)
     first: list[Sample] = []
     for index, part in enumerate(stream.parts()):
-        if index * BATCH < HEAD:
+        if index * READ_BATCH < HEAD_SAMPLES:
             first.append(part)
     labels = [part.labels for part in first if part.labels is not None]
     head = Sample(

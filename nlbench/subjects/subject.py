@@ -1,9 +1,10 @@
-"""A subject, loaded: a model with its weights on a device, and the samples it is looked at with."""
+"""A loaded subject."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +19,21 @@ __all__ = ["Subject"]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with its weights on a device, and the samples it is looked at with.
+    """A model with its weights on a device, and the samples to observe it with.
 
     Parameters
     ----------
     model : torch.nn.Module
     inputs : tensor of shape (n, ...)
-        What the model is given; of a stream the first samples.
+        The model's inputs; of a stream the first samples.
     labels : tensor of shape (n,) or None
     facts : SubjectFacts
     images : tensor or None
-        The inputs before normalisation, where they are images.
+        Images before normalisation.
     normalize : callable
         From such images to inputs.
     stream : Batches or None
-        All samples, where they aren't held.
+        All samples, if they don't fit into memory.
 
     Examples
     --------
@@ -50,40 +51,48 @@ class Subject:
     normalize: Callable[[Tensor], Tensor] = field(default=lambda images: images)
     stream: Batches | None = None
 
-    def batches(self, most: int) -> Iterable[Tensor]:
-        """Give all samples in their order, in as few batches of nearly equal size as possible."""
+    def batches(self, limit: int) -> Iterable[Tensor]:
+        """Return all samples in order, in as few batches of nearly equal size as possible."""
         if self.stream is not None:
-            return rebatched(self.stream, most, self.stream.known_length)
-        return torch.split(self.inputs, list(batch_sizes(len(self.inputs), most)))
+            return rebatched(self.stream, limit, self.stream.known_length)
+        return torch.split(self.inputs, list(batch_sizes(len(self.inputs), limit)))
 
-    def labelled(self, most: int) -> Iterable[tuple[Tensor, Tensor]]:
-        """Give all samples in their order with their labels.
+    def labelled(self, limit: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return all samples in order with their labels, in batches.
 
         Raises
         ------
         nlbench.Undefined
-            If they have none, or a loader gave them that is gone through once.
+            If there are no labels, or they come from a loader that is read only once.
         """
         if self.labels is None:
             raise Undefined("the samples have no labels")
         if self.stream is None:
-            sizes = list(batch_sizes(len(self.labels), most))
+            sizes = list(batch_sizes(len(self.labels), limit))
             parts = torch.split(self.inputs, sizes), torch.split(self.labels, sizes)
             return zip(*parts, strict=True)
         if not isinstance(self.stream, DrawnBatches):
             raise Undefined("the labels of a loader are not kept; give samples with labels=")
-        return self.stream.labelled(most)
+        return self.stream.labelled(limit)
 
-    def shuffled(self, most: int) -> Iterable[Tensor]:
-        """Give them in a random order, the same at each call.
+    def shuffled(self, limit: int) -> Iterable[Tensor]:
+        """Yield the samples in a fixed random order, in batches.
 
-        Inputs that come sorted, by class say, would make batches unlike the whole. Of a loader
-        that is gone through once they are the first samples; what a dataset's stream gives was
-        drawn in a random order.
+        Batches of sorted inputs, by class for instance, would not represent the whole. Of a
+        loader that is read only once these are the first samples. The stream of a dataset is
+        in random order already.
         """
         if isinstance(self.stream, DrawnBatches):
-            yield from self.batches(most)
+            yield from self.batches(limit)
             return
         order = torch.randperm(len(self.inputs), generator=torch.Generator().manual_seed(0))
-        for part in torch.split(order, list(batch_sizes(len(order), most))):
+        for part in torch.split(order, list(batch_sizes(len(order), limit))):
             yield self.inputs[part.to(self.inputs.device)]
+
+    def converted(self, model: nn.Module, convert: Callable[[Tensor], Tensor]) -> Subject:
+        """Return the subject with another model and converted tensors."""
+        tensors = {name: getattr(self, name) for name in ("inputs", "labels", "images")}
+        changed: dict[str, Any] = {
+            name: None if tensor is None else convert(tensor) for name, tensor in tensors.items()
+        }
+        return replace(self, model=model, **changed)

@@ -1,8 +1,6 @@
-"""Weights on disk: read with suspicion, written atomically, named by a hash.
+"""Checkpoints: validated before any weight is copied, written atomically.
 
-A file that doesn't fit the model is refused in one line before a single weight has
-been copied. PyTorch is imported only when weights are touched, so that planning a run
-can hash files without it.
+PyTorch is imported only when weights are read, so that a run is planned without it.
 """
 
 from __future__ import annotations
@@ -13,34 +11,50 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlbench.errors import RequestError, one_line, system_text
-from nlbench.serialization.files import check_is_file, parse_json, read_text, write_atomically
+from nlbench.serialization.files import check_is_file, write_atomically
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "calibrate",
     "load_weights",
+    "read_metadata",
     "save_weights",
-    "statistics_of",
-    "training_failure",
-    "training_folder",
 ]
 
 
 HEADER_LENGTH = struct.Struct("<Q")
-BATCHES_TRACKED = "num_batches_tracked"
+BATCH_COUNTER = "num_batches_tracked"
 
-COMPILED = "_orig_mod."
-"""What `torch.compile` puts before the names of the module that it compiled."""
+COMPILED_PREFIX = "_orig_mod."
+"""Prefix of names in a module of `torch.compile`."""
 
-PARALLEL = "module."
-"""What `torch.nn.DataParallel` puts before them."""
+PARALLEL_PREFIX = "module."
+"""Prefix of names in a module of `torch.nn.DataParallel`."""
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read the metadata of a safetensors file; empty if it can't be read as one.
+
+    Examples
+    --------
+    >>> read_metadata(Path("no-such-file"))
+    {}
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return {}
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError):
+        return {}  # `load_weights` reports damaged files.
 
 
 def load_weights(
@@ -49,21 +63,21 @@ def load_weights(
     *,
     rename: Callable[[str], str | None] | None = None,
 ) -> dict[str, str]:
-    """Load a checkpoint into a model, all of it or nothing.
+    """Load a checkpoint into a model, completely or not at all.
 
-    The file's content, not its suffix, decides how it is read: safetensors, or a file
-    of `torch.save`, of which only tensors are ever unpickled. The state dict may lie
-    under ``state_dict``, ``model_state_dict`` or ``model``; its names may carry the ``module.``
-    of `torch.nn.DataParallel`, the ``_orig_mod.`` of `torch.compile`, or the name that a
-    trainer's module gives the network. What else a Lightning checkpoint holds, as a loss's
-    weights, isn't taken. Values are converted to the model's precision. The counter
-    ``num_batches_tracked`` of a batch norm may be missing, as it is in old checkpoints;
-    the model then keeps its own.
+    The format follows from the file's content, not its suffix: safetensors, or a file of
+    `torch.save`, from which only tensors are unpickled. The state dict may be nested under
+    ``state_dict``, ``model_state_dict`` or ``model``. Its names may have the prefix ``module.``
+    of `torch.nn.DataParallel`, ``_orig_mod.`` of `torch.compile`, or the attribute under which
+    a trainer's module holds the network. Other entries of a Lightning checkpoint, such as the
+    weights of a loss, are ignored. Values are converted to the model's precision. The counter
+    ``num_batches_tracked`` of a batch norm may be missing, as it is in old checkpoints; the
+    model then keeps its own.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Already built; keeps its device and dtype.
+        Keeps its device and dtype.
     path : path
         The checkpoint.
     rename : callable, optional
@@ -77,9 +91,9 @@ def load_weights(
     Raises
     ------
     nlbench.RequestError
-        If the file can't be read, could run code, isn't a state dict, doesn't fit the
-        model in names, shapes or kinds of number, or holds NaN or infinities. The model
-        is then as it was.
+        If the file can't be read, could run code, is not a state dict, doesn't fit the
+        model in names, shapes or kinds of number, or contains NaN or infinities. The model
+        is unchanged then.
 
     Examples
     --------
@@ -93,34 +107,38 @@ def load_weights(
 
     path = Path(path)
     content, metadata = _read(path)
-    own = model.state_dict()
-    state, is_whole = _state_dict(content, path)
-    found = _named(state, own, rename or (lambda name: name), path, is_whole=is_whole)
-    _check_names(found, own, path)
+    model_state = model.state_dict()
+    state, is_lightning = _state_dict(content, path)
+    tensors = _with_model_names(
+        state, model_state, rename or (lambda name: name), path, is_lightning=is_lightning
+    )
+    _check_names(tensors, model_state, path)
     with torch.no_grad():
-        ready = {name: _converted(found[name], own[name], name, path) for name in found}
-        # Into the model's own dict, whose metadata some modules ask for on loading.
-        own.update(ready)
-        model.load_state_dict(own)
+        converted = {
+            name: _converted(tensor, model_state[name], name, path)
+            for name, tensor in tensors.items()
+        }
+        # The model's own dict carries metadata that some modules need for loading.
+        model_state.update(converted)
+        model.load_state_dict(model_state)
     return metadata
 
 
 def save_weights(
     path: str | os.PathLike[str], model: torch.nn.Module, metadata: Mapping[str, str]
 ) -> None:
-    """Write a model's state as safetensors, whole or not at all.
+    """Write a model's state as safetensors, atomically.
 
-    The bytes depend on nothing but the state and the metadata. A file of that name is
-    replaced only once the new one is complete and on disk.
+    The bytes depend only on the state and the metadata.
 
     Parameters
     ----------
     path : path
-        In a folder that exists.
+        In an existing folder.
     model : torch.nn.Module
         On any device; parameters and persistent buffers are written.
     metadata : mapping of str to str
-        Goes into the file's header.
+        For the file's header.
 
     Raises
     ------
@@ -129,30 +147,13 @@ def save_weights(
     """
     from safetensors.torch import save
 
-    # Copies, since safetensors refuses tensors that share memory, as tied weights do.
+    # Cloned: safetensors refuses tensors that share memory, such as tied weights.
     state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
     write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
 
 
-def training_folder(path: Path) -> Path:
-    """Where a training keeps its manifest and its state, beside its checkpoint."""
-    return path.with_name(f"{path.stem}.training")
-
-
-def training_failure(path: Path) -> str:
-    """Say why there is no checkpoint: the training that was to write it failed; else nothing."""
-    if path.exists():
-        return ""
-    try:
-        file = training_folder(path) / "manifest.json"
-        content = parse_json(read_text(file), str(file), finite=False)
-    except (RequestError, ValueError):
-        return ""
-    return str(content.get("failed", "")) if isinstance(content, dict) else ""
-
-
 def _read(path: Path) -> tuple[Any, dict[str, str]]:
-    """What is in the file, and the metadata of its header."""
+    """Read a file's content and the metadata of its header."""
     check_is_file(path)
     try:
         with path.open("rb") as file:
@@ -161,13 +162,13 @@ def _read(path: Path) -> tuple[Any, dict[str, str]]:
         raise RequestError(f"can't read {path}: {_reason(error)}") from error
     if not head:
         raise RequestError(f"{path} is empty, expected a checkpoint")
-    # Safetensors first: the low bytes of its header's length could be anything.
+    # Safetensors first: the first bytes are the header's length, with any value.
     if head[HEADER_LENGTH.size :] == b"{":
         return _read_safetensors(path)
     if head.startswith((b"PK\x03\x04", b"\x80")):
         return _read_torch(path), {}
     raise RequestError(
-        f"{path} is neither a safetensors nor a PyTorch checkpoint, or it is cut short"
+        f"{path} is neither a safetensors nor a PyTorch checkpoint, or it is truncated"
     )
 
 
@@ -176,7 +177,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, st
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            # A header may name a dtype that PyTorch lacks, hence the broad net below.
+            # Many error types: a header may name a dtype that PyTorch lacks.
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
         raise RequestError(
@@ -188,107 +189,111 @@ def _read_torch(path: Path) -> Any:
     import torch
 
     try:
-        # Given an open file, since a path's suffix would have a say in how it is read. The
-        # warnings are about how the file was made; the messages below say what matters.
+        # An open file, since torch.load also looks at a path's suffix. Its warnings concern
+        # how the file was written.
         with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         culprit = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise RequestError(
-            f"{path} is refused: it holds more than tensors and could run code on loading"
+            f"{path} is refused: it contains more than tensors and could run code on loading"
             + (f" ({culprit[1]})" if culprit else "")
         ) from error
     except Exception as error:
-        # A damaged pickle or archive can raise almost anything from within its reader.
+        # A damaged pickle or archive can raise almost any error.
         if "TorchScript" in str(error):
             raise RequestError(
                 f"{path} is refused: it is a TorchScript program, expected a state dict"
             ) from error
         raise RequestError(
-            f"{path} is a truncated or damaged PyTorch file, or none: {_reason(error)}"
+            f"{path} is not a PyTorch file, or truncated or damaged: {_reason(error)}"
         ) from error
 
 
 def _state_dict(content: Any, path: Path) -> tuple[dict[str, torch.Tensor], bool]:
-    """Names to tensors, from where they lie in what was read, and whether others lie there too."""
+    """Return the state dict in a file's content, and True if it is that of a Lightning module."""
     import torch
 
-    is_whole = False
+    is_lightning = False
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model"):
             if isinstance(content.get(key), Mapping):
-                # A Lightning module's state has that of its losses and metrics in it.
-                is_whole = key == "state_dict" and "pytorch-lightning_version" in content
+                # It includes the states of losses and metrics.
+                is_lightning = key == "state_dict" and "pytorch-lightning_version" in content
                 content = content[key]
                 break
     if not isinstance(content, Mapping):
-        raise RequestError(f"{path} holds a {type(content).__name__}, expected a state dict")
+        raise RequestError(f"{path} contains a {type(content).__name__}, expected a state dict")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise RequestError(
                 f"{path} is not a state dict: expected names with tensors, "
                 f"found {name!r} with a {type(value).__name__}"
             )
-    return dict(content), is_whole
+    return dict(content), is_lightning
 
 
-def _named(
-    found: dict[str, torch.Tensor],
-    own: Mapping[str, torch.Tensor],
+def _with_model_names(
+    state: dict[str, torch.Tensor],
+    model_state: Mapping[str, torch.Tensor],
     rename: Callable[[str], str | None],
     path: Path,
     *,
-    is_whole: bool,
+    is_lightning: bool,
 ) -> dict[str, torch.Tensor]:
-    """The tensors by the model's names, without what wrappers put before them.
+    """Return the tensors by the model's names, without the prefixes of wrappers.
 
-    Wrappers are `torch.nn.DataParallel`, `torch.compile` and modules of a trainer that hold the
-    network as one of their attributes.
+    Wrappers are `torch.nn.DataParallel`, `torch.compile` and a trainer's module that holds the
+    network as an attribute.
     """
-    if not any(COMPILED in name for name in own):
-        plain = {name.replace(COMPILED, ""): tensor for name, tensor in found.items()}
-        if len(plain) == len(found):
-            found = plain
+    if not any(COMPILED_PREFIX in name for name in model_state):
+        plain = {name.replace(COMPILED_PREFIX, ""): tensor for name, tensor in state.items()}
+        if len(plain) == len(state):
+            state = plain
 
     def within(prefix: str) -> dict[str, torch.Tensor]:
-        inside = {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
+        inside = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
         return {new: t for name, t in inside.items() if (new := rename(name)) is not None}
 
-    asked = {name for name in own if name.rpartition(".")[2] != BATCHES_TRACKED}
+    required = {name for name in model_state if name.rpartition(".")[2] != BATCH_COUNTER}
     plain = within("")
-    if asked <= plain.keys():
+    if required <= plain.keys():
         return plain
-    # Outside of a trainer's checkpoint all names have to begin with it.
-    heads = found if is_whole else list(found)[:1]
+    # Only in a trainer's checkpoint may some names lack the prefix.
+    sources = state if is_lightning else list(state)[:1]
     prefixes = {
-        name[: dot + 1] for name in heads for dot, letter in enumerate(name) if letter == "."
+        name[: dot + 1] for name in sources for dot, letter in enumerate(name) if letter == "."
     }
     fitting = {prefix: within(prefix) for prefix in sorted(prefixes)}
     fitting = {
         prefix: tensors
         for prefix, tensors in fitting.items()
-        if asked <= tensors.keys() <= own.keys()
-        and (is_whole or all(name.startswith(prefix) for name in found))
+        if required <= tensors.keys() <= model_state.keys()
+        and (is_lightning or all(name.startswith(prefix) for name in state))
     }
     if len(fitting) > 1:
         first, second = list(fitting)[:2]
         raise RequestError(
-            f"{path} holds several networks that fit the model, '{first}*' and '{second}*'; "
+            f"{path} contains several networks that fit the model, '{first}*' and '{second}*'; "
             "save one of them alone"
         )
     if fitting:
         return fitting.popitem()[1]
-    # It doesn't fit; what is said of it leaves out what every name begins with.
-    is_parallel = all(name.startswith(PARALLEL) for name in found)
-    return within(PARALLEL) if is_parallel and found else plain
+    # It doesn't fit; the message names tensors without a common prefix.
+    is_parallel = all(name.startswith(PARALLEL_PREFIX) for name in state)
+    return within(PARALLEL_PREFIX) if is_parallel and state else plain
 
 
 def _check_names(
-    found: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], path: Path
+    tensors: Mapping[str, torch.Tensor], model_state: Mapping[str, torch.Tensor], path: Path
 ) -> None:
-    missing = [n for n in own if n not in found and n.rpartition(".")[2] != BATCHES_TRACKED]
-    unexpected = [n for n in found if n not in own]
+    missing = [
+        name
+        for name in model_state
+        if name not in tensors and name.rpartition(".")[2] != BATCH_COUNTER
+    ]
+    unexpected = [name for name in tensors if name not in model_state]
     problems = [
         f"{what} {_first(names)}"
         for what, names in (("it lacks", missing), ("it has the unexpected", unexpected))
@@ -302,25 +307,26 @@ def _first(names: list[str]) -> str:
     return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _converted(given: torch.Tensor, own: torch.Tensor, name: str, path: Path) -> torch.Tensor:
-    """The tensor in the model's dtype, once it is known to fit."""
+def _converted(tensor: torch.Tensor, target: torch.Tensor, name: str, path: Path) -> torch.Tensor:
+    """Return a tensor in the model's dtype; raise if it doesn't fit."""
     import torch
 
-    if given.layout != torch.strided or given.is_meta or given.is_quantized:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise RequestError(f"{path}: '{name}' is not a dense tensor of plain numbers")
-    if given.shape != own.shape:
+    if tensor.shape != target.shape:
         raise RequestError(
-            f"{path} doesn't fit the model: '{name}' has shape {tuple(given.shape)}, "
-            f"expected {tuple(own.shape)}"
+            f"{path} doesn't fit the model: '{name}' has shape {tuple(tensor.shape)}, "
+            f"expected {tuple(target.shape)}"
         )
-    if _kind(given) != _kind(own):
+    if _kind(tensor) != _kind(target):
         raise RequestError(
-            f"{path} doesn't fit the model: '{name}' holds {given.dtype}, expected {own.dtype}"
+            f"{path} doesn't fit the model: '{name}' has dtype {tensor.dtype}, "
+            f"expected {target.dtype}"
         )
-    # Converted first: a number that fits the file's dtype may overflow the model's.
-    converted = given.to(own.dtype)
+    # Checked after the conversion, which may overflow.
+    converted = tensor.to(target.dtype)
     if not bool(torch.isfinite(converted).all()):
-        raise RequestError(f"{path}: '{name}' holds NaN or infinities, expected finite weights")
+        raise RequestError(f"{path}: '{name}' contains NaN or infinities, expected finite weights")
     return converted
 
 
@@ -335,70 +341,14 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _with_sorted_header(content: bytes) -> bytes:
-    """The same safetensors bytes with the header's entries in order.
-
-    The library writes metadata in an order that changes from run to run.
-    """
+    """Sort the header of safetensors bytes, whose order differs from run to run."""
     start = HEADER_LENGTH.size
     end = start + HEADER_LENGTH.unpack(content[:start])[0]
     header = json.dumps(json.loads(content[start:end]), sort_keys=True, separators=(",", ":"))
-    # The format wants tensors aligned to 8 bytes, and spaces to fill up.
+    # The format requires tensors aligned to 8 bytes, and padding with spaces.
     padded = header.encode() + b" " * (-len(header.encode()) % 8)
     return HEADER_LENGTH.pack(len(padded)) + padded + content[end:]
 
 
 def _reason(error: Exception) -> str:
     return one_line(system_text(error), 200)
-
-
-def statistics_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """List the layers of batch norm that keep statistics."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-
-
-def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
-    """Set batch norm's statistics to those of samples: their mean over batches.
-
-    Only the layers of batch norm work as in training meanwhile; dropout, for one, doesn't.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In evaluation mode.
-    batches : iterable of tensor
-        On its device.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If a batch is too small, or the model can't be run.
-
-    Examples
-    --------
-    >>> import torch
-    >>> layer = torch.nn.BatchNorm1d(2).eval()
-    >>> calibrate(layer, [torch.tensor([[0.0, 1.0], [2.0, 1.0]])])
-    >>> layer.running_mean.tolist(), layer.running_var.tolist()
-    ([1.0, 1.0], [2.0, 0.0])
-    """
-    import torch
-
-    layers: list[Any] = statistics_of(model)
-    momenta = [layer.momentum for layer in layers]
-    try:
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # The mean over all batches.
-            layer.train()
-        with torch.no_grad():
-            for batch in batches:
-                model(batch.clone())
-    except (RuntimeError, ValueError, TypeError) as error:
-        what = "batch norm can't be calibrated on the samples"
-        raise RequestError(f"{what}: {_reason(error)}") from error
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-            layer.eval()

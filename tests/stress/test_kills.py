@@ -32,7 +32,7 @@ def begin(folder, seeds, executor):
     The process is forked from one that has imported PyTorch and computed nothing, so that
     the moments fall into the run and not into imports.
     """
-    import nlbench.execution.measure_subject  # noqa: F401
+    import nlbench.execution.unit_runner  # noqa: F401
     from nlbench.request import ExecutionOptions, Request
     from nlbench.runner import run
 

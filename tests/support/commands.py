@@ -15,7 +15,7 @@ from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
 LIBRARIES = ["torch", "torchvision", "pandas", "scipy.stats", "sklearn.datasets"]
-FORKS.set_forkserver_preload([*LIBRARIES, "matplotlib.figure", "nlbench.execution.measure_subject"])
+FORKS.set_forkserver_preload([*LIBRARIES, "matplotlib.figure", "nlbench.execution.unit_runner"])
 
 
 def _run(arguments, cwd, environment, paths, out, error, script):

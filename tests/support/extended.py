@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-COINCIDENT = 1e-12
+MIN_BREAKPOINT_GAP = 1e-12
 
 
 class Layers(nn.Module):
@@ -139,8 +139,8 @@ def boundaries(layers, start, end, resolution=512):
             found = _bisected(lambda s, d=depth, y=layer: y.margins(at(d, s)), t)
         t = np.unique(np.concatenate([t, np.asarray(found, dtype=np.longdouble)]))
     # The ends, and one of those that are closer than a trace can tell apart.
-    inner = t[(t > COINCIDENT) & (t < 1 - COINCIDENT)]
-    kept = np.concatenate([[True], np.diff(inner) > COINCIDENT]) if len(inner) else []
+    inner = t[(t > MIN_BREAKPOINT_GAP) & (t < 1 - MIN_BREAKPOINT_GAP)]
+    kept = np.concatenate([[True], np.diff(inner) > MIN_BREAKPOINT_GAP]) if len(inner) else []
     return inner[np.asarray(kept, dtype=bool)]
 
 

@@ -5,7 +5,7 @@ from made_records import made_record
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 
 FAMILIES = ("vgg", "resnet", "convnext", "vit", "mobilenet", "densenet", "efficientnet", "swin")
 KINDS = {"convnext": "gelu", "vit": "gelu", "swin": "gelu", "mobilenet": "hardswish",

@@ -5,7 +5,7 @@ from made_runs import about
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 
 
 def made_signatures(found, measure="affinity", statistic="value"):

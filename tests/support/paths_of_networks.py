@@ -4,7 +4,7 @@ from made_records import made_record
 
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 
 
 def checkpoint(setting, seed):

@@ -1,16 +1,15 @@
-"""A pretended GPU of Apple's, which has no double precision."""
+"""A simulated GPU of Apple's, which has no double precision."""
 
 import contextlib
 
 import torch
+from pretend_cuda import DEVICE, DefaultGenerator, PretendCuda, current
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from nlbench.conformance.pretend_cuda import DEVICE, DefaultGenerator, PretendCuda, current
-
 
 class _Renamed(TorchFunctionMode):
-    """Has PyTorch, which can't do anything without the real one, take an MPS device for DEVICE."""
+    """Replaces MPS devices with DEVICE, since PyTorch supports no MPS device without a GPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not torch.device:
@@ -38,7 +37,7 @@ def _mps_functions():
 
 
 class PretendMps(PretendCuda):
-    """While it is entered there is Apple's GPU, which has no double precision."""
+    """A context with a simulated GPU of Apple's."""
 
     device = torch.device("mps", 0)
     has_double = False

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.program import run_program

@@ -73,7 +73,7 @@ def test_the_first_command_prints_a_board_and_writes_run_and_report(first):
     assert re.search(r"vgg8\s+0\.\d+ ± 0\.\d+", done.stdout)
     names = {path.name for path in (folder / "runs" / "first").iterdir()}
     assert names == {
-        "cells", "manifest.json", "plan.json", "request.toml", "scores.csv", "report.html",
+        "cells", "manifest.json", "request.toml", "scores.csv", "report.html",
     }  # fmt: skip
     run = nlbench.load_run(folder / "runs" / "first")
     assert {r.result.status for r in run.records} == {"ok"}
@@ -140,14 +140,14 @@ def test_show_cites_a_model(here):
 
 def test_show_says_what_names_no_source(here):
     said = assert_one_line(here("show", "synthetic", "--cite"), 2)
-    assert said == "nlbench: dataset 'synthetic' names no source"
+    assert said == "nlbench: dataset 'synthetic' has no source"
 
 
 @pytest.mark.parametrize("name", ["mine", "runs/mine"])
 def test_show_says_that_a_folder_is_no_run(name, here, tmp_path):
     (tmp_path / name).mkdir(parents=True)
     said = assert_one_line(here("show", name), 2)
-    assert said == f"nlbench: {name} is a folder without manifest.json, so no run"
+    assert said == f"nlbench: {name} is not a run: it has no manifest.json"
 
 
 def test_show_looks_for_a_member_of_no_family_in_all_groups(here):
@@ -192,7 +192,7 @@ def test_importing_nlbench_does_not_import_torch():
         (["run", "--out", "x" * 300], "File name too long"),
         (["run", "--samples", "2"], "need 4 samples, there are 2"),
         (["run", "--measures", "lines", "--measures", "r2"], "there is no measure 'lines'"),
-        (["list", "measures", "--model", "vgg8"], "takes no --model"),
+        (["list", "measures", "--model", "vgg8"], "has no option --model"),
         (["run", "--seeds", "one"], "--seeds: expected whole numbers"),
         (["run", "--samples", "many"], "--samples"),
         (["run", "--device", "cuda:77"], "device 'cuda:77' is absent"),
@@ -364,7 +364,7 @@ def test_an_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
         process.join()
     error = (tmp_path / "error").read_text()
     assert process.exitcode == 130
-    assert "what was finished is in r" in error
+    assert "finished cells are in r" in error
     assert "nlbench run --measures affinity,absdev --out r" in error
     run = nlbench.load_run(tmp_path / "r")
     assert [r.measure.name for r in run.records] == ["affinity"]

@@ -12,14 +12,15 @@ from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
-from nlbench.execution.executors import WorkerPool
-from nlbench.execution.measure_subject import UnitRunner
+from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import Unit
+from nlbench.execution.worker_pool import WorkerPool
 from nlbench.plan import make_plan
 from nlbench.progress import Monitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
-from nlbench.store import run_folder
+from nlbench.store import locked_folder
+from nlbench.store.table import table_text
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +161,8 @@ def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_sam
     assert "Traceback" not in error
     lines = error.splitlines()
     assert len(lines) == 2, error
-    assert lines[0].startswith("nlbench: interrupted; what was finished is in r")
-    assert lines[1].startswith("nlbench: go on with: nlbench run")
+    assert lines[0].startswith("nlbench: interrupted; finished cells are in r")
+    assert lines[1].startswith("nlbench: resume with: nlbench run")
     kept = {p.name: p.read_bytes() for p in tmp_path.glob("r/cells/*.json")}
     assert kept
     monkeypatch.setenv("NLBENCH_TEST_PAUSE", "0")
@@ -202,20 +203,20 @@ def test_a_request_to_end_is_taken_as_an_interruption_and_only_during_the_run(pl
 def test_a_cell_is_written_whole_however_often_the_process_is_asked_to_end(
     plugin, tmp_path, monkeypatch
 ):
-    write = run_folder.write_atomically
+    write = locked_folder.write_atomically
 
     def asked(path, content):
         os.kill(os.getpid(), signal.SIGTERM)
         write(path, content)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(run_folder, "write_atomically", asked)
+    monkeypatch.setattr(locked_folder, "write_atomically", asked)
     with pytest.raises(KeyboardInterrupt):
         run(request("plain", "mini"), tmp_path / "run")
     # The manifest came first, and had to be whole, too.
     assert (tmp_path / "run" / "manifest.json").is_file()
     monkeypatch.setattr(
-        run_folder,
+        locked_folder,
         "write_atomically",
         lambda path, content: (asked if path.parent.name == "cells" else write)(path, content),
     )
@@ -223,7 +224,7 @@ def test_a_cell_is_written_whole_however_often_the_process_is_asked_to_end(
         run(request("plain", seeds=(0, 1)), tmp_path / "run")
     kept = nlbench.load_run(tmp_path / "run")
     assert len(kept.records) == 1
-    assert (tmp_path / "run" / "scores.csv").read_text() == kept.table()
+    assert (tmp_path / "run" / "scores.csv").read_text() == table_text(kept.scores)
     assert kept.manifest["unfinished"]
 
 

@@ -6,7 +6,7 @@ from hostile import write_plugin
 from workers import fork_workers
 
 import nlbench
-from nlbench.execution.supervisor import Died, Worker
+from nlbench.execution.supervisor import Worker, WorkerCrash
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
@@ -121,7 +121,7 @@ def test_a_worker_that_has_died_before_its_unit_is_said_to_be_dead():
     worker = Worker(1)
     worker._process.kill()
     worker._process.wait()
-    with pytest.raises(Died, match="killed by SIGKILL"):
+    with pytest.raises(WorkerCrash, match="killed by SIGKILL"):
         list(worker.ask({}))
 
 

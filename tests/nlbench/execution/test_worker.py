@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from nlbench.execution import worker
-from nlbench.execution.worker import Messenger, Overrun
+from nlbench.execution.worker import CellTimeout, Messenger
 
 
 class Wire:
@@ -24,16 +24,16 @@ def now(monkeypatch):
     return now
 
 
-def messenger(wire, timeout):
-    cells = [SimpleNamespace(wanted=SimpleNamespace(name=n, probe="sites")) for n in ("a", "b")]
-    told = Messenger(wire, SimpleNamespace(cells=cells), timeout)
-    told.observing("sites")
+def new_messenger(wire, timeout):
+    cells = [SimpleNamespace(measure=SimpleNamespace(name=n, probe="sites")) for n in ("a", "b")]
+    messenger = Messenger(wire, SimpleNamespace(cells=cells), timeout)
+    messenger.observing("sites")
     wire.messages.clear()
-    return told
+    return messenger
 
 
 class Hand(threading.Thread):
-    """A thread that does what it is told, one thing at a time."""
+    """A thread that does what it is messenger, one thing at a time."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -45,7 +45,7 @@ class Hand(threading.Thread):
             order, args = self._orders.get()
             try:
                 self._answers.put(order(*args))
-            except Overrun as error:
+            except CellTimeout as error:
                 self._answers.put(error)
 
     def __call__(self, order, *args):
@@ -55,20 +55,20 @@ class Hand(threading.Thread):
 
 def test_a_measure_is_charged_once_for_what_several_threads_do_at_once(now):
     wire = Wire()
-    told, first, second = messenger(wire, 100.0), Hand(), Hand()
+    messenger, first, second = new_messenger(wire, 100.0), Hand(), Hand()
     now[0] += 3  # the network
-    first(told.enter, "a")
+    first(messenger.enter, "a")
     now[0] += 1
-    second(told.enter, "a")
+    second(messenger.enter, "a")
     now[0] += 10
-    first(told.leave)
-    first(told.enter, "b")
+    first(messenger.leave)
+    first(messenger.enter, "b")
     now[0] += 20
-    second(told.leave)
+    second(messenger.leave)
     now[0] += 5
-    first(told.leave)
-    said = [(one["phase"], one["cell"], one["spent"]) for one in wire.messages]
-    assert said == [
+    first(messenger.leave)
+    phases = [(one["phase"], one["cell"], one["spent"]) for one in wire.messages]
+    assert phases == [
         ("measuring", 0, 3),
         ("measuring", 0, 4),
         ("measuring", 0, 14),
@@ -80,10 +80,10 @@ def test_a_measure_is_charged_once_for_what_several_threads_do_at_once(now):
 
 
 def test_a_measure_that_took_too_long_is_told_so_in_its_own_thread(now):
-    told, first, second = messenger(Wire(), 5.0), Hand(), Hand()
-    first(told.enter, "a")
+    messenger, first, second = new_messenger(Wire(), 5.0), Hand(), Hand()
+    first(messenger.enter, "a")
     now[0] += 4
-    second(told.enter, "b")
+    second(messenger.enter, "b")
     now[0] += 2
-    assert isinstance(first(told.leave), Overrun)
-    assert second(told.leave) is None
+    assert isinstance(first(messenger.leave), CellTimeout)
+    assert second(messenger.leave) is None

@@ -90,14 +90,14 @@ def test_an_empty_split_is_refused():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(RequestError, match="no split 'val'; there are: test, train"):
+    with pytest.raises(RequestError, match="no split 'val'; expected test or train"):
         data_of().sample(3, split="val")
 
 
 def test_the_words_of_a_preprocessing_say_what_is_squashed():
     text = Preprocessing(8, 9, (), (), "bicubic", squash=True, origin="X").text
     assert text == (
-        "resized to 9 pixels on both sides (bicubic, antialiased), centre 8x8, as X has it"
+        "resized to 9 pixels on both sides (bicubic, antialiased), centre 8x8, as for X"
     )
 
 

@@ -155,7 +155,7 @@ def test_integers_are_undefined_for_probes_that_need_fractions_whatever_their_nu
         ({"x": [1, 2]}, r"inputs\['x'\]: a list, expected batches of tensors"),
         ((np.zeros((3, 2)),), r"inputs\[0\]: a ndarray, .* torch.as_tensor\(inputs, dtype="),
         (np.zeros((3, 2)), r"a ndarray, expected a tensor or a loader .*torch.as_tensor\(inputs, "),
-        (np.zeros((3, 2), dtype=int), r"torch.as_tensor\(inputs\) makes one of an array"),
+        (np.zeros((3, 2), dtype=int), r"convert an array with torch.as_tensor\(inputs\)"),
         ([np.zeros((3, 2))], r"the loader yields a ndarray, .*torch.as_tensor"),
         ("text", "a str, expected a tensor or a loader"),
         (b"text", "a bytes, expected a tensor or a loader"),
@@ -181,7 +181,7 @@ def test_inputs_that_cannot_be_read_are_one_line(inputs, says):
 
 def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
     ids, mask = words()
-    with pytest.raises(RequestError, match="say labels=True if the second are labels"):
+    with pytest.raises(RequestError, match="pass labels=True if the second are labels"):
         nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"])
     both = nlbench.evaluate(seeded(Words), [(ids, mask)], ["r2"], labels=False)
     assert scores(both).equals(scores(nlbench.evaluate(seeded(Words), (ids, mask), ["r2"])))
@@ -192,7 +192,7 @@ def test_what_pairs_mean_is_asked_where_the_model_takes_several_arguments():
 def test_labels_of_a_mapping_are_asked_for_where_the_model_takes_them():
     ids, mask = words()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0]}
-    with pytest.raises(RequestError, match="a batch has 'labels', and the model takes them"):
+    with pytest.raises(RequestError, match="a batch has 'labels', and the model has an argument"):
         nlbench.evaluate(seeded(Words), [batch], ["r2"])
     found = nlbench.evaluate(seeded(Words), [batch], ["r2"], labels=True)
     assert scores(found).equals(scores(nlbench.evaluate(seeded(Words), (ids, mask), ["r2"])))
@@ -259,16 +259,17 @@ def test_outputs_of_several_tensors_are_refused_alike_and_sites_need_none():
 
 
 def test_random_numbers_come_from_the_key_that_is_recorded(monkeypatch):
-    from nlbench.execution import measure_subject
+    from nlbench.execution import cell_records, probe_pass
 
     drawn = []
 
-    class Noted(measure_subject.Stream):
+    class Noted(probe_pass.RandomStream):
         def __init__(self, name, device=None):
             drawn.append(name)
             super().__init__(name, device)
 
-    monkeypatch.setattr(measure_subject, "Stream", Noted)
+    monkeypatch.setattr(probe_pass, "RandomStream", Noted)
+    monkeypatch.setattr(cell_records, "RandomStream", Noted)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     first, second = torch.randn(2, 30, 4)
     for inputs in (first, second, list(first.split(7))):
@@ -285,7 +286,7 @@ def test_a_loader_gives_the_random_numbers_of_its_samples_as_one_tensor():
 
 
 def test_threads_are_those_of_a_run_and_are_given_back():
-    from nlbench.execution.numerics import default_threads
+    from nlbench.introspection.threads import default_threads
 
     seen = []
 
@@ -321,9 +322,9 @@ def test_packing_several_arguments_loses_nothing(shapes, n, data):
     names = [f"k{i}" for i in range(len(tensors))]
     for batch in (tensors, dict(zip(names, tensors, strict=True))):
         arguments = Arguments.of(batch)
-        packed = arguments.packed(batch)
+        packed = arguments.pack(batch)
         assert packed.shape == (n, sum(math.prod(shape) for shape in shapes))
-        args, kwargs = arguments.unpacked(packed)
+        args, kwargs = arguments.unpack(packed)
         for before, after in zip(tensors, (*args, *kwargs.values()), strict=True):
             assert before.dtype == after.dtype
             assert torch.equal(before, after)
@@ -353,7 +354,7 @@ def test_of_a_tensor_of_a_subclass_the_numbers_are_taken_and_nothing_else():
     )
     assert scores(plain).equals(scores(named))
     hidden = torch.masked.masked_tensor(inputs, inputs > 0)
-    with pytest.raises(RequestError, match="inputs: a MaskedTensor, whose numbers only it knows"):
+    with pytest.raises(RequestError, match="a MaskedTensor, a subclass with its own dispatch"):
         nlbench.evaluate(model, hidden, ["r2"])
 
 

@@ -8,21 +8,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from nlbench import registry
+from nlbench.citation import Source
 from nlbench.errors import PluginError, RequestError
-from nlbench.measure import Source
 from nlbench.options import Option
 from nlbench.serialization.hashing import state_hash, tensor_hash
+from nlbench.subjects.build import build_model
 from nlbench.subjects.data import Dataset, Preprocessing, Sample, dataset
-from nlbench.subjects.load import (
-    SubjectSpec,
-    build_model,
-    choose_weights,
-    load_dataset,
-    load_subject,
-)
+from nlbench.subjects.load import load_dataset, load_subject
 from nlbench.subjects.model import model
-from nlbench.subjects.samples import HEAD, Batches, draw, rebatched, sample_facts
+from nlbench.subjects.samples import HEAD_SAMPLES, Batches, draw, rebatched, sample_facts
+from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights import save_weights
+from nlbench.subjects.weights_choice import choose_weights
 
 CPU = torch.device("cpu")
 
@@ -69,7 +66,7 @@ def test_a_dataset_without_options_refuses_one():
 
 def test_something_that_is_no_dataset_is_named(plugins):
     plugins["datasets", "odd"] = lambda: 3
-    with pytest.raises(PluginError, match=r"dataset 'odd' gives a int, .* it has no name"):
+    with pytest.raises(PluginError, match=r"dataset 'odd' returns a int without name"):
         load_dataset("odd")
 
 
@@ -233,7 +230,7 @@ def test_a_sample_too_large_to_hold_comes_as_a_stream_of_the_same_numbers(count)
     given = {"split": "test", "seed": 2, "model": network}
     (whole, nothing), (head, stream) = (
         draw(data, count, **given),
-        draw(data, count, held=0, **given),
+        draw(data, count, max_bytes=0, **given),
     )
     assert nothing is None
     assert isinstance(stream, Batches)
@@ -244,14 +241,14 @@ def test_a_sample_too_large_to_hold_comes_as_a_stream_of_the_same_numbers(count)
     assert sample_facts(head.inputs, stream) == sample_facts(whole.inputs)
     assert sample_facts(whole.inputs)["sample_hash"] == tensor_hash(whole.inputs)
     held = len(head.inputs)
-    assert held == min(n, HEAD)
+    assert held == min(n, HEAD_SAMPLES)
     assert torch.equal(head.inputs, whole.inputs[:held])
     assert torch.equal(head.labels, whole.labels[:held])
 
 
 def test_a_stream_has_the_precision_of_its_model():
     data, network = data_of((1, 4, 4), count=300), Linear()
-    _, stream = draw(data, None, split="test", seed=0, model=network, held=0)
+    _, stream = draw(data, None, split="test", seed=0, model=network, max_bytes=0)
     network.double()
     assert {batch.dtype for batch in stream} == {torch.float64}
 
@@ -267,17 +264,17 @@ def test_samples_that_are_read_anew_and_are_others_are_refused_at_the_end_of_the
     data = data_of((1, 4, 4), count=300)
     items = Drifting(*data.test.tensors)
     data = replace(data, test=items)
-    _, stream = draw(data, None, split="test", seed=0, model=Linear(), held=0)
+    _, stream = draw(data, None, split="test", seed=0, model=Linear(), max_bytes=0)
     for _ in rebatched(stream, 64, 300):
         pass
     items.drift = 1e-6
-    with pytest.raises(RequestError, match="made-up: reading the samples again gave others"):
+    with pytest.raises(RequestError, match="made-up: the samples changed between two passes"):
         for _ in rebatched(stream, 64, 300):
             pass
 
 
 def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeypatch):
-    from nlbench.execution import measure_subject as looking
+    from nlbench.execution import probe_pass
     from nlbench.measures.r2 import R2
     from nlbench.probes import Resources
     from nlbench.probes.sites import SITES
@@ -288,11 +285,13 @@ def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeyp
     defaults = {name: option.default for name, option in SITES.options.items()}
     options = {name: option.default for name, option in R2.options.items()}
     values = []
-    for held in (2**30, 0):
-        monkeypatch.setattr(samples.draw, "__kwdefaults__", {"held": held})
+    for max_bytes in (2**30, 0):
+        monkeypatch.setattr(samples.draw, "__kwdefaults__", {"max_bytes": max_bytes})
         subject = load_subject(SubjectSpec("mine", "init", "flat", samples=None), CPU)
-        assert (subject.stream is None) == bool(held)
-        (outcome,) = looking.observe(subject, [(R2, options)], defaults, resources=Resources(CPU))
+        assert (subject.stream is None) == bool(max_bytes)
+        (outcome,) = probe_pass.observe(
+            subject, [(R2, options)], defaults, resources=Resources(CPU)
+        )
         values.append((outcome.result.summary, outcome.result.n))
     assert values[0] == values[1]
     assert values[0][1] == 1300
@@ -328,7 +327,8 @@ def test_a_lazy_network_is_loaded_and_can_be_trained(plugins, tmp_path):
     save_weights(tmp_path / "lazy.safetensors", saved, {})
     spec = SubjectSpec("lazy", str(tmp_path / "lazy.safetensors"), "tiny", samples=None)
     assert load_subject(spec, CPU).facts.weights_hash == state_hash(saved)
-    from nlbench.models.training.train import TrainingRequest, run_training
+    from nlbench.models.training.train import run_training
+    from nlbench.models.training.training_request import TrainingRequest
 
     request = TrainingRequest("lazy", "tiny", "vanilla", changes={"epochs": 1}, device="cpu")
     assert run_training(request, tmp_path / "trained.safetensors").epochs == 1

@@ -1,11 +1,10 @@
-"""A pretended CUDA device: tensors that say ``cuda:0``, computed on the CPU.
+"""A simulated CUDA device: its tensors report ``cuda:0`` and are computed on the CPU.
 
-They refuse what a GPU refuses (to be mixed with tensors of the CPU, to become NumPy arrays) and
-count what costs time there: kernels, and operations that block until the device has finished.
-So whatever runs here and gives the CPU's numbers has no tensor on the wrong device, and a test
-can hold a pass to a budget of synchronisations. Streams, allocators and rounding are not
-pretended; only a GPU shows those. Python's doors to PyTorch's devices are the process's, so
-nothing else should use PyTorch meanwhile.
+They raise the errors of a GPU's (mixed with tensors of the CPU, converted to NumPy) and count
+kernels and synchronisations. Code that gives the CPU's numbers here has no tensor on the wrong
+device, and a test can limit the synchronisations of a pass. Streams, allocators and rounding
+are not simulated. The patches apply to the whole process, so nothing else should use PyTorch
+meanwhile.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
+from nlbench.subjects import inputs as model_inputs
+
 __all__ = ["DEVICE", "DefaultGenerator", "PretendCuda", "PretendTensor", "current"]
 
-# What PyTorch takes tensors of the pretended device for, whichever it is.
+# Device of all simulated tensors as seen by PyTorch.
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 
-# Operations that only look at a tensor in another way, or allocate: no kernel runs.
+# Views and allocations, which run no kernel.
 NO_KERNEL = frozenset(
     [
         "_reshape_alias",
@@ -65,7 +66,7 @@ NO_KERNEL = frozenset(
     ]
 )
 
-# Operations whose result, or its size, the host has to wait for.
+# Operations that synchronise with the host for their result or its size.
 WAITS = frozenset(
     [
         "_linalg_check_errors",
@@ -90,7 +91,7 @@ WAITS = frozenset(
     ]
 )
 
-# Operations that give a tensor another shape where it is.
+# In-place changes of shape.
 RESHAPES = frozenset(
     [
         "as_strided_",
@@ -108,18 +109,17 @@ INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 
 class PretendTensor(torch.Tensor):
-    """A tensor of the pretended device; `held` has its numbers."""
+    """A tensor of the simulated device, with its values in `held`."""
 
     held: Tensor
-    is_pretended = True
 
     @staticmethod
-    def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:  # noqa: D102
+    def __new__(cls: type[PretendTensor], held: Tensor) -> PretendTensor:
         if held.dtype in (torch.float64, torch.complex128) and not current().has_double:
             raise TypeError(
                 "Cannot convert a MPS Tensor to float64 dtype: the MPS framework has no float64"
             )
-        # Views of an inference tensor can't be taken of a wrapper.
+        # A wrapper can't have views that are inference tensors.
         with torch.inference_mode(False):
             made: PretendTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
@@ -135,24 +135,24 @@ class PretendTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The device that is pretended."""
+        """The simulated device."""
         return current().device
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
-        """Whether that is NVIDIA's."""
+        """True on NVIDIA's."""
         return self.device.type == "cuda"
 
     @property
     def is_mps(self) -> bool:  # type: ignore[override]
-        """Whether that is Apple's."""
+        """True on Apple's."""
         return self.device.type == "mps"
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PretendTensor({self.held!r})"
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse, as a GPU's tensor does."""
+        """Raise, as a GPU's tensor does."""
         raise TypeError(
             f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
@@ -162,7 +162,7 @@ class PretendTensor(torch.Tensor):
 
     def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, list):
-            # PyTorch makes the index a tensor of the device, which waits.
+            # PyTorch copies the index to the device, which synchronises.
             index = torch.tensor(index).to(self.device)
         picked: Tensor = super().__getitem__(index)
         return picked
@@ -170,21 +170,21 @@ class PretendTensor(torch.Tensor):
     def new_tensor(  # type: ignore[override]
         self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
     ) -> Tensor:
-        """Make a tensor like this one of numbers of the CPU."""
+        """Copy numbers of the CPU to the device."""
         made = torch.tensor(data, dtype=dtype or self.dtype).to(device or self.device)
         return made.requires_grad_(requires_grad)
 
     def tolist(self) -> Any:
-        """Give the numbers, once the device has them."""
+        """Synchronise, and return the values."""
         current().waited("tolist")
         return self.held.tolist()
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Give the memory of what is held: views share it."""
+        """Return the storage of the values, which views share."""
         return self.held.untyped_storage()
 
     def data_ptr(self) -> int:
-        """Give where that is."""
+        """Return the address of the storage."""
         return self.held.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -203,7 +203,7 @@ class PretendTensor(torch.Tensor):
 
 
 class _Generator(torch.Generator):
-    """PyTorch can't make one of a device that isn't there; this one is the CPU's."""
+    """A generator of the CPU, since PyTorch can't make one for an absent device."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         is_pretended = torch.device(device).type in ("cuda", current().device.type)
@@ -211,7 +211,7 @@ class _Generator(torch.Generator):
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees what is asked for on the device without a tensor of it, such as ``torch.zeros``."""
+    """Handles operations without a tensor of the device, such as ``torch.zeros``."""
 
 
 def _seen(
@@ -220,7 +220,7 @@ def _seen(
     return _dispatch(func, args, kwargs or {})
 
 
-# Not in the class, which would have it import PyTorch's compiler for seconds.
+# Defined in the class, it would import PyTorch's compiler, which takes seconds.
 _Mode.__torch_dispatch__ = _seen  # type: ignore[method-assign, assignment]
 
 
@@ -228,24 +228,24 @@ _RUNNING: list[PretendCuda] = []
 
 
 def current() -> PretendCuda:
-    """Give the device that is pretended now."""
+    """Return the active device."""
     return _RUNNING[-1] if _RUNNING else PretendCuda()
 
 
 class PretendCuda(contextlib.ExitStack):
-    """While it is entered there is a CUDA device.
+    """A context with a simulated CUDA device.
 
     Attributes
     ----------
     device : torch.device
     has_double : bool
-        Whether it can hold numbers of double precision.
+        True if it supports double precision.
     kernels : Counter
-        How often each operation ran on it.
+        Number of kernels by operation.
     waits : Counter
-        How often the host waited for it, by operation.
+        Number of synchronisations by operation.
     places : Counter
-        The same by the line of code that made it wait, and the operation.
+        Number of synchronisations by line of code and operation.
 
     Examples
     --------
@@ -271,7 +271,7 @@ class PretendCuda(contextlib.ExitStack):
         _RUNNING.append(self)
         self.callback(_RUNNING.remove, self)
         torch._C._ensureCUDADeviceGuardSet()
-        # A wrapper can't take a plain tensor's place; `Module.to` makes parameters anew.
+        # A wrapper can't replace a plain tensor in place: `Module.to` makes new parameters.
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
@@ -288,28 +288,31 @@ class PretendCuda(contextlib.ExitStack):
         grad = _grad(torch.autograd.grad)
         self.enter_context(mock.patch.object(torch.autograd, "grad", grad))
         self.enter_context(mock.patch.object(threading.Thread, "run", _in_mode(_RUN)))
-        # Its kernels are operations of their own, which a CPU doesn't have.
+        # nlbench refuses wrapper tensors as inputs.
+        dense = _accepted(model_inputs._dense)
+        self.enter_context(mock.patch.object(model_inputs, "_dense", dense))
+        # cuDNN's operations don't exist on a CPU.
         self.callback(torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled())
         torch._C._set_cudnn_enabled(False)
         self.enter_context(self.modes())
         return self
 
     def modes(self) -> contextlib.AbstractContextManager[Any]:
-        """What sees PyTorch's operations of the thread that enters it."""
+        """Return the modes that handle PyTorch's operations in a thread."""
         return _Mode()  # type: ignore[no-untyped-call]
 
     def stand_ins(self) -> Sequence[tuple[Any, dict[str, Any]]]:
-        """Functions of PyTorch's modules that ask for a device, and what they are for a while."""
+        """Return replacements for functions of PyTorch's modules that access the device."""
         return [(torch.cuda, _cuda_functions())]
 
     def reset(self) -> None:
-        """Count from here."""
+        """Reset the counters."""
         self.kernels.clear()
         self.waits.clear()
         self.places.clear()
 
     def waited(self, what: str) -> None:
-        """Count that the host waits."""
+        """Count a synchronisation."""
         self.waits[what] += 1
         self.places[_place(), what] += 1
 
@@ -322,9 +325,16 @@ class PretendCuda(contextlib.ExitStack):
 _RUN = threading.Thread.run
 
 
+def _accepted(dense: Callable[[Tensor, str], Tensor]) -> Callable[[Tensor, str], Tensor]:
+    def accepted(tensor: Tensor, position: str) -> Tensor:
+        return tensor if isinstance(tensor, PretendTensor) else dense(tensor, position)
+
+    return accepted
+
+
 def _in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     def inside(self: threading.Thread) -> None:
-        # Modes belong to a thread.
+        # Modes are per thread.
         with current().modes():
             run(self)
 
@@ -332,7 +342,7 @@ def _in_mode(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thr
 
 
 def _place() -> str:
-    """The line of code outside PyTorch that is at work."""
+    """Return the innermost line of code outside PyTorch."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_back is not None:
         name = frame.f_code.co_filename
@@ -401,16 +411,16 @@ def _alone(given: Any) -> Any:
 
 
 def _makes(node: Any, tensor: Tensor) -> bool:
-    """Whether a node of the graph is where a tensor comes from."""
+    """Return True if a node of the graph produces a tensor."""
     return node is tensor.grad_fn if tensor.grad_fn else getattr(node, "variable", 0) is tensor
 
 
 def _derivatives(
     root: Tensor, first: Tensor | None, wanted: Sequence[Tensor] | None = None
 ) -> Iterator[tuple[Any, dict[int, Tensor]]]:
-    """Go back through the graph node by node: PyTorch would do it in a thread of the GPU's.
+    """Run the backward pass node by node; PyTorch would use a thread of the GPU's.
 
-    Where only some tensors are wanted, what does not lead to them is left out.
+    Nodes that don't lead to a wanted tensor are skipped.
     """
     first = torch.ones_like(root) if first is None else first
     arrived: dict[Any, dict[int, Tensor]] = {root.grad_fn: {root.output_nr: first}}
@@ -431,14 +441,14 @@ def _derivatives(
             if before is None or gradient is None:
                 continue
             shape = before._input_metadata[number].shape
-            # What was spread on the way there is summed on the way back.
+            # The gradient of a broadcast tensor is a sum.
             gradient = gradient if gradient.shape == shape else gradient.sum_to_size(shape)
             sums = arrived.setdefault(before, {})
             sums[number] = gradient + sums[number] if number in sums else gradient
 
 
 def _from_end_to_start(end: Any) -> list[Any]:
-    """Nodes of a graph of derivatives, each after all that pass something on to it."""
+    """Sort the nodes of the backward graph topologically."""
     order: list[Any] = []
     seen = {end}
     path = [(end, iter(end.next_functions))]
@@ -495,24 +505,24 @@ class _Event:
 
 
 class DefaultGenerator:
-    """The generator that a pretended device draws from when it is given none."""
+    """The default generator of a simulated device."""
 
-    # Where PyTorch can make another one like it.
+    # PyTorch can make another one only on the CPU.
     device = CPU
 
     def __init__(self) -> None:
         self._generator = torch.default_generator.clone_state()
 
     def get_state(self) -> Tensor:
-        """Give its state."""
+        """Return its state."""
         return self._generator.get_state()
 
     def set_state(self, state: Tensor) -> None:
-        """Have it go on from a state."""
+        """Set its state."""
         self._generator.set_state(state)
 
     def manual_seed(self, seed: int) -> None:
-        """Have it begin anew."""
+        """Seed it."""
         self._generator.manual_seed(seed)
 
 
@@ -555,7 +565,7 @@ def _cuda_functions() -> dict[str, Any]:
 
 
 def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation on what its tensors hold; refuse what a GPU refuses."""
+    """Run an operation on the values of its tensors; raise the errors of a GPU."""
     cuda = current()
     name = func._schema.name.partition("::")[2]
     tensors = [x for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -563,7 +573,7 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     wanted = kwargs.get("device")
     wanted = torch.device(wanted) if wanted is not None else None
     if name == "to":
-        # In inference mode `Tensor.to` comes as it is.
+        # Inference mode doesn't decompose `Tensor.to`.
         others = [x for x in args[1:] if isinstance(x, torch.Tensor)]
         devices = [x for x in args[1:] if isinstance(x, torch.device)]
         wanted = (devices + [x.device for x in others] + [wanted])[0]
@@ -588,20 +598,20 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cuda.ran(name)
     kwargs = dict(kwargs)
     kwargs.pop("pin_memory", None)
-    # Which of a GPU's routines: a CPU has one.
+    # The choice between a GPU's routines; a CPU has one.
     kwargs.pop("driver", None)
     if wanted is not None:
         kwargs["device"] = CPU if wanted.type == "cuda" else wanted
     inner, named = tree_map_only(PretendTensor, lambda x: x.held, (args, kwargs))
     output = CELLS.get(name, func)(*inner, **named)
     if name == "_efficientzerotensor":
-        # Forward mode's stand-in for a derivative that is zero: it has no memory.
+        # A zero derivative of forward mode, without memory.
         output = torch.zeros_like(output)
     if name == "_local_scalar_dense" or (wanted is not None and wanted.type != "cuda"):
         return output
     known = {id(x.held): x for x in here}
     if name in RESHAPES:
-        # The wrapper has a shape of its own.
+        # The wrapper has its own shape.
         here[0].data = PretendTensor(here[0].held)
     return tree_map_only(
         torch.Tensor, lambda x: known[id(x)] if id(x) in known else PretendTensor(x), output
@@ -632,7 +642,7 @@ def _gru_cell(
     return state, state.new_empty(len(state), 5 * state.shape[1])
 
 
-# Kernels that a CPU doesn't have. What they keep for their own derivatives is not filled in.
+# Kernels that a CPU doesn't have; their outputs for the backward pass are empty.
 CELLS: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_gru_cell": _gru_cell,
@@ -645,7 +655,7 @@ def _check_mixture(name: str, tensors: Sequence[Tensor]) -> None:
         if tensor.device.type != "cpu" or is_number:
             continue
         if name in INDEXING:
-            # PyTorch copies such an index, and waits for it.
+            # PyTorch copies such an index, and synchronises.
             current().waited(f"{name}[index of the CPU]")
             continue
         raise RuntimeError(

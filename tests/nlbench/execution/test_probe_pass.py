@@ -4,11 +4,11 @@ import weakref
 
 import pytest
 import torch
+from pretend_cuda import PretendCuda
 from torch import nn
 
 import nlbench
-from nlbench.conformance.pretend_cuda import PretendCuda
-from nlbench.execution.measure_subject import Meter
+from nlbench.execution.cost_meter import CostMeter
 from nlbench.measure import Measure, Result
 
 
@@ -154,7 +154,7 @@ def test_sites_are_measured_beside_the_gpu_without_waiting_for_it():
 
 def test_a_meter_waits_at_both_ends():
     with PretendCuda() as device:
-        Meter(torch.device("cuda")).read()
+        CostMeter(torch.device("cuda")).read()
         assert device.waits == {"synchronize": 2}
 
 

@@ -1,0 +1,34 @@
+"""One check of a measure, with its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Check", "Verdict", "check_equal"]
+
+Verdict = Literal["kept", "broken", "not claimed", "not checked"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a measure.
+
+    Parameters
+    ----------
+    name : str
+    verdict : {"kept", "broken", "not claimed", "not checked"}
+        ``not claimed``: the value changes, and the measure doesn't declare that it is
+        invariant. ``not checked``: the detail has the reason.
+    detail : str
+        The numbers, or the reason.
+    """
+
+    name: str
+    verdict: Verdict
+    detail: str = ""
+
+
+def check_equal(name: str, difference: str, hint: str = "") -> Check:
+    """Return a check that is broken if there is a difference; it is shown with the hint."""
+    return Check(name, "broken" if difference else "kept", difference and difference + hint)

@@ -1,0 +1,121 @@
+"""Check that equal observations give equal numbers, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nlbench.measure import Measure, Result
+
+from .check import Check, check_equal
+from .trial import SAMPLES, Trial, difference, relu_network, samples
+
+__all__ = ["check_repeatability", "check_site_order"]
+
+
+def check_repeatability(trial: Trial, first: Result) -> Iterator[Check]:
+    """Check a second run, a second instance, and an instance after `reset`."""
+    again = trial.value(relu_network(), samples())
+    yield check_equal("repeatable", difference(first, again, 0.0))
+    results: dict[str, Result] = {}
+    watched = _with_two_more_instances(trial.measure, results)
+    value = trial.value(relu_network(), samples(), measure=watched)
+    second, used = results.get("second", value), results.get("used", value)
+    yield check_equal(
+        "two instances",
+        difference(value, second, 0.0),
+        "; two instances get the same observations: random numbers need a generator of their own",
+    )
+    yield check_equal(
+        "after reset",
+        difference(value, used, 0.0),
+        "; the instance measured something before: reset() keeps some of its state",
+    )
+    changed = "update() changes its observation, which outside of a run is no copy"
+    yield check_equal("observations unchanged", changed if "changed" in results else "")
+
+
+def _with_two_more_instances(measure: type[Measure], results: dict[str, Result]) -> type[Measure]:
+    """Return a measure that feeds two more instances, one of them used and reset before."""
+
+    class Watched(measure):  # type: ignore[misc, valid-type]
+        name = measure.name
+
+        def reset(self) -> None:
+            super().reset()
+            self._others = {"second": measure(**self.settings), "used": measure(**self.settings)}
+            self._first: Any = None
+            for other in self._others.values():
+                other.reset()
+
+        def update(self, observation: Any) -> None:
+            if self._first is None:
+                self._first = observation
+                self._others["used"].update(observation)
+                self._others["used"].compute()
+                self._others["used"].reset()
+            before = _copies(observation)
+            super().update(observation)
+            if any(not torch.equal(copy, tensor) for copy, tensor in before):
+                results["changed"] = Result({})
+            for other in self._others.values():
+                other.update(observation)
+
+        def compute(self) -> Result:
+            for name, other in self._others.items():
+                results[name] = other.compute()
+            result: Result = super().compute()
+            return result
+
+    Watched.__doc__ = measure.__doc__
+    return Watched
+
+
+def _copies(observation: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return copies of an observation's tensors, each with its tensor."""
+    values = getattr(observation, "__dict__", {}).values()
+    return [(value.clone(), value) for value in values if isinstance(value, Tensor)]
+
+
+def check_site_order(trial: Trial, first: Result) -> Iterator[Check]:
+    """Check the declaration that sites are independent, as threads that share them require."""
+    if not trial.measure.independent_sites:
+        return
+    size = SAMPLES // 4
+    by_batch = trial.value(relu_network(), samples(), batch=size)
+    derived = _site_by_site(trial.measure)
+    by_site = trial.value(relu_network(), samples(), measure=derived, batch=size)
+    yield check_equal(
+        "independent sites",
+        difference(by_batch, by_site, 0.0),
+        " if all batches of the last site come before those of the one before",
+    )
+
+
+def _site_by_site(measure: type[Measure]) -> type[Measure]:
+    """Return a measure that gets the first batch as it comes, and then one site after another."""
+
+    class SiteBySite(measure):  # type: ignore[misc, valid-type]
+        name = measure.name
+
+        def reset(self) -> None:
+            super().reset()
+            self._later: list[Any] = []
+
+        def update(self, observation: Any) -> None:
+            if observation.batch == 0:
+                super().update(observation)
+            else:
+                self._later.append(observation)
+
+        def compute(self) -> Result:
+            for observation in sorted(self._later, key=lambda later: -later.site.index):
+                super().update(observation)
+            result: Result = super().compute()
+            return result
+
+    SiteBySite.__doc__ = measure.__doc__
+    return SiteBySite

@@ -1,0 +1,138 @@
+"""Small networks and samples on which a measure is tried."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.execution.probe_pass import observe
+from nlbench.introspection.precision import exact_arithmetic
+from nlbench.measure import Measure, Result
+from nlbench.options import OptionValue, Settings
+from nlbench.probes import Resources
+from nlbench.settings import resolve_settings
+from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.subject import Subject
+
+__all__ = [
+    "FLOAT32_TOLERANCE",
+    "ROUNDING_TOLERANCE",
+    "SAMPLES",
+    "WIDTH",
+    "Trial",
+    "difference",
+    "relu_network",
+    "samples",
+    "value_of",
+]
+
+SAMPLES, WIDTH, CLASSES = 48, 6, 3
+
+ROUNDING_TOLERANCE = 1e-7
+"""Tolerance for equal values in the same arithmetic, relative to the value or to 1."""
+
+FLOAT32_TOLERANCE = 1e-3
+"""Tolerance for values of a network in float32 and in another type or on another device."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A measure with the settings to try it with."""
+
+    measure: type[Measure]
+    settings: Settings
+
+    def value(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        *,
+        measure: type[Measure] | None = None,
+        **probe_options: OptionValue,
+    ) -> Result:
+        """Measure a network, with this measure or one derived from it."""
+        options = {f"{self.measure.probe}.{name}": v for name, v in probe_options.items()}
+        return _measured(model, inputs, measure or self.measure, {**self.settings, **options})
+
+    def is_observable(self, model: nn.Module, inputs: Tensor) -> bool:
+        """Return True if the probe can observe a network, independent of the measure."""
+        probe_name = self.measure.probe
+
+        class Blank(Measure):
+            name, probe = "blank", probe_name
+
+            def update(self, observation: Any) -> None:
+                pass
+
+            def compute(self) -> Result:
+                return Result({"value": 0.0})
+
+        return _measured(model, inputs, Blank, {}).status == "ok"
+
+
+def _measured(
+    model: nn.Module, inputs: Tensor, measure: type[Measure], settings: Settings
+) -> Result:
+    """Measure a network as `nlbench.evaluate` does, without a record."""
+    resolved = resolve_settings([measure], settings, inputs=inputs)
+    labels = torch.arange(len(inputs)) % CLASSES
+    facts = SubjectFacts(model=type(model).__name__, weights="given", data="given", seed=0)
+    with exact_arithmetic():
+        (outcome,) = observe(
+            Subject(model, inputs, labels, facts),
+            resolved.measures,
+            resolved.probes[measure.probe],
+            resources=Resources(inputs.device),
+            streams=[measure.name],
+        )
+    return outcome.result
+
+
+def samples(seed: int = 0, n: int = SAMPLES) -> Tensor:
+    """Draw normal samples."""
+    return torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def relu_network(slope: float = 0.0, shift: float = 0.0) -> nn.Module:
+    """Build a network of two layers of ReLUs, with the same weights at each call.
+
+    Parameters
+    ----------
+    slope : float
+        Of leaky ReLUs.
+    shift : float
+        Added to the biases.
+    """
+    generator = torch.Generator().manual_seed(1)
+    widths = (WIDTH, 12, 8, CLASSES)
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        # Without drawing weights from the global generator.
+        linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            weight = torch.randn(outputs, inputs, generator=generator) * (2 / inputs) ** 0.5
+            linear.weight.copy_(weight)
+            linear.bias.copy_(0.1 * torch.randn(outputs, generator=generator) + shift)
+        layers += [linear, nn.LeakyReLU(slope) if slope else nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).eval()
+
+
+def value_of(result: Result) -> float:
+    """Return the summary value of a result."""
+    return result.summary["value"]
+
+
+def difference(first: Result, second: Result, tolerance: float) -> str:
+    """Describe a difference between two results beyond a tolerance; empty if there is none."""
+    if first.status != second.status:
+        return f"{first.status} becomes {second.status}: {second.reason or first.reason}"
+    if first.status != "ok":
+        return ""
+    a, b = value_of(first), value_of(second)
+    if abs(a - b) <= tolerance * max(1.0, abs(a), abs(b)):
+        return ""
+    return f"{a:.9g} becomes {b:.9g}"

@@ -1,0 +1,142 @@
+"""Records of cells: of those that were measured, and of those that could not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from nlbench.cells import Cell
+from nlbench.errors import NlbenchError
+from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
+from nlbench.measure import Measure, Result, Status
+from nlbench.plugins import load_measure
+from nlbench.probes import Resources
+from nlbench.progress import Monitor
+from nlbench.settings import ResolvedSettings
+from nlbench.store.manifest import now
+from nlbench.store.record import (
+    ProbeFacts,
+    Record,
+    RecordedMachine,
+    RecordedMeasure,
+    RecordedProbe,
+    readable,
+)
+from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.subject import Subject
+
+from .cost_meter import CostMeter
+from .machine import Machine
+from .probe_pass import observe
+
+__all__ = ["missing_record", "records_of"]
+
+
+def records_of(
+    subject: Subject,
+    resolved: ResolvedSettings,
+    machine: Machine,
+    monitor: Monitor,
+    key_of: Callable[[type[Measure]], str],
+    *,
+    resources: Resources | None = None,
+    load_seconds: float = 0.0,
+    pass_context: Callable[[], AbstractContextManager[None]] = exact_arithmetic,
+) -> Iterator[Record]:
+    """Observe a subject with each probe that the measures need; yield one record per measure.
+
+    Parameters
+    ----------
+    subject : Subject
+    resolved : ResolvedSettings
+    machine : Machine
+    monitor : Monitor
+    key_of : callable
+        From a measure to its cell's key.
+    resources : Resources, optional
+    load_seconds : float
+        Time that loading the subject took.
+    pass_context : callable
+        Makes the context of each pass, such as a precision.
+    """
+    facts = subject.facts
+    resources = resources or Resources(machine.device)
+    for probe, entries in resolved.by_probe().items():
+        settings = resolved.probes[probe]
+        step = f"{facts.model}: {', '.join(measure.name for measure, _ in entries)}"
+        keys = [key_of(measure) for measure, _ in entries]
+        monitor.observing(probe)
+        meter = CostMeter(machine.device)
+        stream = RandomStream(f"pass {facts.key or ''} {probe}", machine.device)
+        with pass_context(), preserve_numpy_state(), stream.active():
+            outcomes = observe(
+                subject,
+                entries,
+                settings,
+                resources=resources,
+                step=partial(monitor.step, step),
+                streams=keys,
+                monitor=monitor,
+            )
+        costs = {**meter.read(), "load_seconds": load_seconds}
+        for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
+            record = Record(
+                key=key,
+                subject=facts,
+                measure=RecordedMeasure.of(measure, options),
+                probe=RecordedProbe(probe, settings, cast(ProbeFacts, outcome.facts)),
+                machine=RecordedMachine(
+                    str(machine.device), _dtype(subject.model), machine.environment
+                ),
+                result=outcome.result,
+                seconds=round(outcome.seconds, 6),
+                finished=now(),
+                traceback=outcome.traceback,
+                costs=costs,
+            )
+            yield readable(record)
+
+
+def missing_record(
+    cell: Cell,
+    device: str,
+    environment: Mapping[str, Any],
+    reason: str,
+    trace: str = "",
+    status: Status = "failed",
+) -> Record:
+    """Return the record of a cell that was not measured."""
+    spec, wanted = cell.subject.spec, cell.measure
+    try:
+        measure = RecordedMeasure.of(load_measure(wanted.name), wanted.options)
+    except NlbenchError:
+        measure = RecordedMeasure(
+            name=wanted.name, probe=wanted.probe, version=wanted.version, options=wanted.options
+        )
+    return Record(
+        key=cell.key,
+        subject=SubjectFacts(
+            model=spec.model,
+            weights=cell.subject.label,
+            data=spec.data,
+            seed=spec.seed,
+            key=cell.subject.key,
+        ),
+        measure=measure,
+        probe=RecordedProbe(wanted.probe, wanted.probe_options),
+        machine=RecordedMachine(device, "", environment),
+        result=Result.missing(status, reason),
+        finished=now(),
+        traceback=trace,
+    )
+
+
+def _dtype(model: nn.Module) -> str:
+    floats = (p.dtype for p in model.parameters() if p.is_floating_point())
+    return str(next(floats, torch.get_default_dtype())).removeprefix("torch.")

@@ -1,0 +1,162 @@
+"""Measure units on a Dask cluster, whose workers supervise one process each."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import queue
+import signal
+import uuid
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
+from typing import Any
+
+from nlbench.cells import Cell
+from nlbench.errors import RequestError, error_text, one_line
+from nlbench.progress import Progress
+from nlbench.store.record import Record
+
+from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of, to_message
+from .worker_pool import WorkerPool, end_idle_workers, keep_supervisor, take_supervisor
+
+__all__ = ["measure_on_cluster"]
+
+
+def measure_on_cluster(
+    units: Sequence[Unit], pool: WorkerPool, progress: Progress
+) -> Generator[Record | UnmeasuredCells]:
+    """Measure units on a cluster; results arrive as Dask events."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    topic = f"nlbench-{uuid.uuid4().hex}"
+    with _cluster(pool) as client:
+        client.subscribe_topic(topic, lambda event: answers.put(json.loads(event[1])))
+        pending = {f"{topic}-{number}": unit for number, unit in enumerate(units)}
+        missing = {cell.key: cell for unit in units for cell in unit.cells}
+        futures = [
+            client.submit(_supervise, json.dumps(unit.to_dict()), topic, pool, key=key)
+            for key, unit in pending.items()
+        ]
+        try:
+            for future in futures:
+                future.add_done_callback(answers.put)
+            while pending:
+                answer = answers.get()
+                if isinstance(answer, dict):
+                    yield from _new_results(answer, missing, progress)
+                    continue
+                # Its events arrived before, except those lost with a connection.
+                unit = pending.pop(answer.key)
+                problem = _problem(answer)
+                for event in [] if problem else answer.result():
+                    yield from _new_results(json.loads(event), missing, progress)
+                left = tuple(c for c in unit.cells if missing.pop(c.key, None) is not None)
+                if left:
+                    yield UnmeasuredCells(left, problem or "the worker returned no result")
+        finally:
+            with contextlib.suppress(Exception):  # The cluster may be gone.
+                client.cancel(futures)
+                client.run(end_idle_workers)
+
+
+def _new_results(
+    message: dict[str, Any], missing: dict[str, Cell], progress: Progress
+) -> Iterator[Record | UnmeasuredCells]:
+    """Read a worker's message, and yield its result unless it arrived before."""
+    result = from_message(message, missing)
+    if isinstance(result, WorkerEvent):
+        result.send_to(progress)
+        return
+    new = [missing.pop(key) for key in keys_of(result) if key in missing]
+    if new:
+        yield result
+
+
+def _problem(future: Any) -> str:
+    """Return why a task failed, or an empty text."""
+    if future.status == "finished":
+        return ""
+    if future.status == "cancelled":
+        return "the cluster cancelled the task"
+    error = future.exception()
+    if type(error).__name__ == "KilledWorker":
+        return "the workers that had this task were lost"
+    return f"a worker could not measure this: {error_text(error)}"
+
+
+def _supervise(unit_text: str, topic: str, pool: WorkerPool) -> list[str]:
+    """Supervise a unit in a Dask worker, log each result as an event, and return all results."""
+    distributed: Any = importlib.import_module("distributed")
+    worker = distributed.get_worker()
+    task = worker.get_current_task()
+
+    def is_wanted() -> bool:
+        # The task is cancelled or forgotten when its client cancels it or disconnects.
+        state = worker.state.tasks.get(task)
+        return state is not None and state.state != "cancelled"
+
+    events = []
+    supervisor = take_supervisor(pool.threads, pool.execution.timeout)
+    number = worker.name if isinstance(worker.name, int) else 0
+    unit = pool.placed(Unit.from_dict(json.loads(unit_text)), number)
+    try:
+        for result in supervisor.measure(unit, is_wanted):
+            event = json.dumps(to_message(result))
+            worker.log_event(topic, event)
+            if not isinstance(result, WorkerEvent):
+                events.append(event)
+    except BaseException:
+        supervisor.end()
+        raise
+    keep_supervisor(supervisor)
+    return events
+
+
+@contextmanager
+def _cluster(pool: WorkerPool) -> Iterator[Any]:
+    """Connect to a Dask cluster, or start one on this machine."""
+    try:
+        distributed: Any = importlib.import_module("distributed")
+    except ImportError as error:
+        raise RequestError("--executor dask needs Dask: pip install 'nlbench[dask]'") from error
+    address = pool.execution.address
+    with ExitStack() as stack:
+        try:
+            if not address:
+                with _interrupts_blocked():
+                    cluster = distributed.LocalCluster(
+                        n_workers=pool.workers,
+                        threads_per_worker=1,
+                        # Any free port, for this machine only.
+                        dashboard_address="127.0.0.1:0",
+                        # Dask logs cancelled tasks; other errors are raised here.
+                        silence_logs=logging.CRITICAL,
+                    )
+                stack.enter_context(cluster)
+                address = cluster.scheduler_address
+            client = distributed.Client(address, timeout=10, set_as_default=False)
+            stack.enter_context(client)
+        except (OSError, ValueError, TimeoutError, RuntimeError) as error:
+            what = f"--address: no Dask scheduler at {address}" if address else "no Dask cluster"
+            raise RequestError(f"{what} ({one_line(error)})") from error
+        yield client
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Make processes started in the block ignore Ctrl-C; this process ends them.
+
+    They inherit the blocked signal. In this process it is delivered after the block.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows.
+        yield
+        return
+    # Started together with the first of those processes, it would unblock the signal.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,174 @@
+"""The machine that measures: hardware, versions and settings that decide the last digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nlbench.errors import RequestError
+from nlbench.introspection.precision import float32_precision
+from nlbench.registry import about, installed, version_of
+
+__all__ = ["Machine", "describe_environment"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device with the description of its machine.
+
+    Parameters
+    ----------
+    device : torch.device
+    environment : mapping
+        See `describe_environment`.
+    """
+
+    device: torch.device
+    environment: Mapping[str, Any]
+
+    @classmethod
+    def at(cls, device: torch.device, precision: str = "native") -> Machine:
+        """Describe this machine with one of its devices and a run's precision."""
+        return cls(device, describe_environment(device, precision))
+
+    @classmethod
+    def at_in_subprocess(cls, device: torch.device, precision: str = "native") -> Machine:
+        """Describe this machine in a subprocess, since asking a GPU for its name initialises CUDA.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the device can't be used.
+        """
+        arguments = [json.dumps(sys.path), str(device), precision, str(torch.get_num_threads())]
+        done = subprocess.run(
+            [sys.executable, "-c", _DESCRIBE, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no reason is known"])[-1]
+            raise RequestError(f"device '{device}' can't be used: {reason}")
+        return cls(device, json.loads(done.stdout.splitlines()[-1]))
+
+
+_DESCRIBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import torch
+from nlbench.execution.machine import describe_environment
+from nlbench.introspection.precision import exact_arithmetic
+device, precision = torch.device(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(int(sys.argv[4]))
+with exact_arithmetic(precision, device.type):
+    print(json.dumps(describe_environment(device, precision)))
+"""
+
+
+def describe_environment(device: torch.device, precision: str = "native") -> dict[str, Any]:
+    """Return versions, machine, device and numerical settings, for the manifest."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "packages": {name: version_of(name) for name in _PACKAGES},
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        **_device_facts(device),
+        "precision": precision,
+        "tf32": "tf32" in float32_precision(torch.device("cuda")).values(),
+        "float32": float32_precision(device),
+        "emulation": {name: os.environ[name] for name in EMULATION if name in os.environ},
+        "deterministic": {
+            # `exact_arithmetic` sets the first two.
+            "cudnn_deterministic": True,
+            "cudnn_benchmark": False,
+            "algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        },
+        "plugins": _plugins(),
+        "git": _git_state(),
+    }
+
+
+EMULATION = (
+    "NVIDIA_TF32_OVERRIDE",
+    "CUBLAS_EMULATION_STRATEGY",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_FIXEDPOINT_EMULATION_MANTISSA_BIT_COUNT",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+)
+"""Environment variables that make cuBLAS and oneDNN compute in other types."""
+
+
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {"device_name": "CPU" if device.type == "cpu" else device.type}
+    major, minor = torch.cuda.get_device_capability(device)
+    return {
+        "device_name": torch.cuda.get_device_name(device),
+        "capability": f"{major}.{minor}",
+        "driver": _driver(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+    }
+
+
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver where Linux exposes it."""
+    try:
+        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+_PACKAGES = ("nlbench", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "pandas")
+
+
+def _plugins() -> dict[str, str]:
+    """Return the versions of distributions that register anything with nlbench."""
+    owners = dict(about(point.dist) for point in installed()[0] if point.dist is not None)
+    owners.pop("nlbench", None)
+    return dict(sorted(owners.items()))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _git_state() -> str | None:
+    """Return the commit of nlbench's own checkout, with ``+changes`` if it is dirty.
+
+    None if git doesn't track this file: an nlbench installed inside a project lies in that
+    project's checkout without being part of it.
+    """
+    here = Path(__file__).resolve()
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty=+changes", "--abbrev=12")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

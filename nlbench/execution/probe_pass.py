@@ -1,0 +1,275 @@
+"""One pass of a probe over a subject, which feeds all measures of that probe."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nlbench.errors import RequestError, Undefined, error_text
+from nlbench.introspection.memory import is_out_of_memory, release_gpu_cache
+from nlbench.introspection.model_copy import cpu_copy
+from nlbench.introspection.precision import without_autocast
+from nlbench.introspection.random_state import RandomStream, preserve_rng_state
+from nlbench.measure import Measure, Result
+from nlbench.measure.contract import sound_result
+from nlbench.options import OptionValue
+from nlbench.plugins import load_probe
+from nlbench.probes import OnStep, ProbeOptions, Resources
+from nlbench.progress import Monitor
+from nlbench.subjects.samples import DrawnBatches
+from nlbench.subjects.subject import Subject
+
+from .devices import synchronize
+
+__all__ = ["Outcome", "observe", "result_of_error"]
+
+
+@dataclass
+class Outcome:
+    """The result of one measure on one subject.
+
+    Parameters
+    ----------
+    result : Result
+    seconds : float
+        The measure's own time, including intermediate results that other measures computed
+        for it: the time that it takes alone.
+    traceback : str
+        Of a failure.
+    facts : dict
+        Facts from the probe, such as the number of segments.
+    is_out_of_memory : bool
+        True if it failed for lack of memory.
+    """
+
+    result: Result
+    seconds: float
+    traceback: str
+    facts: dict[str, Any]
+    is_out_of_memory: bool = False
+
+
+class _Feed:
+    """One measure during a pass, with its time and its first failure."""
+
+    def __init__(
+        self,
+        measure: type[Measure],
+        options: Mapping[str, OptionValue],
+        stream: RandomStream,
+        monitor: Monitor,
+        device: torch.device,
+    ) -> None:
+        self.seconds = 0.0
+        self._name, self._stream, self._monitor = measure.name, stream, monitor
+        self._device = device
+        self.failure: Result | None = None
+        self._failed_at: tuple[int, ...] = ()
+        self._lock = threading.Lock()
+        self.is_out_of_memory = False
+        self.traceback = ""
+        self.unreduced = measure.unreduced
+        self.independent_sites = measure.independent_sites
+        # Measures of one package may share intermediate results.
+        self.package = measure.__module__.partition(".")[0]
+        self._measure: Measure
+        self._guard(lambda: self._start(measure, options))
+
+    def update(self, observation: object, order: tuple[int, ...] | None = None) -> None:
+        """Pass an observation to the measure, unless an earlier one has failed.
+
+        Of several that fail in threads the first in order counts, not the first in time.
+        """
+        if self.failure is not None and (order is None or order >= self._failed_at):
+            return
+        self._guard(lambda: self._measure.update(observation), order)
+        with self._lock:
+            self.seconds += getattr(observation, "borrowed_seconds", 0.0)
+
+    def compute(self) -> Result:
+        """Return the measure's result, or its failure."""
+        result = self.failure or self._guard(
+            lambda: sound_result(self._measure.compute(), self._bounds)
+        )
+        return self.failure or result
+
+    def _start(self, measure: type[Measure], options: Mapping[str, OptionValue]) -> None:
+        self._bounds = measure.bounds_of(options)
+        self._measure = measure(**options)
+        self._measure.reset()
+
+    def _guard(self, call: Callable[[], Any], order: tuple[int, ...] | None = None) -> Any:
+        # The network's queue on a GPU is not the measure's time.
+        synchronize(self._device)
+        # The global generators belong to the process, so threads must not exchange them. And a
+        # wall clock would charge a thread for waiting on the others.
+        is_alone = order is None
+        clock = time.perf_counter if is_alone else time.thread_time
+        stream = self._stream.active() if is_alone else contextlib.nullcontext()
+        start = clock()
+        self._monitor.enter(self._name)
+        try:
+            try:
+                with stream, without_autocast():
+                    value = call()
+                synchronize(self._device)
+                return value
+            finally:
+                self._monitor.leave()
+        except (Exception, SystemExit) as error:
+            # A plugin may raise anything. It is recorded, and no other measure is affected.
+            failure, trace = result_of_error(error)
+            with self._lock:
+                if self.failure is None or (order is not None and order < self._failed_at):
+                    self._failed_at = order or ()
+                    self.failure, self.traceback = failure, trace
+                    self.is_out_of_memory = is_out_of_memory(error)
+            return None
+        finally:
+            with self._lock:
+                self.seconds += clock() - start
+
+
+MeasureEntry = tuple[type[Measure], Mapping[str, OptionValue], str]
+"""A measure, its options and the name of its random stream."""
+
+
+def observe(
+    subject: Subject,
+    measures: Sequence[tuple[type[Measure], Mapping[str, OptionValue]]],
+    settings: ProbeOptions,
+    *,
+    resources: Resources,
+    step: OnStep = lambda: None,
+    streams: Sequence[str] = (),
+    monitor: Monitor | None = None,
+) -> list[Outcome]:
+    """Run one probe's pass over a subject and collect the results of its measures.
+
+    Parameters
+    ----------
+    subject : Subject
+    measures : sequence of (Measure class, options)
+        All of one probe.
+    settings : mapping
+        The probe's options.
+    resources : Resources
+    step : callable
+        Called after each batch or segment.
+    streams : sequence of str
+        Name of each measure's random stream; by default measures draw from the global
+        generators as they are.
+    monitor : Monitor, optional
+
+    Returns
+    -------
+    list of Outcome
+        One per measure, in order. A measure that raises is ``failed``, or ``undefined`` if it
+        raises `nlbench.Undefined`; if the probe itself fails, all of them are. A measure that
+        runs out of memory is observed again alone and then, on a GPU, on the CPU.
+    """
+    names = streams or [""] * len(measures)
+    entries = [(*entry, name) for entry, name in zip(measures, names, strict=True)]
+    monitor = monitor or Monitor()
+    with preserve_rng_state(resources.device):
+        outcomes = _observe_once(subject, entries, settings, resources, step, monitor)
+    if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
+        return outcomes
+    for number, entry in enumerate(entries):
+        # Alone there may be enough memory.
+        for device in dict.fromkeys([resources.device, torch.device("cpu")]):
+            if not outcomes[number].is_out_of_memory:
+                break
+            outcomes[number] = _observe_alone(device, subject, entry, settings, resources, monitor)
+    return outcomes
+
+
+def _observe_alone(
+    device: torch.device,
+    subject: Subject,
+    entry: MeasureEntry,
+    settings: ProbeOptions,
+    resources: Resources,
+    monitor: Monitor,
+) -> Outcome:
+    """Observe a subject again for one measure, on its device or on the CPU."""
+    release_gpu_cache(resources.device)
+    note = ""
+    if device != resources.device:
+        try:
+            subject = subject.converted(cpu_copy(subject.model), Tensor.cpu)
+            note = f"computed on the CPU: {resources.device} is full"
+        except RequestError as error:
+            result, trace = result_of_error(error)
+            return Outcome(result, 0.0, trace, {})
+    # One thread: several sites at a time need more memory.
+    resources = replace(resources, device=device, threads=1)
+    with preserve_rng_state(device):
+        (outcome,) = _observe_once(subject, [entry], settings, resources, lambda: None, monitor)
+    outcome.result = _annotated(outcome.result, {"remark": note})
+    return outcome
+
+
+def _observe_once(
+    subject: Subject,
+    entries: Sequence[MeasureEntry],
+    settings: ProbeOptions,
+    resources: Resources,
+    step: OnStep,
+    monitor: Monitor,
+) -> list[Outcome]:
+    probe = load_probe(entries[0][0].probe)
+    device = torch.device("cpu") if probe.shows_on_cpu else resources.device
+    feeds = [
+        _Feed(measure, options, RandomStream(stream, resources.device), monitor, device)
+        for measure, options, stream in entries
+    ]
+    facts: dict[str, Any] = {}
+    failure: tuple[Result, str] | None = None
+    ran_out = False
+    try:
+        probe.observe(
+            subject.model, subject, settings, feeds, resources=resources, step=step, facts=facts
+        )
+    except (Exception, SystemExit) as error:
+        # The model's forward pass can raise anything; it fails every measure of the pass.
+        failure, ran_out = result_of_error(error), is_out_of_memory(error)
+    outcomes = []
+    for feed in feeds:
+        if failure is None or feed.failure is not None:
+            result = _annotated(feed.compute(), facts)
+            outcome = Outcome(result, feed.seconds, feed.traceback, facts, feed.is_out_of_memory)
+        else:
+            outcome = Outcome(failure[0], feed.seconds, failure[1], facts, ran_out)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _annotated(result: Result, facts: Mapping[str, Any]) -> Result:
+    """Add the probe's number of samples or segments, and its notes, to a result."""
+    n, notes = facts.get("samples", facts.get("segments", 0)), facts.get("remarks", {})
+    values = tuple(
+        replace(value, n=value.n or n, reason=_joined(value.reason, notes.get(value.place, "")))
+        for value in result.values
+    )
+    reason = _joined(result.reason, facts.get("remark", ""))
+    return replace(result, values=values, n=result.n or n, reason=reason)
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
+
+
+def result_of_error(error: BaseException) -> tuple[Result, str]:
+    """Return the result that reports an exception, and its traceback if it is a failure."""
+    if isinstance(error, Undefined):
+        return Result.missing("undefined", str(error)), ""
+    return Result.missing("failed", error_text(error)), traceback.format_exc()

@@ -1,0 +1,165 @@
+"""Measure units, or call functions, in processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import closing
+from typing import Any, TypeVar
+
+from nlbench.errors import RequestError, system_text
+from nlbench.progress import Progress
+from nlbench.store.record import Record
+
+from .supervisor import Supervisor, UnitCancelled, WorkerCrash
+from .work_units import Unit, UnmeasuredCells, WorkerEvent
+from .worker_pool import WorkerPool, release_supervisor, supervising_threads, take_supervisor
+
+__all__ = ["call_in_processes", "measure_in_processes"]
+
+
+def measure_in_processes(
+    units: Sequence[Unit], pool: WorkerPool, progress: Progress
+) -> Generator[Record | UnmeasuredCells]:
+    """Measure units in worker processes, each supervised by a thread."""
+    queued: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+    for unit in units:
+        queued.put(unit)
+
+    def supervise(
+        supervisor: Supervisor, number: int, is_wanted: Callable[[], bool]
+    ) -> Iterator[Record | UnmeasuredCells | WorkerEvent]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                unit = pool.placed(queued.get_nowait(), number)
+                yield from supervisor.measure(unit, is_wanted)
+
+    workers = min(pool.workers, len(units))
+    with closing(_supervised(supervise, workers, pool.threads, pool.execution.timeout)) as results:
+        for result in results:
+            if isinstance(result, WorkerEvent):
+                result.send_to(progress)
+            else:
+                yield result
+
+
+def call_in_processes(
+    function: str,
+    arguments: Mapping[str, Mapping[str, Any]],
+    *,
+    after: Mapping[str, str],
+    workers: int,
+    threads: int,
+) -> Generator[tuple[str, dict[str, Any]]]:
+    """Call a function in worker processes, once for each argument.
+
+    Closing the generator ends the processes.
+
+    Parameters
+    ----------
+    function : str
+        ``module:name``. It takes one of the arguments and a callable that sends messages, which
+        are JSON objects.
+    arguments : mapping of str to mapping
+        JSON objects by the name of the call.
+    after : mapping of str to str
+        From the name of a call to that of the call that it waits for.
+    workers, threads : int
+
+    Yields
+    ------
+    tuple of str and dict
+        Name and message. The last message of each name is ``{"done": ""}``, or has the reason
+        why its process crashed.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If no process can be started.
+    """
+    ready: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    pending, workers = set(arguments), min(workers, len(arguments))
+
+    def supervise(
+        supervisor: Supervisor, number: int, is_wanted: Callable[[], bool]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        while (name := ready.get()) is not None:
+            crash = ""
+            try:
+                for message in supervisor.call(function, arguments[name], is_wanted):
+                    yield name, message
+            except WorkerCrash as error:
+                crash = str(error)
+            yield name, {"done": crash}
+
+    for name in arguments:
+        if after.get(name) not in pending:
+            ready.put(name)
+    messages = _supervised(supervise, workers, threads, None)
+    try:
+        for name, message in messages:
+            yield name, message
+            if "done" in message:
+                pending.remove(name)
+                for other in pending:
+                    if after.get(other) == name:
+                        ready.put(other)
+                if not pending:
+                    break
+    finally:
+        for _ in range(workers):
+            ready.put(None)
+        messages.close()
+
+
+_Item = TypeVar("_Item")
+
+
+def _supervised(
+    supervise: Callable[[Supervisor, int, Callable[[], bool]], Iterator[_Item]],
+    workers: int,
+    threads: int,
+    timeout: float | None,
+) -> Generator[_Item]:
+    """Run one supervisor per thread, and yield the items of all of them as they arrive."""
+    items: queue.SimpleQueue[tuple[_Item] | Exception | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def work(number: int) -> None:
+        supervisor = take_supervisor(threads, timeout)
+        is_reusable = False
+        try:
+            for item in supervise(supervisor, number, lambda: not stopped.is_set()):
+                items.put((item,))
+            is_reusable = True
+        except UnitCancelled:
+            pass
+        except Exception as error:
+            items.put(error)
+        finally:
+            if is_reusable:
+                release_supervisor(supervisor)
+            else:
+                supervisor.end()
+            items.put(None)
+
+    with supervising_threads() as pool:
+        started: list[Future[None]] = []
+        try:
+            for number in range(workers):
+                started.append(pool.submit(work, number))
+            for _ in started:
+                while (item := items.get()) is not None:
+                    if isinstance(item, OSError):
+                        raise RequestError(
+                            f"--workers: no process can be started ({system_text(item)})"
+                        )
+                    if isinstance(item, Exception):
+                        raise item
+                    yield item[0]
+        finally:
+            stopped.set()
+            wait(started)

@@ -1,0 +1,240 @@
+"""Measure units of work in this process: load the subject, observe it, yield its records."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import torch
+
+from nlbench import registry
+from nlbench.cells import Cell, MeasureSpec, SubjectPlan
+from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
+from nlbench.introspection.memory import FittingSizes, release_gpu_cache
+from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
+from nlbench.introspection.threads import torch_threads
+from nlbench.measure import Measure
+from nlbench.plugins import load_measure, load_probe
+from nlbench.probes import Probe, Resources
+from nlbench.progress import Monitor
+from nlbench.serialization.fields import from_plain, to_plain
+from nlbench.serialization.files import parse_json
+from nlbench.settings import ResolvedSettings
+from nlbench.store.consistency import changed_subject
+from nlbench.store.record import Record
+from nlbench.subjects.facts import SubjectFacts
+from nlbench.subjects.load import load_subject
+from nlbench.subjects.spec import SubjectSpec
+from nlbench.subjects.subject import Subject
+
+from .cell_records import records_of
+from .machine import Machine
+from .probe_pass import result_of_error
+from .work_units import Unit, UnmeasuredCells
+
+__all__ = ["UnitRunner"]
+
+
+class UnitRunner:
+    """Measures units one after the other, and keeps what the next one can reuse.
+
+    It keeps the last subject and the batch sizes that fit into memory.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Number of PyTorch's threads; by default the current one.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
+        self._measures: dict[str, type[Measure]] = {}
+        self._subject: Subject | None = None
+        self._subject_key: tuple[str, ...] = ()
+        self._load_seconds = 0.0
+        self._machines: dict[tuple[str, str], Machine] = {}
+        self._found: FittingSizes = WeakKeyDictionary()
+        self._imported: set[tuple[str, str]] = set()
+
+    def measure(self, unit: Unit, monitor: Monitor) -> Iterator[Record | UnmeasuredCells]:
+        """Yield the record of each cell, or the reason why there is none.
+
+        Settings of the process are as the caller left them at each yield.
+        """
+        target = unit.cells[0].subject
+        cells = []
+        for cell in unit.cells:
+            problem = self._problem(cell.measure)
+            if problem:
+                yield UnmeasuredCells((cell,), problem)
+            else:
+                cells.append(cell)
+        if not cells:
+            return
+        unmeasured: UnmeasuredCells | None = None
+        try:
+            subject, machine = self._load(unit, monitor)
+            _warn_of_fewer_samples(target.spec, subject.facts.samples, monitor)
+        except (Exception, SystemExit) as error:
+            # A model's or dataset's plugin may raise anything; only this subject is affected.
+            trace = traceback.format_exc()
+            unmeasured = UnmeasuredCells(
+                tuple(cells), _load_error(error, target), trace, load_failed=True
+            )
+        if unmeasured is not None:
+            yield unmeasured
+            return
+        keys = {cell.measure.name: cell.key for cell in cells}
+        yield from records_of(
+            subject,
+            self._resolved(cells),
+            machine,
+            monitor,
+            lambda measure: keys[measure.name],
+            resources=Resources(machine.device, unit.memory, self._found),
+            load_seconds=self._load_seconds,
+            pass_context=lambda: self._run_settings(unit),
+        )
+
+    def forecast(self, unit: Unit, monitor: Monitor) -> dict[str, str]:
+        """Predict the cost of observing a unit's subject, for each probe that can predict it."""
+        settings_of = {cell.measure.probe: cell.measure.probe_options for cell in unit.cells}
+        probes = [load_probe(name) for name in settings_of]
+        probes = [probe for probe in probes if type(probe).forecast is not Probe.forecast]
+        if not probes:
+            return {}
+        target, forecasts = unit.cells[0].subject, {}
+        try:
+            subject, machine = self._load(unit, monitor)
+        except (Exception, SystemExit) as error:
+            reason = f"can't be loaded: {_load_error(error, target)}"
+            return {probe.name: reason for probe in probes}
+        resources = Resources(machine.device, unit.memory, self._found)
+        for probe in probes:
+            monitor.observing(probe.name)
+            stream = RandomStream(f"pass {target.key} {probe.name}", machine.device)
+            settings = settings_of[probe.name]
+            try:
+                with self._run_settings(unit), preserve_numpy_state(), stream.active():
+                    text = probe.forecast(subject.model, subject, settings, resources=resources)
+            except (Exception, SystemExit) as error:
+                # The model's forward pass can raise anything.
+                result, _ = result_of_error(error)
+                text = f"{result.status}: {result.reason}"
+            if text:
+                forecasts[probe.name] = text
+        return forecasts
+
+    @contextlib.contextmanager
+    def _run_settings(self, unit: Unit) -> Iterator[None]:
+        """Set the run's precision and number of threads."""
+        device = torch.device(unit.device)
+        threads = torch_threads(self._threads) if self._threads else contextlib.nullcontext()
+        with threads, exact_arithmetic(unit.precision, device.type):
+            yield
+
+    def _machine(self, unit: Unit) -> Machine:
+        key = unit.device, unit.precision
+        if key not in self._machines:
+            self._machines[key] = Machine.at(torch.device(unit.device), unit.precision)
+        return self._machines[key]
+
+    def _problem(self, wanted: MeasureSpec) -> str:
+        """Return why a measure of the plan is not available here, or an empty text."""
+        try:
+            measure = self._measures.get(wanted.name)
+            if measure is None:
+                measure = self._measures[wanted.name] = load_measure(wanted.name)
+        except NlbenchError as error:
+            return str(error)
+        if measure.version != wanted.version:
+            return (
+                f"the worker has version {measure.version} of {wanted.name}, "
+                f"the plan expects {wanted.version}"
+            )
+        return ""
+
+    def _import_plugins(self, target: SubjectPlan) -> None:
+        """Import the plugins first, so that no cell is charged for a first import."""
+        for plugin in (("models", target.spec.model), ("datasets", target.spec.data)):
+            if plugin not in self._imported:
+                self._imported.add(plugin)
+                with contextlib.suppress(NlbenchError):  # Loading raises it again.
+                    registry.load(*plugin)
+
+    def _resolved(self, cells: Sequence[Cell]) -> ResolvedSettings:
+        return ResolvedSettings(
+            tuple((self._measures[c.measure.name], c.measure.options) for c in cells),
+            {cell.measure.probe: cell.measure.probe_options for cell in cells},
+        )
+
+    def _load(self, unit: Unit, monitor: Monitor) -> tuple[Subject, Machine]:
+        """Load a unit's subject, or return the cached one."""
+        self._import_plugins(unit.cells[0].subject)
+        with self._run_settings(unit):
+            machine = self._machine(unit)
+            monitor.loading()
+            return self._cached_subject(unit, machine), machine
+
+    def _cached_subject(self, unit: Unit, machine: Machine) -> Subject:
+        target = unit.cells[0].subject
+        key = target.key, unit.device, unit.precision
+        subject, planned_at = self._subject, None
+        if subject is None or self._subject_key != key:
+            # Released before the next one is loaded: two may not fit into memory.
+            self._subject = subject = None
+            if machine.device.type == "cuda":
+                gc.collect()
+                release_gpu_cache(machine.device)
+            start = time.perf_counter()
+            stream = RandomStream(f"load {target.key}", machine.device)
+            with preserve_numpy_state(), stream.active():
+                subject = load_subject(target.spec, machine.device)
+            if unit.precision == "float64":
+                subject = subject.converted(
+                    subject.model.double(),
+                    lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
+                )
+            subject = replace(subject, facts=replace(subject.facts, key=target.key))
+            _check_recordable(target, subject.facts)
+            self._load_seconds = round(time.perf_counter() - start, 6)
+            planned_at = unit.planned_at
+        problem = target.changed_files(planned_at) if planned_at is not None else ""
+        problem = problem or changed_subject(subject.facts, unit.expected)
+        if problem:
+            raise RequestError(problem)
+        self._subject, self._subject_key = subject, key
+        return subject
+
+
+def _warn_of_fewer_samples(spec: SubjectSpec, available: int | None, monitor: Monitor) -> None:
+    if spec.samples is not None and available is not None and available < spec.samples:
+        monitor.warn(
+            f"{spec.samples} samples of {spec.data} were requested; its {spec.split} split has "
+            f"{available}, and all of them are measured"
+        )
+
+
+def _check_recordable(target: SubjectPlan, facts: SubjectFacts) -> None:
+    """Raise if the facts of a subject can't be written as JSON and read again."""
+    try:
+        text = json.dumps(to_plain(facts), allow_nan=False, default=os.fspath)
+        from_plain(SubjectFacts, parse_json(text, "it"), "subject")
+    except (TypeError, ValueError, RecursionError) as error:
+        spec = target.spec
+        raise PluginError(
+            f"the facts of {spec.model} and {spec.data} can't be recorded: {error}"
+        ) from error
+
+
+def _load_error(error: BaseException, target: SubjectPlan) -> str:
+    message, spec = error_text(error), target.spec
+    return message if isinstance(error, NlbenchError) else f"{spec.model} on {spec.data}: {message}"

@@ -1,0 +1,119 @@
+"""The workers of a run, and idle ones that wait for the next unit or run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from nlbench.request import ExecutionOptions
+
+from .supervisor import Supervisor
+from .work_units import Unit
+
+__all__ = [
+    "WorkerPool",
+    "end_idle_workers",
+    "keep_supervisor",
+    "keep_workers",
+    "release_supervisor",
+    "supervising_threads",
+    "take_supervisor",
+]
+
+
+@dataclass(frozen=True)
+class WorkerPool:
+    """Number and resources of a run's workers.
+
+    Parameters
+    ----------
+    execution : ExecutionOptions
+    workers : int
+        Number of units measured at a time.
+    threads : int
+        Number of PyTorch's threads in each worker.
+    devices : tuple of str
+        GPUs to distribute if there are several, else empty. Each worker uses one of them.
+    """
+
+    execution: ExecutionOptions
+    workers: int
+    threads: int
+    devices: tuple[str, ...] = ()
+
+    @property
+    def is_serial(self) -> bool:
+        """True if units are measured in this process."""
+        return self.execution.executor == "serial" and self.execution.timeout is None
+
+    def placed(self, unit: Unit, worker: int) -> Unit:
+        """Return a unit with the device of a worker."""
+        if not self.devices:
+            return unit
+        return replace(unit, device=self.devices[worker % len(self.devices)])
+
+
+MAX_WORKERS = 1024
+
+_idle: list[Supervisor] = []
+"""Shared by threads: `list.pop` and `list.append` are atomic."""
+
+_kept_threads: list[ThreadPoolExecutor] = []
+
+
+@contextmanager
+def keep_workers() -> Iterator[None]:
+    """Keep worker processes between runs inside the block, since starting one takes seconds.
+
+    The threads that start them are kept too: the system ends a process with the thread that
+    started it.
+    """
+    with supervising_threads() as threads:
+        _kept_threads.append(threads)
+        try:
+            yield
+        finally:
+            _kept_threads.pop()
+            if not _kept_threads:
+                end_idle_workers()
+
+
+@contextmanager
+def supervising_threads() -> Iterator[ThreadPoolExecutor]:
+    """Return the kept threads, or new ones for the block."""
+    if _kept_threads:
+        yield _kept_threads[-1]
+    else:
+        with ThreadPoolExecutor(MAX_WORKERS, "nlbench") as threads:
+            yield threads
+
+
+def take_supervisor(threads: int, timeout: float | None) -> Supervisor:
+    """Return an idle supervisor, or a new one."""
+    try:
+        supervisor = _idle.pop()
+    except IndexError:
+        return Supervisor(threads, timeout)
+    supervisor.threads, supervisor.timeout = threads, timeout
+    return supervisor
+
+
+def keep_supervisor(supervisor: Supervisor) -> None:
+    """Keep a supervisor and its worker for the next unit."""
+    _idle.append(supervisor)
+
+
+def release_supervisor(supervisor: Supervisor) -> None:
+    """Keep a supervisor inside `keep_workers`, else end it."""
+    if _kept_threads:
+        keep_supervisor(supervisor)
+    else:
+        supervisor.end()
+
+
+def end_idle_workers() -> None:
+    """End all idle workers."""
+    while _idle:
+        _idle.pop().end()

@@ -1,0 +1,79 @@
+"""Build registered models for the data at hand."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from nlbench import registry
+from nlbench.errors import PluginError, RequestError
+
+from .data import Data
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["build_model"]
+
+
+def build_model(name: str, dataset: Data, seed: int) -> nn.Module:
+    """Build a registered model for a dataset, initialised from a seed.
+
+    The builder is called with those of ``in_channels``, ``num_classes``, ``image_size`` and
+    ``input_shape`` that it accepts. The global random state is restored.
+
+    Raises
+    ------
+    nlbench.NlbenchError
+        If there is no such model, or it can't be built for data of this shape.
+    """
+    import torch
+
+    from nlbench.introspection.random_state import seeded
+
+    build = registry.load("models", name)
+    try:
+        accepted = set(inspect.signature(build).parameters)
+    except (TypeError, ValueError):
+        accepted = set()
+    arguments = _arguments(name, dataset, accepted)
+    with seeded(seed):
+        try:
+            model = build(**arguments)
+        except RequestError as error:
+            raise RequestError(f"{name} for {dataset.name}: {error}") from error
+        if not isinstance(model, torch.nn.Module):
+            raise PluginError(
+                f"model '{name}' builds a {type(model).__name__}, expected torch.nn.Module"
+            )
+        _initialize_lazy(model, dataset)
+    return model
+
+
+def _initialize_lazy(model: nn.Module, dataset: Data) -> None:
+    """Initialise lazy parameters with a forward pass."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    if not any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+        return
+    was_training = {module: module.training for module in model.modules()}
+    with torch.no_grad():
+        model.eval()(dataset.sample(2).inputs)
+    for module in model.modules():
+        module.training = was_training.get(module, module.training)
+
+
+def _arguments(name: str, dataset: Data, accepted: set[str]) -> dict[str, Any]:
+    """Return the builder's arguments; raise if it doesn't fit the data."""
+    shape = tuple(dataset.shape)
+    arguments: dict[str, Any] = {"num_classes": dataset.classes, "input_shape": shape}
+    if len(shape) == 3:
+        arguments |= {"in_channels": shape[0], "image_size": shape[1]}
+        if "image_size" in accepted and "input_shape" not in accepted and shape[1] != shape[2]:
+            raise RequestError(
+                f"{name} takes square images, those of {dataset.name} are {shape[1]}x{shape[2]}"
+            )
+    elif "input_shape" not in accepted and accepted & {"in_channels", "image_size"}:
+        raise RequestError(f"{name} takes images, the inputs of {dataset.name} have shape {shape}")
+    return {key: value for key, value in arguments.items() if key in accepted}

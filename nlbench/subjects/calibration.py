@@ -1,0 +1,66 @@
+"""Batch norm's statistics, calibrated on samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError, one_line, system_text
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["batch_norm_layers", "calibrate"]
+
+
+def batch_norm_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """List the layers of batch norm that track statistics."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
+def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
+    """Set batch norm's statistics to those of samples, averaged over batches.
+
+    Only the layers of batch norm are in training mode meanwhile; dropout, for one, is not.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In evaluation mode.
+    batches : iterable of tensor
+        On the model's device.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a batch is too small, or the model can't be run.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layer = torch.nn.BatchNorm1d(2).eval()
+    >>> calibrate(layer, [torch.tensor([[0.0, 1.0], [2.0, 1.0]])])
+    >>> layer.running_mean.tolist(), layer.running_var.tolist()
+    ([1.0, 1.0], [2.0, 0.0])
+    """
+    import torch
+
+    layers: list[Any] = batch_norm_layers(model)
+    momenta = [layer.momentum for layer in layers]
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # The mean over all batches.
+            layer.train()
+        with torch.no_grad():
+            for batch in batches:
+                model(batch.clone())
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = one_line(system_text(error), 200)
+        raise RequestError(f"batch norm can't be calibrated on the samples: {reason}") from error
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+            layer.eval()

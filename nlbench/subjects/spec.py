@@ -1,0 +1,37 @@
+"""The specification of a subject."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nlbench.options import OptionValue
+
+__all__ = ["SubjectSpec"]
+
+
+@dataclass(frozen=True)
+class SubjectSpec:
+    """The names and numbers that specify a subject.
+
+    Parameters
+    ----------
+    model, data : str
+        Registered names.
+    weights : str
+        ``auto``, ``trained``, ``init``, ``calibrated`` or the path of a checkpoint.
+    seed : int
+        Seed of the initialisation and of the choice of samples.
+    samples : int or None
+        Number of samples; None for the whole split.
+    split : {"test", "train"}
+    options : tuple of (str, value)
+        Options of the dataset, sorted by name.
+    """
+
+    model: str
+    weights: str
+    data: str
+    seed: int = 0
+    samples: int | None = 512
+    split: str = "test"
+    options: tuple[tuple[str, OptionValue | str], ...] = ()

@@ -1,0 +1,116 @@
+"""Choose the weights that a specification names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from nlbench import registry
+from nlbench.errors import RequestError, shorten
+from nlbench.serialization.files import parse_json, read_text
+from nlbench.serialization.hashing import file_hash
+
+from .model import model_info
+from .spec import SubjectSpec
+
+__all__ = [
+    "FRESH_WEIGHTS",
+    "WeightsChoice",
+    "choose_weights",
+    "training_failure",
+    "training_folder",
+]
+
+
+FRESH_WEIGHTS = ("init", "calibrated")
+"""Weights drawn from the seed; ``calibrated`` takes batch norm's statistics from the samples."""
+
+
+@dataclass(frozen=True)
+class WeightsChoice:
+    """The weights that a specification names.
+
+    Parameters
+    ----------
+    label : str
+        ``trained``, ``init``, ``calibrated`` or the checkpoint's file name.
+    file : Path or None
+        None for freshly initialised weights.
+    note : str
+        Why the weights are freshly initialised although a checkpoint is known; else empty.
+    """
+
+    label: str
+    file: Path | None
+    note: str = ""
+
+    @property
+    def identity(self) -> str:
+        """Hash of the file, or the label of fresh weights."""
+        return file_hash(self.file) if self.file else self.label
+
+
+def choose_weights(spec: SubjectSpec) -> WeightsChoice:
+    """Choose the weights that a specification names.
+
+    ``auto`` is ``trained`` if a checkpoint ships for the model on the dataset, else ``init``.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If ``trained`` is requested without a checkpoint, or a file doesn't exist.
+    """
+    # Before the weights, so that an unknown model is reported with any of them.
+    info = model_info(registry.load("models", spec.model))
+    if spec.weights in FRESH_WEIGHTS:
+        return WeightsChoice(spec.weights, None)
+    if spec.weights not in ("auto", "trained"):
+        return _checkpoint(spec.weights)
+    file = Path(info.trained[spec.data]) if spec.data in info.trained else None
+    if file is not None and file.is_file():
+        return WeightsChoice("trained", file)
+    absent = ""
+    if file is not None:
+        hint = f"; {info.obtain}" if info.obtain else ""
+        absent = f"the weights of {spec.model} on {spec.data} are not here: {file} is missing{hint}"
+    if spec.weights == "auto":
+        note = f"{spec.model} is freshly initialised: {absent}" if absent else ""
+        return WeightsChoice("init", None, note)
+    if absent:
+        raise RequestError(absent)
+    datasets = f"only for {', '.join(sorted(info.trained))}" if info.trained else "none at all"
+    raise RequestError(
+        f"no trained checkpoint of {spec.model} on {spec.data} ships with it ({datasets}); "
+        "give --weights init or a checkpoint's path"
+    )
+
+
+def _checkpoint(weights: str) -> WeightsChoice:
+    file = Path(weights)
+    if os.path.exists(file):  # noqa: PTH110 (False for a name that no file can have)
+        return WeightsChoice(file.name, file)
+    failure = training_failure(file)
+    if failure:
+        raise RequestError(f"weights '{shorten(weights)}': their training failed: {failure}")
+    raise RequestError(
+        f"weights '{shorten(weights)}': no such file; expected trained, init, calibrated "
+        "or a checkpoint's path"
+    )
+
+
+def training_folder(path: Path) -> Path:
+    """Return the folder next to a checkpoint with the manifest and state of its training."""
+    return path.with_name(f"{path.stem}.training")
+
+
+def training_failure(path: Path) -> str:
+    """Return the error of the training that should have written a checkpoint, or an empty text."""
+    if path.exists():
+        return ""
+    try:
+        file = training_folder(path) / "manifest.json"
+        content = parse_json(read_text(file), str(file), finite=False)
+    except (RequestError, ValueError):
+        return ""
+    return str(content.get("failed", "")) if isinstance(content, dict) else ""
