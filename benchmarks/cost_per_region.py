@@ -1,15 +1,15 @@
-"""Measure what a linear region costs, in forward passes of the same network.
+"""Measure the cost of a linear region in forward passes of the same network.
 
-Traces the closed path of one image of digits through VGG8, and a part of it through ResNet18
-of width 16, and divides the time a region takes by the time a sample takes in a float64
-forward pass at its fastest batch size. Forward passes are timed before and after each trace,
-and the medians compared, so that a machine that is busy with something else slows both.
+Traces the closed path of one image of digits through VGG8, and a part of it through ResNet18 of
+width 16. The time per region is divided by the time per sample of a float64 forward pass at the
+fastest batch size. Forward passes are timed before and after each trace and the medians compared,
+so that other load slows both.
 
-Beside it stands a floor: each layer evaluated once at every breakpoint known by then, at the
-speed of the forward pass. It counts the multiplications of linear layers and convolutions at
-those points, as a share of those of a forward pass at every breakpoint.
+The floor is the cost of evaluating each layer once at every breakpoint known by then, at the speed
+of the forward pass. It counts multiplications of linear layers and convolutions, as a share of
+those of a forward pass at every breakpoint.
 
-Prints a table and writes ``cost_per_region.json`` beside this file.
+Prints a table and writes ``cost_per_region.json`` next to this file.
 
     python benchmarks/cost_per_region.py [--threads N] [--repeats N] [--network NAME]
 """
@@ -27,29 +27,29 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.probes.lines.recording.program import (
-    Program,
-    checked_program,
-    double_copy,
-    point_memory_of,
-)
-from nlbench.probes.lines.trace import SegmentTrace
-from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
+from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.point_memory import measure_point_memory
+from nlbench.probes.lines.recording.program import Program
+from nlbench.probes.lines import SegmentTrace
+from nlbench.subjects.load import load_dataset, load_subject
+from nlbench.subjects.spec import SubjectSpec
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-# How much of each segment of the path is traced, so that a run takes a minute.
+# Share of each segment that is traced, so that a run takes a minute.
 SHARES = {"vgg8": 1.0, "resnet18-w16": 0.1}
 
 
 def network(name: str) -> tuple[nn.Module, str]:
-    """Give a network with the weights that ship with it, else freshly initialised."""
+    """Return a network with its shipped weights, or initialised if it has none."""
     subject = load_subject(SubjectSpec(name, "auto", "digits", samples=1), torch.device("cpu"))
     return double_copy(subject.model), str(subject.facts.weights)
 
 
-def seconds_a_sample(model: nn.Module, inputs: Tensor) -> dict[int, float]:
+def seconds_per_sample(model: nn.Module, inputs: Tensor) -> dict[int, float]:
+    """Time the forward pass at each batch size."""
     result = {}
     with torch.inference_mode():
         for batch in BATCHES:
@@ -64,7 +64,7 @@ def seconds_a_sample(model: nn.Module, inputs: Tensor) -> dict[int, float]:
 
 
 def floor(program: Program, model: nn.Module, traces: list[SegmentTrace]) -> float:
-    """Dense evaluation of each layer at the breakpoints known by then, in forward passes."""
+    """Compute the cost of each layer at the breakpoints known by then, in forward passes."""
     products = _products(model, program)
     by_site = {name: sum(trace.contributions[name] for trace in traces) for name in program.sites}
     known, total = 2 * len(traces), 0.0
@@ -78,7 +78,7 @@ def floor(program: Program, model: nn.Module, traces: list[SegmentTrace]) -> flo
 
 
 def _products(model: nn.Module, program: Program) -> dict[str, int]:
-    """Multiplications of one sample, by the layer's name."""
+    """Return the multiplications for one sample by layer."""
     shapes = {step.place: step.shape for step in program.steps if step.operation != "relu"}
     return {
         name: module.weight[0].numel() * math.prod(shapes[name])
@@ -94,35 +94,35 @@ def measure(name: str, repeats: int) -> dict[str, object]:
     path = data.normalize(closed_paths(image)[0]).double()
     share = SHARES[name]
     segments = [(a, torch.lerp(a, b, share)) for a, b in itertools.pairwise(path)]
-    program = checked_program(model, path[:2])
+    program = record_checked_program(model, path[:2])
     next(trace_exactly(program, segments[:1]))
 
-    forward, traced = [seconds_a_sample(model, path[:-1])], []
+    forward, trace_seconds = [seconds_per_sample(model, path[:-1])], []
     for _ in range(repeats):
         start = time.perf_counter()
         traces = list(trace_exactly(program, segments))
-        traced.append(time.perf_counter() - start)
-        forward.append(seconds_a_sample(model, path[:-1]))
+        trace_seconds.append(time.perf_counter() - start)
+        forward.append(seconds_per_sample(model, path[:-1]))
 
     regions = sum(trace.regions for trace in traces)
     by_batch = {b: statistics.median(run[b] for run in forward) for b in BATCHES}
     batch = min(by_batch, key=by_batch.__getitem__)
-    seconds = statistics.median(traced)
-    ratio, least = seconds / regions / by_batch[batch], floor(program, model, traces)
+    seconds = statistics.median(trace_seconds)
+    ratio, lower_bound = seconds / regions / by_batch[batch], floor(program, model, traces)
     return {
         "network": f"{name}, weights {weights}",
         "path": f"closed, first {share:.0%} of 8 segments, first test image of digits (seed 0)",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "bytes_alive_at_a_point": point_memory_of(program, path[:2]).width,
+        "bytes_alive_at_a_point": measure_point_memory(program, path[:2]).width,
         "regions": regions,
         "seconds": seconds,
         "ms_per_region": 1e3 * seconds / regions,
         "ms_per_forward_sample": 1e3 * by_batch[batch],
         "fastest_batch": batch,
         "ratio": ratio,
-        "floor": least,
-        "ratio_to_floor": ratio / least,
+        "floor": lower_bound,
+        "ratio_to_floor": ratio / lower_bound,
     }
 
 

@@ -17,8 +17,7 @@ from nlbench.measures.r2 import r2_score
 from nlbench.models.networks.vgg import vgg8
 from nlbench.models.training.loop import train
 from nlbench.models.training.recipes import vanilla
-from nlbench.probes.lines import estimate_segment, observe_paths, plane
-from nlbench.probes.lines.probe import trace_segment
+from nlbench.probes.lines import estimate_segment, observe_paths, plane, trace_segment
 from nlbench.registry import load
 from nlbench.request import Request
 

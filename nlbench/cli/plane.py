@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.request import parse_size
+from nlbench.parsers import parse_size
 
 from .common import split_dataset_options
 
@@ -18,15 +17,16 @@ def plane(
     model: Annotated[str, typer.Argument(help="A model's name.")],
     data: Annotated[str, typer.Option(help="A dataset.")] = "digits",
     samples: Annotated[
-        str, typer.Option(help="Two or three of the sample, by number, with commas.")
+        str, typer.Option(help="Two or three samples, by number, separated by commas.")
     ] = "0,1,2",
     weights: Annotated[
         str, typer.Option(help="trained, init, or a checkpoint's path; auto: trained if it ships.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the initialisation and the sample.")] = 0,
-    size: Annotated[int, typer.Option(min=2, help="Pixels across and up.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the initialisation and the samples.")] = 0,
+    size: Annotated[int, typer.Option(min=2, help="Width and height in pixels.")] = 256,
     margin: Annotated[
-        float, typer.Option(min=0.0, help="Beyond the samples, as a share of their distance.")
+        float,
+        typer.Option(min=0.0, help="Margin around the samples, as a share of their distance."),
     ] = 0.3,
     split: Annotated[str, typer.Option(help="test or train.")] = "test",
     setting: Annotated[
@@ -36,35 +36,37 @@ def plane(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     precision: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     memory: Annotated[
-        str, typer.Option(help="What may be used, such as 4GB. [half of what is free]")
+        str, typer.Option(help="Memory limit, such as 4GB. [half of what is free]")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The picture. [plane.png]")
+        Path | None, typer.Option("--out", "-o", help="File of the picture. [plane.png]")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="A run whose page is to show it, beside or without --out.")
+        Path | None, typer.Option(help="A run whose page will show the picture.")
     ] = None,
 ) -> None:
     """Draw a network's boundaries and decisions on the plane through samples."""
+    from nlbench.reporting import load_reports
     from nlbench.serialization.files import make_folder
-    from nlbench.store.run_folder import load_run
+    from nlbench.store.run import load_run
 
     numbers = _numbers(samples)
-    shown = load_run(run) if run else None
+    loaded_run = load_run(run) if run else None
     if precision not in ("float32", "float64"):
         raise RequestError(f"--precision: '{precision}', expected float32 or float64")
     options, others = split_dataset_options(setting or [], data)
     if others:
         raise RequestError(f"--set {next(iter(others))}: expected {data}.OPTION=VALUE")
-    room = parse_size(memory) if memory else None
+    memory_limit = parse_size(memory) if memory else None
 
     import torch
     from rich.console import Console
     from rich.progress import Progress
 
-    from nlbench.execution.numerics import resolve_device
-    from nlbench.probes.lines import plane as look
-    from nlbench.subjects.load import SubjectSpec, load_subject
+    from nlbench.execution.devices import resolve_device
+    from nlbench.probes.lines import plane as evaluate_plane
+    from nlbench.subjects.load import load_subject
+    from nlbench.subjects.spec import SubjectSpec
 
     spec = SubjectSpec(
         model, weights, data, seed, samples=max(numbers) + 1, split=split, options=options
@@ -72,42 +74,42 @@ def plane(
     subject = load_subject(spec, resolve_device(device))
     if max(numbers) >= len(subject.inputs):
         raise RequestError(
-            f"--samples: {max(numbers)}, but there are only {len(subject.inputs)}, counted from 0"
+            f"--samples: {max(numbers)}, but there are only {len(subject.inputs)}, numbered from 0"
         )
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"{size} × {size} pixels", total=size)
-        found = look(
+        picture = evaluate_plane(
             subject.model,
             subject.inputs[numbers],
             size=size,
             margin=margin,
             dtype=getattr(torch, precision),
-            memory=room,
+            memory=memory_limit,
             step=lambda: progress.advance(task),
         )
     names = [f"sample {number}" for number in numbers]
     label = subject.facts.weights
-    with_options = "".join(f", {name}={value}" for name, value in options)
+    dataset_options = "".join(f", {name}={value}" for name, value in options)
     caption = (
         f"{model} ({label}, seed {seed}) on the plane through samples {samples} of {data}'s "
-        f"{split} split{with_options}, {size} × {size} pixels"
+        f"{split} split{dataset_options}, {size} × {size} pixels"
     )
-    draw = registry.load("reports", "plane")
+    draw = load_reports().draw_plane
     if out or not run:
         out = out or Path("plane.png")
-        draw(found, out, names, caption)
+        draw(picture, out, names, caption)
         print(out)
-    if run and shown:
-        of_data = (f"{name}-{value}" for name, value in options)
-        parts = model, label, str(seed), data, *of_data, split, *map(str, numbers)
-        file = run / "planes" / f"{'-'.join(_plain(part) for part in parts)}.png"
+    if run and loaded_run:
+        suffixes = (f"{name}-{value}" for name, value in options)
+        parts = model, label, str(seed), data, *suffixes, split, *map(str, numbers)
+        file = run / "planes" / f"{'-'.join(_filename_part(part) for part in parts)}.png"
         make_folder(file.parent)
-        draw(found, file, names, caption)
+        draw(picture, file, names, caption)
         print(file)
-        print(shown.report(run / "report.html"))
+        print(loaded_run.report(run / "report.html"))
 
 
-def _plain(text: str) -> str:
+def _filename_part(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)
 
 

@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from nlbench import lazy_exports
-from nlbench.options import Option
-from nlbench.probes import LazyProbe, ProbeOptions
+from nlbench.lazy import lazy_imports
+
+from .probe import FUNCTION as FUNCTION
 
 if TYPE_CHECKING:
-    from .probe import FunctionBatch, directional_derivative, observe_function
+    # A run is planned without PyTorch, which these need.
+    from .derivatives import directional_derivative as directional_derivative
+    from .observation import FunctionBatch as FunctionBatch
+    from .observation import observe_function as observe_function
 
-__all__ = ["FUNCTION", "Function", "FunctionBatch", "directional_derivative", "observe_function"]
-
-
-class Function(LazyProbe):
-    """The probe `function`."""
-
-    name = "function"
-    description = "the network as a plain differentiable function of its input"
-    home = "nlbench.probes.function.probe"
-    options: ClassVar[Mapping[str, Option]] = {
-        "batch": Option(128, "samples a batch", minimum=1, maximum=1e9)
-    }
-
-    def steps(self, samples: int, options: ProbeOptions) -> int:
-        """How many batches that many samples make."""
-        return -(-samples // int(options["batch"]))
-
-
-FUNCTION = Function()
-"""The network as a plain differentiable function of its input."""
-
-# Planning a run reads the options above without PyTorch.
-_NAMES = ("FunctionBatch", "directional_derivative", "observe_function")
-__getattr__ = lazy_exports(__name__, dict.fromkeys(_NAMES, "probe"))
+__getattr__, __dir__, __all__ = lazy_imports(__name__)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import RequestError, nearest
-from nlbench.introspection.model_state import precise_device
+from nlbench.introspection.model_copy import precise_device
 
 __all__ = [
     "DIRECTIONS",
@@ -25,10 +25,10 @@ DIRECTIONS = ("random", "sign", "gradient")
 
 
 def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]:
-    """Give whole-pixel translations on a circle.
+    """Return whole-pixel translations on a circle.
 
     Anchor k is (radius cos θ, radius sin θ) with θ = 2πk / anchors, each coordinate
-    rounded to the nearest whole pixel, halves away from zero: so the set is symmetric
+    rounded to the nearest whole pixel, halves away from zero. So the set is symmetric
     under change of sign of either coordinate whenever the circle's points are.
 
     Parameters
@@ -52,19 +52,16 @@ def translations(anchors: int = 8, radius: float = 4.0) -> list[tuple[int, int]]
 
 
 def _nearest(x: float) -> int:
-    # 2.5 may come out of the cosine as 2.4999999999999996; it is meant to be a half.
+    # By rounding of the cosine 2.5 may become 2.4999999999999996.
     return int(math.copysign(math.floor(abs(x) + 0.5 + 1e-9), x))
 
 
 def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tensor:
-    """Make a closed path of each image: the image moved around a small circle.
+    """Build a closed path from each image by moving it around a small circle.
 
     Anchors are the image translated by `translations`, with its edges replicated and no
     interpolation between pixels. The first is repeated at the end, so that segments
-    between consecutive anchors close the loop.
-
-    Normalisation commutes with translation: either normalise the images before or the
-    anchors after, once.
+    between consecutive anchors close the loop. Normalisation commutes with translation.
 
     Parameters
     ----------
@@ -72,7 +69,7 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     anchors : int
         At least 2.
     radius : float
-        In pixels: enough that two anchors differ, and less than the images' sides.
+        In pixels: large enough that two anchors differ, and less than the images' sides.
 
     Returns
     -------
@@ -97,8 +94,8 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
     shifts, (height, width) = translations(anchors, radius), images.shape[-2:]
     if any(abs(right) >= width or abs(down) >= height for right, down in shifts):
         raise RequestError(
-            f"a radius of {radius:g} for images of {height} × {width}: an anchor would have "
-            "nothing of the image but its edge"
+            f"a radius of {radius:g} for images of {height} × {width}: an anchor would contain "
+            "only the image's edge"
         )
     if len(set(shifts)) < 2:
         raise RequestError(
@@ -110,22 +107,22 @@ def closed_paths(images: Tensor, anchors: int = 8, radius: float = 4.0) -> Tenso
 
 
 def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int = 0) -> Tensor:
-    """Make an open path of each image: from the image through weak augmentations of it.
+    """Build an open path from each image through weak augmentations of it.
 
-    The path starts at the image and goes on to `anchors` copies of it, each translated by
-    whole pixels drawn uniformly from those within the radius, other than the one before;
-    edges are replicated. It doesn't come back.
+    The path starts at the image and visits `anchors` copies of it, with edges replicated. Each
+    translation is drawn uniformly from those by whole pixels within the radius, except the one
+    before. The path doesn't return.
 
     Parameters
     ----------
     images : tensor of shape (n, channels, height, width)
     anchors : int
-        Copies, at least 2.
+        Number of copies, at least 2.
     radius : float
         In pixels, at least 1.
     seed : int
-        Decides the translations. Those of an image depend on its position alone, not on
-        how many images follow it.
+        Seed of the translations. Those of an image depend on its position, not on the number of
+        images after it.
 
     Returns
     -------
@@ -155,51 +152,50 @@ def open_paths(images: Tensor, anchors: int = 8, radius: float = 4.0, seed: int 
             "a whole pixel, expected a radius of 1 or more"
         )
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([_wander(image, anchors, within, generator) for image in images])
+    return torch.stack([_random_walk(image, anchors, within, generator) for image in images])
 
 
-def _wander(
+def _random_walk(
     image: Tensor, anchors: int, within: list[tuple[int, int]], generator: torch.Generator
 ) -> Tensor:
-    place = within.index((0, 0))
+    index = within.index((0, 0))
     points = [image]
-    # A step of 1 to n - 1 around the list of n leads to each of the others alike.
+    # A step of 1 to n - 1 around the list of n reaches each of the others with equal probability.
     for step in torch.randint(1, len(within), (anchors,), generator=generator).tolist():
-        place = (place + step) % len(within)
-        points.append(_translated(image, *within[place]))
+        index = (index + step) % len(within)
+        points.append(_translated(image, *within[index]))
     return torch.stack(points)
 
 
-def _within(radius: float, most_right: int, most_down: int) -> list[tuple[int, int]]:
-    """Whole-pixel translations no longer than a radius, nor than an image has pixels to move."""
-    rights = _reach(min(radius, most_right))
-    downs = _reach(min(radius, most_down))
+def _within(radius: float, max_right: int, max_down: int) -> list[tuple[int, int]]:
+    """Return all whole-pixel translations within a radius and an image's size."""
+    rights = _symmetric_range(min(radius, max_right))
+    downs = _symmetric_range(min(radius, max_down))
     return [
         (right, down) for right in rights for down in downs if math.hypot(right, down) <= radius
     ]
 
 
-def _reach(most: float) -> range:
-    return range(-math.floor(most), math.floor(most) + 1)
+def _symmetric_range(limit: float) -> range:
+    return range(-math.floor(limit), math.floor(limit) + 1)
 
 
 def noise_paths(inputs: Tensor, number: int, anchors: int = 8, seed: int = 0) -> Tensor:
-    r"""Make closed paths through uniform noise that has the data's statistics.
+    r"""Build closed paths through uniform noise with the data's mean and standard deviation.
 
-    Each number of an anchor is uniform on :math:`\mu \pm \sqrt{3} \sigma`, which has the mean
-    and the standard deviation that the data have at that place. The first anchor is
-    repeated at the end.
+    Each element of an anchor is uniform on :math:`\mu \pm \sqrt{3} \sigma`, with the data's mean
+    and standard deviation of that element. The first anchor is repeated at the end.
 
     Parameters
     ----------
     inputs : tensor of shape (n, *input)
         The data: at least two samples, floats.
     number : int
-        How many paths.
+        Number of paths.
     anchors : int
         Of a path, at least 2.
     seed : int
-        Decides the noise. That of a path does not depend on how many follow it.
+        Seed of the noise. A path does not depend on the number of paths after it.
 
     Returns
     -------
@@ -258,9 +254,9 @@ def _translated(images: Tensor, right: int, down: int) -> Tensor:
 
 
 def pair_paths(inputs: Tensor) -> Tensor:
-    """Join samples in pairs by straight lines: 0 to 1, 2 to 3, and so on.
+    """Connect samples in pairs by straight lines: 0 to 1, 2 to 3, and so on.
 
-    An odd sample at the end is left out.
+    An odd sample at the end is ignored.
 
     Parameters
     ----------
@@ -297,22 +293,22 @@ def direction_paths(
     seed: int = 0,
     model: nn.Module | None = None,
 ) -> Tensor:
-    """Go from each sample in some directions, each by the same distance.
+    """Build straight paths of equal length from each sample in several directions.
 
     Parameters
     ----------
     inputs : tensor of shape (n, *input)
     directions : int
-        Of each sample; at least 1.
+        Number of directions for each sample, at least 1.
     radius : float
-        Euclidean length of each path, in units of the inputs, as the network is given them.
+        Euclidean length of each path, in units of the network's inputs.
     kind : {"random", "sign", "gradient"}
-        Uniform on the sphere; all coordinates changed alike, up or down at random; up the
-        gradients of the largest outputs, of the largest first.
+        Uniform on the sphere; every element changed by the same amount, up or down at random; up
+        the gradients of the largest outputs, in descending order.
     seed : int
-        Of the first two kinds. The directions of a sample depend on its position alone.
+        Of the first two kinds. The directions of a sample depend on its position only.
     model : torch.nn.Module, optional
-        Of the last kind: whose gradients, in eval mode.
+        For gradients, in eval mode.
 
     Returns
     -------
@@ -321,7 +317,7 @@ def direction_paths(
     Raises
     ------
     nlbench.RequestError
-        Also where a gradient is zero, or there are fewer outputs than directions.
+        For example if a gradient is zero, or there are fewer outputs than directions.
 
     Examples
     --------
@@ -337,38 +333,41 @@ def direction_paths(
     if kind == "gradient":
         if model is None:
             raise RequestError("directions of gradients need a model")
-        away = torch.stack([_gradients(model, one, directions) for one in x])
+        away = torch.stack([_gradients(model, sample, directions) for sample in x])
     else:
         generator = torch.Generator().manual_seed(seed)
-        away = torch.stack([_drawn(one, directions, kind, generator) for one in x])
+        away = torch.stack([_random_directions(s, directions, kind, generator) for s in x])
     # (n, directions, *input)
     length = torch.linalg.vector_norm(away.flatten(2).double(), dim=2)
     if not bool((length > 0).all()):
-        raise RequestError("a direction has no length: the output does not depend on the input")
+        raise RequestError("a direction has length 0: the output does not depend on the input")
     size = (radius / length).reshape(*length.shape, *[1] * (x.ndim - 1))
     start = x.to(away.device)[:, None].expand(-1, directions, *x.shape[1:])
     end = (start.double() + size * away.double()).to(x.dtype)
     return torch.stack([start, end], 2).flatten(0, 1).to(x.device)
 
 
-def _drawn(one: Tensor, directions: int, kind: str, generator: torch.Generator) -> Tensor:
-    drawn = torch.randn(directions, *one.shape, dtype=torch.float64, generator=generator)
-    return drawn if kind == "random" else torch.where(drawn < 0, -1.0, 1.0)
+def _random_directions(
+    sample: Tensor, directions: int, kind: str, generator: torch.Generator
+) -> Tensor:
+    normal = torch.randn(directions, *sample.shape, dtype=torch.float64, generator=generator)
+    return normal if kind == "random" else torch.where(normal < 0, -1.0, 1.0)
 
 
-def _gradients(model: nn.Module, one: Tensor, directions: int) -> Tensor:
-    """Gradients (directions, *input) of the largest outputs at one input."""
-    parameter = next(model.parameters(), one)
+def _gradients(model: nn.Module, sample: Tensor, directions: int) -> Tensor:
+    """Compute the gradients (directions, *input) of the largest outputs at a sample."""
+    parameter = next(model.parameters(), sample)
     with torch.inference_mode(False), torch.enable_grad():
-        x = one.clone().to(parameter.device, parameter.dtype)[None].requires_grad_(True)
+        x = sample.clone().to(parameter.device, parameter.dtype)[None].requires_grad_(True)
         outputs = model(x).flatten()
         if len(outputs) < directions:
             raise RequestError(
                 f"{directions} directions of gradients, but the network has {len(outputs)} outputs"
             )
-        found = [
-            torch.autograd.grad(output, x, retain_graph=True)[0][0]
-            for output in outputs.topk(directions).values
-        ]
-    gradients = torch.stack(found)
+        gradients = torch.stack(
+            [
+                torch.autograd.grad(output, x, retain_graph=True)[0][0]
+                for output in outputs.topk(directions).values
+            ]
+        )
     return gradients.to(precise_device(model, gradients))

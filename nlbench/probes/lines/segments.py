@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.introspection.model_state import precise_device
+from nlbench.introspection.model_copy import precise_device
 
 __all__ = ["Segment", "check_ends", "points_at", "segment_length", "segments_on_device"]
 

@@ -1,10 +1,9 @@
-"""Check a trace against the network itself, apart from the error estimates it was made with.
+"""Comparison of a trace with the network, independent of the error estimates of the trace.
 
 At the ends and inside a few regions the network is run, one input at a time, and compared with
-the traced values. At two points of each of these regions all units have to be on the same
-pieces, and at both sides of a few breakpoints some unit of the site it is said to come from on
-different ones. How far values may differ, and which units are too close to a kink to say, is
-told from the values' own sizes.
+the traced values. At two points of each of these regions all units must be on the same pieces.
+On the two sides of a few breakpoints some unit of the recorded site must be on different ones.
+The tolerances follow from the values' own sizes.
 """
 
 from __future__ import annotations
@@ -16,24 +15,27 @@ from torch import Tensor, nn
 
 from nlbench.errors import UnsupportedOperation
 
-from .exact.trace import COINCIDENT
-from .recording.program import Computed, Program, agree, run_alone, walk, walk_measured
-from .rules.rule import Pieces, changes, noise_of, peak
-from .trace import SegmentTrace, points_at
+from .exact.trace import MIN_BREAKPOINT_GAP
+from .recording.agreement import agree, run_alone
+from .recording.program import ComputedStep, Program, walk, walk_measured
+from .rules.pieces import Pieces, changes
+from .rules.rounding import noise_of, peak
+from .segments import points_at
+from .trace import SegmentTrace
 
 __all__ = ["check_trace"]
 
 
-CHECKED = 5
-"""In how many regions, besides the widest, traced values are compared with the network."""
-COMPARED = 2
-"""In how many regions, and at how many breakpoints, the pieces that units are on."""
-DROWNED = 1e-3
-"""Share of a step's largest value from which on its rounding errors make it unknown."""
-UNDECIDED = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Share of a step's largest value up to which a unit may be on either side of a kink."""
-MEASURED = 32
-"""The same in units of what a change of all last digits makes of it."""
+CHECKED_REGIONS = 5
+"""Regions, in addition to the widest, where traced values are compared with the network."""
+CHECKED_BREAKPOINTS = 2
+"""Breakpoints where the pieces of units are compared."""
+MAX_RELATIVE_ROUNDING = 1e-3
+"""Rounding error of a step, relative to its largest value, above which a trace is refused."""
+RELATIVE_KINK_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Distance from a kink, relative to a step's largest value, within which a side is not known."""
+MEASURED_ERROR_FACTOR = 32
+"""The same as a multiple of the measured rounding error."""
 
 
 def check_trace(
@@ -42,9 +44,9 @@ def check_trace(
     points: Tensor,
     trace: SegmentTrace,
     *,
-    together: int = 64,
+    batch_points: int = 64,
 ) -> None:
-    """Compare a trace with the network itself.
+    """Compare a trace with the network.
 
     Parameters
     ----------
@@ -55,26 +57,27 @@ def check_trace(
     points : tensor of shape (2, *input)
         The segment's ends.
     trace : nlbench.probes.lines.trace.SegmentTrace
-    together : int
-        Most points to go through the program at once, at least 4.
+    batch_points : int
+        Most points that are carried at once, at least 4.
 
     Raises
     ------
     nlbench.UnsupportedOperation
-        If the network gives other values, units change their pieces elsewhere than at
-        breakpoints, or what rounding leaves exceeds a thousandth of some step's values.
+        If the network's values differ, units change their pieces elsewhere than at breakpoints,
+        or rounding errors exceed a thousandth of some step's values.
     """
-    spread = torch.arange(CHECKED) * trace.regions // CHECKED + trace.regions // (2 * CHECKED)
+    spread = torch.arange(CHECKED_REGIONS) * trace.regions // CHECKED_REGIONS
+    spread = spread + trace.regions // (2 * CHECKED_REGIONS)
     width = trace.t.diff()
     left = torch.unique(torch.cat([spread.to(width.device), width.argmax().reshape(1)]))
-    _check_values(program, network, points, trace, left, together)
+    _check_values(program, network, points, trace, left, batch_points)
     inside = _inside(trace, torch.unique(torch.stack([width.argmax(), left[len(left) // 2]])))
-    beside = _beside(trace)
-    pairs = [*(pair for pair, _ in beside), *inside]
+    across = _across(trace)
+    pairs = [*(pair for pair, _ in across), *inside]
     if pairs:
-        sites = [*(site for _, site in beside), *([""] * len(inside))]
-        _check_pieces(program, points, torch.cat(pairs), sites, together)
-    _check_rounding(program, points, torch.cat([trace.t[[0, -1]], *inside]), together)
+        sites = [*(site for _, site in across), *([""] * len(inside))]
+        _check_pieces(program, points, torch.cat(pairs), sites, batch_points)
+    _check_rounding(program, points, torch.cat([trace.t[[0, -1]], *inside]), batch_points)
 
 
 def _check_values(
@@ -83,21 +86,20 @@ def _check_values(
     points: Tensor,
     trace: SegmentTrace,
     left: Tensor,
-    together: int,
+    batch_points: int,
 ) -> None:
-    # Between sampled breakpoints the network is not the line through its values.
+    # Between sampled breakpoints the network is not affine.
     right = left if trace.method == "sampling" else left + 1
     t = torch.cat([trace.t[[0, -1]], (trace.t[left] + trace.t[right]) / 2])
     values = torch.cat([trace.values[[0, -1]], (trace.values[left] + trace.values[right]) / 2])
     inputs = points_at(points[0], points[1], t)
     expected = run_alone(network, inputs).reshape(len(t), -1)
     if expected.shape == values.shape:
-        found = values.to(expected.dtype)
-        same = agree(found, expected, trace.values)
+        values = values.to(expected.dtype)
+        same = agree(values, expected, trace.values)
         if not bool(same.all()):
-            # What rounding makes of the network's steps, and what a walk may be off by.
-            slack = _rounding(program, inputs, together) + _slack(trace)
-            same |= (found - expected).abs() <= slack
+            tolerance = _rounding(program, inputs, batch_points) + _walk_tolerance(trace)
+            same |= (values - expected).abs() <= tolerance
         if bool(same.all()):
             return
     raise UnsupportedOperation(
@@ -105,20 +107,20 @@ def _check_values(
     )
 
 
-def _rounding(program: Program, inputs: Tensor, together: int) -> Tensor | float:
-    """Say how far outputs are off by what the program's steps round: (1, k), measured."""
+def _rounding(program: Program, inputs: Tensor, batch_points: int) -> Tensor | float:
+    """Measure the rounding error of the outputs: (1, k)."""
     errors, copies = [], 3
     with torch.inference_mode():
-        for part in torch.split(inputs, max(1, together // (1 + copies))):
+        for part in torch.split(inputs, max(1, batch_points // (1 + copies))):
             for seen in walk_measured(program, part, copies):
                 if seen.step.output == program.output:
                     errors.append(seen.bound[:1].expand_as(seen.output[:1]).reshape(1, -1))
-    most = torch.cat(errors).amax(0, keepdim=True) if errors else 0.0
-    return MEASURED * torch.finfo(inputs.dtype).eps * most
+    largest = torch.cat(errors).amax(0, keepdim=True) if errors else 0.0
+    return MEASURED_ERROR_FACTOR * torch.finfo(inputs.dtype).eps * largest
 
 
-def _slack(trace: SegmentTrace) -> float:
-    """How far a walk's values may be off: by its t, and by what it passed over."""
+def _walk_tolerance(trace: SegmentTrace) -> float:
+    """Return the error of an adaptive trace's values, by that of t and by regions passed over."""
     if trace.method != "adaptive":
         return 0.0
     steepest = float((trace.values.diff(dim=0) / trace.t.diff()[:, None]).abs().max())
@@ -127,73 +129,73 @@ def _slack(trace: SegmentTrace) -> float:
 
 
 def _resolution(trace: SegmentTrace) -> float:
-    """How far from a breakpoint of a trace those of the network may lie."""
+    """Return the largest distance between a breakpoint of a trace and one of the network."""
     if trace.method == "sampling":
         return 1 / trace.notes["resolution"]
     if trace.method == "adaptive":
         return trace.notes["sensitivity"]
-    return COINCIDENT[torch.float64 if trace.precision < 1e-12 else torch.float32]
+    return MIN_BREAKPOINT_GAP[torch.float64 if trace.precision < 1e-12 else torch.float32]
 
 
 def _inside(trace: SegmentTrace, left: Tensor) -> list[Tensor]:
-    """Give two points, (2,), of each of some regions that are long enough."""
+    """Return two points, (2,), in each of some regions that are long enough."""
     start, end = trace.t[left], trace.t[left + 1]
     margin = torch.clamp(0.05 * (end - start), min=2 * _resolution(trace))
     pairs = torch.stack([start + margin, end - margin], 1)
     return list(pairs[end - start > 4 * margin])
 
 
-def _beside(trace: SegmentTrace) -> list[tuple[Tensor, str]]:
-    """Give points at both sides of some breakpoints, (2,), and the site of each."""
+def _across(trace: SegmentTrace) -> list[tuple[Tensor, str]]:
+    """Return points on both sides of some breakpoints, (2,), and the site of each."""
     middle, width = (trace.t[1:] + trace.t[:-1]) / 2, trace.t.diff()
-    room = torch.minimum(width[1:], width[:-1])
-    chosen = room.topk(min(COMPARED, len(room))).indices
-    chosen = chosen[room[chosen] > 4 * _resolution(trace)]
+    space = torch.minimum(width[1:], width[:-1])
+    chosen = space.topk(min(CHECKED_BREAKPOINTS, len(space))).indices
+    chosen = chosen[space[chosen] > 4 * _resolution(trace)]
     origins = trace.origins[1:-1][chosen].tolist()
     pairs = torch.stack([middle[:-1][chosen], middle[1:][chosen]], 1)
     return [(pair, trace.sites[site]) for pair, site in zip(pairs, origins, strict=True)]
 
 
 def _check_pieces(
-    program: Program, points: Tensor, t: Tensor, sites: Sequence[str], together: int
+    program: Program, points: Tensor, t: Tensor, sites: Sequence[str], batch_points: int
 ) -> None:
-    """Compare the pieces that units are on at each two points.
+    """Compare the pieces of units at the two points of each pair.
 
-    Of a site that is named some unit has to be on another piece; where none is, no unit may be.
+    If the pair has a site, some unit of it must be on another piece; if not, no unit may be.
     """
-    some = max(1, together // 4)
+    pairs = max(1, batch_points // 4)
     with torch.inference_mode():
-        for first in range(0, len(sites), some):
-            part = sites[first : first + some]
+        for first in range(0, len(sites), pairs):
+            part = sites[first : first + pairs]
             inputs = points_at(points[0], points[1], t[2 * first : 2 * (first + len(part))])
             for seen in walk_measured(program, inputs):
                 if seen.step.rule.pieces is not None:
                     _compare(seen, seen.step.rule.pieces, part)
 
 
-def _check_rounding(program: Program, points: Tensor, t: Tensor, together: int) -> None:
-    """Refuse a step whose values are known to be no more than rounding's, but not zero."""
+def _check_rounding(program: Program, points: Tensor, t: Tensor, batch_points: int) -> None:
+    """Refuse a step whose values are largely rounding errors, but not all of them."""
     sizes: dict[str, tuple[float, float]] = {}
     with torch.inference_mode():
-        for part in torch.split(t, max(1, together)):
+        for part in torch.split(t, max(1, batch_points)):
             for seen in walk(program, points_at(points[0], points[1], part)):
                 if seen.step.rule.bend is not None:
                     noise, size = sizes.get(seen.step.site, (0.0, 0.0))
-                    off = max(float(bound.max()) for bound in seen.bounds)
-                    noise = max(noise, off * noise_of(seen.output.dtype))
+                    error = max(float(bound.max()) for bound in seen.bounds)
+                    noise = max(noise, error * noise_of(seen.output.dtype))
                     size = max(size, *(float(peak(x).max()) for x in seen.inputs))
                     sizes[seen.step.site] = noise, size
     for step in program.steps:
         noise, size = sizes.get(step.site, (0.0, 0.0))
-        # What is within the noise altogether is zero but for rounding.
-        if noise < size and noise > DROWNED * size:
+        # Values that are all within the noise are zero except for rounding.
+        if noise < size and noise > MAX_RELATIVE_ROUNDING * size:
             raise step.refusal(
-                f"rounding leaves up to {noise / size:.1g} of its largest value on the segment, "
-                f"expected at most {DROWNED:g}"
+                f"rounding errors reach {noise / size:.1g} of its largest value on the segment, "
+                f"expected at most {MAX_RELATIVE_ROUNDING:g}"
             )
 
 
-def _compare(seen: Computed, pieces: Pieces, sites: Sequence[str]) -> None:
+def _compare(seen: ComputedStep, pieces: Pieces, sites: Sequence[str]) -> None:
     step = seen.step
     for number, expected in enumerate(sites):
         if expected and expected != step.site:
@@ -202,14 +204,16 @@ def _compare(seen: Computed, pieces: Pieces, sites: Sequence[str]) -> None:
         inputs = [x[pair] for x in seen.inputs]
         undecided = [torch.zeros_like(peak(x)) for x in inputs]
         if not expected:
-            share = UNDECIDED[seen.output.dtype]
+            share = RELATIVE_KINK_TOLERANCE[seen.output.dtype]
             undecided = [
-                torch.maximum(MEASURED * torch.finfo(x.dtype).eps * bound[pair], share * peak(x))
+                torch.maximum(
+                    MEASURED_ERROR_FACTOR * torch.finfo(x.dtype).eps * bound[pair], share * peak(x)
+                )
                 / noise_of(x.dtype)
                 for x, bound in zip(inputs, seen.bounds, strict=True)
             ]
         is_apart = bool(changes(pieces, inputs, undecided).any())
         if expected and not is_apart:
-            raise step.refusal("a traced breakpoint is none of the network's")
+            raise step.refusal("a traced breakpoint is not one of the network's")
         if is_apart and not expected:
-            raise step.refusal("a unit crosses a boundary that the trace has not")
+            raise step.refusal("a unit crosses a boundary that is missing in the trace")

@@ -7,12 +7,8 @@ from pretend_cuda import PretendCuda
 from torch import nn
 
 from nlbench.errors import RequestError
-from nlbench.introspection.model_state import (
-    evaluation_mode,
-    refuse_unobservable,
-    with_plain_attention,
-    without_fast_path,
-)
+from nlbench.introspection.attention import with_plain_attention, without_fast_path
+from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.probes.function import observe_function
 from nlbench.probes.sites.observation import list_sites, observe_sites
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.recording.recorder import untraceable_reason
 

@@ -225,8 +225,8 @@ def test_directions_without_length_are_refused():
 
 @pytest.mark.parametrize(
     ("radius", "message"),
-    [(40.0, "nothing of the image but its edge"), (0.0, "the paths have no length")],
+    [(40.0, "contain only the image's edge"), (0.0, "the paths have no length")],
 )
-def test_a_radius_at_which_closed_paths_are_none_is_refused(radius, message):
+def test_radius_without_closed_paths_is_refused(radius, message):
     with pytest.raises(RequestError, match=message):
         closed_paths(torch.rand(1, 3, 32, 32), radius=radius)

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import RequestError, UnsupportedOperation
-from nlbench.probes.lines.probe import trace_segment, trace_segments
+from nlbench.introspection.model_copy import double_copy
+from nlbench.probes.lines import trace_segment, trace_segments
 from nlbench.probes.lines.published import trace_adaptively
-from nlbench.probes.lines.recording.program import checked_program, double_copy
+from nlbench.probes.lines.recording.agreement import record_checked_program
 
 from segments import Functional, hostile_networks, mlp, networks, on_segment, outputs
 
@@ -74,7 +75,7 @@ def test_what_a_coarse_sensitivity_passes_over_ends_short_regions(drawn):
     assert bool(walked.notes["shorter_than_sensitivity"]) == bool(len(missed))
 
 
-def test_a_region_shorter_than_the_sensitivity_is_passed_over_and_counted():
+def test_short_regions_are_passed_over_and_counted():
     net, start, end = two_kinks(3e-8), torch.tensor([0.0]), torch.tensor([1.0])
     walked = adaptive(net, start, end)
     assert walked.t.tolist() == pytest.approx([0, 0.5, 1], abs=1e-14)
@@ -143,12 +144,12 @@ def test_a_segment_without_length_is_one_region():
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 7), st.integers(0, 10**6))
-def test_how_many_segments_are_walked_together_changes_nothing(together, seed):
+def test_batch_of_segments_changes_nothing(together, seed):
     net = double_copy(mlp(seed))
     segments = list(zip(*torch.randn(2, 6, 3, dtype=torch.float64), strict=True))
-    program = checked_program(net, torch.stack(segments[0]))
+    program = record_checked_program(net, torch.stack(segments[0]))
     for walked, (start, end) in zip(
-        trace_adaptively(program, segments, together=together), segments, strict=True
+        trace_adaptively(program, segments, batch_segments=together), segments, strict=True
     ):
         alone = next(trace_adaptively(program, [(start, end)]))
         assert walked.regions == alone.regions
@@ -164,8 +165,8 @@ def test_traces_come_in_order_and_one_at_a_time():
             asked.append(i)
             yield start, end
 
-    program = checked_program(net, ends[0])
-    traces = trace_adaptively(program, segments(), together=2)
+    program = record_checked_program(net, ends[0])
+    traces = trace_adaptively(program, segments(), batch_segments=2)
     first = next(traces)
     assert len(asked) <= 6
     assert first.length == pytest.approx(float(torch.dist(*ends[0])))
@@ -176,7 +177,11 @@ def test_traces_come_in_order_and_one_at_a_time():
 def test_no_segments_give_no_traces():
     assert list(trace_segments(mlp(0), torch.zeros(0, 3), torch.zeros(0, 3))) == []
     assert (
-        list(trace_adaptively(checked_program(double_copy(mlp(0)), torch.zeros(1, 3).double()), []))
+        list(
+            trace_adaptively(
+                record_checked_program(double_copy(mlp(0)), torch.zeros(1, 3).double()), []
+            )
+        )
         == []
     )
 

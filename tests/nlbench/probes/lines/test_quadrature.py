@@ -11,8 +11,8 @@ from scipy.special import erf
 from torch import nn
 
 from nlbench.errors import NotFinite, RequestError
-from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.lines.quadrature import PROBES, integrate_along, smooth_estimate
+from nlbench.probes.lines import trace_segment
+from nlbench.probes.lines.quadrature import CHECK_PLACES, integrate_along, smooth_estimate
 
 
 def column(function):
@@ -107,7 +107,7 @@ def test_a_transformer_has_the_areas_that_scipy_finds():
 
 @given(st.integers(0, 10**6), st.sampled_from([1e-3, 1e-5]))
 @settings(max_examples=20)
-def test_the_error_is_within_its_estimate_even_where_a_network_bends(seed, tolerance):
+def test_error_estimate_holds_at_kinks(seed, tolerance):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 2))
     ends = torch.randn(2, 3)
@@ -140,7 +140,7 @@ def test_from_the_other_end_the_areas_are_the_same(seed):
 def test_an_affine_function_strays_nowhere_and_that_is_converged():
     trace = smooth_estimate(lambda t: np.stack([3 * t - 1, 1e6 + 0 * t, 0 * t], 1))
     assert trace.converged
-    assert trace.evaluations == 35 + PROBES
+    assert trace.evaluations == 35 + CHECK_PLACES
     assert (trace.above + trace.below <= 1e-9).all()
 
 
@@ -150,7 +150,7 @@ def test_a_segment_without_length_has_no_deviation():
     assert (trace.above + trace.below).tolist() == [0, 0, 0]
 
 
-def test_a_network_that_can_not_be_followed_is_said_not_to_have_converged():
+def test_unresolved_network_has_not_converged():
     trace = smooth_estimate(column(lambda t: np.sin(2000 * t)), evaluations=100)
     assert not trace.converged
     assert trace.evaluations <= 100
@@ -233,4 +233,4 @@ def test_a_narrow_peak_between_all_nodes_is_found(centre):
 def test_without_evaluations_to_compare_nothing_is_converged():
     found = smooth_estimate(lambda t: t[:, None] ** 2, evaluations=100)
     assert not found.converged  # 35 values are no comparison
-    assert smooth_estimate(lambda t: t[:, None] ** 2, evaluations=35 + PROBES).converged
+    assert smooth_estimate(lambda t: t[:, None] ** 2, evaluations=35 + CHECK_PLACES).converged

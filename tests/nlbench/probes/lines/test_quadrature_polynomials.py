@@ -4,7 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.polynomial import chebyshev, polynomial
 
-from nlbench.probes.lines.quadrature import DEGREE, NODES, coefficients, evaluate, parts, tail
+from nlbench.probes.lines.quadrature import (
+    DEGREE,
+    NODES,
+    coefficients,
+    evaluate,
+    integrate_parts,
+    tail,
+)
 
 
 def interpolated(*functions):
@@ -45,7 +52,7 @@ def test_parts_are_those_between_the_roots(seed, degree):
     random = np.random.default_rng(seed)
     c = np.zeros((DEGREE + 1, 2, 3))
     c[: degree + 1] = random.normal(size=(degree + 1, 2, 3))
-    found = parts(c)
+    found = integrate_parts(c)
     for i, j in np.ndindex(2, 3):
         above, below, variation = by_roots(c[: degree + 1, i, j])
         assert found.above[i, j] == pytest.approx(above, abs=1e-9)
@@ -53,13 +60,13 @@ def test_parts_are_those_between_the_roots(seed, degree):
         assert found.variation[i, j] == pytest.approx(variation, rel=1e-9)
 
 
-def test_the_parts_do_not_depend_on_how_many_intervals_are_worked_on_at_once():
+def test_parts_do_not_depend_on_the_block_size():
     c = (
         np.random.default_rng(0).normal(size=(DEGREE + 1, 70, 300))
         * 0.5 ** np.arange(17)[:, None, None]
     )
-    together = parts(c)
-    alone = parts(c[:, 42:43])
+    together = integrate_parts(c)
+    alone = integrate_parts(c[:, 42:43])
     np.testing.assert_array_equal(together.above[42], alone.above[0])
     np.testing.assert_array_equal(together.variation[42], alone.variation[0])
 
@@ -76,7 +83,7 @@ def test_the_parts_do_not_depend_on_how_many_intervals_are_worked_on_at_once():
         lambda x: np.tanh(40 * (x - 0.3)),
     ],
 )
-def test_what_an_interpolant_leaves_out_is_less_on_average_than_its_tail(function):
+def test_tail_bounds_the_interpolation_error(function):
     c = interpolated(function)
     x = np.linspace(-1, 1, 20001)
     left_out = np.abs(function(x) - chebyshev.chebval(x, c[:, 0, 0])).mean()

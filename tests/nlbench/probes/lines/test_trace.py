@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.lines.probe import trace_segment
-from nlbench.probes.lines.trace import SegmentTrace, slope_changes
+from nlbench.probes.lines import SegmentTrace, slope_changes, trace_segment
 
 from segments import mlp
 
@@ -27,7 +26,7 @@ def test_a_bend_of_any_output_counts_once():
     assert slope_changes(trace) == 2
 
 
-def test_a_region_too_short_to_tell_its_slope_hides_no_change_across_it():
+def test_short_region_hides_no_change_of_slope():
     t = [0, 0.5, 0.5 + 1e-15, 0.5 + 2e-15, 1]
     assert slope_changes(trace_of(t, [[1.0], [1.5], [1.5], [1.5], [1.5]])) == 1
     assert slope_changes(trace_of(t, [[1.0], [1.5], [1.5], [1.5], [2.0]])) == 0

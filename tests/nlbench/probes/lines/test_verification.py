@@ -6,19 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from programs import trace_program
 from torch import nn
 
 from nlbench.errors import UnsupportedOperation
+from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import verification as check
-from nlbench.probes.lines.exact.trace import trace_program
 from nlbench.probes.lines.published import trace_by_sampling
-from nlbench.probes.lines.recording.program import (
-    Program,
-    checked_program,
-    double_copy,
-    walk,
-    walk_measured,
-)
+from nlbench.probes.lines.recording.agreement import record_checked_program
+from nlbench.probes.lines.recording.program import Program, walk, walk_measured
 
 from segments import Functional, mlp
 
@@ -26,7 +22,7 @@ from segments import Functional, mlp
 def traced(seed=0):
     net = double_copy(mlp(seed))
     points = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)).double()
-    program = checked_program(net, points)
+    program = record_checked_program(net, points)
     return program, net, points, trace_program(program, *points)
 
 
@@ -56,8 +52,8 @@ def test_a_trace_without_crossings_is_refused_however_large_the_bounds():
     ends = replace(trace, t=trace.t[[0, -1]], values=trace.values[[0, -1]])
     ends = replace(ends, origins=trace.origins[[0, -1]])
     flat = Functional(lambda x: 0 * net(x))
-    flat_program = checked_program(flat, points)
-    with pytest.raises(UnsupportedOperation, match=r"relu .*crosses a boundary that the trace"):
+    flat_program = record_checked_program(flat, points)
+    with pytest.raises(UnsupportedOperation, match=r"relu .*crosses a boundary that is missing"):
         check.check_trace(flat_program, flat, points, replace(ends, values=0 * ends.values))
 
 
@@ -73,7 +69,7 @@ def test_a_breakpoint_that_is_none_is_refused():
         ),
         origins=torch.cat([trace.origins[: i + 1], trace.origins[1:2], trace.origins[i + 1 :]]),
     )
-    with pytest.raises(UnsupportedOperation, match="a traced breakpoint is none"):
+    with pytest.raises(UnsupportedOperation, match="a traced breakpoint is not one"):
         check.check_trace(program, net, points, more)
 
 
@@ -85,12 +81,12 @@ def test_sampling_asks_no_rule_for_its_bound():
 
     steps = tuple(replace(s, rule=replace(s.rule, bound=refuse)) for s in program.steps)
     blind = Program(steps, program.output, program.shape)
-    from nlbench.probes.lines.recording.program import point_memory_of
+    from nlbench.probes.lines.recording.point_memory import measure_point_memory
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "nlbench.probes.lines.published.point_memory_of",
-            lambda p, x, **how: point_memory_of(program, x, **how),
+            "nlbench.probes.lines.published.measure_point_memory",
+            lambda p, x, **how: measure_point_memory(program, x, **how),
         )
         (found,) = trace_by_sampling(blind, [tuple(points)], resolution=300)
     (expected,) = trace_by_sampling(program, [tuple(points)], resolution=300)
@@ -110,7 +106,7 @@ def test_a_walk_keeps_no_value_that_no_later_step_needs():
     points = torch.randn(2, 2, 8, 8).double()
     alive, most = [], 0
     with torch.inference_mode():
-        for seen in walk(checked_program(net, points), points):
+        for seen in walk(record_checked_program(net, points), points):
             alive.append(weakref.ref(seen.output))
             del seen
             gc.collect(0)
@@ -119,8 +115,8 @@ def test_a_walk_keeps_no_value_that_no_later_step_needs():
     assert most <= 4
 
 
-@pytest.mark.parametrize("together", [2, 4, 64])
-def test_no_more_points_are_checked_at_once_than_fit(together, monkeypatch):
+@pytest.mark.parametrize("limit", [2, 4, 64])
+def test_checked_points_are_limited(limit, monkeypatch):
     sizes = []
 
     def counted(own, copies):
@@ -133,6 +129,6 @@ def test_no_more_points_are_checked_at_once_than_fit(together, monkeypatch):
     program, net, points, trace = traced(2)
     monkeypatch.setattr(check, "walk", counted(walk, 1))
     monkeypatch.setattr(check, "walk_measured", counted(walk_measured, 2))
-    check.check_trace(program, net, points, trace, together=together)
-    assert max(sizes) <= max(4, together)  # A pair of points, and its copy.
-    assert len(sizes) > 2 or together == 64
+    check.check_trace(program, net, points, trace, batch_points=limit)
+    assert max(sizes) <= max(4, limit)  # A pair of points, and its copy.
+    assert len(sizes) > 2 or limit == 64

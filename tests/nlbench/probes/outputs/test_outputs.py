@@ -23,7 +23,7 @@ def result(model, inputs, labels, **settings):
 
 @given(st.integers(1, 40), st.integers(2, 5), st.integers(1, 16), st.integers(0, 2**16))
 @settings(max_examples=20, deadline=None)
-def test_accuracy_is_what_scikit_learn_counts_whatever_the_batches(n, classes, batch, seed):
+def test_accuracy_equals_scikit_learns(n, classes, batch, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, classes, generator=generator)
     labels = torch.randint(classes, (n,), generator=generator)
@@ -54,7 +54,7 @@ def test_labels_at_each_place_are_counted_but_for_padding():
         (torch.zeros(3, 2), torch.full((3,), -100), Undefined, "nothing to predict"),
     ],
 )
-def test_what_has_no_accuracy_is_said(logits, labels, error, message):
+def test_undefined_accuracy_has_a_reason(logits, labels, error, message):
     with pytest.raises(error, match=message):
         accuracy_score(logits, labels)
 
@@ -68,7 +68,7 @@ def test_samples_without_labels_have_no_accuracy():
 @pytest.mark.parametrize("held", [0, 2**30])
 def test_samples_that_are_not_held_have_their_labels_too(held):
     data, model = digits(), vgg8()
-    sample, stream = draw(data, None, split="test", seed=0, model=model, held=held)
+    sample, stream = draw(data, None, split="test", seed=0, model=model, max_bytes=held)
     assert (stream is None) == bool(held)
     from nlbench.subjects.subject import Subject
 

@@ -92,7 +92,7 @@ def test_a_sample_too_large_to_hold_is_shown_as_a_whole():
     assert torch.equal(again.inputs, every)
 
 
-def test_of_a_loader_that_is_gone_through_once_the_first_samples_are_shown():
+def test_first_samples_of_a_loader_are_shown():
     first, keeping = torch.randn(20, 3, 2, 2), Keeping()
     facts, _, _ = shown(subject(first, Batches([first, torch.randn(7, 3, 2, 2)])), keeping)
     assert facts["samples"] == 20
@@ -100,14 +100,14 @@ def test_of_a_loader_that_is_gone_through_once_the_first_samples_are_shown():
 
 
 @pytest.mark.parametrize("memory", [1, 50_000])
-def test_the_memory_bounds_how_many_samples_run_at_once_and_changes_no_number(memory):
+def test_memory_limits_the_batch_and_changes_no_number(memory):
     def coefficient(memory):
         measure, given = NonlinearityCoefficient(), subject(torch.randn(90, 3, 2, 2))
         sizes = []
         given.model[1].register_forward_hook(lambda *call: sizes.append(len(call[2])))
         measure.reset()
         _, _, resources = shown(given, measure, memory)
-        found = [size for of_model in resources.found.values() for size in of_model.values()]
+        found = [size for sizes in resources.fitting_sizes.values() for size in sizes.values()]
         return measure.compute().summary["value"], max(sizes), found
 
     torch.manual_seed(3)

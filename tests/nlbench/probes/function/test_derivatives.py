@@ -6,7 +6,7 @@ from commands import call
 from torch import nn
 
 from nlbench.errors import Undefined
-from nlbench.probes.function.probe import directional_derivative, observe_function
+from nlbench.probes.function import directional_derivative, observe_function
 
 NETWORKS = {
     "relu": nn.Sequential(nn.Linear(6, 9), nn.ReLU(inplace=True), nn.Linear(9, 4)),
@@ -66,7 +66,7 @@ class SquareWithoutForwardMode(torch.autograd.Function):
         return 2 * x * gradient
 
 
-def test_an_operation_without_forward_mode_is_differentiated_backwards_twice():
+def test_operation_without_forward_mode_uses_double_backward():
     x, v = torch.randn(2, 5, 3)
     outputs, derivatives = directional_derivative(SquareWithoutForwardMode.apply, x, v)
     torch.testing.assert_close(outputs, x**2)
@@ -149,7 +149,7 @@ class Gives(nn.Module):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda x: (x, x), "gives a tuple"),
+        (lambda x: (x, x), "returns a tuple"),
         (lambda x: x.sum(), r"shape \(\) for 2 inputs"),
         (lambda x: x[:1], r"shape \(1, 4\) for 2 inputs"),
         (lambda x: x.argmax(1), "int64, which has no derivative"),
@@ -216,7 +216,7 @@ class Squeezing(nn.Module):
 
 
 @pytest.mark.parametrize("memory", [None, 10**7])
-def test_a_network_that_drops_a_single_samples_axis_can_be_differentiated(memory):
+def test_network_that_squeezes_a_single_sample_is_differentiated(memory):
     observations = []
     observe_function(Squeezing(), [torch.randn(8, 3)], observations.append, memory=memory)
     assert observations[0].function(observations[0].inputs).shape == (8, 3)
@@ -227,7 +227,7 @@ def test_a_network_that_drops_a_single_samples_axis_can_be_differentiated(memory
     [lambda x: x.softmax(0), lambda x: x - x.mean(0), lambda x: x * len(x)],
     ids=["softmax", "mean", "count"],
 )
-def test_samples_that_depend_on_each_other_have_no_derivatives_of_their_own(function):
+def test_mixed_samples_are_refused(function):
     model, x = Cramped(9, function), torch.randn(9, 4)
     with pytest.raises(Undefined, match="a derivative is of each sample by itself"):
         observe_function(model, [x], lambda seen: None)
@@ -235,7 +235,7 @@ def test_samples_that_depend_on_each_other_have_no_derivatives_of_their_own(func
         directional_derivative(Cramped(4, function), x, x)
 
 
-def test_whether_samples_are_apart_is_asked_without_drawing_random_numbers():
+def test_mixing_check_draws_no_random_numbers():
     seen, x = [], torch.randn(9, 4)
     for pieces in ([x], [x[:1]]):  # Of a single sample nothing has to be asked.
         torch.manual_seed(0)
@@ -265,7 +265,7 @@ def test_the_function_computes_in_the_precision_that_was_asked_for():
     assert set(types) == {torch.bfloat16}
 
 
-def test_the_first_derivative_of_a_process_passes_on_no_warning_of_pytorchs(tmp_path):
+def test_first_derivative_emits_no_warning(tmp_path):
     script = tmp_path / "derive.py"
     script.write_text(
         "import torch; from nlbench.probes.function import directional_derivative as d\n"

@@ -4,7 +4,7 @@ from torch import nn
 
 from nlbench import evaluate
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
-from nlbench.execution import measure_subject as looking
+from nlbench.execution import probe_pass
 from nlbench.measures.absdev import AbsoluteDeviation
 from nlbench.options import resolve_options
 from nlbench.probes import Resources
@@ -67,7 +67,7 @@ def test_every_kind_of_path_is_shown_segment_by_segment(images, kind):
 
 
 @pytest.mark.parametrize("kind", ["closed", "open", "random", "pairs"])
-def test_the_paths_do_not_depend_on_the_model_or_on_what_was_run_before(images, kind):
+def test_paths_do_not_depend_on_the_model(images, kind):
     settings = lines(paths=kind, number=2, anchors=3, radius=2)
     shown, _, _ = shown_to(convolutional(), images, settings)
     torch.rand(7)
@@ -96,7 +96,7 @@ def test_a_network_that_is_not_piecewise_affine_is_integrated(images):
     assert shown["drawing"]["method"] == "quadrature"
 
 
-def test_the_switch_takes_the_segments_that_a_trace_would_have_had(images):
+def test_quadrature_has_the_segments_of_a_trace(images):
     settings = lines(number=2, anchors=3, radius=2)
     _, traced, _ = shown_to(convolutional(), images, settings)
     _, integrated, _ = shown_to(convolutional(nn.GELU), images, settings)
@@ -105,7 +105,7 @@ def test_the_switch_takes_the_segments_that_a_trace_would_have_had(images):
         assert one.trace.length == pytest.approx(other.trace.length)
 
 
-def test_a_quadrature_that_does_not_reach_its_tolerance_is_remarked_on(images):
+def test_unconverged_quadrature_has_a_remark(images):
     class Wild(nn.Module):
         def forward(self, x):
             return (3000 * x.flatten(1)[:, :2]).sin()
@@ -116,10 +116,10 @@ def test_a_quadrature_that_does_not_reach_its_tolerance_is_remarked_on(images):
     assert "did not reach 0.001 of the value on 2 of 2 segments" in shown["remarks"]["path0"]
 
 
-def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, monkeypatch):
-    import nlbench.probes.lines.probe as tested
+def test_refused_trace_continues_by_quadrature(images, monkeypatch):
+    from nlbench.probes.lines import api
 
-    original = tested._traced
+    original = api._trace_or_estimate
 
     def interrupted(*args, **options):
         for index, trace in enumerate(original(*args, **options)):
@@ -127,7 +127,7 @@ def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, 
                 raise UnsupportedOperation("sort", "here", "not piecewise affine")
             yield trace
 
-    monkeypatch.setattr(tested, "_traced", interrupted)
+    monkeypatch.setattr(api, "_trace_or_estimate", interrupted)
     settings = lines(number=1, anchors=4, radius=2)
     _, observations, taken = shown_to(convolutional(), images, settings)
     assert [type(observation.trace) for observation in observations] == [SegmentTrace] * 2 + [
@@ -138,18 +138,18 @@ def test_a_trace_that_is_refused_half_way_goes_on_with_the_next_segment(images, 
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])
-def test_inputs_that_are_no_images_can_not_be_translated(kind):
+def test_only_images_are_translated(kind):
     with pytest.raises(Undefined, match=r"set lines.paths=pairs or random"):
         shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind))
 
 
 @pytest.mark.parametrize("kind", ["random", "pairs"])
-def test_inputs_that_are_no_images_have_paths_all_the_same(kind):
+def test_other_inputs_have_random_paths_and_pairs(kind):
     _, observations, _ = shown_to(nn.ReLU(), torch.rand(8, 5), lines(paths=kind, number=3))
     assert {observation.place for observation in observations} == {"path0", "path1", "path2"}
 
 
-def test_of_a_long_path_the_first_segments_are_drawn():
+def test_first_segments_of_a_long_path_are_drawn():
     settings = lines(paths="random", number=1, anchors=66)
     shown, observations, _ = shown_to(nn.ReLU(), torch.rand(8, 2), settings)
     expected = [observation.trace.length for observation in observations[:64]]
@@ -161,7 +161,7 @@ def test_random_paths_need_two_samples_for_their_statistics():
         shown_to(nn.ReLU(), torch.rand(1, 5), lines(paths="random", number=3))
 
 
-def test_a_transformer_of_anyones_has_a_deviation_and_no_density():
+def test_transformer_has_a_deviation_and_no_density():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(32, 2)).eval()
@@ -176,15 +176,15 @@ def test_a_transformer_of_anyones_has_a_deviation_and_no_density():
     assert run.scores.query("measure == 'absdev' and place == ''")["reason"].iloc[0]
 
 
-def test_paths_that_would_fill_the_memory_are_refused_before_they_are_made():
+def test_too_large_paths_are_refused():
     settings = lines(paths="random", number=1_000_000, anchors=8)
     with pytest.raises(RequestError, match=r"1,000,000 paths of 9 points each take .* GiB"):
         shown_to(nn.ReLU(), torch.rand(2, 3, 32, 32), settings)
 
 
-def test_on_inputs_that_are_no_images_the_measures_are_undefined_and_say_what_to_set():
+def test_measures_without_images_name_the_option_to_set():
     subject = Subject(nn.ReLU(), torch.rand(8, 5), None, {})
-    (outcome,) = looking.observe(
+    (outcome,) = probe_pass.observe(
         subject, [(AbsoluteDeviation, {})], lines(), resources=Resources(torch.device("cpu"))
     )
     assert outcome.result.status == "undefined"

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, Undefined
-from nlbench.introspection.memory import bytes_a_sample
-from nlbench.probes.lines.quadrature import BatchedNetwork
+from nlbench.introspection.memory import bytes_per_sample
+from nlbench.probes.lines.batched_network import BatchedNetwork
 
 
 class Watched(nn.Module):
@@ -27,13 +27,13 @@ def test_a_small_memory_makes_small_batches():
     net = Watched()
     example = torch.randn(2, 1000, dtype=torch.float64)
     # Half of so little is for what is no tensor; of what fits it is a power of two.
-    batches = BatchedNetwork.of(net, example, memory=2 * 5 * bytes_a_sample(net, example[:1]))
+    batches = BatchedNetwork.of(net, example, memory=2 * 5 * bytes_per_sample(net, example[:1]))
     net.sizes.clear()
     batches(torch.randn(10, 1000, dtype=torch.float64))
     assert net.sizes == [4, 4, 2]
 
 
-def test_without_memory_for_one_it_is_refused_in_one_line():
+def test_memory_for_no_input_is_refused():
     with pytest.raises(RequestError, match=r"^memory: 10 bytes are too few"):
         BatchedNetwork.of(nn.Tanh(), torch.randn(2, 3), memory=10)
 
@@ -76,7 +76,7 @@ def test_an_output_that_is_not_finite_is_refused():
         BatchedNetwork(Watched(), 4)(torch.tensor([[float("inf")]]))
 
 
-def test_an_input_that_does_not_fit_is_refused_in_one_line():
+def test_an_input_of_the_wrong_shape_is_refused():
     with pytest.raises(RequestError, match=r"can't be run on inputs of shape \(2, 4\)"):
         BatchedNetwork(nn.Linear(3, 2), 4)(torch.randn(2, 4))
 
@@ -105,7 +105,7 @@ class Cramped(nn.Module):
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_where_memory_runs_out_batches_are_halved_and_stay_so(most):
+def test_out_of_memory_halves_batches(most):
     network, x = Cramped(most), torch.randn(20, 3)
     batches = BatchedNetwork.of(network, x[:2])
     assert torch.equal(batches(x), x.square())
@@ -114,6 +114,6 @@ def test_where_memory_runs_out_batches_are_halved_and_stay_so(most):
     assert max(network.sizes) <= most
 
 
-def test_a_network_that_never_fits_says_so():
+def test_a_network_that_never_fits_is_refused():
     with pytest.raises(torch.OutOfMemoryError):
         BatchedNetwork(Cramped(0), 4)(torch.randn(4, 3))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import NotFinite, RequestError, UnsupportedOperation
-from nlbench.probes.lines.probe import (
+from nlbench.probes.lines import (
     SegmentTrace,
     TracedSegment,
     observe_paths,
@@ -395,7 +395,7 @@ def test_length_is_right_for_ends_of_any_size(scale):
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive"])
-def test_many_kinks_closer_than_a_trace_tells_apart_do_not_all_become_one(method):
+def test_close_kinks_are_thinned_not_merged(method):
     # 2,000 kinks, each 5e-13 after the last, over 1e-9 in all.
     net = nn.Sequential(nn.Linear(1, 2000), nn.ReLU(), nn.Linear(2000, 1)).double()
     with torch.no_grad():

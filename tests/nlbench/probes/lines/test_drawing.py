@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from nlbench.probes.lines.probe import BINS, SegmentTrace, TracedSegment, drawing_of, observe_paths
+from nlbench.probes.lines import SegmentTrace, TracedSegment, observe_paths
+from nlbench.probes.lines.drawing import BINS, drawing_of
 from nlbench.probes.lines.quadrature import integrate_along
 
 
@@ -100,7 +101,7 @@ def test_a_path_without_length_can_be_drawn():
 
 
 @pytest.mark.parametrize("segments", [1, 8, 64])
-def test_a_drawing_is_small_however_long_the_path_and_wide_the_network(segments):
+def test_drawing_size_is_bounded(segments):
     torch.manual_seed(0)
     names = [f"features.denseblock{i // 10}.denselayer{i % 10}.relu" for i in range(120)]
     values = 1e3 * torch.randn(2002, 100)

@@ -8,7 +8,7 @@ from nlbench.errors import Undefined
 from nlbench.options import resolve_options
 from nlbench.probes import Resources
 from nlbench.probes.lines import LINES, trace_segments
-from nlbench.probes.lines.probe import forecast
+from nlbench.probes.lines.forecast import forecast
 from nlbench.subjects.subject import Subject
 
 
@@ -22,7 +22,7 @@ def dense(act=nn.ReLU, width=64):
 INPUTS = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 
 
-def told(model, inputs=INPUTS, **options):
+def predict(model, inputs=INPUTS, **options):
     settings = resolve_options(LINES.options, {"paths": "pairs", **options}, owner="lines")
     resources = Resources(torch.device("cpu"))
     return forecast(model, Subject(model, inputs, None, {}), settings, resources)
@@ -34,38 +34,40 @@ def passes(text):
 
 def test_an_exact_trace_is_predicted_to_take_a_pass_a_region():
     model = dense().eval()
-    text = told(model, number=4)
+    text = predict(model, number=4)
     traces = trace_segments(model, INPUTS[:8:2], INPUTS[1:8:2])
     regions = sum(trace.regions for trace in traces)
     assert "auto takes exact" in text
     # Two digits are given, and nine points miss boundaries that are crossed twice.
     assert 0.9 * regions < passes(text) < 1.1 * regions
-    assert passes(told(model, number=4, method="adaptive")) == pytest.approx(2 * regions, rel=0.1)
+    assert passes(predict(model, number=4, method="adaptive")) == pytest.approx(
+        2 * regions, rel=0.1
+    )
 
 
 def test_what_is_above_the_budget_is_predicted_to_be_refined():
-    text = told(dense(), number=2, budget=10)
+    text = predict(dense(), number=2, budget=10)
     assert "auto takes refined" in text
     assert 2 * 33 <= passes(text) <= 2 * 4096
 
 
-def test_segments_of_either_kind_are_told_apart():
+def test_mixed_methods_are_forecast():
     inputs = INPUTS.clone()
     inputs[1] = inputs[0]  # The first segment has no length.
-    assert "auto takes refined on 1 of 2, else exact" in told(
+    assert "auto takes refined on 1 of 2, else exact" in predict(
         dense(), inputs[:4], number=2, budget=10
     )
 
 
-def test_sampling_takes_what_it_is_told_to():
-    assert passes(told(dense(), number=3, method="sampling", resolution=50)) == 3 * 51
+def test_sampling_passes_follow_from_the_resolution():
+    assert passes(predict(dense(), number=3, method="sampling", resolution=50)) == 3 * 51
 
 
 def test_a_smooth_network_is_predicted_to_be_integrated():
-    text = told(dense(nn.GELU), number=2, evaluations=100)
+    text = predict(dense(nn.GELU), number=2, evaluations=100)
     assert text.startswith("2 segments: by quadrature, at most 200 forward passes (gelu at 1")
 
 
 def test_there_is_no_forecast_where_there_are_no_lines():
     with pytest.raises(Undefined, match="no lines"):
-        told(nn.Embedding(3, 4), torch.zeros(4, 2, dtype=torch.int64))
+        predict(nn.Embedding(3, 4), torch.zeros(4, 2, dtype=torch.int64))

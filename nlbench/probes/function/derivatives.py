@@ -1,0 +1,149 @@
+"""Directional derivatives of networks, by forward-mode differentiation where PyTorch has it."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from nlbench.errors import Undefined
+from nlbench.introspection.batch_independence import refuse_mixing
+from nlbench.introspection.memory import halve_on_oom, is_out_of_memory, microbatch_sizes
+
+__all__ = ["directional_derivative", "dual"]
+
+# PyTorch's message for an operation, or a user's autograd function, without forward mode.
+_NO_FORWARD_MODE = re.compile(r"forward AD with (\S+)|forward mode AD", re.IGNORECASE)
+
+
+def directional_derivative(
+    function: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    directions: Tensor,
+    *,
+    limit: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute a function's outputs and its derivative along one direction a sample.
+
+    Forward-mode differentiation takes one run of the function. Where an operation doesn't
+    support it, the vector-Jacobian product is differentiated with respect to its vector. On
+    out-of-memory the microbatch is halved.
+
+    Parameters
+    ----------
+    function : callable
+        From (n, ...) to (n, k), sample by sample.
+    inputs, directions : tensor of shape (n, ...)
+    limit : int, optional
+        Most samples at a time; see `FunctionBatch`.
+
+    Returns
+    -------
+    outputs, derivatives : tensor of shape (n, k)
+        f(x_i) and J(x_i) v_i, without a graph.
+
+    Raises
+    ------
+    nlbench.Undefined
+        Naming the operation that can be differentiated in neither way.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[1.0, 2.0]])
+    >>> directional_derivative(torch.square, x, torch.tensor([[1.0, -1.0]]))[1]
+    tensor([[ 2., -4.]])
+    """
+
+    def attempt(size: int) -> tuple[Tensor, Tensor]:
+        sizes = microbatch_sizes(len(inputs), size)
+        pairs = zip(torch.split(inputs, sizes), torch.split(directions, sizes), strict=True)
+        results = [_differentiated(function, part, along) for part, along in pairs]
+        outputs, derivatives = zip(*results, strict=True)
+        return torch.cat(outputs), torch.cat(derivatives)
+
+    if not len(inputs):
+        return _differentiated(function, inputs, directions)
+    first = min(limit or len(inputs), len(inputs))
+    result, size = halve_on_oom(attempt, first, inputs.device)
+    if size < first == len(inputs):
+        # With a limit of its own, the caller has checked that samples are independent.
+        refuse_mixing(lambda part: {"the output": _rows(function(part))}, inputs, size)
+    return result
+
+
+def _rows(outputs: Tensor) -> Tensor:
+    return outputs.detach().reshape(len(outputs), -1)
+
+
+def _differentiated(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    try:
+        with forward_ad.dual_level():
+            moving = dual(inputs.detach(), directions.detach())
+            # PyTorch's own annotations are missing here.
+            primal, tangent = forward_ad.unpack_dual(function(moving))  # type: ignore[no-untyped-call]
+        if tangent is None:
+            tangent = torch.zeros_like(primal)
+        return primal.detach(), tangent.detach()
+    except RuntimeError as error:
+        unsupported = _NO_FORWARD_MODE.search(str(error))
+        if unsupported is None:
+            raise
+    operation = unsupported.group(1) or "an autograd function of the model's own"
+    return _by_double_backward(function, inputs, directions, operation)
+
+
+def dual(value: Tensor, tangent: Tensor) -> Tensor:
+    """Pair a value with its tangent, inside `torch.autograd.forward_ad.dual_level`."""
+    _load_rules()
+    pair: Tensor = forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call]
+    return pair
+
+
+@functools.cache
+def _load_rules() -> None:
+    """Load PyTorch's rules of differentiation, without the warning that it gives itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
+        forward_ad.make_dual(torch.zeros(1), torch.zeros(1))  # type: ignore[no-untyped-call]
+
+
+def _by_double_backward(
+    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: Tensor, operation: str
+) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad(), _without_cudnn():
+        x = inputs.detach().clone().requires_grad_()
+        output = function(x)
+        vector = torch.zeros_like(output, requires_grad=True)
+        try:
+            (product,) = torch.autograd.grad(output, x, vector, create_graph=True)
+            (derivative,) = torch.autograd.grad(product, vector, directions)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            raise Undefined(
+                f"{operation} has neither a forward-mode nor a second derivative in PyTorch"
+            ) from error
+    return output.detach(), derivative.detach()
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Disable cuDNN, whose recurrent layers have no derivative in evaluation mode.
+
+    `torch.backends.cudnn.flags` would set TF32's flags too.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled
+    cudnn.enabled = False
+    try:
+        yield
+    finally:
+        cudnn.enabled = before

@@ -1,0 +1,196 @@
+"""Observing a network as a plain differentiable function of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import Undefined
+from nlbench.introspection.batch_independence import refuse_mixing
+from nlbench.introspection.memory import FittingSizes, SampleLimit, microbatch_sizes
+from nlbench.introspection.attention import with_plain_attention, without_fast_path
+from nlbench.introspection.model_output import validated_outputs
+from nlbench.introspection.model_state import evaluation_mode, preserve_attributes
+from nlbench.introspection.precision import autocast_now, exact_by_default
+from nlbench.introspection.random_state import preserve_rng_state
+from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
+
+__all__ = ["FunctionBatch", "observe", "observe_function"]
+
+DERIVATIVE_MEMORY_FACTOR = 4
+"""Memory of a derivative relative to a forward pass.
+
+Every tensor has a tangent; without forward mode there is a graph that keeps them.
+"""
+
+
+@dataclass(frozen=True)
+class FunctionBatch:
+    """A network and one batch of its inputs.
+
+    Parameters
+    ----------
+    function : callable
+        From inputs (n, ...) to outputs (n, k): the model in evaluation mode, its output flattened
+        after the batch axis. It doesn't change its input, and computes in the precision that the
+        probe was called in.
+    inputs : tensor of shape (n, ...)
+        Floating, on the model's device.
+    batch : int
+        Number of the batch, from 0.
+    limit : int, optional
+        Number of samples that fit into memory at once, for `directional_derivative`; None if
+        unknown.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    inputs: Tensor
+    batch: int
+    limit: int | None = None
+
+
+@exact_by_default()
+def observe_function(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    on_observation: Callable[[FunctionBatch], None],
+    *,
+    memory: int | None = None,
+    fitting_sizes: FittingSizes | None = None,
+) -> int:
+    """Show a model, as a function, to a listener with each batch of inputs.
+
+    The model is in evaluation mode meanwhile, and restored afterwards. Attention is computed step
+    by step, since its fused forms have no second derivatives.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    batches : iterable of tensor
+        Inputs of the model, on its device.
+    on_observation : callable
+        Called with a `FunctionBatch` for each batch.
+    memory : int, optional
+        Memory limit of a derivative in bytes. Two samples are run beforehand to estimate how many
+        fit.
+    fitting_sizes : mutable mapping, optional
+        Batch sizes known to fit into memory, to read and to extend.
+
+    Returns
+    -------
+    int
+        Number of samples.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If the inputs are not floating, so that a network has no derivative with respect to them,
+        or if the network's samples depend on each other.
+
+    Examples
+    --------
+    >>> seen = []
+    >>> observe_function(nn.Flatten(), [torch.zeros(5, 2, 3)], seen.append)
+    5
+    >>> seen[0].function(seen[0].inputs).shape
+    torch.Size([5, 6])
+    """
+    samples = 0
+    sizes = {} if fitting_sizes is None else fitting_sizes
+    precision = autocast_now()
+    checked: set[bool] = set()
+    with evaluation_mode(model), without_fast_path(), with_plain_attention():
+        for number, batch in enumerate(batches):
+            if not batch.is_floating_point():
+                raise Undefined(
+                    f"the inputs are {str(batch.dtype).removeprefix('torch.')}: a network has no "
+                    "derivative with respect to them"
+                )
+            limit = SampleLimit(
+                sizes,
+                model,
+                "samples of a derivative",
+                batch,
+                memory,
+                times=DERIVATIVE_MEMORY_FACTOR,
+            ).limit
+            in_parts = limit is not None and limit < len(batch)
+            if len(batch) > 1 and in_parts not in checked:
+                with preserve_attributes(model), preserve_rng_state(batch.device):
+                    _refuse_mixing(model, batch, limit if in_parts else None)
+                checked |= {False, in_parts}
+            function = _function(model, limit, precision)
+            on_observation(FunctionBatch(function, batch, number, limit))
+            samples += len(batch)
+    return samples
+
+
+def _refuse_mixing(model: nn.Module, batch: Tensor, limit: int | None) -> None:
+    """Refuse a model whose output for a sample depends on the others of its batch."""
+
+    def rows(part: Tensor) -> dict[str, Tensor]:
+        return {"the output": _outputs(model, part)}
+
+    if limit is not None:
+        refuse_mixing(rows, batch, limit)
+    else:
+        because = "a derivative is of each sample by itself"
+        refuse_mixing(rows, batch, len(batch), because=because, draws=True)
+
+
+def _function(
+    model: nn.Module, limit: int | None, precision: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Tensor], Tensor]:
+    """Return a model as a function that runs at most `limit` samples at a time."""
+
+    def function(inputs: Tensor) -> Tensor:
+        with precision():
+            if limit is None or len(inputs) <= limit:
+                return _outputs(model, inputs)
+            parts = torch.split(inputs, microbatch_sizes(len(inputs), limit))
+            return torch.cat([_outputs(model, part) for part in parts])
+
+    return function
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    # A copy: a first layer that works in place would change the caller's data.
+    output = validated_outputs(model(inputs.clone()), len(inputs))
+    if not output.is_floating_point():
+        kind = str(output.dtype).removeprefix("torch.")
+        raise Undefined(f"the model returns {kind}, which has no derivative")
+    return output.flatten(1) if output.dim() > 1 else output[:, None]
+
+
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
+    listeners: Sequence[Listener],
+    resources: Resources,
+    step: OnStep,
+    facts: dict[str, Any],
+) -> None:
+    """Show a subject's model as a function, with batches of its samples in a random order."""
+
+    def on_observation(observation: FunctionBatch) -> None:
+        for listener in listeners:
+            listener.update(observation)
+
+    def batches() -> Iterator[Tensor]:
+        for batch in samples.shuffled(int(options["batch"])):
+            yield batch.to(resources.device)
+            step()
+
+    facts["samples"] = observe_function(
+        model,
+        batches(),
+        on_observation,
+        memory=resources.memory,
+        fitting_sizes=resources.fitting_sizes,
+    )

@@ -1,0 +1,444 @@
+"""Networks on straight segments of input space, from Python.
+
+On a segment x(t) = x0 + t (x1 - x0) a piecewise-affine network is affine between finitely many
+breakpoints. Where they are few, `exact` finds them layer by layer. Where they are many,
+`estimation` counts them without finding any. Where the network is smooth there are none, and
+`quadrature` integrates it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError, UnsupportedOperation, nearest
+from nlbench.introspection.memory import LiveBytes
+from nlbench.introspection.model_copy import precise_device, typed_copy
+from nlbench.introspection.precision import each_exact
+from nlbench.introspection.threads import torch_threads
+
+from .estimation.estimator import (
+    DEFAULT_BUDGET,
+    DEFAULT_EVALUATIONS,
+    DEFAULT_TOLERANCE,
+    estimate_segments,
+)
+from .estimation.piecewise import UnknownPieces
+from .exact.trace import trace_exactly
+from .published import trace_adaptively, trace_by_sampling
+from .quadrature import integrate_along
+from .recording.agreement import check_program
+from .recording.point_memory import measure_point_memory, min_point_memory, share_out
+from .recording.recorder import record_program
+from .segments import check_ends, segments_on_device
+from .trace import SegmentEstimate, SegmentTrace, TracedSegment
+from .verification import check_trace
+
+__all__ = [
+    "METHODS",
+    "estimate_segment",
+    "observe_paths",
+    "placed",
+    "segment_ends",
+    "trace_or_integrate",
+    "trace_segment",
+    "trace_segments",
+]
+
+METHODS = ("exact", "adaptive", "sampling")
+"""Methods that find breakpoints, best first."""
+MAX_CHECKED_POINTS = 16
+"""Points of a trace that are compared with the network at once."""
+MIN_CHECKED_POINTS = 4
+"""Points without which a trace can't be compared with the network."""
+ESTIMATES_BEFORE_TRACES = 64
+"""Segments that are estimated before the first of them that needs it is traced."""
+
+
+def trace_segment(
+    model: nn.Module,
+    start: Tensor,
+    end: Tensor,
+    *,
+    method: str = "exact",
+    dtype: torch.dtype = torch.float64,
+    memory: int | None = None,
+    sensitivity: float = 1e-6,
+    resolution: int = 1000,
+) -> SegmentTrace:
+    """Find every breakpoint of a network on a straight segment.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Piecewise affine in eval mode. It is copied, not changed, and runs on its own device.
+    start, end : tensor of shape (*input)
+        One input each, without the axis of samples.
+    method : {"exact", "adaptive", "sampling"}
+        ``exact`` finds all breakpoints, layer by layer. ``adaptive`` steps from one to the
+        next and passes over regions shorter than `sensitivity`, which it counts.
+        ``sampling`` compares activation patterns at uniform steps.
+    dtype : torch.dtype
+        Precision of the network, float64 or float32.
+    memory : int, optional
+        Bytes that may be used in addition to the model and the traces; by default half of what is
+        free. It bounds the number of points carried at once and changes no result.
+    sensitivity : float
+        Of ``adaptive``: how far behind a breakpoint the next search begins, in t.
+    resolution : int
+        Of ``sampling``: number of steps.
+
+    Returns
+    -------
+    SegmentTrace
+
+    Raises
+    ------
+    nlbench.UnsupportedOperation
+        If the network is not piecewise affine, or the traced values differ from those of the
+        network.
+    nlbench.NotFinite
+        If an input, a weight or an output is not finite.
+    nlbench.RequestError
+        If the ends don't fit each other or the network, an option is out of bounds, or the
+        memory is too small for two points.
+
+    References
+    ----------
+    ``exact``: Sotoudeh and Thakur, "Computing Linear Restrictions of Neural Networks",
+    NeurIPS 2019. ``adaptive``: Gamba et al., "Are All Linear Regions Created Equal?",
+    AISTATS 2022, appendix C.
+
+    Examples
+    --------
+    >>> trace = trace_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([3.0]))
+    >>> trace.t.tolist(), trace.values.flatten().tolist(), trace.regions
+    ([0.0, 0.25, 1.0], [0.0, 0.0, 3.0], 2)
+    """
+    traces = trace_segments(
+        model,
+        start[None],
+        end[None],
+        method=method,
+        dtype=dtype,
+        memory=memory,
+        sensitivity=sensitivity,
+        resolution=resolution,
+    )
+    return next(traces)
+
+
+@each_exact
+def trace_segments(
+    model: nn.Module,
+    starts: Tensor,
+    ends: Tensor,
+    *,
+    method: str = "exact",
+    dtype: torch.dtype = torch.float64,
+    memory: int | None = None,
+    sensitivity: float = 1e-6,
+    resolution: int = 1000,
+) -> Iterator[SegmentTrace]:
+    """Trace several segments with one recording of the model.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        See `trace_segment`, also for the options and errors.
+    starts, ends : tensor of shape (n, *input)
+    method, dtype, memory, sensitivity, resolution
+        As in `trace_segment`.
+
+    Yields
+    ------
+    SegmentTrace
+        In the order of the segments. A trace does not depend on the other segments.
+
+    Examples
+    --------
+    >>> x = torch.tensor([[-1.0], [1.0]])
+    >>> [trace.crossings for trace in trace_segments(torch.nn.ReLU(), x, 3 * x)]
+    [0, 0]
+    """
+    check_ends(starts, ends)
+    _check_options(method, dtype, memory, sensitivity, resolution)
+    if not len(starts):
+        return
+    network = typed_copy(model, dtype)
+    device = precise_device(network, starts)
+    starts, ends = starts.detach(), ends.detach()
+    # To the device first: their own may not support the dtype.
+    segments = (
+        (a.to(device).to(dtype), b.to(device).to(dtype)) for a, b in zip(starts, ends, strict=True)
+    )
+    first = torch.stack([starts[0], ends[0]]).to(device).to(dtype)
+    recorded = LiveBytes()
+    # The limit includes constants; without one they are no longer part of the free memory.
+    with nullcontext() if memory is None else recorded:
+        program = record_program(network, first[:1].clone())
+    # A network that is too large is refused before more than one point is carried.
+    least = replace(min_point_memory(program, dtype), constants=recorded.now)
+    share_out(least, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
+    needs = measure_point_memory(program, first)
+    needs = replace(needs, constants=needs.constants + recorded.now)
+    _, points = share_out(needs, device, memory, MAX_CHECKED_POINTS, needed=MIN_CHECKED_POINTS)
+    check_program(program, network, torch.cat([first, first.mean(0, keepdim=True)]))
+    limits: dict[str, Any] = {"memory": memory, "needs": needs}
+    if method == "exact":
+        traces = trace_exactly(program, segments, **limits)
+    elif method == "adaptive":
+        traces = trace_adaptively(program, segments, sensitivity=sensitivity, **limits)
+    else:
+        traces = trace_by_sampling(program, segments, resolution=resolution, **limits)
+    for trace, start, end in zip(traces, starts, ends, strict=True):
+        segment = torch.stack([start, end]).to(device).to(dtype)
+        with torch_threads(1):
+            check_trace(program, network, segment, trace, batch_points=points)
+        yield trace
+
+
+def _check_options(
+    method: str, dtype: torch.dtype, memory: int | None, sensitivity: float, resolution: int
+) -> None:
+    if method not in METHODS:
+        raise RequestError(f"unknown method '{method}'{nearest(method, METHODS)}")
+    if dtype not in (torch.float64, torch.float32):
+        raise RequestError(f"lines in {dtype}, expected torch.float64 or torch.float32")
+    if memory is not None and memory < 1:
+        raise RequestError(f"a memory of {memory} bytes, expected at least 1")
+    if not 0 < sensitivity < 1:
+        raise RequestError(f"a sensitivity of {sensitivity}, expected more than 0 and less than 1")
+    if resolution < 1:
+        raise RequestError(f"a resolution of {resolution} steps, expected at least 1")
+
+
+def estimate_segment(
+    model: nn.Module,
+    start: Tensor,
+    end: Tensor,
+    *,
+    tolerance: float = DEFAULT_TOLERANCE,
+    evaluations: int = DEFAULT_EVALUATIONS,
+    dtype: torch.dtype | None = None,
+    memory: int | None = None,
+) -> SegmentEstimate:
+    """Count a network's boundaries on a straight segment, and integrate its distance to the chord.
+
+    No breakpoint is found: a hundred forward passes are enough where an exact trace takes one a
+    region. Between neighbours of a uniform grid each unit that is on another piece has crossed a
+    boundary. So `at_least` is a lower bound of their number, except where units cross at one
+    place because of a tie that is not recognised (see the documentation). `crossings` is the
+    limit of halving the grid again and again.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It is copied, not changed, and runs in eval mode on its own device.
+    start, end : tensor of shape (*input)
+        One input each, without the axis of samples.
+    tolerance : float
+        Grids are halved until the standard error of the crossings, relative to them, and the
+        error of the deviations, relative to theirs (Euclidean norms over logits), are within it.
+    evaluations : int
+        Limit of forward passes. If they don't suffice ``converged`` is false.
+    dtype : torch.dtype, optional
+        Precision of the network; by default float32, and float64 where that is not enough.
+    memory : int, optional
+        Bytes that may be used in addition to the model; by default half of what is free. Grids
+        whose patterns would take more are not halved.
+
+    Returns
+    -------
+    SegmentEstimate
+        For a network that is not piecewise affine without ``crossings``; ``refused`` is the reason.
+
+    Raises
+    ------
+    nlbench.NotFinite, nlbench.RequestError
+        As `trace_segment`.
+
+    References
+    ----------
+    Counting transitions of activation codes: Novak et al., "Sensitivity and Generalization in
+    Neural Networks: an Empirical Study", ICLR 2018.
+
+    Examples
+    --------
+    >>> estimate = estimate_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([2.0]))
+    >>> estimate.at_least, estimate.crossings, estimate.error
+    (1, 1.0, 0.0)
+    """
+    (trace,) = trace_or_integrate(
+        model,
+        start[None],
+        end[None],
+        method="refined",
+        tolerance=tolerance,
+        evaluations=evaluations,
+        dtype=dtype,
+        memory=memory,
+    )
+    assert isinstance(trace, SegmentEstimate)
+    return trace
+
+
+def observe_paths(
+    model: nn.Module,
+    paths: Tensor,
+    *,
+    method: str = "exact",
+    dtype: torch.dtype | None = None,
+    memory: int | None = None,
+    sensitivity: float = 1e-6,
+    resolution: int = 1000,
+    tolerance: float = DEFAULT_TOLERANCE,
+    evaluations: int = DEFAULT_EVALUATIONS,
+    budget: int = DEFAULT_BUDGET,
+) -> Iterator[TracedSegment]:
+    """Trace paths, whose consecutive anchors are joined by segments.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        See `trace_segment`, also for errors.
+    paths : tensor of shape (p, a, *input)
+        p paths of a anchors each.
+    method : {"exact", "adaptive", "sampling", "refined", "auto"}
+        One of `trace_segment`'s; ``refined`` estimates by `estimate_segment`; ``auto`` is
+        ``exact`` on each segment where nine points predict at most `budget` forward passes, and
+        ``refined`` on the others.
+    dtype : torch.dtype, optional
+        By default float64 where breakpoints are found, and as `estimate_segment` chooses.
+    memory, sensitivity, resolution
+        As in `trace_segment`.
+    tolerance, evaluations
+        As in `estimate_segment`.
+    budget : int
+        Of ``auto``.
+
+    Yields
+    ------
+    TracedSegment
+        p (a - 1) of them, path by path.
+
+    Examples
+    --------
+    >>> paths = torch.tensor([[[-1.0], [1.0], [-1.0]]])
+    >>> [(seen.place, seen.trace.crossings) for seen in observe_paths(torch.nn.ReLU(), paths)]
+    [('path0', 1), ('path0', 1)]
+    """
+    if paths.ndim < 3 or paths.shape[1] < 2:
+        raise RequestError(
+            f"paths of shape {tuple(paths.shape)}, expected (paths, 2 anchors or more, *input)"
+        )
+    traces = _trace_or_estimate(
+        model,
+        *segment_ends(paths),
+        method=method,
+        dtype=dtype,
+        memory=memory,
+        sensitivity=sensitivity,
+        resolution=resolution,
+        tolerance=tolerance,
+        evaluations=evaluations,
+        budget=budget,
+    )
+    yield from placed(traces, paths)
+
+
+def segment_ends(paths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return starts and ends of the segments of paths: (n, *input) each."""
+    return paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
+
+
+def placed(
+    traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor
+) -> Iterator[TracedSegment]:
+    """Add to traces their positions on their paths."""
+    for index, trace in enumerate(traces):
+        yield TracedSegment(*divmod(index, paths.shape[1] - 1), trace)
+
+
+def trace_or_integrate(
+    model: nn.Module,
+    starts: Tensor,
+    ends: Tensor,
+    *,
+    tolerance: float,
+    evaluations: int,
+    memory: int | None,
+    **options: Any,
+) -> Iterator[SegmentTrace | SegmentEstimate]:
+    """Trace or estimate segments as `observe_paths`, or integrate a smooth network."""
+    seen = 0
+    limits: dict[str, Any] = {"tolerance": tolerance, "evaluations": evaluations, "memory": memory}
+    try:
+        for trace in _trace_or_estimate(model, starts, ends, **limits, **options):
+            yield trace
+            seen += 1
+        return
+    except UnsupportedOperation as error:
+        refused = str(error)
+    yield from integrate_along(model, starts[seen:], ends[seen:], refused=refused, **limits)
+
+
+def _trace_or_estimate(
+    model: nn.Module,
+    starts: Tensor,
+    ends: Tensor,
+    *,
+    method: str,
+    dtype: torch.dtype | None,
+    memory: int | None,
+    tolerance: float,
+    evaluations: int,
+    budget: int = 0,
+    **options: Any,
+) -> Iterator[SegmentTrace | SegmentEstimate]:
+    trace: Callable[..., Iterator[SegmentTrace]] = partial(
+        trace_segments, model, dtype=dtype or torch.float64, memory=memory, **options
+    )
+    if method not in ("refined", "auto"):
+        yield from trace(starts, ends, method=method)
+        return
+    check_ends(starts, ends)
+    estimates = estimate_segments(
+        model,
+        segments_on_device(model, starts, ends),
+        tolerance=tolerance,
+        evaluations=evaluations,
+        dtype=dtype,
+        memory=memory,
+        budget=budget if method == "auto" else 0,
+    )
+    try:
+        yield from _completed(estimates, starts, ends, trace)
+    except UnknownPieces:
+        # Raised before the first segment.
+        if method != "auto":
+            raise
+        yield from trace(starts, ends)
+
+
+def _completed(
+    estimates: Iterator[SegmentEstimate | None],
+    starts: Tensor,
+    ends: Tensor,
+    trace: Callable[[Tensor, Tensor], Iterator[SegmentTrace]],
+) -> Iterator[SegmentTrace | SegmentEstimate]:
+    """Yield estimates, and exact traces of the segments that have none."""
+    first = 0
+    while batch := list(itertools.islice(estimates, ESTIMATES_BEFORE_TRACES)):
+        untraced = [first + i for i, estimate in enumerate(batch) if estimate is None]
+        traces = trace(starts[untraced], ends[untraced]) if untraced else iter(())
+        for estimate in batch:
+            yield next(traces) if estimate is None else estimate
+        first += len(batch)

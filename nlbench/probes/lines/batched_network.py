@@ -1,0 +1,118 @@
+"""A network that runs in batches where its samples are independent, and one by one elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import NotFinite, RequestError, Undefined, first_line
+from nlbench.introspection.memory import bytes_per_sample, halve_on_oom, is_out_of_memory
+
+from .recording.agreement import is_same, run_alone
+from .recording.point_memory import PointMemory, share_out
+
+__all__ = ["BatchedNetwork"]
+
+MAX_BATCH_SIZE = 64
+MAX_CHECKED_BATCH = 5
+"""Size of the batch that shows if samples are mixed."""
+
+
+@dataclass
+class BatchedNetwork:
+    """A network that is run in batches.
+
+    Parameters
+    ----------
+    network : torch.nn.Module
+    size : int
+        Batch size, halved each time that memory runs out.
+    """
+
+    network: nn.Module
+    size: int
+
+    @classmethod
+    def of(cls, network: nn.Module, examples: Tensor, memory: int | None = None) -> BatchedNetwork:
+        """Determine the batch size: 1 for a network that mixes the samples of a batch.
+
+        Parameters
+        ----------
+        network : torch.nn.Module
+            In eval mode.
+        examples : tensor of shape (m, *input)
+            At least two.
+        memory : int, optional
+            Memory limit in bytes; by default half of what is free.
+
+        Raises
+        ------
+        nlbench.RequestError, nlbench.NotFinite
+            If the network can't be run on them, or the memory is too small for one.
+        nlbench.Undefined
+            If its output for one input changes from call to call.
+
+        Examples
+        --------
+        >>> BatchedNetwork.of(torch.nn.Tanh(), torch.zeros(2, 3)).size
+        64
+        """
+        alone = run_alone(network, examples)
+        with torch.inference_mode():
+            each = bytes_per_sample(network, examples[:1])
+        needs = PointMemory(each, each, 0, 0)
+        _, size = share_out(needs, examples.device, memory, MAX_BATCH_SIZE)
+        # With two samples some networks that mix them still give each its own output.
+        checked = min(max(size, 2), MAX_CHECKED_BATCH)
+        batched = cls(network, checked)
+        try:
+            together = batched(examples[[0, *[1] * (checked - 1)]])[:2]
+        except RequestError:
+            together = None
+        alone = alone[:2].reshape(2, -1)
+        if together is not None and is_same(together, alone, torch.float64):
+            # Where memory ran out, larger batches have not been checked.
+            return cls(network, size if batched.size == checked else batched.size)
+        if not is_same(cls(network, 1)(examples[:2]), alone, torch.float64):
+            raise Undefined(
+                "the network's output for one input changes from call to call: it is no function "
+                "of the input"
+            )
+        return cls(network, 1)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the outputs, (m, *input) to (m, k).
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the network can't be run.
+        nlbench.NotFinite
+            If an output is not finite.
+        """
+        result, self.size = halve_on_oom(
+            lambda size: self._outputs(inputs, size), self.size, inputs.device
+        )
+        if not torch.isfinite(result).all():
+            raise NotFinite("the network's output is not finite on the segment")
+        return result
+
+    def _outputs(self, inputs: Tensor, size: int) -> Tensor:
+        outputs = []
+        for batch in torch.split(inputs, size):
+            try:
+                with torch.inference_mode():
+                    # The network may write into its input.
+                    output = self.network(batch.clone())
+                    outputs.append(output.reshape(len(batch), -1))
+            except (RuntimeError, TypeError, IndexError, ValueError) as error:
+                if is_out_of_memory(error):
+                    raise
+                reason = first_line(error)
+                shape = tuple(batch.shape)
+                raise RequestError(
+                    f"the network can't be run on inputs of shape {shape}: {reason}"
+                ) from error
+        return torch.cat(outputs)

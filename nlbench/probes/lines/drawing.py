@@ -1,0 +1,113 @@
+"""The drawing of a path on a run's page, as plain values."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
+
+from .trace import SegmentEstimate, SegmentTrace, TracedSegment
+
+__all__ = ["BINS", "MAX_SEGMENTS", "drawing_of"]
+
+BINS = 160
+"""Equal parts of the whole path in which breakpoints are counted."""
+MAX_LOGITS = 3
+MAX_ROWS = 24
+MAX_SEGMENTS = 64
+STEPS_PER_PATH, MAX_STEPS_PER_SEGMENT = 480, 160
+SIGNIFICANT_DIGITS = 5
+
+
+def drawing_of(observations: Sequence[TracedSegment]) -> dict[str, Any]:
+    """Return the data that a path is drawn from: plain values, long rows of numbers as text.
+
+    ``place``; ``method``; ``lengths`` of the segments; ``crossings``, their sum; ``logits``, those
+    furthest from their chords; ``curves``, a row a segment and logit, at even steps from end to
+    end; and, if there are breakpoints, ``sites`` and ``breakpoints``, a row a site with their
+    number in each of 160 equal parts of the drawn path. More than 24 sites share rows with their
+    neighbours.
+
+    Parameters
+    ----------
+    observations : sequence of TracedSegment
+        Of one path, its first segments or all.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from nlbench.probes.lines import observe_paths
+    >>> path = torch.tensor([[[-1.0], [1.0], [-1.0]]])
+    >>> drawing = drawing_of(list(observe_paths(torch.nn.ReLU(), path)))
+    >>> drawing["place"], drawing["lengths"], drawing["crossings"], drawing["logits"]
+    ('path0', [2.0, 2.0], 2, [0])
+    """
+    points = min(STEPS_PER_PATH // len(observations), MAX_STEPS_PER_SEGMENT) + 1
+    curves = np.stack([_curve(observation.trace, points) for observation in observations])
+    chords = np.linspace(curves[:, 0], curves[:, -1], curves.shape[1], axis=1)
+    lengths = np.array([observation.trace.length for observation in observations])
+    deviation = lengths @ np.abs(curves - chords).mean(1)
+    # Ties in order of their number, so that the choice is the same on all machines.
+    logits = sorted(np.argsort(-deviation, kind="stable")[:MAX_LOGITS].tolist())
+    methods = dict.fromkeys(observation.trace.method for observation in observations)
+    drawing = {
+        "place": observations[0].place,
+        "method": ", ".join(methods),
+        "lengths": [float(f"{length:.6g}") for length in lengths],
+        "logits": logits,
+        "curves": [[_text(curve[:, j]) for j in logits] for curve in curves],
+    }
+    return drawing | _breakpoints([observation.trace for observation in observations], lengths)
+
+
+def _breakpoints(
+    traces: Sequence[SegmentTrace | SegmentEstimate], lengths: NDArray[np.float64]
+) -> dict[str, Any]:
+    sites: dict[str, NDArray[np.int64]] = {}
+    starts = np.concatenate([[0.0], np.cumsum(lengths)])
+    for trace, start, length in zip(traces, starts, lengths, strict=False):
+        if isinstance(trace, SegmentEstimate):
+            return {}
+        position = (start + trace.t[1:-1].cpu().numpy() * length) / (starts[-1] or 1.0)
+        part = np.minimum((position * BINS).astype(np.int64), BINS - 1)
+        origins = trace.origins[1:-1].cpu().numpy()
+        for index, name in enumerate(trace.sites):
+            counts = np.bincount(part[origins == index], minlength=BINS)
+            sites[name] = sites.get(name, 0) + counts
+    rows = list(_grouped(list(sites.items())))
+    return {
+        "crossings": int(sum(counts.sum() for _, counts in rows)),
+        "sites": [name for name, _ in rows],
+        "breakpoints": [" ".join(map(str, counts.tolist())) for _, counts in rows],
+    }
+
+
+def _curve(trace: SegmentTrace | SegmentEstimate, points: int) -> NDArray[np.float64]:
+    """Evaluate the network at even steps along a segment: (points, k)."""
+    t, values = trace.t.cpu().numpy(), trace.values.cpu().numpy()
+    even = np.linspace(0, 1, points)
+    if isinstance(trace, SegmentEstimate):
+        t, first = np.unique(t, return_index=True)  # Nodes of the shortest intervals coincide.
+        return np.asarray(PchipInterpolator(t, values[first])(even))
+    left = np.clip(np.searchsorted(t, even, side="right") - 1, 0, len(t) - 2)
+    share = ((even - t[left]) / (t[left + 1] - t[left]))[:, None]
+    return np.asarray((1 - share) * values[left] + share * values[left + 1])
+
+
+def _grouped(
+    sites: Sequence[tuple[str, NDArray[np.int64]]],
+) -> Iterable[tuple[str, NDArray[np.int64]]]:
+    """Merge neighbouring sites until they fit."""
+    cuts = np.linspace(0, len(sites), min(len(sites), MAX_ROWS) + 1).round().astype(int)
+    for first, last in itertools.pairwise(cuts.tolist()):
+        names = [name for name, _ in sites[first:last]]
+        name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        yield name, np.sum([counts for _, counts in sites[first:last]], axis=0)
+
+
+def _text(numbers: Iterable[float]) -> str:
+    return " ".join(f"{number:.{SIGNIFICANT_DIGITS}g}" for number in numbers)

@@ -1,0 +1,139 @@
+"""Forecasts of what tracing a subject's segments will cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from nlbench.errors import UnsupportedOperation
+from nlbench.probes.probe import ProbeOptions, Resources, Samples
+
+from .api import segment_ends
+from .estimation.estimator import MIN_STEPS, estimate_segments
+from .estimation.extrapolation import CHECK_PLACES
+from .estimation.grids import COST_PROBE_STEPS
+from .estimation.piecewise import UnknownPieces
+from .observation import paths_of
+from .segments import segments_on_device
+from .trace import SegmentEstimate
+
+__all__ = ["forecast"]
+
+PROBED_SEGMENTS = 4
+"""Segments of a subject that a forecast evaluates."""
+PASSES_PER_REGION = {"exact": 1, "adaptive": 2}
+DOUBLE_PRECISION_COST = 2
+"""Time of a forward pass in float64 relative to float32."""
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+
+def forecast(
+    model: nn.Module, samples: Samples, options: ProbeOptions, resources: Resources
+) -> str:
+    """Predict method, boundaries, forward passes and time of tracing a subject's paths.
+
+    Parameters
+    ----------
+    model, samples, options, resources
+        As for `nlbench.probes.Probe.observe`.
+
+    Raises
+    ------
+    nlbench.Undefined
+        If there are no paths.
+    """
+    starts, ends = segment_ends(paths_of(model, samples, options))
+    count, method = len(starts), str(options["method"])
+    if method == "sampling":
+        passes = count * (int(options["resolution"]) + 1)
+        return f"{count:,} segments: sampling takes {passes:,} forward passes"
+    probed = min(PROBED_SEGMENTS, count)
+    # Evenly spread over the segments, but at different positions of their paths.
+    index = [int((i + (0.5 + i * _GOLDEN_RATIO) % 1) * count / probed) for i in range(probed)]
+    coarse = estimate_segments(
+        model,
+        segments_on_device(model, starts[index], ends[index]),
+        tolerance=float(options["tolerance"]),
+        evaluations=COST_PROBE_STEPS + 1 + CHECK_PLACES,
+        dtype=torch.float64 if options["dtype"] == "float64" else torch.float32,
+        memory=resources.memory,
+    )
+    began = time.perf_counter()
+    try:
+        estimates = [estimate for estimate in coarse if estimate is not None]
+    except UnsupportedOperation as error:
+        if isinstance(error, UnknownPieces) and method != "refined":
+            method = "exact" if method == "auto" else method
+            return f"{count:,} segments: {method}, at an unknown cost ({error})"
+        most = count * int(options["evaluations"])
+        return f"{count:,} segments: by quadrature, at most {most:,} forward passes ({error})"
+    seconds = (time.perf_counter() - began) / sum(estimate.evaluations for estimate in estimates)
+    return f"{count:,} segments; predicted from nine points on {probed} of them: " + _prediction(
+        estimates, seconds, count / probed, options
+    )
+
+
+def _prediction(
+    estimates: Sequence[SegmentEstimate], seconds: float, scale: float, options: ProbeOptions
+) -> str:
+    method, budget = str(options["method"]), int(options["budget"])
+    regions = [(estimate.crossings or 0.0) + 1 for estimate in estimates]
+    is_refined = [method == "refined" or (method == "auto" and n > budget) for n in regions]
+    refined = exact = 0.0
+    for estimate, n, by_grids in zip(estimates, regions, is_refined, strict=True):
+        if by_grids:
+            refined += _refined_passes(estimate, options)
+        else:
+            exact += n * PASSES_PER_REGION.get(method, 1)
+    cost = 1 if options["dtype"] != "auto" else DOUBLE_PRECISION_COST
+    chosen = method
+    if method == "auto":
+        share = sum(is_refined)
+        chosen = "auto takes " + ("refined" if share == len(estimates) else "exact")
+        if 0 < share < len(estimates):
+            chosen = f"auto takes refined on {share} of {len(estimates)}, else exact"
+    return (
+        f"about {_rounded(sum(regions) / len(regions) - 1)} boundaries a segment; {chosen}, about "
+        f"{_rounded(scale * (refined + exact))} forward passes, "
+        f"about {_duration(scale * (refined + cost * exact) * seconds)}"
+    )
+
+
+def _refined_passes(estimate: SegmentEstimate, options: ProbeOptions) -> int:
+    """Predict the forward passes of refining a coarse estimate.
+
+    The crossings that halving will add fall in proportion to the step, the error of the deviation
+    with its square.
+    """
+    tolerance, coarse = float(options["tolerance"]), len(estimate.t) - 1
+    steps = MIN_STEPS
+    if estimate.crossings:
+        # Where so many are to come, twice the standard deviation of their sum is tolerated.
+        allowed = 3 / 5 * (tolerance * estimate.crossings) ** 2 / 2
+        rest = estimate.crossings - estimate.at_least
+        steps = max(steps, math.ceil(coarse * rest / allowed))
+    error = float(torch.linalg.vector_norm(estimate.deviation_error))
+    total = float(torch.linalg.vector_norm(estimate.above + estimate.below))
+    if error and total:
+        steps = max(steps, math.ceil(coarse * math.sqrt(error / (tolerance * total))))
+    halved: int = 2 ** math.ceil(math.log2(steps))
+    return min(halved + 1 + CHECK_PLACES, int(options["evaluations"]))
+
+
+def _rounded(number: float) -> str:
+    """Round to the two digits that are known."""
+    if number < 100:
+        return f"{number:.0f}"
+    digits = math.floor(math.log10(number)) - 1
+    return f"{round(number / 10**digits) * 10**digits:,}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{_rounded(seconds / size)} {unit}"
+    return f"{max(1.0, seconds):.0f} s"

@@ -1,0 +1,147 @@
+"""Observing a subject on the segments of its paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError, Undefined
+from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
+from nlbench.serialization.hashing import tensor_hash
+
+from .api import placed, segment_ends, trace_or_integrate
+from .drawing import MAX_SEGMENTS, drawing_of
+from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
+from .probe import LINES, is_channels_last
+from .trace import SegmentEstimate, TracedSegment
+
+__all__ = ["observe", "paths_of"]
+
+MAX_PATH_BYTES = 2**32
+"""Limit for all paths of a pass, which are made before the first is traced."""
+
+
+def observe(
+    model: nn.Module,
+    samples: Samples,
+    options: ProbeOptions,
+    listeners: Sequence[Listener],
+    resources: Resources,
+    step: OnStep,
+    facts: dict[str, Any],
+) -> None:
+    """Show a network restricted to each segment of a subject's paths.
+
+    Where it can't be traced, its distance to the chords is integrated, with a remark.
+    """
+    paths = paths_of(model, samples, options)
+    facts["segments"] = paths.shape[0] * (paths.shape[1] - 1)
+    facts["paths_hash"] = tensor_hash(paths)
+    drawn: list[TracedSegment] = []
+    integrated: dict[str, list[SegmentEstimate]] = {}
+    traces = trace_or_integrate(
+        model,
+        *segment_ends(paths.to(resources.device)),
+        method=str(options["method"]),
+        dtype=None if options["dtype"] == "auto" else getattr(torch, str(options["dtype"])),
+        memory=resources.memory,
+        sensitivity=float(options["sensitivity"]),
+        resolution=int(options["resolution"]),
+        tolerance=float(options["tolerance"]),
+        evaluations=int(options["evaluations"]),
+        budget=int(options["budget"]),
+    )
+    for observation in placed(traces, paths):
+        for listener in listeners:
+            listener.update(observation)
+        if observation.path == 0 and len(drawn) < MAX_SEGMENTS:
+            drawn.append(observation)
+        trace = observation.trace
+        if isinstance(trace, SegmentEstimate) and trace.crossings is None:
+            integrated.setdefault(observation.place, []).append(trace)
+        step()
+    facts["drawing"] = drawing_of(drawn)
+    if integrated:
+        facts["remarks"] = {place: _remark(traces) for place, traces in integrated.items()}
+
+
+def _remark(traces: Sequence[SegmentEstimate]) -> str:
+    """Describe how well a path was integrated."""
+    tolerance = traces[0].tolerance
+    late = [trace for trace in traces if not trace.converged]
+    if not late:
+        return f"by quadrature to {tolerance:g} of the value or to rounding"
+    worst = max(trace.relative_error for trace in late)
+    most = max(trace.evaluations for trace in late)
+    return (
+        f"by quadrature that did not reach {tolerance:g} of the value on {len(late)} of "
+        f"{len(traces)} segments: {worst:.1e} by estimate after {most:,} evaluations; "
+        "raise lines.evaluations or lines.tolerance"
+    )
+
+
+def paths_of(model: nn.Module, samples: Samples, options: ProbeOptions) -> Tensor:
+    """Return the paths that options select, (p, a, *input).
+
+    Raises
+    ------
+    nlbench.Undefined, nlbench.RequestError
+        If there are none between such inputs, or the options don't make any.
+    """
+    if not samples.inputs.is_floating_point():
+        kind = str(samples.inputs.dtype).removeprefix("torch.")
+        raise Undefined(f"the inputs are {kind}: there are no lines between them")
+    number, kind = int(options["number"]), str(options["paths"])
+    anchors, radius = int(options["anchors"]), float(options["radius"])
+    seed = int(options["seed"])
+    LINES.check(len(samples.inputs), options)
+    _check_size(samples.inputs, options)
+    if kind == "pairs":
+        return pair_paths(samples.inputs[: 2 * number])
+    if kind == "directions":
+        return direction_paths(
+            samples.inputs[:number],
+            anchors,
+            radius,
+            kind=str(options["direction"]),
+            seed=seed,
+            model=model,
+        )
+    if kind == "random":
+        return noise_paths(samples.inputs, number, anchors, seed)
+    images = samples.inputs if samples.images is None else samples.images
+    _check_images(images, kind)
+    if kind == "open":
+        return samples.normalize(open_paths(images[:number], anchors, radius, seed))
+    return samples.normalize(closed_paths(images[:number], anchors=anchors, radius=radius))
+
+
+def _check_size(inputs: Tensor, options: ProbeOptions) -> None:
+    number, segments = int(options["number"]), LINES.steps(len(inputs), options)
+    points = segments + number
+    size = points * inputs[0].numel() * inputs.element_size()
+    if size > MAX_PATH_BYTES:
+        raise RequestError(
+            f"lines.number: {number:,} paths of {points // number} points each take "
+            f"{size / 2**30:,.1f} GiB, expected at most {MAX_PATH_BYTES / 2**30:.0f}; take fewer "
+            "paths or anchors"
+        )
+
+
+def _check_images(images: Tensor, kind: str) -> None:
+    """Refuse inputs that can't be translated."""
+    shape = tuple(images.shape[1:])
+    if images.ndim != 4:
+        raise Undefined(
+            f"lines.paths: {kind} paths translate images, but the inputs have shape {shape}; "
+            "set lines.paths=pairs or random"
+        )
+    if is_channels_last(images):
+        raise Undefined(
+            f"lines.paths: {kind} paths translate images of shape (channels, height, width), but "
+            f"the inputs have shape {shape}, apparently with the channels last; set "
+            "lines.paths=pairs or random"
+        )

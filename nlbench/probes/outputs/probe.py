@@ -1,0 +1,84 @@
+"""The probe `outputs`, its options and its observation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nlbench.options import Option
+from nlbench.probes.probe import Listener, OnStep, Probe, ProbeOptions, Resources, Samples
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["OUTPUTS", "OutputBatch", "Outputs"]
+
+
+@dataclass(frozen=True)
+class OutputBatch:
+    """A network's outputs for one batch, and the labels.
+
+    Parameters
+    ----------
+    outputs : tensor of shape (n, ...)
+    labels : tensor of shape (n, ...)
+        On the outputs' device; -100 where there is nothing to predict, as in PyTorch's losses.
+    """
+
+    outputs: Tensor
+    labels: Tensor
+
+
+class Outputs(Probe):
+    """The probe `outputs`."""
+
+    name = "outputs"
+    description = "the network's outputs and the samples' labels"
+    options: ClassVar[Mapping[str, Option]] = {
+        "batch": Option(128, "samples a batch", minimum=1, maximum=1e9)
+    }
+
+    def steps(self, samples: int, options: ProbeOptions) -> int:
+        """Return the number of batches."""
+        return -(-samples // int(options["batch"]))
+
+    def held(self, options: ProbeOptions) -> int:
+        """Return 1: the samples are used in batches."""
+        return 1
+
+    def observe(
+        self,
+        model: nn.Module,
+        samples: Samples,
+        options: ProbeOptions,
+        listeners: Sequence[Listener],
+        *,
+        resources: Resources,
+        step: OnStep,
+        facts: dict[str, Any],
+    ) -> None:
+        """See `nlbench.probes.Probe.observe`.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If the samples have no labels, or the network returns no tensor.
+        """
+        from nlbench.introspection.model_output import validated_tensor
+        from nlbench.introspection.model_state import evaluation_mode
+        from nlbench.introspection.precision import exact_by_default
+
+        seen = 0
+        with exact_by_default(), evaluation_mode(model):
+            for inputs, labels in samples.labelled(int(options["batch"])):
+                # A copy: a first layer that works in place would change the samples.
+                outputs = validated_tensor(model(inputs.to(resources.device, copy=True)))
+                for listener in listeners:
+                    listener.update(OutputBatch(outputs, labels.to(outputs.device)))
+                seen += len(inputs)
+                step()
+        facts["samples"] = seen
+
+
+OUTPUTS = Outputs()

@@ -1,0 +1,231 @@
+"""The interface between probes and measures: observations, samples and resources."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from nlbench.options import Option, OptionValue
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from nlbench.introspection.memory import FittingSizes
+
+__all__ = ["LazyProbe", "Listener", "OnStep", "Probe", "ProbeOptions", "Resources", "Samples"]
+
+ProbeOptions = Mapping[str, OptionValue]
+
+OnStep = Callable[[], None]
+"""Called after each batch or segment, for progress."""
+
+
+class Listener(Protocol):
+    """A measure as a probe sees it: its errors don't reach the probe."""
+
+    def update(self, observation: Any, order: tuple[int, ...] | None = None) -> None:
+        """Take in one observation.
+
+        Parameters
+        ----------
+        observation : object
+        order : tuple of int, optional
+            Position of the observation, where other threads update the same listener meanwhile.
+            Only for measures that declare `Measure.independent_sites`.
+        """
+
+
+class Samples(Protocol):
+    """The samples that a model is observed on.
+
+    Attributes
+    ----------
+    inputs : tensor of shape (n, ...)
+        Inputs of the model; of a stream that is too long to hold, the first samples.
+    images : tensor or None
+        The inputs before normalisation, if they are images.
+    """
+
+    @property
+    def inputs(self) -> Tensor:
+        """Inputs of the model."""
+
+    @property
+    def images(self) -> Tensor | None:
+        """The inputs before normalisation."""
+
+    @property
+    def normalize(self) -> Callable[[Tensor], Tensor]:
+        """From images to inputs."""
+
+    def batches(self, limit: int) -> Iterable[Tensor]:
+        """Yield all samples in order, in batches of nearly equal size, at most `limit`."""
+
+    def labelled(self, limit: int) -> Iterable[tuple[Tensor, Tensor]]:
+        """Yield all samples in order with their labels.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If they have none.
+        """
+
+    def shuffled(self, limit: int) -> Iterable[Tensor]:
+        """Yield all samples in a random order, the same at each call."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of a probe; none of them changes a number.
+
+    Parameters
+    ----------
+    device : torch.device
+    memory : int or None
+        Bytes that may be used in addition to the model; None: half of what is free.
+    fitting_sizes : mutable mapping
+        Batch sizes known to fit into memory, by model and purpose; shared by the passes of a run.
+    threads : int, optional
+        Number of threads for measures that can use several; by default what suits the device.
+    """
+
+    device: torch.device
+    memory: int | None = None
+    fitting_sizes: FittingSizes = field(default_factory=weakref.WeakKeyDictionary)
+    threads: int | None = None
+
+
+class Probe(ABC):
+    """A way to observe a model. It shows its observations to each measure that declares it.
+
+    Attributes
+    ----------
+    name : str
+        The registered name.
+    description : str
+        One line.
+    options : mapping of str to Option
+        Options, set as ``--set NAME.OPTION=VALUE`` and shared by all its measures.
+    shows_on_cpu : bool
+        True if observations are always on the CPU.
+
+    Examples
+    --------
+    >>> class Parameters(Probe):
+    ...     '''Shows each parameter once.'''
+    ...     name, description = "parameters", "the parameters, one by one"
+    ...     def observe(self, model, samples, options, listeners, *, resources, step, facts):
+    ...         for parameter in model.named_parameters():
+    ...             for listener in listeners:
+    ...                 listener.update(parameter)
+    ...         step()
+    >>> Parameters().steps(512, {})
+    1
+    """
+
+    name: ClassVar[str]
+    description: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Option]] = {}
+    shows_on_cpu: ClassVar[bool] = False
+
+    def steps(self, samples: int, options: ProbeOptions) -> int:
+        """Return the number of steps of an observation, for progress."""
+        return 1
+
+    def check(self, samples: int | None, options: ProbeOptions) -> None:  # noqa: B027
+        """Validate options before anything is loaded.
+
+        Parameters
+        ----------
+        samples : int or None
+            Number of samples; None if that isn't known yet.
+        options : mapping of str to value
+
+        Raises
+        ------
+        nlbench.RequestError
+            Naming the option.
+        """
+
+    def held(self, options: ProbeOptions) -> int:
+        """Return the number of samples of a stream to hold in memory as `Samples.inputs`.
+
+        A probe that uses `Samples.batches` needs only one.
+        """
+        return 512
+
+    def defaults(self, inputs: Tensor) -> ProbeOptions:
+        """Return the defaults for a user's own inputs, where they differ from `options`."""
+        return {}
+
+    def forecast(
+        self, model: nn.Module, samples: Samples, options: ProbeOptions, *, resources: Resources
+    ) -> str:
+        """Predict in one line what `observe` will cost, for a dry run; empty if unknown.
+
+        Only for a probe that overrides it is the subject loaded. It should cost little compared
+        with an observation, and it raises what `observe` raises.
+        """
+        return ""
+
+    @abstractmethod
+    def observe(
+        self,
+        model: nn.Module,
+        samples: Samples,
+        options: ProbeOptions,
+        listeners: Sequence[Listener],
+        *,
+        resources: Resources,
+        step: OnStep,
+        facts: dict[str, Any],
+    ) -> None:
+        """Observe once, and show each observation to every listener.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            In evaluation mode, on `resources`' device; left unchanged.
+        samples : Samples
+        options : mapping of str to value
+            All of `options`, resolved.
+        listeners : sequence of Listener
+        resources : Resources
+        step : callable
+            Called `steps` times.
+        facts : dict
+            Filled with facts for the record: ``samples`` or ``segments``, their number;
+            ``remarks``, by place, and ``remark``, on the whole, printed next to the numbers; and
+            anything else that a reader of the numbers has to know.
+
+        Raises
+        ------
+        nlbench.Undefined
+            If there is nothing to observe; the reason is recorded for every measure.
+        """
+
+
+class LazyProbe(Probe):
+    """A probe that imports PyTorch only when it observes.
+
+    Attributes
+    ----------
+    home : str
+        Module with the function ``observe``, of the same parameters as `Probe.observe`.
+    """
+
+    home: ClassVar[str]
+
+    def observe(self, *args: Any, **kwargs: Any) -> None:
+        """See `Probe.observe`."""
+        # Imported here: a plan is made without PyTorch.
+        from nlbench.introspection.precision import exact_by_default
+
+        home = import_module(self.home)
+        with exact_by_default():
+            home.observe(*args, **kwargs)
