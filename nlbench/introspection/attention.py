@@ -1,20 +1,44 @@
-"""The softmaxes of attention, also inside PyTorch's fused kernels."""
+"""Attention without fused kernels, and softmaxes inside them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .dispatch import DispatchMode
+from .shared_setting import SharedSetting
 
-__all__ = ["SoftmaxInterceptor"]
+__all__ = ["SoftmaxInterceptor", "with_plain_attention", "without_fast_path"]
 
 
-class SoftmaxInterceptor(DispatchMode):  # type: ignore[no-untyped-call]
+@contextmanager
+def _fast_path_off() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+without_fast_path = SharedSetting(_fast_path_off)
+"""Context in which transformer layers call their activations one by one.
+
+In evaluation PyTorch computes a whole `torch.nn.TransformerEncoderLayer` in one kernel, which hides
+its activations and rounds differently.
+"""
+
+with_plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
+"""Context in which attention is computed step by step: fused forms lack second derivatives."""
+
+
+class SoftmaxInterceptor(DispatchMode):
     """Reports each softmax that is computed, as an operation or inside PyTorch's fused attention.
 
     The same kernels run as without it. The softmax of a fused kernel is computed a second time,

@@ -26,6 +26,9 @@ __all__ = [
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that does not import PyTorch's compiler, which takes seconds."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 

@@ -15,7 +15,7 @@ from torch.overrides import BaseTorchFunctionMode
 
 from .dispatch import DispatchMode, storage_of
 from .function_calls import tensors_in
-from .model_state import attributes_kept
+from .model_state import preserve_attributes
 from .random_state import preserve_rng_state
 
 __all__ = [
@@ -216,8 +216,9 @@ def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
     """
     # In a function mode PyTorch's fused layers, which hide their tensors, are not used.
     unfused = BaseTorchFunctionMode()
-    with preserve_rng_state(samples.device), attributes_kept(model), unfused, LiveBytes() as live:
-        model(samples.clone())
+    with preserve_rng_state(samples.device), preserve_attributes(model):
+        with unfused, LiveBytes() as live:
+            model(samples.clone())
     return max(1, int(_SAFETY_FACTOR * live.peak / len(samples)))
 
 

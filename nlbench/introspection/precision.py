@@ -1,8 +1,8 @@
-"""What float32 is computed in: in itself, whatever short cuts PyTorch is allowed.
+"""Precision of float32 arithmetic, and autocast.
 
-On a GPU PyTorch computes convolutions in TF32 unless it is told otherwise, whose ten bits of
-mantissa would show in every number. Every door that runs a network (a probe's `observe`, and the
-functions behind it that are called from Python) turns that off for as long as it is at work.
+By default PyTorch computes convolutions on a GPU in TF32, whose ten bits of mantissa would show in
+every number. Each function that runs a network, such as a probe's `observe` and the functions that
+are called from Python, turns that off while it runs.
 """
 
 from __future__ import annotations
@@ -31,39 +31,37 @@ T = TypeVar("T")
 
 @contextmanager
 def exact_arithmetic(precision: str = "native", device: str = "cpu") -> Iterator[None]:
-    """Turn off, for a while, what rounds or varies: TF32, and cuDNN's choice by the clock.
+    """Disable TF32 and cuDNN's benchmark mode, which selects algorithms by time.
 
-    TF32's ten bits of mantissa would show in the scores. While one thread asks for it and another
-    one does not, it is off.
+    If one of several threads asks for TF32 and another does not, it is disabled.
 
     Parameters
     ----------
     precision : str
-        See `nlbench.Request`; ``tf32``, ``bfloat16`` and ``float16`` are asked for, never
-        assumed.
+        See `nlbench.Request`. ``tf32``, ``bfloat16`` and ``float16`` are used on request only.
     device : str
-        Kind of the device that autocast is for.
+        Type of the device that autocast applies to.
     """
     halves = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     cast: AbstractContextManager[object] = nullcontext()
     if precision in halves:
         cast = torch.autocast(device, dtype=halves[precision])
-    asked = _ASKED.set(True)
+    token = _IS_REQUESTED.set(True)
     try:
-        with _FLOAT32.asked(precision == "tf32"), cast:
+        with _FLOAT32.requested(precision == "tf32"), cast:
             yield
     finally:
-        _ASKED.reset(asked)
+        _IS_REQUESTED.reset(token)
 
 
-_ASKED: ContextVar[bool] = ContextVar("whether somebody has asked for a precision", default=False)
+_IS_REQUESTED: ContextVar[bool] = ContextVar("a precision is requested", default=False)
 
 
 @contextmanager
 def exact_by_default() -> Iterator[None]:
-    """Have what `exact_arithmetic` gives, unless somebody further out has asked for a precision.
+    """Enter `exact_arithmetic`, unless an outer context has requested a precision.
 
-    For functions that may be called in a run, whose precision it is then, or by themselves.
+    For functions that are called in a run, with its precision, or directly.
 
     Examples
     --------
@@ -71,7 +69,7 @@ def exact_by_default() -> Iterator[None]:
     ...     set(float32_precision(torch.device("cuda")).values())
     {'ieee'}
     """
-    if _ASKED.get():
+    if _IS_REQUESTED.get():
         yield
         return
     with exact_arithmetic():
@@ -79,9 +77,9 @@ def exact_by_default() -> Iterator[None]:
 
 
 def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Have a generator compute each of its items in `exact_by_default`.
+    """Compute each item of a generator in `exact_by_default`.
 
-    In between, while its user is at work, everything is as the user has set it.
+    Between items the caller's settings apply.
 
     Examples
     --------
@@ -94,11 +92,11 @@ def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
 
     @wraps(function)
     def items(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        given = function(*args, **kwargs)
+        generator = function(*args, **kwargs)
         while True:
             with exact_by_default():
                 try:
-                    item = next(given)
+                    item = next(generator)
                 except StopIteration:
                     return
             yield item
@@ -107,67 +105,66 @@ def each_exact(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
 
 
 class _Float32:
-    """What float32 is computed in, one setting of the process for all that ask at the same time.
+    """The process-wide precision of float32, for overlapping requests.
 
-    The user's settings are read when the first comes in and put back when the last goes out, so
-    that nobody takes what another has asked for as the user's. Of those inside at once in
-    several threads the strictest is met: TF32 asked for in one must not show in another's
-    numbers. Within a thread the innermost counts.
+    The user's settings are saved at the first request and restored after the last one, so that no
+    request is taken for a setting of the user. Among threads the strictest request applies: TF32
+    in one thread must not show in another one's numbers. Within a thread the innermost applies.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Of each that asks, its thread and whether it asks for TF32.
-        self._askers: dict[object, tuple[int, bool]] = {}
-        self._users: _Settings
+        # Thread of each request, and True if it is for TF32.
+        self._requests: dict[object, tuple[int, bool]] = {}
+        self._user_settings: _Settings
         self._is_tf32: bool | None = None
 
     @contextmanager
-    def asked(self, tf32: bool) -> Iterator[None]:
-        """Ask for TF32, or for float32 itself."""
-        asker = object()
+    def requested(self, tf32: bool) -> Iterator[None]:
+        """Request TF32, or else full float32."""
+        request = object()
         with self._lock:
-            if not self._askers:
-                self._users = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
+            if not self._requests:
+                self._user_settings = (_NewSettings if _HAS_PRECISIONS else _OldSettings)()
                 self._is_tf32 = None
-            self._askers[asker] = threading.get_ident(), tf32
-            self._meet()
+            self._requests[request] = threading.get_ident(), tf32
+            self._apply()
         try:
             yield
         finally:
             with self._lock:
-                del self._askers[asker]
-                if self._askers:
-                    self._meet()
+                del self._requests[request]
+                if self._requests:
+                    self._apply()
                 else:
-                    self._users.put_back()
+                    self._user_settings.restore()
 
-    def _meet(self) -> None:
-        innermost = dict(self._askers.values())
+    def _apply(self) -> None:
+        innermost = dict(self._requests.values())
         tf32 = all(innermost.values())
         if tf32 != self._is_tf32:
-            self._users.set(tf32)
+            self._user_settings.set(tf32)
             self._is_tf32 = tf32
 
 
 class _Settings:
-    """The user's settings, as they were when this was made."""
+    """The user's settings at the time of creation."""
 
     def __init__(self) -> None:
         cudnn = torch.backends.cudnn
         self._cudnn = cudnn.deterministic, cudnn.benchmark
 
     def set(self, tf32: bool) -> None:
-        """Have float32 computed in itself, or on a GPU in TF32."""
+        """Set full float32, or TF32 on a GPU."""
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
-    def put_back(self) -> None:
-        """Give the user's settings back."""
+    def restore(self) -> None:
+        """Restore the user's settings."""
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self._cudnn
 
 
 class _OldSettings(_Settings):
-    """Of PyTorch before 2.9."""
+    """Settings of PyTorch before 2.9."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,8 +175,8 @@ class _OldSettings(_Settings):
         super().set(tf32)
         self._set("high" if tf32 else "highest", tf32, tf32)
 
-    def put_back(self) -> None:
-        super().put_back()
+    def restore(self) -> None:
+        super().restore()
         self._set(*self._before)
 
     def _set(self, precision: str, matmul: bool, cudnn: bool) -> None:
@@ -189,38 +186,39 @@ class _OldSettings(_Settings):
 
 
 class _NewSettings(_Settings):
-    """Of PyTorch from 2.9 on, for each operation of each backend, and the older ones.
+    """Settings of PyTorch from 2.9 on, for each operation of each backend, and the older ones.
 
-    An operation inherits what its backend has, and that what all have; and PyTorch refuses to
-    read the older settings where they contradict the newer. Both are set. What inherits goes on
-    to do so: told what it has inherited, it would not follow when the user sets something else
-    later.
+    An operation inherits from its backend, and a backend from the generic setting. PyTorch refuses
+    to read the older settings if they contradict the newer ones, so both are set. What inherits
+    is not set itself: it would no longer follow a later change by the user.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._made = _precisions_made()
-        # Nobody can set convolutions back to what PyTorch begins with; the older setting would.
-        self._is_new = _UNTOUCHED in (self._made["cuda", "conv"], self._made["cuda", "rnn"])
-        self._older = _older_settings(self._made, self._is_new)
+        self._explicit = _explicit_precisions()
+        # Convolutions can't be reset to PyTorch's default; restoring the older setting would
+        # change them.
+        defaults = self._explicit["cuda", "conv"], self._explicit["cuda", "rnn"]
+        self._is_default = _DEFAULT in defaults
+        self._older = _older_settings(self._explicit, self._is_default)
 
     def set(self, tf32: bool) -> None:
         super().set(tf32)
         self._set_older("high" if tf32 else "highest", tf32)
         _set_precision("generic", "all", "ieee")
-        for (backend, operation), own in self._made.items():
-            if backend != "generic" and own != _UNTOUCHED:
-                short = tf32 and backend == "cuda"
-                _set_precision(backend, operation, "tf32" if short else "ieee")
+        for (backend, operation), precision in self._explicit.items():
+            if backend != "generic" and precision != _DEFAULT:
+                is_tf32 = tf32 and backend == "cuda"
+                _set_precision(backend, operation, "tf32" if is_tf32 else "ieee")
 
-    def put_back(self) -> None:
-        super().put_back()
+    def restore(self) -> None:
+        super().restore()
         self._set_older(*self._older)
-        _set_precisions(self._made)
+        _set_precisions(self._explicit)
 
     def _set_older(self, matmul: str, cudnn: bool) -> None:
         torch.set_float32_matmul_precision(matmul)
-        if not self._is_new:
+        if not self._is_default:
             torch.backends.cudnn.allow_tf32 = cudnn
 
 
@@ -230,11 +228,11 @@ _HAS_PRECISIONS = hasattr(torch._C, "_set_fp32_precision_setter")
 _OPERATIONS = ("matmul", "conv", "rnn")
 _BACKENDS = ("cuda", "mkldnn")
 
-_UNTOUCHED = "as PyTorch has it"
-"""An operation's setting before anybody has made one: TF32, unless its backend has another."""
+_DEFAULT = "PyTorch's default"
+"""An operation's setting before it is first set: TF32, unless its backend has another."""
 
 
-# By PyTorch's own functions: what `torch.backends.mkldnn.fp32_precision` is set to is set for all.
+# Not through `torch.backends.mkldnn.fp32_precision`, which sets all backends.
 def _precision(backend: str, operation: str) -> str:
     return str(torch._C._get_fp32_precision_getter(backend, operation))
 
@@ -243,38 +241,38 @@ def _set_precision(backend: str, operation: str, precision: str) -> None:
     torch._C._set_fp32_precision_setter(backend, operation, precision)
 
 
-def _set_precisions(made: Mapping[tuple[str, str], str]) -> None:
-    for (backend, operation), precision in made.items():
-        if precision != _UNTOUCHED:
+def _set_precisions(explicit: Mapping[tuple[str, str], str]) -> None:
+    for (backend, operation), precision in explicit.items():
+        if precision != _DEFAULT:
             _set_precision(backend, operation, precision)
 
 
-def _precisions_made() -> dict[tuple[str, str], str]:
-    """What has been set for each operation of each backend, ``none`` where it inherits."""
-    made = {("generic", "all"): _precision("generic", "all")}
+def _explicit_precisions() -> dict[tuple[str, str], str]:
+    """Return the setting of each operation of each backend, ``none`` if it inherits."""
+    explicit = {("generic", "all"): _precision("generic", "all")}
     try:
         # Read while there is nothing to inherit.
         _set_precision("generic", "all", "none")
         for backend in _BACKENDS:
-            made[backend, "all"] = _precision(backend, "all")
+            explicit[backend, "all"] = _precision(backend, "all")
             _set_precision(backend, "all", "none")
-            made |= {(backend, op): _precision(backend, op) for op in _OPERATIONS}
+            explicit |= {(backend, op): _precision(backend, op) for op in _OPERATIONS}
         _set_precision("generic", "all", "ieee")
-        for key, own in made.items():
-            if own == "tf32" and key[1] in _OPERATIONS and _precision(*key) == "ieee":
-                made[key] = _UNTOUCHED
+        for key, precision in explicit.items():
+            if precision == "tf32" and key[1] in _OPERATIONS and _precision(*key) == "ieee":
+                explicit[key] = _DEFAULT
     finally:
-        _set_precisions(made)
-    return made
+        _set_precisions(explicit)
+    return explicit
 
 
-def _older_settings(made: Mapping[tuple[str, str], str], is_new: bool) -> tuple[str, bool]:
-    """What PyTorch's older settings say; read where the newer can't contradict them."""
+def _older_settings(explicit: Mapping[tuple[str, str], str], is_default: bool) -> tuple[str, bool]:
+    """Read PyTorch's older settings, while the newer ones don't contradict them."""
     try:
         _set_precision("cuda", "matmul", "ieee")
         _set_precision("mkldnn", "matmul", "ieee")
         matmul = torch.get_float32_matmul_precision()
-        if is_new:
+        if is_default:
             return matmul, True
         _set_precision("cuda", "conv", "tf32")
         _set_precision("cuda", "rnn", "tf32")
@@ -283,11 +281,11 @@ def _older_settings(made: Mapping[tuple[str, str], str], is_new: bool) -> tuple[
         except RuntimeError:
             return matmul, False
     finally:
-        _set_precisions(made)
+        _set_precisions(explicit)
 
 
 def float32_precision(device: torch.device) -> dict[str, str]:
-    """What float32 is computed in on a device just now, by operation.
+    """Return the current precision of float32 arithmetic on a device, by operation.
 
     Examples
     --------
@@ -304,37 +302,39 @@ def float32_precision(device: torch.device) -> dict[str, str]:
     return {op: matmul if op == "matmul" else cudnn if is_cuda else "ieee" for op in _OPERATIONS}
 
 
-_KINDS = ("cpu", "cuda", "mps")
+_DEVICE_TYPES = ("cpu", "cuda", "mps")
 
 
 def without_autocast() -> AbstractContextManager[None]:
-    """Let a measure compute in full precision, whatever the model ran in."""
-    return _autocast(dict.fromkeys(_KINDS))
+    """Disable autocast, so that a measure computes in full precision after any model."""
+    return _autocast(dict.fromkeys(_DEVICE_TYPES))
 
 
 def autocast_now() -> Callable[[], AbstractContextManager[None]]:
-    """Remember whether autocast is on, to have a model run so again later.
+    """Save the autocast settings, and return a function that enters them again.
 
-    A measure computes without it, also while it runs the model.
+    A measure computes without autocast, but runs the model with it.
 
     Examples
     --------
     >>> with torch.autocast("cpu", dtype=torch.bfloat16):
-    ...     as_now = autocast_now()
-    >>> with as_now():
+    ...     autocast = autocast_now()
+    >>> with autocast():
     ...     torch.is_autocast_enabled("cpu")
     True
     """
     enabled = torch.is_autocast_enabled
-    asked = {kind: torch.get_autocast_dtype(kind) if enabled(kind) else None for kind in _KINDS}
-    return lambda: _autocast(asked)
+    dtypes = {
+        kind: torch.get_autocast_dtype(kind) if enabled(kind) else None for kind in _DEVICE_TYPES
+    }
+    return lambda: _autocast(dtypes)
 
 
 @contextmanager
-def _autocast(asked: Mapping[str, torch.dtype | None]) -> Iterator[None]:
-    """Have autocast to a type on each kind of device, or none."""
+def _autocast(dtypes: Mapping[str, torch.dtype | None]) -> Iterator[None]:
+    """Set autocast to a type on each type of device; None disables it."""
     with ExitStack() as stack:
-        for kind, dtype in asked.items():
+        for kind, dtype in dtypes.items():
             if dtype is not None or torch.is_autocast_enabled(kind):
                 cast = torch.autocast(kind, dtype=dtype, enabled=dtype is not None)
                 stack.enter_context(cast)

@@ -120,8 +120,8 @@ the end of this page are arguments too. A package registers its operations throu
 of the group `nlbench.ops`, which names a module whose import registers them, or a function.
 """
 
-_FACTS = """`nlbench.register_op` takes each of these as an argument. It also takes `gates=True`, if the output
-of an activation may be the factor of a gate, as that of `sigmoid` and `hardsigmoid`.
+_FACTS = """`nlbench.register_op` takes each of these as an argument. `gates=True` is one more: the
+output of an activation may be the factor of a gate, as that of `sigmoid` and `hardsigmoid`.
 """
 
 

@@ -108,8 +108,7 @@ def register_op(
         arranges = facts.pop("arranges", "moves")
         register_aspect(name, "axes", source_of(axes), axes=axes, arranges=arranges)
     if kind:
-        values = {"kind": kind, "modules": tuple(modules), "gates": gates}
-        register_aspect(name, "kind", source, **values)
+        register_aspect(name, "kind", source, kind=kind, modules=tuple(modules), gates=gates)
     for aspect, value in facts.items():
         register_aspect(name, aspect, source, **{aspect: value})
     if isinstance(op, type):

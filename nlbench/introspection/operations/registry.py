@@ -383,8 +383,7 @@ def activation(
         True if its output may be the factor of a gate.
     """
     for name in names or (kind,):
-        values = {"kind": kind, "modules": tuple(modules), "gates": gates}
-        register_aspect(name, "kind", __name__, **values)
+        register_aspect(name, "kind", __name__, kind=kind, modules=tuple(modules), gates=gates)
 
 
 def fact(aspect: str, value: str, *names: str) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, Undefined
+from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.function_calls import FunctionCall
-from nlbench.introspection.model_state import evaluation_mode, without_fast_path
+from nlbench.introspection.model_state import evaluation_mode
 from nlbench.introspection.module_stack import SiteNames
 from nlbench.introspection.precision import exact_by_default
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.errors import NlbenchError, RequestError, UnsupportedOperation, first_line
+from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.axes import channel_axes
+from nlbench.introspection.model_copy import tensors_of
+from nlbench.introspection.model_output import validated_tensor
 from nlbench.introspection.model_state import (
-    attributes_kept,
     evaluation_mode,
-    given_tensor,
+    preserve_attributes,
     refuse_unobservable,
-    tensors_of,
-    without_fast_path,
 )
 from nlbench.introspection.precision import autocast_now
 from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
@@ -121,11 +121,11 @@ def _tracked(
     def run(arguments: tuple[Tensor, ...]) -> Any:
         return torch.func.functional_call(model, dict(stand_ins), arguments)
 
-    with attributes_kept(model):
+    with preserve_attributes(model):
         axes = channel_axes(run, tuple(tensor.clone() for tensor in inputs))
     memory = DependentMemory(inputs)
     tracker = ChannelTracker(model, inputs, axes, real, memory)
-    with attributes_kept(model), tracker.hooked():
+    with preserve_attributes(model), tracker.hooked():
         try:
             with memory, tracker:
                 output = run(inputs)
@@ -138,7 +138,7 @@ def _tracked(
             reason = first_line(error)
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
             raise RequestError(f"the model can't be run on shape {shapes}: {reason}") from error
-    return tracker.graph(given_tensor(output))
+    return tracker.graph(validated_tensor(output))
 
 
 def _stand_ins(model: nn.Module) -> dict[str, Tensor]:

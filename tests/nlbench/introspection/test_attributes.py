@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nlbench.introspection.model_state import attributes_kept
+from nlbench.introspection.model_state import preserve_attributes
 from nlbench.probes.graph.observation import channel_graph
 
 
@@ -30,7 +30,7 @@ def test_a_mask_made_while_the_graph_is_recorded_is_not_kept():
 def test_hooks_set_before_can_still_be_removed():
     model = Masked()
     handle = model.register_forward_hook(lambda *given: None)
-    with attributes_kept(model):
+    with preserve_attributes(model):
         model.register_forward_hook(lambda *given: None)
         model.register_buffer("made", torch.ones(1))
     assert len(model._forward_hooks) == 1
