@@ -26,6 +26,7 @@ __all__ = [
     "resampled_means",
     "sense_of",
     "sort_measure",
+    "standard_error",
     "student_half_width",
 ]
 
@@ -55,6 +56,8 @@ class Standing:
         Bootstrap interval of `value` over places or seeds; NaN if there is nothing to resample.
     n : int
         Number of samples.
+    error_of_mean : float
+        Standard error of `value` over the same units as `low` and `high`.
     over : str
         Unit that was resampled: ``seeds``, ``sites``, ``paths``, ``places``, or empty.
     status, reason : str
@@ -81,6 +84,7 @@ class Standing:
     status: str
     reason: str
     error: float = 0.0
+    error_of_mean: float = math.nan
     rank: int | None = None
     tied: bool = False
     best: int | None = None
@@ -250,7 +254,7 @@ def _of_cell(cell: TableCell, probe: str) -> tuple[Standing, NDArray[np.float64]
         return entry, np.empty(0)
     if len(places) > 1 and math.isclose(float(places.mean()), value, rel_tol=1e-9, abs_tol=1e-12):
         over = {"sites": "sites", "lines": "paths"}.get(probe, "places")
-        return replace(entry, over=over), places
+        return replace(entry, over=over, error_of_mean=standard_error(cell)), places
     return entry, np.array([value])
 
 
@@ -275,7 +279,17 @@ def _of_seeds(
     over = "seeds" if len(values) > 1 else ""
     mean = float(values.mean())
     error = float(np.mean([_error_of(cell) for cell in cells if math.isfinite(cell.value)]))
-    return Standing(mean, std, math.nan, math.nan, n, over, "ok", reason, error), values
+    entry = Standing(mean, std, math.nan, math.nan, n, over, "ok", reason, error)
+    return replace(entry, error_of_mean=std / math.sqrt(len(values))), values
+
+
+def standard_error(cell: TableCell, statistic: str = "value") -> float:
+    """Return the standard error over places of a statistic; NaN for fewer than two places."""
+    values = [place.statistics.get(statistic, math.nan) for place in cell.places]
+    finite = np.array([value for value in values if math.isfinite(value)])
+    if len(finite) < 2:
+        return math.nan
+    return float(finite.std(ddof=1) / math.sqrt(len(finite)))
 
 
 def _error_of(cell: TableCell) -> float:

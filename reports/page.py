@@ -18,11 +18,20 @@ from nlbench.serialization.files import make_folder, write_atomically
 
 from .agreement import agreement
 from .embedded import pack, places_left_out, to_script
+from .findings import findings
 from .layout import NamedRun
-from .leaderboard import CONFIDENCE, Row, leaderboard, sort_measure, student_half_width
+from .leaderboard import (
+    CONFIDENCE,
+    Row,
+    leaderboard,
+    sense_of,
+    sort_measure,
+    student_half_width,
+)
 from .linearised import tradeoffs
 from .manifest import manifest_view
 from .planes import planes_of
+from .population import population_of
 from .remarks import (
     differences,
     gaps,
@@ -32,6 +41,7 @@ from .remarks import (
     what_was_measured,
 )
 from .signatures import signature_maps
+from .single import cards, cite_sentence, strip_fields
 from .tables import Scores, labelled
 from .views import board_view, heatmaps, meanings
 
@@ -166,8 +176,11 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
     rows, left_out = _fitting(all_rows, len(scores.subjects))
     shown = scores.subset(subject for row in rows for subject in row.subjects)
     maps = signature_maps(rows, shown, measures)
+    is_single = len(rows) == 1 and not head
+    correlations = agreement(all_rows, scores, measures)
     content = {
         **pack(shown, measures, rows, named),
+        "single": is_single,
         "kindOrder": _kinds(named),
         "confidence": CONFIDENCE,
         "student": [round(student_half_width(n), 6) for n in range(2, 200)],
@@ -180,13 +193,16 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             title=title or _names(named),
             head=head or Markup(),
             measured=what_was_measured(named, scores, all_rows),
-            sentence=summary_sentence(scores, measures, all_rows, missing),
+            findings=findings(all_rows, scores, measures, missing, correlations["spearman"]),
+            sentence=summary_sentence(scores, missing),
+            single=_single_view(rows[0], shown, measures) if is_single else None,
+            cite=_citation(named, all_rows, measures),
             left_out=[*left_out, *places_left_out(content)],
             confidence=f"{100 * CONFIDENCE:g}",
             unfinished=unfinished(named),
             differences=differences(named),
             meanings=meanings(measures),
-            agreement=heatmaps(agreement(all_rows, scores, measures), scores.measures),
+            agreement=heatmaps(correlations, scores.measures),
             lines=any(about.get("probe") == "lines" for about in measures.values()),
             maps=bool(maps),
             planes=[picture for run in named for picture in run.planes],
@@ -197,6 +213,50 @@ def render_page(runs: Run | Sequence[Run], *, head: Markup | None = None, title:
             data=Markup(to_script(content)),  # `to_script` escapes tags
             **board_view(shown, measures, rows, content),
         )
+    )
+
+
+def _single_view(
+    row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the strip and the cards of a page with one network."""
+    sites = [
+        name
+        for name in scores.measures
+        if measures.get(name, {}).get("probe") == "sites"
+        and len(scores[row.subjects[0].label, name].place_values)
+    ]
+    first = next((n for n in sites if sense_of(measures[n])), sites[0] if sites else "")
+    cell = scores[row.subjects[0].label, first] if first else None
+    return {
+        "strip_measure": first,
+        "fields": strip_fields(cell, sense_of(measures[first])) if cell else [],
+        "cards": cards(row, scores, measures),
+        "references": any(population_of(n, measures.get(n, {})) for n in scores.measures),
+    }
+
+
+def _citation(
+    runs: Sequence[NamedRun], rows: Sequence[Row], measures: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Return a sentence that cites the first network of a page."""
+    if not rows or not any(entry.status == "ok" for entry in rows[0].entries.values()):
+        return ""
+    subject = rows[0].subjects[0]
+    run = next((run for run in runs if run.name == subject.run), runs[0])
+    facts = run.subjects.get(subject.identity, {})
+    hashed = str(facts.get("weights_hash") or "")[:8]
+    samples = facts.get("samples")
+    return cite_sentence(
+        rows[0],
+        measures,
+        (
+            f"{samples:,} samples" if isinstance(samples, int) else "",
+            f"weights {hashed}" if hashed else "",
+            f"nlbench {run.manifest.get('nlbench', '')}".strip(),
+            f"run {run.name} of {str(run.manifest.get('created') or '')[:10]}",
+            str(run.manifest.get("device") or ""),
+        ),
     )
 
 

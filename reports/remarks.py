@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .layout import NamedRun
-from .leaderboard import Row, Standing, sort_measure
+from .leaderboard import Row
 from .tables import Scores, Series
 from .text import count, settings_text
 
@@ -53,20 +53,8 @@ def what_was_measured(runs: Sequence[NamedRun], scores: Scores, rows: Sequence[R
     return ", ".join(parts)
 
 
-def summary_sentence(
-    scores: Scores,
-    measures: Mapping[str, Mapping[str, Any]],
-    rows: Sequence[Row],
-    missing: Sequence[Gap],
-) -> str:
-    """Name the most and the least nonlinear network, and count the missing values."""
-    sentences = []
-    first = sort_measure(measures, scores.measures)
-    ranked = [row for row in rows if first and row.entries[first].rank is not None]
-    if len(ranked) > 1 and first:
-        top, last = ranked[0], ranked[-1]
-        sentences.append(f"Most nonlinear by {first}: {top.label}{_rank_text(top.entries[first])}.")
-        sentences.append(f"Least: {last.label}{_rank_text(last.entries[first])}.")
+def summary_sentence(scores: Scores, missing: Sequence[Gap]) -> str:
+    """Count the cells with a value and those without."""
     cells = [scores[subject.label, name] for subject in scores.subjects for name in scores.measures]
     ok = sum(cell.status == "ok" for cell in cells)
     total = ok + sum(not gap.where for gap in missing)
@@ -75,14 +63,7 @@ def summary_sentence(
     whole = {(gap.subject, gap.measure) for gap in missing if not gap.where}
     partly = len({(gap.subject, gap.measure) for gap in missing if gap.where} - whole)
     some = f"; {partly} {'lacks' if partly == 1 else 'lack'} some places" if partly else ""
-    sentences.append(f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}.")
-    return " ".join(sentences)
-
-
-def _rank_text(entry: Standing) -> str:
-    if entry.best == entry.worst:
-        return f" (rank {entry.best})"
-    return f" (rank {entry.best} to {entry.worst})"
+    return f"{ok} of {count(total, 'cell')} {verb} a value{some}{rest}."
 
 
 def _subjects(run: NamedRun) -> list[Mapping[str, Any]]:

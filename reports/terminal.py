@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,11 @@ from .leaderboard import Row, Standing, leaderboard, sort_measure
 from .remarks import gpus_of
 from .tables import Scores
 from .text import (
-    column_decimals,
     count,
     direction,
     interval_decimals,
     number,
-    value_with_std,
+    plus_minus,
 )
 from .views import ranks_text
 
@@ -46,8 +46,8 @@ def print_leaderboard(run: Run, console: Console) -> None:
     """
     measures: Mapping[str, Mapping[str, Any]] = run.manifest.get("measures", {})
     scores = Scores(run.scores, measures)
-    rows = leaderboard(scores, measures, together=False)
-    size = f"{count(len(rows), 'subject')}, {count(len(scores.measures), 'measure')}"
+    rows = leaderboard(scores, measures)
+    size = f"{count(len(rows), 'network')}, {count(len(scores.measures), 'measure')}"
     _line(console, f"{run.name}: {size}")
     if not rows:
         _line(console, "no scores are recorded")
@@ -67,6 +67,13 @@ def print_leaderboard(run: Run, console: Console) -> None:
             console,
             f"sorted by {first}, most nonlinear first; intervals of ranks in brackets",
         )
+    units = dict.fromkeys(
+        f"{name} over {rows[0].entries[name].over}"
+        for name in shown
+        if len(rows) == 1 and math.isfinite(rows[0].entries[name].error_of_mean)
+    )
+    if units:
+        _line(console, f"± is the standard error: {', '.join(units)}")
     for hidden in _hidden(scores.measures, shown, len(rows), len(picked)):
         _line(console, hidden)
     gpus = gpus_of(run.manifest)
@@ -87,12 +94,19 @@ def _line(console: Console, text: str) -> None:
 def _varying(rows: Sequence[Row]) -> tuple[dict[str, list[str]], str]:
     """Split the fields of subjects into varying columns and a line of constant ones."""
     texts = {
-        key: [one_line(getattr(row.subjects[0], key)) for row in rows]
-        for key in ("model", "weights", "data", "seed")
+        "model": [one_line(row.subjects[0].model) for row in rows],
+        "weights": [one_line(row.subjects[0].group[2]) for row in rows],
+        "data": [one_line(row.subjects[0].data) for row in rows],
+        "seed": [_seeds(row) for row in rows],
     }
     shown = {n: column for n, column in texts.items() if n == "model" or len(set(column)) > 1}
     rest = {n: column[0] for n, column in texts.items() if n not in shown and column[0]}
     return shown, ", ".join(f"{name} {value}" for name, value in rest.items())
+
+
+def _seeds(row: Row) -> str:
+    seeds = [subject.seed for subject in row.subjects]
+    return ", ".join(map(str, seeds)) if len(seeds) < 4 else f"{len(seeds)} seeds"
 
 
 def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[str]:
@@ -100,17 +114,12 @@ def _column(name: str, rows: Sequence[Row], about: Mapping[str, Any]) -> list[st
     entries = [row.entries[name] for row in rows]
     values = [entry.value for entry in entries]
     head = f"{one_line(name)}\n{direction(about.get('more_means', 'neither'))}"
-    if len(rows) == 1:  # a rank of one is meaningless: show the spread over places
-        decimals = column_decimals([*values, entries[0].std])
-        return [head, *(_with_spread(entry, decimals) for entry in entries)]
+    if len(rows) == 1:  # a rank of one is meaningless: show the standard error
+        [entry] = entries
+        text = plus_minus(entry.value, entry.error_of_mean)
+        return [head, text if entry.status == "ok" else entry.status]
     decimals = interval_decimals(values, [(entry.high - entry.low) / 2 for entry in entries])
     return [head, *(_text(entry, decimals) for entry in entries)]
-
-
-def _with_spread(entry: Standing, decimals: int | None) -> str:
-    return (
-        value_with_std(entry.value, entry.std, decimals) if entry.status == "ok" else entry.status
-    )
 
 
 def _text(entry: Standing, decimals: int | None) -> str:
@@ -178,13 +187,19 @@ def _table(
 
 
 def _remarks(rows: Sequence[Row], measures: Sequence[str]) -> list[str]:
-    """List the reasons for missing values and the remarks on others."""
-    remarks = []
+    """List the reasons for missing values and the remarks on others, one line per reason."""
+    grouped: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         for name in measures:
             entry = row.entries[name]
             if entry.status != "ok":
-                remarks.append(f"{name}, {row.label}: {entry.status}: {entry.reason}")
+                grouped.setdefault(f"{entry.status}: {entry.reason}", []).append((name, row.label))
             elif entry.reason:
-                remarks.append(f"{name}, {row.label}: {entry.reason}")
+                grouped.setdefault(entry.reason, []).append((name, row.label))
+    remarks = []
+    for text, cells in grouped.items():
+        names = ", ".join(dict.fromkeys(name for name, _ in cells))
+        labels = list(dict.fromkeys(label for _, label in cells))
+        networks = ", ".join(labels) if len(labels) < 4 else f"{len(labels)} networks"
+        remarks.append(f"{names}, {networks}: {text}")
     return remarks

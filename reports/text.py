@@ -14,8 +14,8 @@ __all__ = [
     "direction",
     "interval_decimals",
     "number",
+    "plus_minus",
     "settings_text",
-    "value_with_std",
 ]
 
 SIGNIFICANT = 4
@@ -117,16 +117,20 @@ def number(value: float, decimals: int | None = None) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def value_with_std(value: float, std: float, decimals: int | None = None) -> str:
-    """Format a number with its spread; NaN for no spread.
+def plus_minus(value: float, error: float) -> str:
+    """Format a value with its standard error, to two significant digits of the error.
 
     Examples
     --------
-    >>> value_with_std(0.84531, 0.0712, 3), value_with_std(13.0, float("nan"))
-    ('0.845 ± 0.071', '13.00')
+    >>> plus_minus(0.84531, 0.0712), plus_minus(13.0, float("nan"))
+    ('0.845 ± 0.071', '13')
     """
-    text = number(value, decimals)
-    return text if math.isnan(std) else f"{text} ± {number(std, decimals)}"
+    if not math.isfinite(error) or error == 0:
+        return number(value, column_decimals([value]))
+    if column_decimals([value]) is None:
+        return f"{number(value)} ± {number(error)}"
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return f"{number(value, decimals)} ± {number(error, decimals)}"
 
 
 def direction(more_means: str) -> str:

@@ -89,10 +89,10 @@ const LEVELS = 10;
 const level = p => Math.min(LEVELS - 1, Math.floor(p * LEVELS));
 
 /* The state of the view, stored in the URL's fragment. */
-const firstSorted = $("th[aria-sort]");
+const firstSorted = $("th[aria-sort]"), firstSites = M.find(m => m.probe === "sites" && m.strip);
 const START = {
   q: "", sort: firstSorted ? M[+firstSorted.dataset.column].name : "", back: "", show: "values", spread: "", base: "", hide: "",
-  strip: $("#strip-measure") ? $("#strip-measure").textContent : "", over: "", agree: "", x: "", y: "", by: "", line: "", ref: "", stat: "", fact: "", subject: "", open: "", all: "", family: "", weights: "", data: "", seed: "", run: "",
+  strip: $("#strip-measure") ? $("#strip-measure").textContent : firstSites ? firstSites.name : "", over: "", agree: "", x: "", y: "", by: "", line: "", ref: "", stat: "", fact: "", subject: D.single ? ROWS[0].label : "", open: "", all: "", family: "", weights: "", data: "", seed: "", run: "",
 };
 const state = {...START};
 const LISTS = ["hide", "over", "open", "family", "weights", "data", "seed", "run"];
@@ -166,8 +166,9 @@ function cellTexts(row, measure) {
   let small = ranks;
   if (state.show === "values" && base >= 0 && base !== row) small = pairedInterval(row, base, measure);
   else if (state.spread && state.show === "values") {
-    const std = num(entry[STD]);
-    small = Number.isFinite(std) ? "± " + fmt(std, m.decimals) : "";
+    const {subjects} = ROWS[row];
+    const values = (subjects.length > 1 ? subjects.map(s => num((cellOf(s, measure).t || {}).value)) : placeValues(cellOf(subjects[0], measure))).filter(Number.isFinite);
+    small = values.length > 1 ? fmt(Math.min(...values), m.decimals) + " to " + fmt(Math.max(...values), m.decimals) : "";
   }
   return [text, small];
 }
@@ -963,7 +964,7 @@ function drawSubject() {
   const one = SUBJECTS[subject];
   const whole = row >= 0 && ROWS[row].subjects.length > 1 && state.subject !== one.label ? row : -1;
   const label = whole >= 0 ? ROWS[row].label : one.label;
-  const parts = [h("div", {class: "bar"}, h("h2", {style: "margin:0"}, label), h("button", {type: "button", class: "plain push", onclick: () => { state.subject = ""; update(); const line = lines[row >= 0 ? row : 0]; if (line) $("a", line).focus(); }}, "Close"))];
+  const parts = [h("div", {class: "bar"}, h("h2", {style: "margin:0"}, label), D.single ? null : h("button", {type: "button", class: "plain push", onclick: () => { state.subject = ""; update(); const line = lines[row >= 0 ? row : 0]; if (line) $("a", line).focus(); }}, "Close"))];
   const siblings = (ROWS.find(r => r.subjects.includes(subject)) || {subjects: []}).subjects.filter(s => whole >= 0 || s !== subject);
   if (siblings.length) parts.push(h("p", {class: "note"}, whole >= 0 ? `Mean of ${siblings.length} seeds: ` : "The same network: ", siblings.flatMap((s, i) => [i ? ", " : "", h("a", {href: "#subject=" + encodeURIComponent(SUBJECTS[s].label)}, "seed " + SUBJECTS[s].seed)])));
   if (one.remarks.length) parts.push(h("div", {class: "notice"}, one.remarks.slice(0, 8).map(text => h("div", {}, text))));
@@ -973,8 +974,8 @@ function drawSubject() {
     const t = cell.t || {}, value = num(t.value), cost = cell.cost || {};
     const fine = cell.s === "ok" && Number.isFinite(value);
     const more = Object.entries(t).filter(([name]) => name !== "value" && !name.includes(":") && !/\d$/.test(name)).map(([name, v]) => `${name} ${fmt(num(v), ["std", "min", "max", "median", "spread"].includes(name) ? m.all : null)}`).join(", ");
-    const ranked = entry && entry.cells[i][BEST] !== null ? rangeText(entry.cells[i]) : "";
-    const interval = entry && entry.cells[i][OVER] ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
+    const ranked = entry && ROWS.length > 1 && entry.cells[i][BEST] !== null ? rangeText(entry.cells[i]) : "";
+    const interval = entry && entry.cells[i][OVER] && num(entry.cells[i][LOW]) < num(entry.cells[i][HIGH]) ? `${fmt(num(entry.cells[i][LOW]), m.all)} to ${fmt(num(entry.cells[i][HIGH]), m.all)}` : "";
     return h("tr", {}, h("th", {scope: "row"}, m.name), fine ? h("td", {class: "number", "data-v": whole >= 0 ? null : value}, fmt(value, m.all)) : h("td", {class: "missing"}, cell.s), h("td", {class: "number"}, interval), h("td", {class: "number"}, ranked), h("td", {class: "more"}, fine ? more : cell.r || ""), h("td", {class: "number"}, cell.n ? cell.n.toLocaleString("en") : ""), h("td", {class: "number"}, "seconds" in cost ? Number(cost.seconds).toFixed(2) + " s" : ""));
   });
   parts.push(h("h3", {}, "Numbers"), h("div", {class: "wide", tabindex: "0"}, h("table", {class: "data"}, h("thead", {}, h("tr", {}, ["measure", "value", `${Math.round(100 * D.confidence)} % interval`, "rank", "other statistics", "n", "time"].map((text, i) => h("th", {scope: "col", class: i && i !== 4 ? "number" : null}, text)))), h("tbody", {}, numbers))));
@@ -1039,7 +1040,7 @@ function moduleTree(cell, measure) {
     while (node.children.size === 1 && node.values.length === [...node.children.values()][0].values.length) { const [[next, child]] = node.children; name += "." + next; node = child; }
     const found = node.values.filter(Number.isFinite), mean = found.reduce((s, v) => s + v, 0) / found.length;
     const swatch = h("i", {style: found.length ? `background:var(--q${level(position(scale, mean))})` : "background:var(--none)"});
-    const line = h("span", {}, swatch, name, h("span", {class: "note"}, found.length ? fmt(mean, M[measure].all) + (node.children.size ? `, mean of ${found.length}` : "") : "no value"));
+    const line = h("span", {}, swatch, name, " ", h("span", {class: "note"}, found.length ? fmt(mean, M[measure].all) + (node.children.size ? `, mean of ${found.length}` : "") : "no value"));
     if (!node.children.size) return h("li", {}, line);
     return h("li", {}, h("details", {open: node.values.length < 40}, h("summary", {}, line), h("ul", {}, [...node.children].map(([part, child]) => write(part, child)))));
   };
@@ -1095,6 +1096,15 @@ function drawnPath(one) {
 }
 
 /* Server-side figures and their tables. */
+function citing() {
+  const bar = $("#cite-controls");
+  if (!bar) return;
+  const status = h("span", {class: "said", role: "status"});
+  const act = (text, content) => h("button", {type: "button", class: "plain", onclick: async () => { await copy(content(), text); status.textContent = text + " copied"; }}, text);
+  const bibtex = $("#bibtex");
+  bar.append(act("Sentence", () => $("#cite-text").textContent), ...(bibtex ? [act("BibTeX", () => bibtex.textContent.trim() + "\n")] : []),
+    act("Markdown", asMarkdown), act("LaTeX", asLatex), act("Link", () => location.href), status);
+}
 function drawnBefore() {
   $$(".drawn").forEach((section, place) => {
     const name = $("h2", section).textContent.toLowerCase().replace(/[^a-z0-9]+/g, "-");
@@ -1116,7 +1126,7 @@ function controls() {
     h("input", {type: "search", id: "filter", placeholder: "Filter networks", "aria-label": "Filter networks", oninput: event => { state.q = event.target.value; update(); }}),
     ...FACETS.map(([key, values]) => menu(key[0].toUpperCase() + key.slice(1), key, values.map(value => h("label", {}, h("input", {type: "checkbox", value, "data-facet": key, onchange: () => { setList(key, $$(`[data-facet="${key}"]:checked`).map(box => box.value)); update(); }}), value)))),
     segment("Content of the cells", [["values", "Values"], ["ranks", "Ranks"], ["quantiles", "Quantiles"]], "show"),
-    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show the standard deviation over places or seeds instead of ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "± Spread"),
+    h("button", {type: "button", class: "plain", id: "spread", "aria-pressed": "false", title: "Show the range over places or seeds instead of ranks", onclick: () => { state.spread = state.spread ? "" : "1"; update(); }}, "Spread"),
     menu("Measures", "measures", M.map((m, i) => h("label", {}, h("input", {type: "checkbox", checked: true, "data-column-box": i, onchange: () => { setList("hide", M.filter((_, k) => !$(`[data-column-box="${k}"]`).checked).map(one => one.name)); update(); }}), m.name))),
     h("label", {}, "difference to", h("select", {id: "base", "aria-label": "Show differences to", onchange: event => { state.base = event.target.value; update(); }}, h("option", {value: ""}, "nothing"), ROWS.map(row => h("option", {value: row.label}, row.label)))),
     h("span", {class: "said", id: "shown", role: "status"}),
@@ -1180,7 +1190,7 @@ document.addEventListener("click", event => { $$(".menu[open]").forEach(one => {
 document.addEventListener("keydown", event => {
   if (event.key !== "Escape") return;
   const open = $(".menu[open]");
-  if (open) { open.open = false; $("summary", open).focus(); } else if (state.subject) { state.subject = ""; update(); }
+  if (open) { open.open = false; $("summary", open).focus(); } else if (state.subject && !D.single) { state.subject = ""; update(); }
 });
 
 /* The leaderboard is drawn at once, the rest when the browser is idle. */
@@ -1216,7 +1226,8 @@ addEventListener("hashchange", () => {
 });
 readHash();
 controls();
+citing();
 drawnBefore();
-drawnState.routed = state.subject !== "";
+drawnState.routed = state.subject !== "" && !D.single;
 update();
 drawnState.routed = false;

@@ -453,7 +453,29 @@ def test_axe_finds_nothing_serious(browser, files):
 def test_a_run_of_one_network_and_one_number_opens(browser, tmp_path):
     run = made_run(1, measures=("pathlength",))
     seen = Seen(browser, write_page(run, tmp_path / "one.html"))
-    assert seen.column(2) == ["8.0"]
+    assert seen.page.locator(".gauge h3").inner_text().split() == ["pathlength", "8"]
+    assert not seen.page.locator("#board").count()
+    assert seen.said == []
+    seen.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_single_network_has_a_page_of_its_own(browser, tmp_path, width):
+    run = made_run(1, measures=("affinity", "r2", "absdev", "pathlength"))
+    path = write_page(run, tmp_path / "one.html")
+    seen = Seen(browser, path, viewport={"width": width, "height": 900})
+    text = seen.page.locator("header").inner_text()
+    assert re.search(r"By affinity, .+ (stand|is the most nonlinear)", text)
+    sites = next(r for r in run.records if r.measure.name == "affinity").result.values
+    assert seen.page.locator(".fields li").count() == len(sites)
+    assert seen.page.locator(".gauge").count() == 4
+    assert "± is the standard error over" in seen.page.locator(".gauge").first.inner_text()
+    assert seen.page.evaluate("document.documentElement.scrollWidth") == width
+    for absent in ("difference to", "rank of", "Similar networks", "Do the measures agree"):
+        assert absent not in seen.page.locator("main").inner_text()
+    cited = seen.page.locator("#cite-text").inner_text()
+    assert "affinity" in cited
+    assert "nlbench 0.1.0" in cited
     assert seen.said == []
     seen.context.close()
 

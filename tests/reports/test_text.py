@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.reports.text import bounds_text, column_decimals, number, value_with_std
+from nlbench.reports.text import bounds_text, column_decimals, number, plus_minus
 
 finite = st.floats(-1e300, 1e300)
 
@@ -46,7 +46,7 @@ def test_numbers_that_are_not_plain_are_still_told_apart(value: float, text: str
 
 
 def test_a_spread_that_rounds_to_nothing_is_shown_with_an_exponent() -> None:
-    assert value_with_std(0.9, 1e-7, 3) == "0.900 ± 1e-07"
+    assert plus_minus(0.9, 1e-7) == "0.90000000 ± 0.00000010"
 
 
 def test_a_bound_at_infinity_is_no_bound() -> None:

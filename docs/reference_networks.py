@@ -1,0 +1,67 @@
+"""Measure the reference networks and write ``reports/reference_networks.json``.
+
+torchvision's networks are initialised under seed 0 and measured on synthetic images; vgg8 is
+measured initialised and as it ships. Takes about ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import nlbench
+from nlbench.reports.population import FILE, build_population
+
+SITES = ("affinity", "r2", "cka", "pathlength")
+NETWORKS = (
+    "alexnet resnet18 resnet34 resnet50 resnet101 resnext50_32x4d wide_resnet50_2 vgg11 "
+    "vgg11_bn vgg16 vgg16_bn densenet121 densenet169 googlenet squeezenet1_0 "
+    "squeezenet1_1 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large shufflenet_v2_x0_5 "
+    "shufflenet_v2_x1_0 mnasnet0_5 mnasnet1_0 efficientnet_b0 efficientnet_b1 "
+    "efficientnet_v2_s regnet_x_400mf regnet_y_400mf regnet_x_800mf convnext_tiny "
+    "convnext_small swin_t swin_v2_t vit_b_16 vit_b_32 inception_v3"
+)
+SMALL = (
+    "alexnet resnet18 resnet34 vgg11 vgg11_bn squeezenet1_1 mobilenet_v2 "
+    "shufflenet_v2_x1_0 mnasnet1_0 regnet_x_400mf densenet121 convnext_tiny "
+    "efficientnet_b0 mobilenet_v3_small"
+)
+
+
+def requests() -> list[nlbench.Request]:
+    """Return what is measured, in double precision."""
+    common = {"data": ("synthetic",), "weights": "init", "precision": "float64"}
+    return [
+        nlbench.Request(SITES, named(NETWORKS), samples=128, **common),
+        nlbench.Request(
+            ("nlc", "absdev"),
+            named(SMALL),
+            samples=16,
+            settings={"synthetic.size": 64, "lines.number": 2, "lines.anchors": 4},
+            **common,
+        ),
+        nlbench.Request((*SITES, "nlc", "absdev"), ("vgg8",), weights="init", precision="float64"),
+        nlbench.Request((*SITES, "nlc", "absdev"), ("vgg8",), precision="float64"),
+    ]
+
+
+def named(networks: str) -> tuple[str, ...]:
+    return tuple(f"torchvision/{name}" for name in networks.split())
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            nlbench.run(request, Path(folder, str(number)))
+            for number, request in enumerate(requests())
+        ]
+        population = build_population(runs)
+    FILE.write_text(json.dumps(population, indent=1) + "\n")
+    for measure, entry in population.items():
+        print(f"{measure}: {len(entry['values'])} networks", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

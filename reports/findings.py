@@ -1,0 +1,169 @@
+"""Findings of a run, as sentences with names and numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nlbench.errors import one_line
+
+from .agreement import Correlation
+from .leaderboard import Row, sense_of, sort_measure
+from .population import STATISTICS, population_of
+from .remarks import Gap
+from .tables import Scores, TableCell
+from .text import count, number
+
+__all__ = ["findings", "network_findings", "standout_places"]
+
+Measures = Mapping[str, Mapping[str, Any]]
+
+_MAX_NAMED = 3
+_MAX_REASON = 120
+_NUMBER = re.compile(r"\d+")
+_STANDOUT_GAP = 2.0  # times the mean gap between the other places
+
+
+def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
+    """Split the places of a cell into those that stand out as most nonlinear and the others.
+
+    The first up to three places in order of nonlinearity stand out if the gap to the next one
+    exceeds twice the mean gap between the remaining places.
+
+    Examples
+    --------
+    >>> from .tables import Place
+    >>> places = tuple(Place(n, {"value": v}, 8, "ok", "") for n, v in
+    ...     [("a", 0.9), ("b", 0.5), ("c", 0.93), ("d", 0.95)])
+    >>> standout_places(TableCell({"value": 0.8}, 8, "ok", "", places), -1)
+    (['b'], ['a', 'c', 'd'])
+    """
+    finite = [(place.name, place.value) for place in cell.places if math.isfinite(place.value)]
+    ordered = sorted(finite, key=lambda pair: -sense * pair[1])
+    best, size = 0, 0.0
+    for k in range(1, min(_MAX_NAMED, len(ordered) - 2) + 1):
+        rest = abs(ordered[-1][1] - ordered[k][1]) / (len(ordered) - k - 1)
+        gap = abs(ordered[k][1] - ordered[k - 1][1])
+        if gap > _STANDOUT_GAP * rest and gap > size:
+            best, size = k, gap
+    names = [name for name, _ in ordered]
+    rest = set(names[best:])
+    return names[:best], [name for name, _ in finite if name in rest]
+
+
+def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:
+    """Describe one network: the places that stand out, and where it lies among others."""
+    sentences = []
+    for measure in scores.measures:
+        about = measures.get(measure, {})
+        cell = scores[row.subjects[0].label, measure]
+        sense = sense_of(about)
+        if about.get("probe") == "sites" and sense and len(cell.place_values) > 2:
+            sentences.append(_places_sentence(measure, cell, sense))
+            break
+    for measure in scores.measures:
+        about = measures.get(measure, {})
+        population = population_of(measure, about)
+        value = _comparable(scores[row.subjects[0].label, measure], measure)
+        if population is None or not math.isfinite(value):
+            continue
+        name = "absdev over its range" if measure == "absdev" else measure
+        text = f"{100 * value:.1f} %" if measure == "absdev" else number(value)
+        place = population.sentence(value)
+        sentences.append(f"By {name} ({text}) it is {place[0].lower()}{place[1:]}.")
+    return sentences
+
+
+def _comparable(cell: TableCell, measure: str) -> float:
+    value = cell.statistics.get(STATISTICS.get(measure, "value"), math.nan)
+    return value if cell.status == "ok" else math.nan
+
+
+def _places_sentence(measure: str, cell: TableCell, sense: int) -> str:
+    values = {place.name: place.value for place in cell.places}
+    standout, others = standout_places(cell, sense)
+    rest = [values[name] for name in others]
+    if not standout:
+        ordered = sorted(others, key=lambda name: -sense * values[name])
+        return (
+            f"By {measure}, {_named(ordered[0], values)} is the most nonlinear of "
+            f"{count(len(others), 'activation')} and {_named(ordered[-1], values)} the least."
+        )
+    names = " and ".join(
+        part for part in (", ".join(_named(n, values) for n in standout[:-1]),
+                          _named(standout[-1], values)) if part
+    )  # fmt: skip
+    verb = "stands" if len(standout) == 1 else "stand"
+    return (
+        f"By {measure}, {names} {verb} out as most nonlinear; the other "
+        f"{count(len(rest), 'activation')} lie between {number(min(rest), 2)} and "
+        f"{number(max(rest), 2)}."
+    )
+
+
+def _named(name: str, values: Mapping[str, float]) -> str:
+    return f"{name} ({number(values[name], 2)})"
+
+
+def findings(
+    rows: Sequence[Row],
+    scores: Scores,
+    measures: Measures,
+    missing: Sequence[Gap],
+    spearman: Mapping[tuple[str, str], Correlation],
+) -> list[str]:
+    """Describe a run: the extremes, disagreement between measures, and missing values."""
+    sentences = []
+    if len(rows) == 1:
+        sentences += network_findings(rows[0], scores, measures)
+    first = sort_measure(measures, scores.measures)
+    ranked = [row for row in rows if first and row.entries[first].rank is not None]
+    if len(ranked) > 1 and first:
+        sentences.append(_extremes(ranked, first, sense_of(measures[first])))
+        top = ranked[0]
+        cell = scores[top.subjects[0].label, first]
+        if measures[first].get("probe") == "sites" and len(cell.place_values) > 2:
+            sentence = _places_sentence(first, cell, sense_of(measures[first]))
+            sentences.append(f"In {top.label}: {sentence[0].lower()}{sentence[1:]}")
+    against = [pair for pair, c in spearman.items() if math.isfinite(c.high) and c.high < 0]
+    for a, b in against[:_MAX_NAMED]:
+        sentences.append(f"{a} and {b} order the networks oppositely (ρ {spearman[a, b].text}).")
+    sentences += _missing_sentences(missing)
+    return sentences
+
+
+def _extremes(ranked: Sequence[Row], measure: str, sense: int) -> str:
+    top, last = ranked[0], ranked[-1]
+    text = f"By {measure}, {_valued(top, measure)} is the most nonlinear"
+    text += f" and {_valued(last, measure)} the least"
+    near, far = (row.entries[measure] for row in (top, last))
+    ends = (near.low, far.high) if sense > 0 else (far.low, near.high)
+    if all(map(math.isfinite, ends)) and ends[0] <= ends[1]:
+        return f"{text}; their intervals overlap."
+    beyond = sum(entry.rank == 1 for entry in (row.entries[measure] for row in ranked))
+    return (
+        f"{text}." if beyond < 2 else f"{text}; {beyond - 1} more may be as nonlinear as the first."
+    )
+
+
+def _valued(row: Row, measure: str) -> str:
+    return f"{row.label} ({number(row.entries[measure].value, 3)})"
+
+
+def _missing_sentences(missing: Sequence[Gap]) -> list[str]:
+    whole: dict[tuple[str, str], dict[str, str]] = {}
+    for gap in missing:
+        if not gap.where:
+            whole.setdefault((gap.measure, gap.status), {})[gap.subject] = gap.reason
+    sentences = []
+    for (measure, status), reasons in whole.items():
+        who = next(iter(reasons)) if len(reasons) == 1 else count(len(reasons), "network")
+        [(shape, n)] = Counter(_NUMBER.sub("0", r) for r in reasons.values()).most_common(1)
+        reason = next(r for r in reasons.values() if _NUMBER.sub("0", r) == shape)
+        reason = one_line(reason.partition(";")[0], _MAX_REASON)
+        others = f" (and {count(len(reasons) - n, 'other reason')})" if len(reasons) > n else ""
+        sentences.append(f"{measure} is {status} for {who}: {reason}{others}.")
+    return sentences

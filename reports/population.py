@@ -1,0 +1,114 @@
+"""The reference population: values of many networks, in which any value can be placed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .leaderboard import sense_of
+
+if TYPE_CHECKING:
+    from nlbench.store.run import Run
+
+__all__ = ["STATISTICS", "Population", "build_population", "population_of"]
+
+FILE = Path(__file__).parent / "reference_networks.json"
+STATISTICS = {"absdev": "over_range"}
+"""Statistic in which a measure is comparable between networks, where it isn't ``value``."""
+AFFINE = {"affinity": 1.0, "r2": 1.0, "cka": 1.0, "absdev": 0.0, "nlc": 1.0, "pathlength": 0.0}
+"""Value of an affine network, or of an activation that acts as an affine map."""
+MIN_NETWORKS = 5
+_DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Population:
+    """Values of one measure on the reference networks.
+
+    Parameters
+    ----------
+    values : array of shape (n,)
+    affine : float
+        Value of an affine network; NaN if unknown.
+    sense : int
+        1 if larger is more nonlinear, else -1.
+    """
+
+    values: NDArray[np.float64]
+    affine: float
+    sense: int
+
+    def sentence(self, value: float) -> str:
+        """Place a value among the reference networks.
+
+        Examples
+        --------
+        >>> Population(np.array([0.8, 0.9, 0.9, 1.0]), 1.0, -1).sentence(0.85)
+        'More nonlinear than 75 % of 4 reference networks (0.8 to 1)'
+        """
+        below, n = int((self.sense * self.values < self.sense * value).sum()), len(self.values)
+        share = "none" if not below else "all" if below == n else f"{100 * below / n:.0f} %"
+        low, high = float(self.values.min()), float(self.values.max())
+        return f"More nonlinear than {share} of {n} reference networks ({low:.3g} to {high:.3g})"
+
+
+def population_of(measure: str, about: Mapping[str, Any]) -> Population | None:
+    """Return the reference population of a measure.
+
+    None if there are too few networks, or if the measure has no direction, another version or
+    other options than the reference networks were measured with.
+    """
+    entry = _load().get(measure)
+    sense = sense_of(about)
+    if entry is None or not sense or len(entry["values"]) < MIN_NETWORKS:
+        return None
+    if any(entry[key] != about.get(key) for key in ("version", "options")):
+        return None
+    values = np.array(list(entry["values"].values()), dtype=np.float64)
+    return Population(values, AFFINE.get(measure, math.nan), sense)
+
+
+@functools.cache
+def _load() -> Mapping[str, Any]:
+    if not FILE.is_file():
+        return {}
+    content: Mapping[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return content
+
+
+def build_population(runs: Iterable[Run]) -> dict[str, Any]:
+    """Collect the content of ``reference_networks.json`` from runs.
+
+    Only measures with a direction are kept, each with one version and one set of options.
+
+    Raises
+    ------
+    ValueError
+        If two runs measured with other versions or options.
+    """
+    population: dict[str, Any] = {}
+    for run in runs:
+        table = run.scores
+        rows = table[(table["place"] == "") & (table["status"] == "ok")]
+        for measure, about in run.manifest["measures"].items():
+            if not sense_of(about):
+                continue
+            known = {key: about.get(key) for key in ("version", "options")}
+            entry = population.setdefault(measure, {**known, "values": {}})
+            if any(entry[key] != known[key] for key in known):
+                raise ValueError(f"{measure} has another version or other options in {run.name}")
+            statistic = STATISTICS.get(measure, "value")
+            mine = rows[(rows["measure"] == measure) & (rows["statistic"] == statistic)]
+            for model, weights, value in zip(
+                mine["model"], mine["weights"], mine["value"], strict=True
+            ):
+                entry["values"][f"{model} {weights}"] = float(f"{value:.{_DIGITS}g}")
+    return population

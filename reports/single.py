@@ -1,0 +1,181 @@
+"""The page of a single network: its strip of activations and a card per measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from .fingerprint import Scale, level_of
+from .leaderboard import Row, Standing, sense_of, standard_error
+from .population import Population, population_of
+from .tables import Place, Scores, TableCell
+from .text import column_decimals, count, number, plus_minus
+
+__all__ = ["Card", "Field", "cards", "cite_sentence", "strip_fields"]
+
+_WIDTH, _HEIGHT, _MARGIN = 300.0, 46.0, 12.0
+_FIRST_DARK_LEVEL = 5
+_MAX_DRAWN_PLACES = 60
+
+
+@dataclass(frozen=True)
+class Field:
+    """One activation of the strip."""
+
+    name: str
+    label: str
+    text: str
+    level: str
+    dark: bool
+    remark: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One measure of one network."""
+
+    name: str
+    description: str
+    text: str
+    axis: Markup
+    notes: tuple[str, ...]
+
+
+def strip_fields(cell: TableCell, sense: int) -> list[Field]:
+    """Return the activations of a measure in order of call."""
+    scale = Scale.of((place.value for place in cell.places), sense)
+    decimals = column_decimals(cell.place_values)
+    decimals = None if decimals is None else min(2, decimals)
+    fields = []
+    for place in cell.places:
+        level = -1
+        if scale is not None and math.isfinite(place.value):
+            level = level_of(scale.position(place.value))
+        fields.append(
+            Field(
+                place.name,
+                ".".join(place.name.split(".")[-2:]),
+                number(place.value, decimals) if level >= 0 else place.status,
+                "qx" if level < 0 else f"q{level}",
+                level >= _FIRST_DARK_LEVEL,
+                place.reason or f"{place.name}: {number(place.value)}",
+            )
+        )
+    return fields
+
+
+def cards(row: Row, scores: Scores, measures: Mapping[str, Mapping[str, Any]]) -> list[Card]:
+    """Return a card for each measure of a network."""
+    found = []
+    for name in scores.measures:
+        about = measures.get(name, {})
+        entry, cell = row.entries[name], scores[row.subjects[0].label, name]
+        description = str(about.get("description", "")).strip()
+        if entry.status != "ok":
+            found.append(Card(name, description, entry.status, Markup(), (entry.reason,)))
+            continue
+        found.append(_card(name, description, entry, cell, about))
+    return found
+
+
+def _card(
+    name: str, description: str, entry: Standing, cell: TableCell, about: Mapping[str, Any]
+) -> Card:
+    error = entry.error_of_mean
+    places, value = cell.places, entry.value
+    statistic = "value"
+    notes = []
+    if name == "absdev" and "over_range" in cell.statistics:
+        # The area depends on the units of inputs and logits; its share of the range does not.
+        notes.append(f"Raw: {plus_minus(value, error)}, in units of logits times inputs.")
+        statistic, value = "over_range", cell.statistics["over_range"]
+        error = standard_error(cell, statistic)
+        name = "absdev, over its range"
+    if math.isfinite(error):
+        notes.append(f"± is the standard error over {_units(entry, places)}.")
+    population = population_of(name.partition(",")[0], about)
+    if population is not None:
+        notes.append(population.sentence(value) + ".")
+    if entry.error:
+        share = entry.error / abs(entry.value) if entry.value else math.inf
+        notes.append(f"Estimated, relative error at most {100 * share:.2g} %.")
+    elif entry.reason:
+        notes.append(f"{entry.reason[0].upper()}{entry.reason[1:]}.")
+    values = [place.statistics.get(statistic, math.nan) for place in places if entry.over]
+    axis = _axis(name, value, error, values, population, sense_of(about))
+    return Card(name, description, plus_minus(value, error), axis, tuple(notes))
+
+
+def _units(entry: Standing, places: Sequence[Place]) -> str:
+    if entry.over == "sites":
+        return count(len(places), "activation")
+    return count(len(places), entry.over.removesuffix("s"))
+
+
+def _axis(
+    name: str,
+    value: float,
+    error: float,
+    places: Sequence[float],
+    population: Population | None,
+    sense: int,
+) -> Markup:
+    """Draw the value and its standard error among its places and the reference networks."""
+    others = [] if population is None else list(population.values)
+    affine = math.nan if population is None else population.affine
+    shown = [v for v in places if math.isfinite(v)]
+    shown = shown if len(shown) <= _MAX_DRAWN_PLACES else []
+    half = error if math.isfinite(error) else 0.0
+    finite = [v for v in (value - half, value + half, affine, *others, *shown) if math.isfinite(v)]
+    low, high = min(finite), max(finite)
+    if not sense or not high > low:
+        return Markup()
+    log = low > 0 and high > 50 * low
+    ends = (math.log(low), math.log(high)) if log else (low, high)
+
+    def x(v: float) -> float:
+        position = ((math.log(max(v, 1e-300)) if log else v) - ends[0]) / (ends[1] - ends[0])
+        position = min(1.0, max(0.0, position if sense > 0 else 1 - position))
+        return _MARGIN + position * (_WIDTH - 2 * _MARGIN)
+
+    y = 20.0
+    parts = [f'<line class="rule" x1="{_MARGIN}" x2="{_WIDTH - _MARGIN}" y1="{y}" y2="{y}"/>']
+    parts += [f'<circle class="other" cx="{x(v):.1f}" cy="{y}" r="3"/>' for v in others]
+    parts += [f'<path class="place" d="M{x(v):.1f} {y - 5}v10"/>' for v in shown]
+    if half:
+        parts.append(
+            f'<line class="error" x1="{x(value - half):.1f}" x2="{x(value + half):.1f}"'
+            f' y1="{y}" y2="{y}"/>'
+        )
+    parts.append(f'<circle class="own" cx="{x(value):.1f}" cy="{y}" r="5"/>')
+    least, most = (low, high) if sense > 0 else (high, low)
+    begin = f"{number(least)} affine" if least == affine else number(least)
+    parts.append(f'<text x="0" y="{_HEIGHT - 4}">{escape(begin)}</text>')
+    parts.append(
+        f'<text x="{_WIDTH:g}" y="{_HEIGHT - 4}" text-anchor="end">more nonlinear'
+        f" {number(most)}</text>"
+    )
+    title = f"{name}: {number(value)}"
+    if others:
+        title += f" among {len(others)} reference networks"
+    return Markup(
+        f'<svg class="dots" role="img" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}">'
+        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
+    )
+
+
+def cite_sentence(row: Row, measures: Mapping[str, Mapping[str, Any]], facts: Sequence[str]) -> str:
+    """Return a sentence that cites the values of a network, with `facts` on the run at its end."""
+    texts, units = [], set()
+    for name, entry in row.entries.items():
+        if entry.status == "ok" and sense_of(measures.get(name, {})):
+            texts.append(f"{name} {plus_minus(entry.value, entry.error_of_mean)}")
+            units.add(entry.over)
+    units.discard("")
+    legend = f"± is the standard error over {' or '.join(sorted(units))}" if units else ""
+    parts = "; ".join(part for part in (legend, *facts) if part)
+    return f"{row.label} on {row.subjects[0].data}: {', '.join(texts)} ({parts})."
