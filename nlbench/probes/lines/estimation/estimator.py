@@ -173,11 +173,11 @@ def estimate_segments(
 
     first_dtype = dtype or torch.float32
     options = _EstimateOptions(tolerance, evaluations, budget)
-    while group := list(itertools.islice(remaining, evaluator_in(first_dtype).together)):
+    while group := list(itertools.islice(remaining, evaluator_in(first_dtype).batch_segments)):
         states = _estimate_in_memory(evaluator_in, first_dtype, group, options, dtype is None)
         again = [i for i, state in enumerate(states) if state.is_imprecise]
         if again:
-            for indices in _batches(again, evaluator_in(torch.float64).together):
+            for indices in _batches(again, evaluator_in(torch.float64).batch_segments):
                 few = [group[i] for i in indices]
                 precise = _estimate_in_memory(evaluator_in, torch.float64, few, options, False)
                 for i, state in zip(indices, precise, strict=True):
@@ -198,20 +198,20 @@ def _estimate_in_memory(
     options: _EstimateOptions,
     may_be_imprecise: bool,
 ) -> list[_SegmentState]:
-    """Estimate segments, halving the chunk on out-of-memory."""
+    """Estimate segments, halving the batch on out-of-memory."""
     evaluator = evaluator_in(dtype)
-    before = evaluator.chunk
+    before = evaluator.batch_points
 
     def attempt(points: int) -> list[_SegmentState]:
-        evaluator.chunk = points
+        evaluator.batch_points = points
         batches = _batches(segments, max(1, len(segments) * points // before))
         states = (
             _estimate(evaluator, evaluator_in, few, options, may_be_imprecise) for few in batches
         )
         return list(itertools.chain.from_iterable(states))
 
-    states, evaluator.chunk = halve_on_oom(attempt, before, evaluator.device)
-    evaluator.together = max(1, evaluator.together * evaluator.chunk // before)
+    states, evaluator.batch_points = halve_on_oom(attempt, before, evaluator.device)
+    evaluator.batch_segments = max(1, evaluator.batch_segments * evaluator.batch_points // before)
     return states
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import NotFinite, UnsupportedOperation
 from nlbench.introspection.memory import LiveBytes, usable_memory
-from nlbench.introspection.model_state import typed_copy
+from nlbench.introspection.model_copy import typed_copy
 from nlbench.probes.lines.recording.agreement import is_same, run_alone
 from nlbench.probes.lines.recording.point_memory import PointMemory, share_out
 from nlbench.probes.lines.recording.program import Step
@@ -35,10 +35,10 @@ class Evaluator:
 
     Attributes
     ----------
-    chunk : int
+    batch_points : int
         Points that are run at once.
-    together : int
-        Segments that are estimated together.
+    batch_segments : int
+        Segments that are estimated at once.
     budget : float
         Bytes that may be used.
     """
@@ -59,12 +59,12 @@ class Evaluator:
         points = min(max_points, max_bytes // each)
         # Half of the memory is for patterns.
         needs = PointMemory(each, each, 0, 0).times(2)
-        _, self.chunk = share_out(needs, self.device, memory, max(1, points))
+        _, self.batch_points = share_out(needs, self.device, memory, max(1, points))
         self.budget = usable_memory(self.device, memory)
         # No pattern is stored yet: where one point fits, two do.
-        self._check(torch.cat([ends, ends.mean(0, keepdim=True)])[: max(2, self.chunk)])
-        self.together = (
-            _MAX_SEGMENTS_GPU if on_gpu else max(1, min(_MAX_SEGMENTS_CPU, self.chunk // 4))
+        self._check(torch.cat([ends, ends.mean(0, keepdim=True)])[: max(2, self.batch_points)])
+        self.batch_segments = (
+            _MAX_SEGMENTS_GPU if on_gpu else max(1, min(_MAX_SEGMENTS_CPU, self.batch_points // 4))
         )
 
     @torch.inference_mode()
@@ -120,8 +120,8 @@ class Evaluator:
         float64 tensor of shape (P, k)
         """
         outputs = []
-        for first in range(0, len(owner), self.chunk):
-            rows = slice(first, min(first + self.chunk, len(owner)))
+        for first in range(0, len(owner), self.batch_points):
+            rows = slice(first, min(first + self.batch_points, len(owner)))
             weight = t[rows].double().to(starts.dtype).reshape(-1, *[1] * (starts.ndim - 1))
             inputs = torch.lerp(starts[owner[rows]], ends[owner[rows]], weight)
             on_rows = None if callback is None else functools.partial(callback, rows)

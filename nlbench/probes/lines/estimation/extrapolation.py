@@ -173,9 +173,9 @@ class DeviationEstimate:
         if checks is not None:
             # The largest distance from the interpolant that the last halving found, and those at
             # the checks: what is further off now lies between the nodes.
-            found = (values[1::2] - (values[:-1:2] + values[2::2]) / 2).abs().amax(0)
+            known = (values[1::2] - (values[:-1:2] + values[2::2]) / 2).abs().amax(0)
             off = (checks - _interpolate(values, check_places().to(values.device))).abs()
-            error = error + (off - found).clamp(min=0).mean(0)
+            error = error + (off - known).clamp(min=0).mean(0)
         return cls(parts, error)
 
 

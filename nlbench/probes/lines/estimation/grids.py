@@ -102,7 +102,7 @@ class GridGroup:
         self._ends = torch.stack([end for _, end in segments])
         self._noise_floor = torch.stack([measured.noise_floor for measured in rounding])
         self._is_coarse = torch.stack([measured.is_coarse for measured in rounding])
-        self._device, self._dtype = self._starts.device, self._starts.dtype
+        self._device = self._starts.device
         self.steps = 0
         self._capacity = INITIAL_GPU_CAPACITY
         self.values = torch.zeros(0)

@@ -56,7 +56,7 @@ def trace_exactly(
     *,
     memory: int | None = None,
     limit: int | None = None,
-    together: int | None = None,
+    batch_segments: int | None = None,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
     """Trace a recorded program on one segment after another; see `trace_segment`.
@@ -76,7 +76,7 @@ def trace_exactly(
     limit : int, optional
         Most points carried at once, at least 2; by default as many as fit the cache and the
         memory.
-    together : int, optional
+    batch_segments : int, optional
         Segments that begin in one batch; by default 1 on a CPU.
     needs : PointMemory, optional
         Memory of a point, if it was measured before.
@@ -94,13 +94,13 @@ def trace_exactly(
     segments = iter(segments)
     # Points that fit after memory has run out.
     fitting = 0
-    while group := list(itertools.islice(segments, together or 1)):
+    while group := list(itertools.islice(segments, batch_segments or 1)):
         device = group[0][0].device
         if needs is None:
             needs = measure_point_memory(program, torch.stack(group[0]))
-        if together is None and device.type == "cuda":
-            together = SEGMENTS_PER_GPU_BATCH
-            group += itertools.islice(segments, together - 1)
+        if batch_segments is None and device.type == "cuda":
+            batch_segments = SEGMENTS_PER_GPU_BATCH
+            group += itertools.islice(segments, batch_segments - 1)
         threads, points = _threads_and_points(needs, device, memory)
         fitting = min(fitting or limit or points, limit or points)
 

@@ -114,7 +114,8 @@ def run_alone(network: nn.Module, inputs: Tensor) -> Tensor:
     ------
     nlbench.RequestError, nlbench.Undefined, nlbench.NotFinite
     """
-    return torch.cat([run_once(network, one.clone(), nullcontext()) for one in inputs[:, None]])
+    outputs = [run_once(network, example.clone(), nullcontext()) for example in inputs[:, None]]
+    return torch.cat(outputs)
 
 
 def agree(values: Tensor, expected: Tensor, others: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nlbench.errors import RequestError
+from nlbench.introspection.dispatch import storage_of
 from nlbench.introspection.memory import (
     LiveBytes,
     format_bytes,
@@ -170,16 +171,16 @@ def measure_point_memory(program: Program, inputs: Tensor) -> PointMemory:
             output = apply_step(step, x)
             bound = step.rule.bound(x, b, output)
             # What stays of it, besides output and bound, are constants.
-            made = {t.untyped_storage()._cdata: t.untyped_storage() for t in (output, bound)}
-            old = {t.untyped_storage()._cdata for t in (*x, *b)}
-            new = sum(storage.nbytes() for key, storage in made.items() if key not in old)
+            storages = {storage_of(t): t.untyped_storage() for t in (output, bound)}
+            old = {storage_of(t) for t in (*x, *b)}
+            new = sum(storage.nbytes() for key, storage in storages.items() if key not in old)
             constants += max(0, live.now - before - new)
-            most = live.peak - before
+            peak_bytes = live.peak - before
             if step.rule.bend is not None and points > 1 and all(n.isfinite().all() for n in b):
                 live.restart()
                 step.rule.bend(x, b)
-                most = max(most, live.peak - before)
-            step_bytes[step.output] = -(-max(0, most - new) // points)
+                peak_bytes = max(peak_bytes, live.peak - before)
+            step_bytes[step.output] = -(-max(0, peak_bytes - new) // points)
             bound_bytes[step.output] = -(-bound.nbytes // points)
             values[step.output], bounds[step.output] = output, bound
             for value in step.ends:
@@ -196,7 +197,7 @@ def _total(
 ) -> PointMemory:
     """Add up the memory of a point, given the bytes of each value's bound and of each step."""
     alive = {0: itemsize * torch.Size(program.shape).numel()}
-    width = most = alive[0] + bound_bytes.get(0, 0)
+    width = peak_bytes = alive[0] + bound_bytes.get(0, 0)
     alive[0] = width
     waiting = reserve = 0
     for step in program.steps:
@@ -210,7 +211,8 @@ def _total(
             # Signs and copies of what bends; or what new points are interpolated from.
             workspace += max(2 * output, 2 * largest)
         width, reserve = max(width, after), max(reserve, itemsize * step.rule.reserve)
-        most = max(most, before + after + max(workspace, step_bytes.get(step.output, 0)))
+        own_bytes = max(workspace, step_bytes.get(step.output, 0))
+        peak_bytes = max(peak_bytes, before + after + own_bytes)
         for value in step.ends:
             del alive[value]
-    return PointMemory(width, most, waiting, reserve, constants)
+    return PointMemory(width, peak_bytes, waiting, reserve, constants)

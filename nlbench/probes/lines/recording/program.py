@@ -17,7 +17,7 @@ from nlbench.errors import UnsupportedOperation
 from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.rules.rule import Rule
 
-__all__ = ["Computed", "Program", "Step", "apply_step", "run_program", "walk", "walk_measured"]
+__all__ = ["ComputedStep", "Program", "Step", "apply_step", "run_program", "walk", "walk_measured"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def run_program(
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedStep:
     """A step during a walk: its inputs and its output, with their rounding errors.
 
     `copies` are the inputs with other last digits, where the errors are measured.
@@ -123,7 +123,7 @@ class Computed:
     copies: Sequence[Sequence[Tensor]] = ()
 
 
-def walk(program: Program, inputs: Tensor) -> Iterator[Computed]:
+def walk(program: Program, inputs: Tensor) -> Iterator[ComputedStep]:
     """Yield the steps of a program as they are computed for a batch of inputs, (m, *input).
 
     The errors are the rules' estimates. Values that no later step needs are freed.
@@ -133,7 +133,7 @@ def walk(program: Program, inputs: Tensor) -> Iterator[Computed]:
         x, b = [values[i] for i in step.inputs], [bounds[i] for i in step.inputs]
         output = apply_step(step, x)
         values[step.output], bounds[step.output] = output, step.rule.bound(x, b, output)
-        yield Computed(step, x, b, output, bounds[step.output])
+        yield ComputedStep(step, x, b, output, bounds[step.output])
         # The caller may hold the lists until the next step.
         x.clear()
         b.clear()
@@ -153,7 +153,7 @@ def apply_step(step: Step, inputs: Sequence[Tensor]) -> Tensor:
     return output
 
 
-def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator[Computed]:
+def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator[ComputedStep]:
     """Yield the steps of a program as `walk` does, with measured rounding errors.
 
     Copies of the batch run along, in which each input of a step is changed by about its last
@@ -178,7 +178,7 @@ def walk_measured(program: Program, inputs: Tensor, copies: int = 1) -> Iterator
             for i, tensor in enumerate(x[0])
         ]
         bound = _largest_difference(outputs[0], outputs[1:]) / precision
-        yield Computed(step, x[0], bounds, outputs[0], bound, x[1:])
+        yield ComputedStep(step, x[0], bounds, outputs[0], bound, x[1:])
         for tensors in (*x, bounds):
             tensors.clear()
         for i, values in enumerate(runs):

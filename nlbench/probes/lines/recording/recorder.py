@@ -36,12 +36,8 @@ from nlbench.introspection.dispatch import (
     written_in,
 )
 from nlbench.introspection.function_calls import FunctionCall
-from nlbench.introspection.model_state import (
-    double_copy,
-    outputs_of,
-    precise_device,
-    shape_copy,
-)
+from nlbench.introspection.model_copy import double_copy, precise_device, shape_copy
+from nlbench.introspection.model_output import validated_outputs
 from nlbench.introspection.module_stack import SiteName, SiteNames
 from nlbench.introspection.operations import known, load_errors, qualified_name
 from nlbench.introspection.pytree import tree_iter, tree_map
@@ -129,7 +125,7 @@ def run_once(
         raise RequestError(
             f"the network can't be run on one input of shape {tuple(example.shape)}: {reason}"
         ) from error
-    output = outputs_of(output, 1)
+    output = validated_outputs(output, 1)
     if not output.is_meta and not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite")
     return output

@@ -109,7 +109,7 @@ def interpolated(call: RecordedCall) -> Rule:
     return Rule(call.apply, bound)
 
 
-@line_rule("addcmul", "addcdiv", caveat="of two factors one is constant, of divisors all")
+@line_rule("addcmul", "addcdiv", caveat="one factor is constant, or the divisor")
 def product_added(call: RecordedCall) -> Rule:
     summand, first, second = call.args[:3]
     if isinstance(second, Input) and (isinstance(first, Input) or call.name == "addcdiv"):

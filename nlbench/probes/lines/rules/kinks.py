@@ -229,7 +229,9 @@ def clamp_max(call: RecordedCall) -> Rule:
     return _clip(None, call.argument(1, "max"), call)
 
 
-@line_rule("threshold", bends="at its threshold", caveat="where the value put in is the threshold")
+@line_rule(
+    "threshold", bends="at its threshold", caveat="if the replacement value is the threshold"
+)
 def threshold(call: RecordedCall) -> Rule:
     threshold, value = float(call.args[1]), float(call.args[2])
     if threshold != value:

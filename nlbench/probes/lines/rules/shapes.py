@@ -133,7 +133,7 @@ def _is_float(argument: Any) -> bool:
     return isinstance(argument, Tensor) and argument.is_floating_point()
 
 
-@line_rule("assigned", caveat="what `copy_` and assignment to a slice make of a tensor")
+@line_rule("assigned", caveat="`copy_` and assignment to a slice")
 def assigned(call: RecordedCall) -> Rule:
     """Make the rule of a tensor with some numbers overwritten, as `Recorder` records it."""
     base, value, places, source = call.args

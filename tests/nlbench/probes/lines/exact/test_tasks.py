@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import trace_program
 
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 from nlbench.introspection.threads import torch_threads
 from nlbench.probes.lines.exact.tasks import run_tasks
 from nlbench.probes.lines.exact.trace import trace_exactly

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import trace_program
 
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 from nlbench.models.networks.vgg import vgg8
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.exact import trace as exact
@@ -149,7 +149,7 @@ def test_batched_segments_equal_single_ones(drawn, together, limit):
     )
     segments = list(zip(starts, ends, strict=True))
     program = record_checked_program(double_copy(net), torch.stack(segments[0]))
-    traces = list(trace_exactly(program, segments, together=together, limit=limit))
+    traces = list(trace_exactly(program, segments, batch_segments=together, limit=limit))
     assert len(traces) == len(segments)
     for trace, ends_of in zip(traces, segments, strict=True):
         alone = trace_program(program, *ends_of)
@@ -168,7 +168,7 @@ def test_segments_are_consumed_lazily():
             asked.append(i)
             yield start, end
 
-    traces = trace_exactly(record_checked_program(net, ends[0]), segments(), together=4)
+    traces = trace_exactly(record_checked_program(net, ends[0]), segments(), batch_segments=4)
     next(traces)
     assert len(asked) == 4
     assert len(list(traces)) == 49
@@ -176,7 +176,9 @@ def test_segments_are_consumed_lazily():
 
 def test_a_trace_keeps_no_memory_of_its_neighbours():
     net, ends = double_copy(mlp(0)), torch.randn(3, 2, 3, dtype=torch.float64)
-    traces = list(trace_exactly(record_checked_program(net, ends[0]), map(tuple, ends), together=3))
+    traces = list(
+        trace_exactly(record_checked_program(net, ends[0]), map(tuple, ends), batch_segments=3)
+    )
     for trace in traces:
         for tensor in (trace.t, trace.values, trace.origins):
             assert tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -200,7 +202,7 @@ def test_out_of_memory_halves_the_points(together, monkeypatch):
     network = mlp(0, widths=(3, 16, 16, 2)).double()
     segments = [tuple(3 * torch.randn(2, 3, dtype=torch.float64)) for _ in range(3)]
     program = record_checked_program(network, torch.stack(segments[0]))
-    expected = list(trace_exactly(program, segments, together=together))
+    expected = list(trace_exactly(program, segments, batch_segments=together))
     assert sum(trace.regions for trace in expected) > 24
     carried, advance = [], exact._advance
 
@@ -211,7 +213,7 @@ def test_out_of_memory_halves_the_points(together, monkeypatch):
         return advance(program, chunk, *given)
 
     monkeypatch.setattr(exact, "_advance", cramped)
-    found = list(trace_exactly(program, segments, together=together, limit=16))
+    found = list(trace_exactly(program, segments, batch_segments=together, limit=16))
     assert max(carried) > 8
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.t, other.t, rtol=0, atol=1e-12)

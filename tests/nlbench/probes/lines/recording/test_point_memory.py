@@ -8,7 +8,7 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.introspection.memory import LiveBytes
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.published import TENSORS_PER_VALUE
 from nlbench.probes.lines.recording.agreement import record_checked_program

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nlbench.errors import UnsupportedOperation
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 from nlbench.models.sparsified.prelu import sparsify
 from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.program import run_program

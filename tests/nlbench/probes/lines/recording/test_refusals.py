@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nlbench.errors import RequestError, Undefined, UnsupportedOperation
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 
 
 def test_a_model_of_complex_numbers_is_refused():
@@ -109,8 +109,8 @@ def test_attention_is_refused_as_a_whole():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda m, x: (x, x), "the model gives a tuple, expected a tensor"),
-        (lambda m, x: torch.ones(3), r"gives shape \(3,\) for one input"),
+        (lambda m, x: (x, x), "the model returns a tuple, expected a tensor"),
+        (lambda m, x: torch.ones(3), r"returns shape \(3,\) for one input"),
         (
             lambda m, x: m.missing_layer if x is None else F.linear(x, torch.ones(2, 9).double()),
             "can't be run",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from nlbench.introspection.model_state import double_copy
+from nlbench.introspection.model_copy import double_copy
 from nlbench.probes.lines import estimate_segment, slope_changes, trace_segment
 from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.program import walk
