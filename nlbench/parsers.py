@@ -43,7 +43,7 @@ def parse_integer(text: str) -> int:
     if digits.isascii() and digits.isdecimal():
         # Python parses a limited number of digits; no bound has as many as these.
         return int(text[:40])
-    number = float(text)
+    number = parse_number(text)
     if not number.is_integer():
         raise ValueError(text)
     return int(number)
@@ -52,7 +52,8 @@ def parse_integer(text: str) -> int:
 def parse_number(text: str) -> float:
     """Parse a number other than NaN; a ValueError if it is none."""
     number = float(text)
-    if math.isnan(number):
+    # Python also accepts underscores and the digits of other scripts.
+    if math.isnan(number) or not text.isascii() or "_" in text:
         raise ValueError(text)
     return number
 

@@ -401,7 +401,7 @@ def test_a_score_of_tensors_of_the_device_is_one_of_the_device(cuda, name):
 
 def test_double_precision_of_a_mac_is_refused_before_anything_is_loaded(tmp_path):
     request = Request(("norm",), ("vgg8",), device="mps", precision="float64")
-    with PretendMps(), pytest.raises(nlbench.RequestError, match="take --device cpu"):
+    with PretendMps(), pytest.raises(nlbench.RequestError, match="use --device cpu"):
         run(request, tmp_path / "run")
 
 
