@@ -1,1 +1,1 @@
-"""nlbench.measures."""
+"""The measures: one module each, a pure function and a plugin class that accumulates it."""

@@ -1,4 +1,4 @@
-"""Absolute deviation: how far a network strays from the straight line along a segment."""
+"""Absolute deviation: the distance of a network from its chord, integrated along a segment."""
 
 from __future__ import annotations
 
@@ -17,46 +17,17 @@ from nlbench.probes.lines import ChordParts, SegmentEstimate, SegmentTrace, chor
 from .papers import traced_regions
 from .path_measure import PathMeasure
 
-__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_of", "deviation_scale"]
+__all__ = ["AbsoluteDeviation", "absolute_deviation", "deviation_parts", "deviation_scale"]
 
-NORMALIZE = ("none", "range", "chord")
-
-
-def deviation_of(trace: SegmentTrace | SegmentEstimate) -> ChordParts:
-    r"""Integrate the distance between a network and the chord of a segment, by its sign.
-
-    Exact on a traced segment; an estimate brings its own integrals.
-
-    Parameters
-    ----------
-    trace : SegmentTrace or SegmentEstimate
-        With k logits.
-
-    Returns
-    -------
-    ChordParts
-        ``above`` and ``below`` (k,) are the segment's length times
-        :math:`\int_0^1 \max(\pm(f_j - g_j), 0)\,dt`, in units of the logit times units of the
-        input; ``variation`` (k,) is in units of the logit.
-
-    Examples
-    --------
-    >>> from nlbench.probes.lines import trace_segment
-    >>> trace = trace_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([1.0]))
-    >>> found = deviation_of(trace)
-    >>> float(found.above), float(found.below), float(found.variation)
-    (0.0, 0.5, 1.0)
-    """
-    found = trace if isinstance(trace, SegmentEstimate) else chord_parts(trace.t, trace.values)
-    return ChordParts(trace.length * found.above, trace.length * found.below, found.variation)
+SCALES = ("none", "range", "chord")
 
 
 def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
-    r"""Integrate the distance between a network and the chord of a segment.
+    r"""Integrate the distance between a network and its chord along a segment.
 
-    For each logit j, ``length`` :math:`\int_0^1 |f_j(t) - g_j(t)| dt` with
-    :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. Exact on a traced segment; an
-    estimate is as close as it says.
+    For each logit j, the deviation is ``length`` :math:`\int_0^1 |f_j(t) - g_j(t)| dt` with the
+    chord :math:`g_j(t) = (1 - t) f_j(0) + t f_j(1)`. It is exact on a traced segment, and within
+    its stated error for an estimate.
 
     Parameters
     ----------
@@ -80,16 +51,43 @@ def absolute_deviation(trace: SegmentTrace | SegmentEstimate) -> Tensor:
     >>> absolute_deviation(trace)
     tensor([0.5000], dtype=torch.float64)
     """
-    return deviation_of(trace).total
+    return deviation_parts(trace).total
 
 
-def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Tensor:
-    r"""Give what a segment's deviation is divided by, in the same units.
+def deviation_parts(trace: SegmentTrace | SegmentEstimate) -> ChordParts:
+    r"""Integrate the distance between a network and its chord along a segment, by its sign.
 
     Parameters
     ----------
     trace : SegmentTrace or SegmentEstimate
-        With k logits. Of an estimate the range is that of the values at its points.
+        With k logits.
+
+    Returns
+    -------
+    ChordParts
+        ``above`` and ``below`` (k,) are the segment's length times
+        :math:`\int_0^1 \max(\pm(f_j - g_j), 0)\,dt`, in units of the logit times units of the
+        input; ``variation`` (k,) is in units of the logit.
+
+    Examples
+    --------
+    >>> from nlbench.probes.lines import trace_segment
+    >>> trace = trace_segment(torch.nn.ReLU(), torch.tensor([-1.0]), torch.tensor([1.0]))
+    >>> parts = deviation_parts(trace)
+    >>> float(parts.above), float(parts.below), float(parts.variation)
+    (0.0, 0.5, 1.0)
+    """
+    parts = trace if isinstance(trace, SegmentEstimate) else chord_parts(trace.t, trace.values)
+    return ChordParts(trace.length * parts.above, trace.length * parts.below, parts.variation)
+
+
+def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Tensor:
+    r"""Compute the scale of a segment's deviation for normalisation, in the same units.
+
+    Parameters
+    ----------
+    trace : SegmentTrace or SegmentEstimate
+        With k logits. The range of an estimate is that of the values at its points.
     normalize : {"none", "range", "chord"}
         ``range``: ``length`` :math:`(\max_t f_j - \min_t f_j)`; ``chord``: ``length``
         :math:`|f_j(1) - f_j(0)|`; ``none``: 1.
@@ -101,7 +99,7 @@ def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Te
     Raises
     ------
     nlbench.RequestError
-        If it is none of those.
+        For another `normalize`.
 
     Examples
     --------
@@ -116,33 +114,33 @@ def deviation_scale(trace: SegmentTrace | SegmentEstimate, normalize: str) -> Te
     if normalize == "chord":
         return trace.length * (values[-1] - values[0]).abs()
     if normalize != "none":
-        raise RequestError(f"normalize: unknown '{normalize}'{nearest(normalize, NORMALIZE)}")
+        raise RequestError(f"normalize: unknown '{normalize}'{nearest(normalize, SCALES)}")
     return torch.ones_like(values[0])
 
 
 @dataclass(frozen=True)
-class _Sum:
-    """What is known of one path so far."""
+class _PathDeviation:
+    """Sums over the segments of a path."""
 
-    deviation: ChordParts
+    parts: ChordParts
     segments: tuple[float, ...]
     length: float
     error: Tensor
     scales: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Sum:
-        found = deviation_of(trace)
-        found = ChordParts(found.above.cpu(), found.below.cpu(), found.variation.cpu())
-        error = torch.zeros_like(found.above)
+    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:
+        parts = deviation_parts(trace)
+        parts = ChordParts(parts.above.cpu(), parts.below.cpu(), parts.variation.cpu())
+        error = torch.zeros_like(parts.above)
         if isinstance(trace, SegmentEstimate):
             error = trace.length * trace.deviation_error.cpu()
-        scales = {name: deviation_scale(trace, name).cpu() for name in NORMALIZE[1:]}
-        return cls(found, (_norm(found.total),), trace.length, error, scales)
+        scales = {name: deviation_scale(trace, name).cpu() for name in SCALES[1:]}
+        return cls(parts, (_norm(parts.total),), trace.length, error, scales)
 
-    def __add__(self, other: _Sum) -> _Sum:
-        return _Sum(
-            self.deviation + other.deviation,
+    def __add__(self, other: _PathDeviation) -> _PathDeviation:
+        return _PathDeviation(
+            self.parts + other.parts,
             self.segments + other.segments,
             self.length + other.length,
             self.error + other.error,
@@ -150,21 +148,21 @@ class _Sum:
         )
 
     def value(self, place: str, normalize: str) -> Value:
-        """What is said of the path; all of the deviation is divided by one number."""
+        """Return the path's value, with all deviations divided by the path's scale."""
         n = len(self.segments)
         if normalize == "none":
-            return Value(place, self.statistics(), n, parts=self.parts())
+            return Value(place, self.statistics(), n, parts=self.components())
         divisor = _norm(self.scales[normalize])
         if divisor == 0:
-            what = "logits are constant" if normalize == "range" else "chords are level"
-            return Value.missing(place, "undefined", f"the path's {what}", n)
+            reason = "logits are constant" if normalize == "range" else "chords are level"
+            return Value.missing(place, "undefined", f"the path's {reason}", n)
         path = self._divided(divisor)
-        return Value(place, {**self.statistics(), **path.statistics()}, n, parts=path.parts())
+        return Value(place, {**self.statistics(), **path.statistics()}, n, parts=path.components())
 
-    def _divided(self, divisor: float) -> _Sum:
-        found = self.deviation
-        return _Sum(
-            ChordParts(found.above / divisor, found.below / divisor, found.variation),
+    def _divided(self, divisor: float) -> _PathDeviation:
+        above, below = self.parts.above / divisor, self.parts.below / divisor
+        return _PathDeviation(
+            ChordParts(above, below, self.parts.variation),
             tuple(segment / divisor for segment in self.segments),
             self.length,
             self.error / divisor,
@@ -172,23 +170,22 @@ class _Sum:
         )
 
     def statistics(self) -> dict[str, float]:
-        total, above = self.deviation.total, self.deviation.above
-        found = {
-            "value": _norm(total),
-            "above": _norm(above),
-            "below": _norm(self.deviation.below),
-            "variation": _norm(self.deviation.variation),
+        numbers = {
+            "value": _norm(self.parts.total),
+            "above": _norm(self.parts.above),
+            "below": _norm(self.parts.below),
+            "variation": _norm(self.parts.variation),
             "length": self.length,
         }
         if bool(self.error.any()):
-            found["error"] = _norm(self.error)
+            numbers["error"] = _norm(self.error)
         for name, scale in self.scales.items():
             if divisor := _norm(scale):
-                found[f"over_{name}"] = found["value"] / divisor
-        return found
+                numbers[f"over_{name}"] = numbers["value"] / divisor
+        return numbers
 
-    def parts(self) -> Parts:
-        total, above = self.deviation.total, self.deviation.above
+    def components(self) -> Parts:
+        total, above = self.parts.total, self.parts.above
         return {"logit": total.tolist(), "above": above.tolist(), "segment": self.segments}
 
 
@@ -199,27 +196,27 @@ def _norm(logits: Tensor) -> float:
 class AbsoluteDeviation(PathMeasure):
     """Absolute deviation from linearity along paths.
 
-    Of each path: ``value``, the Euclidean norm over logits of the deviations summed over
-    its segments; ``logit0``, ``logit1``, …, those sums; ``above0``, ``above1``, …, the part
-    of each where the logit lies above the chord (the rest is below); ``segment0``,
-    ``segment1``, …, the norm of each segment by itself; ``above`` and ``below``, the norms
-    of the two parts; ``variation``, the norm of the total variation of the distance to the
-    chord; ``length``, the path's length; ``error``, of estimates, the norm over logits of
-    their errors, summed over segments; ``over_range`` and ``over_chord``, the value divided by
-    the norm over logits of `deviation_scale` summed over the path's segments.
+    The statistics of a path are ``value``, the Euclidean norm over logits of the deviations summed
+    over segments; ``logit0``, ``logit1``, …, these sums; ``above0``, ``above1``, …, the parts of
+    them where the logit is above the chord; ``segment0``, ``segment1``, …, the norm for each
+    segment; ``above`` and ``below``, the norms of the two parts; ``variation``, the norm of the
+    total variation of the distance to the chord; ``length``, the path's length; ``error``, for
+    estimates, the norm over logits of their errors, summed over segments; ``over_range`` and
+    ``over_chord``, the value divided by the norm over logits of `deviation_scale`, summed over
+    segments.
 
-    These two depend on no unit of inputs or logits, and ``over_range`` is at most 1. With
-    ``normalize`` one of them is the value, and all else but `variation` and `length` is divided
-    by the same.
+    The last two are independent of units, and ``over_range`` is at most 1. With ``normalize`` one
+    of them is the value, and all other statistics except `variation` and `length` are divided by
+    the same scale.
     """
 
     name = "absdev"
     options: ClassVar[Mapping[str, Option]] = {
         "normalize": Option(
             "none",
-            "what a path's deviation is divided by: range: length times the range of the logits "
-            "on each segment; chord: length times what the chord rises (both ours)",
-            choices=NORMALIZE,
+            "scale of a path's deviation: range: length times the range of the logits on each "
+            "segment; chord: length times the rise of the chord (both are nlbench's)",
+            choices=SCALES,
         )
     }
     means = ("above", "below", "variation", "error", "over_range", "over_chord")
@@ -227,13 +224,13 @@ class AbsoluteDeviation(PathMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """From 0; up to 1 where it is divided by the range."""
+        """Return the bounds; divided by the range the value is at most 1."""
         return (0.0, 1.0) if options.get("normalize") == "range" else cls.bounds
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> _Sum:
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathDeviation:
         """Integrate one segment."""
-        return _Sum.of(trace)
+        return _PathDeviation.of(trace)
 
-    def value_of(self, place: str, path: _Sum) -> Value:
-        """Give a path's deviation."""
+    def value_of(self, place: str, path: _PathDeviation) -> Value:
+        """Return a path's deviation."""
         return path.value(place, str(self.settings["normalize"]))

@@ -1,4 +1,4 @@
-"""Accuracy: the share of labels that the network predicts right."""
+"""Accuracy: the share of labels that the network predicts correctly."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Accuracy", "accuracy_score"]
 
-NOTHING = -100
-"""Label of what isn't to be predicted, such as padding."""
+IGNORED_LABEL = -100
+"""Label of positions without a prediction, such as padding."""
 
 
 def accuracy_score(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of labels that have the largest logit.
+    """Compute the share of labels that have the largest logit.
 
     Parameters
     ----------
     logits : tensor of shape (n, ..., classes)
     labels : integer tensor of shape (n, ...)
-        -100 where nothing is to be predicted.
+        -100 for positions that are ignored.
 
     Returns
     -------
-    scalar float64 tensor
+    tensor, scalar, float64
+        In [0, 1].
 
     Raises
     ------
     nlbench.Undefined
-        If the logits aren't one a class for each label, or there is nothing to predict.
+        Unless there is one logit per class for each label, or if all labels are ignored.
     nlbench.NotFinite
-        If a logit that counts is NaN or infinite.
+        If a logit of a label that is not ignored is NaN or infinite.
 
     Examples
     --------
@@ -47,38 +48,38 @@ def accuracy_score(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.tensor(_share(*_counts(logits, labels)), dtype=torch.float64)
 
 
-def _share(right: int, asked: int) -> float:
-    if not asked:
-        raise Undefined("there is nothing to predict")
-    return right / asked
+def _share(correct: int, total: int) -> float:
+    if not total:
+        raise Undefined("there are no labels to predict")
+    return correct / total
 
 
 def _counts(logits: Tensor, labels: Tensor) -> tuple[int, int]:
     if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
         raise Undefined(
             f"the network's output has shape {tuple(logits.shape)} for labels of shape "
-            f"{tuple(labels.shape)}: not one logit a class"
+            f"{tuple(labels.shape)}, expected one logit per class"
         )
     classes = logits.shape[-1]
     if classes < 2:
-        raise Undefined(f"the network has {classes} logits, between which nothing is predicted")
+        raise Undefined(f"the network has {classes} logits, expected at least two")
     if labels.is_floating_point() or labels.dtype == torch.bool:
         kind = str(labels.dtype).removeprefix("torch.")
-        raise Undefined(f"the labels are {kind}, expected whole numbers")
-    asked = labels != NOTHING
-    if not bool(torch.isfinite(logits[asked]).all()):
-        raise NotFinite("the network's logits are not finite, so it has no accuracy")
-    wrong = labels[asked & ((labels < 0) | (labels >= classes))]
-    if len(wrong):
-        raise Undefined(f"a label is {int(wrong[0])}, the network has {classes} logits")
-    return int((logits.argmax(-1) == labels)[asked].sum()), int(asked.sum())
+        raise Undefined(f"the labels are {kind}, expected integers")
+    counted = labels != IGNORED_LABEL
+    if not bool(torch.isfinite(logits[counted]).all()):
+        raise NotFinite("the network's logits are not finite")
+    invalid = labels[counted & ((labels < 0) | (labels >= classes))]
+    if len(invalid):
+        raise Undefined(f"a label is {int(invalid[0])}, the network has {classes} logits")
+    return int((logits.argmax(-1) == labels)[counted].sum()), int(counted.sum())
 
 
 class Accuracy(Measure):
-    """Share of labels, one a sample or one a place, that the network predicts right.
+    """Share of labels, one per sample or per position, that the network predicts correctly.
 
-    The samples are those of the request; ``--samples 0`` takes the whole split. Of a network
-    that translates a label is the next token.
+    The samples are those of the request; ``--samples 0`` takes the whole split. The labels of a
+    translation network are the next tokens.
     """
 
     name = "accuracy"
@@ -87,15 +88,15 @@ class Accuracy(Measure):
     more_means = "neither"
 
     def reset(self) -> None:
-        """Forget what was counted."""
-        self._right = self._asked = self._samples = 0
+        """Reset the counts."""
+        self._correct = self._total = self._samples = 0
 
     def update(self, observation: OutputBatch) -> None:
         """Count one batch."""
-        right, asked = _counts(observation.outputs, observation.labels)
-        self._right, self._asked = self._right + right, self._asked + asked
+        correct, total = _counts(observation.outputs, observation.labels)
+        self._correct, self._total = self._correct + correct, self._total + total
         self._samples += len(observation.labels)
 
     def compute(self) -> Result:
-        """Give the share over all batches."""
-        return Result({"value": _share(self._right, self._asked)}, n=self._samples)
+        """Return the share over all batches."""
+        return Result({"value": _share(self._correct, self._total)}, n=self._samples)

@@ -1,4 +1,4 @@
-"""CKA: how alike the geometry of an activation's input and output is."""
+"""CKA: the similarity between the geometries of an activation's input and output."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from .statistics.samples import centered, check_count, power_of_two
 
 __all__ = ["CKA", "linear_cka", "rbf_cka"]
 
-# Below this share of (tr K)², or of the mean squared value of a Gaussian kernel, an HSIC of K with
-# itself is rounding, not a number.
-ROUNDING = 1e-12
+# An HSIC of K with itself is rounding below this share of (tr K)², or for a Gaussian kernel of its
+# mean square.
+MIN_RELATIVE_HSIC = 1e-12
 
 # The unbiased HSIC divides by n - 3.
-FEWEST = 4
+MIN_DEBIASED_SAMPLES = 4
 
-# Of the fractions that Kornblith et al. compare, the middle one.
+# The middle one of the fractions that Kornblith et al. compare.
 BANDWIDTH = 0.4
 
 
 def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
-    """Linear centred kernel alignment of two sets of features of the same n samples.
+    """Compute the linear centred kernel alignment of two sets of features of the same n samples.
 
-    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = x xᵀ and L = y yᵀ. It is
-    computed from the (d, k) cross products of the centred features or from the (n, n)
-    Gram matrices, whichever takes fewer operations.
+    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = x xᵀ and L = y yᵀ, from the (d, k)
+    cross products of the centred features or from the (n, n) Gram matrices, whichever takes fewer
+    operations.
 
     Parameters
     ----------
     x : tensor of shape (n, d)
-        Any real type. The work is done in float64.
+        Any real type. Computed in float64.
     y : tensor of shape (n, k)
         Any real type.
     debiased : bool
-        Use the unbiased estimator of HSIC, whose value does not rise towards 1 when the
-        features outnumber the samples.
+        Use the unbiased estimator of HSIC, whose value does not approach 1 as the features
+        outnumber the samples.
 
     Returns
     -------
@@ -58,12 +58,12 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        For constant features, for fewer than two samples (debiased: four), and where an
-        unbiased HSIC of features with themselves vanishes.
+        For constant features, for fewer than two samples (debiased: four), or if an unbiased HSIC
+        of features with themselves vanishes.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
-        For numbers of samples that differ.
+        For different numbers of samples.
 
     References
     ----------
@@ -79,17 +79,21 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
     1.0
     """
     x, y = prepared(x, "x"), prepared(y, "y")
-    check_count(x, y, at_least=FEWEST if debiased else 2)
+    check_count(x, y, at_least=_min_samples(debiased))
     for side, role in ((x, "input"), (y, "output")):
         if not side.varying.any():
             raise Undefined(f"constant {role}")
     if debiased:
-        return _unbiased_terms(x.centered, y.centered).alignment()
+        return _unbiased_linear_terms(x.centered, y.centered).alignment()
     return _alignment(*_inner_products(x.scaled, y.scaled))
 
 
+def _min_samples(debiased: bool) -> int:
+    return MIN_DEBIASED_SAMPLES if debiased else 2
+
+
 def _inner_products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """⟨K, L⟩, ⟨K, K⟩ and ⟨L, L⟩ of the Gram matrices of centred x (n, d) and y (n, k)."""
+    """Compute ⟨K, L⟩, ⟨K, K⟩ and ⟨L, L⟩ of the Gram matrices of centred x (n, d) and y (n, k)."""
     (n, d), k = x.shape, y.shape[1]
     if d * d + d * k + k * k <= n * (d + k):
         return (x.T @ y).square().sum(), (x.T @ x).square().sum(), (y.T @ y).square().sum()
@@ -104,21 +108,21 @@ def _alignment(xy: Tensor, xx: Tensor, yy: Tensor) -> Tensor:
 def rbf_cka(
     x: Samples, y: Samples, *, bandwidth: float = BANDWIDTH, debiased: bool = False
 ) -> Tensor:
-    """Centred alignment of Gaussian kernels of two sets of features of the same n samples.
+    """Compute the centred alignment of Gaussian kernels of two sets of features of n samples.
 
-    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K_ij = exp(-‖x_i - x_j‖² / (2 σ²))
-    and L the same of y. σ is a fraction of the median distance between two different
-    samples, of x and of y each, so that units don't matter. A small fraction sees close
-    neighbours only, a large one comes near the linear kernel. Gradients hold σ fixed.
+    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K_ij = exp(-‖x_i - x_j‖² / (2 σ²)) and L
+    the same for y. σ is a fraction of the median distance between different samples, for x and y
+    separately, so the value is independent of units. With a small fraction only close neighbours
+    matter, with a large one the kernel approaches the linear one. Gradients hold σ fixed.
 
     Parameters
     ----------
     x : tensor of shape (n, d)
-        Any real type. The work is done in float64, with (n, n) matrices.
+        Any real type. Computed in float64, with (n, n) matrices.
     y : tensor of shape (n, k)
         Any real type.
     bandwidth : float
-        The fraction, above 0. Distances of zero don't count for the median.
+        The fraction, above 0. The median is over distances above 0.
     debiased : bool
         Use the unbiased estimator of HSIC.
 
@@ -130,12 +134,12 @@ def rbf_cka(
     Raises
     ------
     nlbench.Undefined
-        For constant features, for fewer than two samples (debiased: four), and where an
-        unbiased HSIC of features with themselves vanishes.
+        For constant features, for fewer than two samples (debiased: four), or if an unbiased HSIC
+        of features with themselves vanishes.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
-        For numbers of samples that differ, or a bandwidth of 0 or less.
+        For different numbers of samples, or a bandwidth of 0 or less.
 
     References
     ----------
@@ -150,24 +154,33 @@ def rbf_cka(
     >>> bool(rbf_cka(x, (x - 2) ** 2) < 0.7)
     True
     """
-    sums = _RBFAccumulator(bandwidth, debiased)
+    _check_bandwidth(bandwidth)
     x, y = prepared(x, "x"), prepared(y, "y")
-    check_count(x, y, at_least=sums.fewest)
-    return sums.terms(x, y).alignment()
+    check_count(x, y, at_least=_min_samples(debiased))
+    kernels = (
+        _GaussianKernel.of(x, bandwidth, "input"),
+        _GaussianKernel.of(y, bandwidth, "output"),
+    )
+    return _gaussian_terms(x, y, kernels, debiased).alignment()
+
+
+def _check_bandwidth(bandwidth: float) -> None:
+    if not bandwidth > 0:
+        raise RequestError(f"bandwidth = {bandwidth}, expected a number above 0")
 
 
 @dataclass(frozen=True)
-class _Terms:
-    """HSIC of x with y, x with x, y with y; sums of it over minibatches.
+class _HSICTerms:
+    """HSIC of x with y, x with x, y with y, or sums of them over minibatches.
 
     Parameters
     ----------
     xy, xx, yy : tensor, scalar
     size_x, size_y : tensor, scalar
-        What rounding of the last two is relative to.
+        Scales of the rounding errors of xx and yy.
     unit_x, unit_y : float
-        Powers of two that x and y are measured in, so that no fourth power of theirs
-        under- or overflows; a Gaussian kernel has no unit.
+        Powers of two, the units of x and y, so that no fourth power under- or overflows; 1 for a
+        Gaussian kernel, which has no unit.
     """
 
     xy: Tensor
@@ -178,11 +191,11 @@ class _Terms:
     unit_x: float = 1.0
     unit_y: float = 1.0
 
-    def in_units(self, unit_x: float, unit_y: float) -> _Terms:
-        """Give the same terms in units that are no smaller."""
+    def in_units(self, unit_x: float, unit_y: float) -> _HSICTerms:
+        """Convert to larger or equal units."""
         x = (self.unit_x / unit_x) ** 2 if unit_x else 1.0
         y = (self.unit_y / unit_y) ** 2 if unit_y else 1.0
-        return _Terms(
+        return _HSICTerms(
             self.xy * x * y,
             self.xx * x * x,
             self.yy * y * y,
@@ -192,11 +205,11 @@ class _Terms:
             unit_y,
         )
 
-    def plus(self, other: _Terms) -> _Terms:
-        """Add another minibatch."""
+    def plus(self, other: _HSICTerms) -> _HSICTerms:
+        """Add the terms of another minibatch."""
         units = max(self.unit_x, other.unit_x), max(self.unit_y, other.unit_y)
         first, second = self.in_units(*units), other.in_units(*units)
-        return _Terms(
+        return _HSICTerms(
             first.xy + second.xy,
             first.xx + second.xx,
             first.yy + second.yy,
@@ -206,24 +219,24 @@ class _Terms:
         )
 
     def alignment(self) -> Tensor:
-        """CKA of the sums; undefined where one of the two norms is rounding."""
+        """Compute CKA from the terms, unless xx or yy is within rounding of zero."""
         for norm, size, role in ((self.xx, self.size_x, "input"), (self.yy, self.size_y, "output")):
             if size == 0:
                 raise Undefined(f"constant {role}")
-            if norm <= ROUNDING * size:
+            if norm <= MIN_RELATIVE_HSIC * size:
                 raise Undefined(f"the {role}'s similarity to itself vanishes")
         return _alignment(self.xy, self.xx, self.yy)
 
 
-def _unbiased_terms(x: Tensor, y: Tensor) -> _Terms:
-    """Unbiased HSIC, with the linear kernel, of centred x (n, d) and y (n, k), n >= 4.
+def _unbiased_linear_terms(x: Tensor, y: Tensor) -> _HSICTerms:
+    """Compute the unbiased HSIC, with the linear kernel, of centred x (n, d) and y (n, k), n >= 4.
 
-    The estimator sees only off-diagonal entries and no offset of the features, so
-    they may be centred. The rows of K then sum to zero, and without its diagonal κ to
-    -κ: all sums of the definition become sums of κ and of the diagonal λ of L.
+    The estimator depends on off-diagonal entries only, and on no offset of the features, so they
+    may be centred. The rows of K then sum to zero, and without its diagonal κ to -κ: all sums of
+    the definition become sums of κ and of the diagonal λ of L.
     """
     n = len(x)
-    # No column varies, and none is left, where a batch is constant.
+    # Columns that do not vary have been removed, which may be all.
     unit_x, unit_y = (power_of_two(v) if v.numel() else 0.0 for v in (x, y))
     x, y = x / (unit_x or 1.0), y / (unit_y or 1.0)
     kappa, lam = x.square().sum(1), y.square().sum(1)
@@ -234,7 +247,7 @@ def _unbiased_terms(x: Tensor, y: Tensor) -> _Terms:
         total = product - diagonal * n / (n - 2) + traces / ((n - 1) * (n - 2))
         return total / (n * (n - 3))
 
-    return _Terms(
+    return _HSICTerms(
         corrected(xy, kappa @ lam, trace_x * trace_y),
         corrected(xx, kappa @ kappa, trace_x**2),
         corrected(yy, lam @ lam, trace_y**2),
@@ -245,11 +258,78 @@ def _unbiased_terms(x: Tensor, y: Tensor) -> _Terms:
     )
 
 
+@dataclass(frozen=True)
+class _GaussianKernel:
+    """exp(-‖a - b‖² / (2 width²)) of samples in a unit, a power of two."""
+
+    unit: float
+    width: float
+
+    @classmethod
+    def of(cls, side: Prepared, bandwidth: float, role: str) -> _GaussianKernel:
+        """Choose the width as a fraction of the median distance between different samples."""
+        if not side.varying.any():
+            raise Undefined(f"constant {role}")
+        squares = _squared_distances(side.values.detach(), side.unit)
+        upper = torch.ones_like(squares, dtype=torch.bool).triu(1)
+        # Squared distances of equal samples are within rounding of zero.
+        distances = squares[upper & (squares > MIN_RELATIVE_HSIC * squares.max())].sqrt()
+        return cls(side.unit, bandwidth * _median(distances))
+
+    def matrix(self, side: Prepared) -> Tensor:
+        """Compute the kernel matrix (n, n)."""
+        return torch.exp(_squared_distances(side.values, self.unit) / (-2 * self.width**2))
+
+
+def _gaussian_terms(
+    x: Prepared, y: Prepared, kernels: tuple[_GaussianKernel, _GaussianKernel], debiased: bool
+) -> _HSICTerms:
+    """Compute HSIC with Gaussian kernels."""
+    k, l = (kernel.matrix(side) for kernel, side in zip(kernels, (x, y), strict=True))  # noqa: E741
+    hsic = _unbiased if debiased else _biased
+    scale = k.numel()
+    return _HSICTerms(
+        hsic(k, l), hsic(k, k), hsic(l, l), (k * k).sum() / scale, (l * l).sum() / scale
+    )
+
+
+def _median(values: Tensor) -> float:
+    """Compute the median of values (m,); PyTorch's is the lower of the two in the middle."""
+    lower, upper = (len(values) + 1) // 2, len(values) // 2 + 1
+    return float((values.kthvalue(lower).values + values.kthvalue(upper).values) / 2)
+
+
+def _squared_distances(values: Tensor, unit: float) -> Tensor:
+    """Compute the squared distances (n, n) between rows, in a unit; exactly 0 on the diagonal."""
+    values = centered(values) / unit
+    norms = values.square().sum(1)
+    squares = (norms[:, None] + norms - 2 * values @ values.T).clamp(min=0)
+    return squares - torch.diag(squares.diagonal())
+
+
+def _biased(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+    """Compute tr(K H L H) / (n - 1)² with the centring matrix H."""
+    centred = k - k.mean(0) - k.mean(1)[:, None] + k.mean()
+    product: Tensor = (centred * l).sum() / (len(k) - 1) ** 2
+    return product
+
+
+def _unbiased(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+    """Compute the estimator HSIC1 of Song et al., from kernels without their diagonals."""
+    n = len(k)
+    k, l = k - torch.diag(k.diagonal()), l - torch.diag(l.diagonal())  # noqa: E741
+    sums_k, sums_l = k.sum(0), l.sum(0)
+    total = (k * l).sum() - 2 / (n - 2) * (sums_k @ sums_l)
+    total = total + sums_k.sum() * sums_l.sum() / ((n - 1) * (n - 2))
+    estimate: Tensor = total / (n * (n - 3))
+    return estimate
+
+
 class _BiasedAccumulator(PairsAccumulator):
-    """All batches of a site as one; O(d²) memory."""
+    """All batches of a site as one, in O(d²) memory."""
 
     def statistics(self) -> dict[str, float]:
-        """CKA of all samples together."""
+        """Return CKA of all samples together."""
         if self.pairs.n == 0:
             raise Undefined("no samples")
         moments = self.pairs.moments
@@ -264,128 +344,80 @@ class _BiasedAccumulator(PairsAccumulator):
 
 
 class _SumsAccumulator(Accumulator):
-    """Sums of HSIC over the batches of a site, the ratio last; O(1) memory."""
+    """HSIC summed over the batches of a site before the ratio is taken, in O(1) memory."""
 
-    def __init__(self, fewest: int = FEWEST) -> None:
-        self.fewest = fewest
-        self._sums: _Terms | None = None
-        self._left_out = 0
+    def __init__(self, min_samples: int) -> None:
+        self._min_samples = min_samples
+        self._sums: _HSICTerms | None = None
+        self._skipped = 0
 
     @abstractmethod
-    def terms(self, x: Prepared, y: Prepared) -> _Terms:
-        """HSIC of one batch x (n, d), y (n, k)."""
+    def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
+        """Compute HSIC of one batch x (n, d), y (n, k)."""
 
     @torch.no_grad()
     def add(self, x: Samples, y: Samples) -> None:
-        """Take in one batch, unless it is too small."""
+        """Add one batch, unless it is too small."""
         x, y = prepared(x, "x"), prepared(y, "y")
-        if check_count(x, y, at_least=0) < self.fewest:
-            self._left_out += 1
+        if check_count(x, y, at_least=0) < self._min_samples:
+            self._skipped += 1
             return
         batch = self.terms(x, y)
         self._sums = self._sums.plus(batch) if self._sums else batch
 
     def statistics(self) -> dict[str, float]:
-        """CKA of the sums."""
+        """Return CKA of the sums."""
         if self._sums is None:
-            raise Undefined(f"no batch of at least {self.fewest} samples")
+            raise Undefined(f"no batch of at least {self._min_samples} samples")
         return {"value": self._sums.alignment().item()}
 
     def remark(self) -> str:
-        """Say how many batches were too small."""
-        few = f"batches of fewer than {self.fewest} samples left out: {self._left_out}"
-        return few if self._left_out else ""
+        """Return the number of batches that were too small."""
+        note = f"batches of fewer than {self._min_samples} samples left out: {self._skipped}"
+        return note if self._skipped else ""
 
 
 class _DebiasedAccumulator(_SumsAccumulator):
     """Unbiased HSIC with the linear kernel."""
 
-    def terms(self, x: Prepared, y: Prepared) -> _Terms:
-        # Rounding alone would make a sum of constant columns, of any size, a ratio.
+    def __init__(self) -> None:
+        super().__init__(_min_samples(debiased=True))
+
+    def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
+        # Without constant columns, whose rounding errors alone would have a ratio.
         before, after = (centered(side.values[:, side.varying]) for side in (x, y))
-        return _unbiased_terms(before, after)
+        return _unbiased_linear_terms(before, after)
 
 
 class _RBFAccumulator(_SumsAccumulator):
-    """HSIC with Gaussian kernels.
-
-    The widths of both are those of the first batch, so that all batches share one kernel.
-    """
+    """HSIC with Gaussian kernels, whose widths are those of the first batch."""
 
     def __init__(self, bandwidth: float, debiased: bool) -> None:
-        if not bandwidth > 0:
-            raise RequestError(f"bandwidth = {bandwidth}, expected a number above 0")
-        super().__init__(FEWEST if debiased else 2)
+        _check_bandwidth(bandwidth)
+        super().__init__(_min_samples(debiased))
         self._bandwidth, self._debiased = bandwidth, debiased
-        # Of each of both, a power of two to measure it in and the kernel's width.
-        self._scales: list[tuple[float, float]] = []
+        self._kernels: tuple[_GaussianKernel, _GaussianKernel] | None = None
 
-    def terms(self, x: Prepared, y: Prepared) -> _Terms:
-        if not self._scales:
-            self._scales = [self._scale(x, "input"), self._scale(y, "output")]
-        k, l = (  # noqa: E741
-            torch.exp(_squared_distances(side.values, unit) / (-2 * width**2))
-            for side, (unit, width) in zip((x, y), self._scales, strict=True)
-        )
-        hsic = _unbiased if self._debiased else _biased
-        scale = k.numel()
-        return _Terms(
-            hsic(k, l), hsic(k, k), hsic(l, l), (k * k).sum() / scale, (l * l).sum() / scale
-        )
-
-    def _scale(self, side: Prepared, role: str) -> tuple[float, float]:
-        if not side.varying.any():
-            raise Undefined(f"constant {role}")
-        squares = _squared_distances(side.values.detach(), side.unit)
-        apart = torch.ones_like(squares, dtype=torch.bool).triu(1)
-        # Equal samples differ by the rounding of their squares at most.
-        found = squares[apart & (squares > ROUNDING * squares.max())]
-        return side.unit, self._bandwidth * _median(found.sqrt())
-
-
-def _median(values: Tensor) -> float:
-    """The middle of values (m,), or the mean of both that are; PyTorch's is the lower one."""
-    below, above = (len(values) + 1) // 2, len(values) // 2 + 1
-    return float((values.kthvalue(below).values + values.kthvalue(above).values) / 2)
-
-
-def _squared_distances(values: Tensor, unit: float) -> Tensor:
-    """Between all rows of an (n, d) tensor, measured in a unit; exactly 0 on the diagonal."""
-    values = centered(values) / unit
-    norms = values.square().sum(1)
-    squares = (norms[:, None] + norms - 2 * values @ values.T).clamp(min=0)
-    return squares - torch.diag(squares.diagonal())
-
-
-def _biased(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
-    """tr(K H L H) / (n - 1)² with the centring matrix H."""
-    hidden = k - k.mean(0) - k.mean(1)[:, None] + k.mean()
-    product: Tensor = (hidden * l).sum() / (len(k) - 1) ** 2
-    return product
-
-
-def _unbiased(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741
-    """The estimator HSIC1 of Song et al., of both kernels without their diagonals."""
-    n = len(k)
-    k, l = k - torch.diag(k.diagonal()), l - torch.diag(l.diagonal())  # noqa: E741
-    sums_k, sums_l = k.sum(0), l.sum(0)
-    total = (k * l).sum() - 2 / (n - 2) * (sums_k @ sums_l)
-    total = total + sums_k.sum() * sums_l.sum() / ((n - 1) * (n - 2))
-    estimate: Tensor = total / (n * (n - 3))
-    return estimate
+    def terms(self, x: Prepared, y: Prepared) -> _HSICTerms:
+        if self._kernels is None:
+            self._kernels = (
+                _GaussianKernel.of(x, self._bandwidth, "input"),
+                _GaussianKernel.of(y, self._bandwidth, "output"),
+            )
+        return _gaussian_terms(x, y, self._kernels, self._debiased)
 
 
 class CKA(PairsMeasure):
-    """CKA between a site's input and output: 1 where the geometry is kept.
+    """CKA between a site's input and output: 1 if the geometry is preserved.
 
-    By default the biased value of all samples of the run as one, whatever the batches. With
-    ``debiased=true`` the three unbiased HSIC terms are summed over batches and their ratio
-    is taken last; batches of fewer than four samples are left out. That value has no bounds:
-    it may be slightly negative, or above 1.
+    By default the value is biased, for all samples of the run together. With ``debiased=true``
+    the three unbiased HSIC terms are summed over batches before the ratio is taken; batches of
+    fewer than four samples are left out. The debiased value has no bounds: it may be slightly
+    negative, or above 1.
 
     The kernel is linear. ``kernel=rbf`` is Gaussian, with a width of ``bandwidth`` times the
-    median distance between the samples of the first batch. Its HSIC terms, biased or not,
-    are summed over batches, since a kernel of all samples would not fit into memory.
+    median distance between the samples of the first batch. Its HSIC terms, biased or not, are
+    summed over batches, since a kernel of all samples would not fit into memory.
     """
 
     name: ClassVar[str] = "cka"
@@ -394,7 +426,9 @@ class CKA(PairsMeasure):
     version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "debiased": Option(False, "unbiased HSIC, summed over batches before the ratio is taken"),
-        "kernel": Option("linear", "of features, or Gaussian", choices=("linear", "rbf")),
+        "kernel": Option(
+            "linear", "kernel of the features: linear or Gaussian", choices=("linear", "rbf")
+        ),
         "bandwidth": Option(
             BANDWIDTH, "width of kernel=rbf in median distances", minimum=1e-3, maximum=1e3
         ),
@@ -433,11 +467,11 @@ class CKA(PairsMeasure):
 
     @classmethod
     def bounds_of(cls, options: Mapping[str, OptionValue]) -> tuple[float, float]:
-        """Give the bounds, which the debiased value doesn't have."""
+        """Return the bounds; the debiased value has none."""
         return (-math.inf, math.inf) if options["debiased"] else cls.bounds
 
     def accumulator(self) -> Accumulator:
-        """Make what takes in the batches of one site."""
+        """Create the accumulator of one site."""
         if self.settings["kernel"] == "rbf":
             bandwidth = float(self.settings["bandwidth"])
             return _RBFAccumulator(bandwidth, bool(self.settings["debiased"]))

@@ -1,4 +1,4 @@
-"""Density: how many affine regions a path through input space meets."""
+"""Density: the number of boundaries of affine regions that a path crosses."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["Density"]
 
 
 @dataclass(frozen=True)
-class _Tally:
-    """What is known of one path so far; ``changes`` is None where slopes can't be told."""
+class _PathCrossings:
+    """Sums over the segments of a path; `slope_changes` is None if slopes are not known."""
 
     crossings: tuple[float, ...]
     length: float
-    changes: int | None
+    slope_changes: int | None
     sites: dict[str, float]
     at_least: int
     error: float
-    estimated: bool
+    is_estimate: bool
 
     @classmethod
-    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _Tally:
+    def of(cls, trace: SegmentTrace | SegmentEstimate) -> _PathCrossings:
         sites: dict[str, float] = dict(trace.contributions)
         if isinstance(trace, SegmentEstimate):
             if trace.crossings is None:
@@ -35,39 +35,41 @@ class _Tally:
             return cls(
                 (trace.crossings,), trace.length, None, sites, trace.at_least, trace.error, True
             )
-        count, changes = trace.crossings, _slope_changes(trace)
+        count, changes = trace.crossings, _known_slope_changes(trace)
         return cls((float(count),), trace.length, changes, sites, count, 0.0, False)
 
-    def __add__(self, other: _Tally) -> _Tally:
-        known = self.changes is not None and other.changes is not None
+    def __add__(self, other: _PathCrossings) -> _PathCrossings:
+        changes = None
+        if self.slope_changes is not None and other.slope_changes is not None:
+            changes = self.slope_changes + other.slope_changes
         names = dict.fromkeys([*self.sites, *other.sites])
-        return _Tally(
+        return _PathCrossings(
             self.crossings + other.crossings,
             self.length + other.length,
-            (self.changes or 0) + (other.changes or 0) if known else None,
+            changes,
             {name: self.sites.get(name, 0) + other.sites.get(name, 0) for name in names},
             self.at_least + other.at_least,
             self.error + other.error,
-            self.estimated or other.estimated,
+            self.is_estimate or other.is_estimate,
         )
 
     def statistics(self) -> dict[str, float]:
         total, segments = sum(self.crossings), len(self.crossings)
-        found = {"value": float(total)}
+        numbers = {"value": float(total)}
         if self.length > 0:
-            found["per_length"] = total / self.length
-        found["per_segment"] = total / segments
-        if self.changes is not None:
-            found["slope_changes"] = float(self.changes)
-        if self.estimated:
-            found |= {"at_least": float(self.at_least), "error": self.error}
-        return found | {"length": self.length, "segments": float(segments)}
+            numbers["per_length"] = total / self.length
+        numbers["per_segment"] = total / segments
+        if self.slope_changes is not None:
+            numbers["slope_changes"] = float(self.slope_changes)
+        if self.is_estimate:
+            numbers |= {"at_least": float(self.at_least), "error": self.error}
+        return numbers | {"length": self.length, "segments": float(segments)}
 
-    def parts(self) -> Parts:
+    def components(self) -> Parts:
         return {"segment": self.crossings, "site": self.sites}
 
 
-def _slope_changes(trace: SegmentTrace) -> int | None:
+def _known_slope_changes(trace: SegmentTrace) -> int | None:
     try:
         return slope_changes(trace)
     except Undefined:
@@ -77,14 +79,13 @@ def _slope_changes(trace: SegmentTrace) -> int | None:
 class Density(PathMeasure):
     """Number of region boundaries that a path crosses.
 
-    Of each path: ``value``, crossings summed over its segments, which counts each
-    region on a closed path once per visit; ``per_length``, the same per unit of
-    length, left out where the length is 0; ``per_segment``, their mean; ``slope_changes``,
-    the crossings at which a logit's slope changes; ``segment0``, ``segment1``, …, each
-    segment's own crossings; ``site:NAME``, those that each activation call makes, of
-    which the value is the sum; ``length``; ``segments``. Where segments were estimated the
-    value is what they come to, ``error`` how far off they may be, ``at_least`` what was seen,
-    and ``slope_changes`` is left out.
+    The statistics of a path are ``value``, the crossings of all segments, which on a closed path
+    counts each region once per visit; ``per_length``, per unit of length, omitted for length 0;
+    ``per_segment``, the mean over segments; ``slope_changes``, the crossings at which a logit's
+    slope changes; ``segment0``, ``segment1``, …, the crossings of each segment; ``site:NAME``,
+    the crossings that each activation call causes, which add up to the value; ``length``;
+    ``segments``. For estimated segments the value is the estimate, ``error`` its stated error
+    and ``at_least`` the number of observed crossings; ``slope_changes`` is omitted.
 
     Examples
     --------
@@ -103,16 +104,16 @@ class Density(PathMeasure):
     parts = ("site",)
     source = traced_regions("section 2.2")
 
-    def of(self, trace: SegmentTrace | SegmentEstimate) -> _Tally:
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathCrossings:
         """Count the crossings of one segment.
 
         Raises
         ------
         nlbench.Undefined
-            If the network has no breakpoints; the operation is the reason.
+            If the network is not piecewise affine, with the operation as the reason.
         """
-        return _Tally.of(trace)
+        return _PathCrossings.of(trace)
 
-    def value_of(self, place: str, path: _Tally) -> Value:
-        """Give the number of crossings of a path."""
-        return Value(place, path.statistics(), len(path.crossings), parts=path.parts())
+    def value_of(self, place: str, path: _PathCrossings) -> Value:
+        """Return the number of crossings of a path."""
+        return Value(place, path.statistics(), len(path.crossings), parts=path.components())

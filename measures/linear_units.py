@@ -1,4 +1,4 @@
-"""Linear units: how much of a network's nonlinearity is switched off."""
+"""Linear units: the share of activation units that are the identity."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["LinearUnits"]
 
 
 class LinearUnits(Measure):
-    """Share of units whose function is the identity whatever the data, as a PReLU of slope 1.
+    """Share of units whose function is the identity for any data, like a PReLU with slope 1.
 
-    A unit is a channel of one activation call. Of the network and of each call: ``value``, the
-    share; ``nonlinear`` and ``units``, how many there are. What is left of each layer is the
+    A unit is a channel of one activation call. The statistics of the network and of each call are
+    ``value``, the share, and the numbers ``nonlinear`` and ``units``. The nonlinear units form the
     core network.
     """
 
@@ -30,22 +30,22 @@ class LinearUnits(Measure):
     source = NONLINEAR_ADVANTAGE
 
     def reset(self) -> None:
-        """Forget the last graph."""
+        """Discard the last graph."""
         self._result: Result | None = None
 
     def update(self, observation: ChannelGraph) -> None:
         """Count the units of a graph."""
         counts = {unit.site: (float(unit.active.sum()), unit.size) for unit in observation.units}
         if not counts:
-            raise Undefined("the network has no activation that its output depends on")
+            raise Undefined("the network's output depends on no activation")
         values = tuple(Value(site, _statistics(*pair)) for site, pair in counts.items())
         total = (sum(active for active, _ in counts.values()), sum(n for _, n in counts.values()))
         self._result = Result(_statistics(*total), values)
 
     def compute(self) -> Result:
-        """Give what was counted."""
+        """Return the counts of the last graph."""
         if self._result is None:
-            raise Undefined("there was no graph to measure")
+            raise Undefined("no graph was observed")
         return self._result
 
 

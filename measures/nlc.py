@@ -1,4 +1,4 @@
-"""Nonlinearity coefficient: how much a network bends over the spread of its inputs."""
+"""Nonlinearity coefficient: the network's Jacobian relative to its spread over the inputs."""
 
 from __future__ import annotations
 
@@ -20,34 +20,35 @@ if TYPE_CHECKING:
 
 __all__ = ["NonlinearityCoefficient", "nonlinearity_coefficient"]
 
-# In units of the last place of the outputs: where their standard deviation is less, rounding
-# makes more than a thousandth of the spread's square.
-_FLOOR = 8
+# Standard deviation of the outputs, in units of their spacing, below which rounding makes more
+# than a thousandth of the variance.
+MIN_SPREAD_IN_ROUNDINGS = 8
 
-# A sample and the two whose difference is the direction.
-FEWEST = 3
+# A sample, and the two whose difference is the direction.
+MIN_SAMPLES = 3
 
 
 def nonlinearity_coefficient(
     function: Callable[[Tensor], Tensor], inputs: Tensor, *, directions: int = 4
 ) -> Tensor:
-    """Nonlinearity coefficient sqrt(E tr(J Cov_x Jᵀ) / tr Cov_f) of a function.
+    """Estimate the nonlinearity coefficient sqrt(E tr(J Cov_x Jᵀ) / tr Cov_f) of a function.
 
-    With x' and x'' two other samples, v = (x' - x'') / √2 has covariance Cov_x, so the
-    numerator is the mean of ‖J(x) v‖², by derivatives along v; the denominator is the mean
-    of ‖f(x') - f(x'')‖² / 2 over the same pairs. An affine function has 1 whatever the
-    pairs: pair by pair the two are equal. Every sample serves once as x, x' and x'' for
-    each direction.
+    For two other samples x' and x'', v = (x' - x'') / √2 has covariance Cov_x. The numerator is
+    therefore the mean of ‖J(x) v‖², computed by derivatives along v, and the denominator the mean
+    of ‖f(x') - f(x'')‖² / 2 over the same pairs. For an affine function the two are equal pair by
+    pair, so the estimate is exactly 1. For each direction every sample serves once as x, x' and
+    x''.
 
     Parameters
     ----------
     function : callable
-        From inputs (n, ...) to outputs (n, k), each sample by itself. Almost everywhere
-        differentiable is enough.
+        From inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
     inputs : tensor of shape (n, ...)
-        Floating, in any order: they are shuffled, always in the same way.
+        Floating-point. Their order does not bias the estimate: they are shuffled with a fixed
+        seed.
     directions : int
-        How many a sample, at most (n - 1) / 2; they then make up all pairs, if n is odd.
+        Directions per sample, at most (n - 1) / 2, with which an odd number of samples forms all
+        pairs.
 
     Returns
     -------
@@ -57,9 +58,8 @@ def nonlinearity_coefficient(
     Raises
     ------
     nlbench.Undefined
-        For fewer than three samples, a constant input or output, an output whose
-        derivative is zero everywhere though it varies, or an operation that can't be
-        differentiated.
+        For fewer than three samples, a constant input or output, a varying output with a zero
+        derivative everywhere, or an operation that can't be differentiated.
     nlbench.NotFinite
         If an output or a derivative is not finite.
 
@@ -80,45 +80,53 @@ def nonlinearity_coefficient(
 
 
 def _offsets(n: int, directions: int) -> Iterator[tuple[int, int]]:
-    """How far, around the circle of n samples, the two of a pair are from their x.
+    """Yield the offsets of a pair from its x, with the n samples on a circle.
 
-    The differences are 1, 2, …, so that no pair occurs twice; neither of a pair is x itself.
+    Pairs differ by 1, 2, …, so that no pair occurs twice, and neither of a pair is x itself.
     """
     for difference in range(1, min(directions, (n - 1) // 2) + 1):
         yield difference, 2 * difference
 
 
 def _terms(
-    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int, most: int | None = None
+    function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int, limit: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
-    """‖J(x) v‖² and ‖f(x') - f(x'')‖² / 2, averaged over the directions, and the latter's floor.
+    """Compute the terms of the coefficient for each sample.
 
-    Each is (n,). Of what is spread less than the floor a good part is the rounding of the type
-    that the outputs were computed in, which is given as well.
+    Returns
+    -------
+    slopes : tensor of shape (n,)
+        ‖J(x) v‖², averaged over directions.
+    spreads : tensor of shape (n,)
+        ‖f(x') - f(x'')‖² / 2, averaged over directions.
+    floors : tensor of shape (n,)
+        Spread below which rounding of the outputs matters.
+    dtype : torch.dtype
+        Type of the outputs.
     """
     n = len(inputs)
-    if n < FEWEST:
-        raise Undefined(f"n = {n}: at least {FEWEST} samples a batch are needed")
+    if n < MIN_SAMPLES:
+        raise Undefined(f"n = {n}: at least {MIN_SAMPLES} samples per batch are needed")
     if not inputs.is_floating_point():
-        raise Undefined(f"the inputs are {inputs.dtype}: there is no derivative along them")
-    # Neighbours of samples that come in order would be too much alike.
+        raise Undefined(f"the inputs are {inputs.dtype}, along which there is no derivative")
+    # Neighbours of samples in order, such as those of a sequence, would be too similar.
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     inputs = inputs[order.to(inputs.device)]
-    bends, spreads = [], []
+    slopes, spreads = [], []
     for first, second in _offsets(n, directions):
         direction = (inputs.roll(-first, 0) - inputs.roll(-second, 0)) / math.sqrt(2)
-        outputs, derivatives = directional_derivative(function, inputs, direction, limit=most)
+        outputs, derivatives = directional_derivative(function, inputs, direction, limit=limit)
         dtype = outputs.dtype
         outputs, derivatives = _flat(outputs), _flat(derivatives)
         step = outputs.roll(-first, 0) - outputs.roll(-second, 0)
-        bends.append(derivatives.square().sum(1))
+        slopes.append(derivatives.square().sum(1))
         spreads.append(step.square().sum(1) / 2)
-    floors = (_FLOOR * torch.finfo(dtype).eps * outputs).square().sum(1)
-    return torch.stack(bends).mean(0), torch.stack(spreads).mean(0), floors, dtype
+    floors = (MIN_SPREAD_IN_ROUNDINGS * torch.finfo(dtype).eps * outputs).square().sum(1)
+    return torch.stack(slopes).mean(0), torch.stack(spreads).mean(0), floors, dtype
 
 
 def _flat(values: Tensor) -> Tensor:
-    """Float64 of shape (n, k); raises NotFinite."""
+    """Convert to finite float64 of shape (n, k)."""
     if values.device.type == "mps":
         values = values.cpu()
     values = values.reshape(len(values), -1).double()
@@ -127,37 +135,37 @@ def _flat(values: Tensor) -> Tensor:
     return values
 
 
-def _coefficient(bends: Tensor, spreads: Tensor, floors: Tensor, dtype: torch.dtype) -> Tensor:
-    bend, spread = bends.sum(), spreads.sum()
-    if not (torch.isfinite(bend) and torch.isfinite(spread)):
-        raise NotFinite("the squares of outputs or derivatives are beyond float64")
-    if bend > 0 and spread < floors.sum():
-        own = str(dtype).removeprefix("torch.")
-        wider = "" if dtype == torch.float64 else ": try --precision float64"
-        raise Undefined(f"constant output: its spread is below {own}'s rounding{wider}")
+def _coefficient(slopes: Tensor, spreads: Tensor, floors: Tensor, dtype: torch.dtype) -> Tensor:
+    slope, spread = slopes.sum(), spreads.sum()
+    if not (torch.isfinite(slope) and torch.isfinite(spread)):
+        raise NotFinite("the squares of outputs or derivatives overflow in float64")
+    if slope > 0 and spread < floors.sum():
+        name = str(dtype).removeprefix("torch.")
+        advice = "" if dtype == torch.float64 else ": try --precision float64"
+        raise Undefined(f"constant output: its spread is below {name}'s rounding{advice}")
     if spread == 0:
         raise Undefined("constant output")
-    if bend == 0:
+    if slope == 0:
         raise Undefined(
-            "the derivative is zero at every sample though the output varies: the network "
-            "rounds, compares or detaches on the way"
+            "the derivative is zero at every sample but the output varies: the network rounds, "
+            "compares or detaches values"
         )
-    return (bend / spread).sqrt()
+    return (slope / spread).sqrt()
 
 
-def _standard_error(bends: Tensor, spreads: Tensor) -> float:
-    """By linearisation of the square root of a ratio of two means over samples (n,)."""
-    ratio = bends.sum() / spreads.sum()
-    residuals = (bends - ratio * spreads) / spreads.mean()
-    error = residuals.std() / math.sqrt(len(bends)) / (2 * ratio.sqrt())
+def _standard_error(slopes: Tensor, spreads: Tensor) -> float:
+    """Linearise the root of a ratio of two means over samples (n,)."""
+    ratio = slopes.sum() / spreads.sum()
+    residuals = (slopes - ratio * spreads) / spreads.mean()
+    error = residuals.std() / math.sqrt(len(slopes)) / (2 * ratio.sqrt())
     return float(error)
 
 
 class NonlinearityCoefficient(Measure):
-    """Nonlinearity coefficient of the network as a function: 1 where it is affine.
+    """Nonlinearity coefficient of the network as a function: 1 for an affine network.
 
-    The ratio is that of sums over all samples of the run; pairs are made within a batch.
-    ``error`` is its standard error, by linearisation, as if pairs were independent.
+    It is a ratio of sums over all samples of the run; pairs are formed within a batch. ``error``
+    is its standard error by linearisation, as if pairs were independent.
     """
 
     name: ClassVar[str] = "nlc"
@@ -167,7 +175,7 @@ class NonlinearityCoefficient(Measure):
     version: ClassVar[str] = "1"
     options: ClassVar[Mapping[str, Option]] = {
         "directions": Option(
-            4, "derivatives a sample, each along the difference of two", minimum=1, maximum=1e6
+            4, "derivatives per sample, along differences of samples", minimum=1, maximum=1e6
         )
     }
     source: ClassVar[Source] = Source(
@@ -183,14 +191,14 @@ class NonlinearityCoefficient(Measure):
     )
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Discard all batches."""
         self._batches: list[tuple[Tensor, ...]] = []
-        self._left_out = 0
+        self._skipped_samples = 0
 
     def update(self, observation: FunctionBatch) -> None:
-        """Differentiate along the batch's pairs; two numbers a sample are kept."""
-        if len(observation.inputs) < FEWEST:
-            self._left_out += len(observation.inputs)
+        """Compute a batch's terms, and keep three numbers per sample."""
+        if len(observation.inputs) < MIN_SAMPLES:
+            self._skipped_samples += len(observation.inputs)
             return
         directions = int(self.settings["directions"])
         *terms, self._dtype = _terms(
@@ -199,13 +207,13 @@ class NonlinearityCoefficient(Measure):
         self._batches.append(tuple(term.cpu() for term in terms))
 
     def compute(self) -> Result:
-        """One number for the network, with its standard error."""
+        """Return the coefficient of the network, with its standard error."""
         if not self._batches:
-            raise Undefined(f"no batch of at least {FEWEST} samples")
-        bends, spreads, floors = map(torch.cat, zip(*self._batches, strict=True))
+            raise Undefined(f"no batch of at least {MIN_SAMPLES} samples")
+        slopes, spreads, floors = map(torch.cat, zip(*self._batches, strict=True))
         summary = {
-            "value": _coefficient(bends, spreads, floors, self._dtype).item(),
-            "error": _standard_error(bends, spreads),
+            "value": _coefficient(slopes, spreads, floors, self._dtype).item(),
+            "error": _standard_error(slopes, spreads),
         }
-        notes = {"samples left out": self._left_out} if self._left_out else {}
-        return Result(summary, n=len(bends), notes=notes)
+        notes = {"samples left out": self._skipped_samples} if self._skipped_samples else {}
+        return Result(summary, n=len(slopes), notes=notes)

@@ -1,4 +1,4 @@
-"""What the measures of lines have in common: segments gathered to paths, and how they were seen."""
+"""Base class of the measures of lines: segments are summed to paths, with their method noted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nlbench.probes.lines import SegmentEstimate, SegmentTrace, TracedSegment
 
 __all__ = ["Method", "PathMeasure", "with_means"]
 
-_WORDS = {
+_DESCRIPTIONS = {
     "adaptive": "by adaptive steps",
     "sampling": "by sampling",
     "quadrature": "by quadrature",
@@ -35,17 +35,16 @@ class Method:
     names : tuple of str
         ``exact``, ``refined``, ``adaptive``, ``sampling``, ``quadrature``.
     notes : mapping of str to float
-        What the traces say of themselves: settings as they are, counts summed up.
+        Notes of the traces: settings, and sums of counts.
     is_single : bool
-        Whether a segment was traced in less than double precision, in which short regions
-        are missed.
+        True if a segment was traced below double precision, which misses short regions.
     """
 
     names: tuple[str, ...] = ()
     notes: Mapping[str, float] = field(default_factory=dict)
     is_single: bool = False
 
-    def and_of(self, observation: TracedSegment) -> Method:
+    def with_segment(self, observation: TracedSegment) -> Method:
         """Add a segment."""
         trace = observation.trace
         notes = dict(self.notes)
@@ -56,43 +55,48 @@ class Method:
         names = tuple(dict.fromkeys([*self.names, trace.method]))
         return Method(names, notes, self.is_single or is_single)
 
-    def on(self, result: Result) -> Result:
-        """Note the method on a result; one that is not exact is remarked on in the board."""
-        said = ", ".join(self.names)
+    def annotate(self, result: Result) -> Result:
+        """Add the method to a result's notes, and to its remark unless all was exact."""
         if not self.names:
             return result
-        remark = ""
-        if result.status == "ok" and (self.names != ("exact",) or self.is_single):
-            remark = " and ".join(_WORDS.get(name, name) for name in self.names)
-            if self.is_single:
-                remark += " in float32"
-            passed = int(self.notes.get("shorter_than_sensitivity", 0))
-            if passed:
-                remark += f", which passed over some {passed:,} boundaries"
-            if "tolerance" in self.notes:
-                remark += f" to {self.notes['tolerance']:g} of the value or to rounding"
-            short = int(self.notes.get("segments_short_of_tolerance", 0))
-            if short:
-                remark += f", which {short} of {result.n} segments did not reach"
-        notes = {**result.notes, "method": said, **self.notes}
+        notes = {**result.notes, "method": ", ".join(self.names), **self.notes}
+        has_remark = result.status == "ok" and (self.names != ("exact",) or self.is_single)
+        remark = self._remark(result.n) if has_remark else ""
         reason = "; ".join(filter(None, (result.reason, remark)))
         return replace(result, reason=reason, notes=notes)
 
+    def _remark(self, segments: int) -> str:
+        remark = " and ".join(_DESCRIPTIONS.get(name, name) for name in self.names)
+        if self.is_single:
+            remark += " in float32"
+        missed = int(self.notes.get("shorter_than_sensitivity", 0))
+        if missed:
+            remark += f", which missed about {missed:,} boundaries"
+        if "tolerance" in self.notes:
+            remark += f" to {self.notes['tolerance']:g} of the value or to rounding"
+        short = int(self.notes.get("segments_short_of_tolerance", 0))
+        if short:
+            remark += f", which {short} of {segments} segments did not reach"
+        return remark
+
 
 def with_means(result: Result, names: Iterable[str], parts: Iterable[str] = ()) -> Result:
-    """Add to a summary the mean over paths of more statistics, where every path has them.
+    """Add the mean over paths of further statistics to a summary, if every path has them.
 
-    Of `parts`, which are by name, those names that every path has.
+    Of `parts`, whose numbers have names, the numbers that every path has are averaged.
     """
     if result.status != "ok":
         return result
     paths = [value for value in result.values if value.status == "ok"]
     means = _means([path.statistics for path in paths], names)
-    found = {}
+    mean_parts = {}
     for part in parts:
         named = [numbers for path in paths if isinstance(numbers := path.parts[part], Mapping)]
-        found[part] = _means(named, dict.fromkeys(name for one in named for name in one))
-    return replace(result, summary={**result.summary, **means}, parts={**result.parts, **found})
+        mean_parts[part] = _means(
+            named, dict.fromkeys(name for numbers in named for name in numbers)
+        )
+    summary = {**result.summary, **means}
+    return replace(result, summary=summary, parts={**result.parts, **mean_parts})
 
 
 def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
@@ -104,12 +108,12 @@ def _means(paths: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[s
 
 
 class PathMeasure(Measure):
-    """A measure that sums up the segments of each path.
+    """A measure of paths that adds up their segments.
 
     Attributes
     ----------
     means, parts : tuple of str
-        Statistics and parts whose means over paths are added to the summary.
+        Statistics and parts whose means over paths are in the summary.
     """
 
     probe = "lines"
@@ -120,25 +124,25 @@ class PathMeasure(Measure):
 
     @abstractmethod
     def of(self, trace: SegmentTrace | SegmentEstimate) -> Any:
-        """Say of one segment what can be added to that of others."""
+        """Measure one segment; results are added up with ``+``."""
 
     @abstractmethod
     def value_of(self, place: str, path: Any) -> Value:
-        """Say of a path what its segments come to."""
+        """Convert a path's sum to its value."""
 
     def reset(self) -> None:
-        """Forget all paths."""
+        """Discard all paths."""
         self._paths: dict[str, Any] = {}
         self._method = Method()
 
     def update(self, observation: TracedSegment) -> None:
         """Add one segment to its path."""
-        new, old = self.of(observation.trace), self._paths.get(observation.place)
-        self._paths[observation.place] = new if old is None else old + new
-        self._method = self._method.and_of(observation)
+        segment, path = self.of(observation.trace), self._paths.get(observation.place)
+        self._paths[observation.place] = segment if path is None else path + segment
+        self._method = self._method.with_segment(observation)
 
     def compute(self) -> Result:
-        """Give the value of each path."""
+        """Return the value of each path."""
         values = [self.value_of(place, path) for place, path in self._paths.items()]
         result = Result.of(values, n=sum(value.n for value in values))
-        return self._method.on(with_means(result, self.means, self.parts))
+        return self._method.annotate(with_means(result, self.means, self.parts))

@@ -1,4 +1,4 @@
-"""Average path length: how many nonlinear units a path through the network meets."""
+"""Average path length: the mean number of nonlinear units on a path through the network."""
 
 from __future__ import annotations
 
@@ -40,27 +40,30 @@ NONLINEAR_ADVANTAGE = Source(
 def average_path_length(
     model: nn.Module, example_input: Tensor | tuple[Tensor, ...], normalized: bool = True
 ) -> float:
-    """Average number of active nonlinear units on a path from input to output channels.
+    """Compute the mean number of active nonlinear units on a path from input to output channels.
+
+    With ``normalized=True`` paths are drawn by a walk back from the output, which chooses among
+    the branches of a merge with equal probability, then uniformly among channels: ℓ_out is the
+    mean of ℓ_in over the input channels of a layer, or over the branches of a merge, and an active
+    unit adds 1. With ``normalized=False`` every path counts once.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left as it is.
+        Not modified.
     example_input : tensor or tuple of tensor
-        What the model is called with, the batch first; only the shape matters.
+        Arguments of the model, the batch first; only their shape matters.
     normalized : bool
-        Whether a path is drawn by a walk back from the output that chooses among the
-        branches of a merge with equal probability, then uniformly among channels; else
-        every path counts once.
 
     Returns
     -------
     float
+        In units, at least 0.
 
     Raises
     ------
     nlbench.UnsupportedOperation
-        If it isn't known how an operation mixes channels.
+        If the effect of an operation on channels is unknown.
     nlbench.Undefined
         If the output doesn't depend on the input.
     nlbench.RequestError
@@ -84,16 +87,16 @@ def average_path_length(
 
 
 class PathLength(Measure):
-    """Average path length: nonlinear units met between input and output channels.
+    """Average path length: nonlinear units between input and output channels.
 
-    Of the network: ``value``; ``units`` and ``active``, all units and those that are
-    nonlinear; ``linear_share``; ``log10_paths``, the logarithm of the number of paths.
-    Of each activation call: ``value``, its nonlinear units (the effective width), beside
+    The statistics of the network are ``value``; ``units`` and ``active``, the numbers of all and
+    of nonlinear units; ``linear_share``; ``log10_paths``, the logarithm of the number of paths.
+    Those of an activation call are ``value``, its nonlinear units (the effective width),
     ``units`` and ``linear_share``.
 
-    With ``empirical`` a unit is active to the share of samples and positions at which its
-    output differs from its input; else it is unless its function is the identity, as that
-    of a PReLU with slope 1.
+    With ``empirical`` the activity of a unit is the share of samples and positions at which its
+    output differs from its input. Otherwise a unit is active unless its function is the identity,
+    like a PReLU with slope 1.
     """
 
     name = "pathlength"
@@ -102,14 +105,14 @@ class PathLength(Measure):
     more_means = "more nonlinear"
     options: ClassVar[Mapping[str, Option]] = {
         "normalized": Option(
-            True, "a walk that weighs branches alike; false: every path counts once"
+            True, "a walk that weights branches equally; false: every path counts once"
         ),
-        "empirical": Option(False, "a unit counts where it changes its input on the samples"),
+        "empirical": Option(False, "a unit is active where it changes its input on the samples"),
     }
     source = NONLINEAR_ADVANTAGE
 
     def reset(self) -> None:
-        """Forget the last graph."""
+        """Discard the last graph."""
         self._result: Result | None = None
 
     def update(self, observation: ChannelGraph) -> None:
@@ -130,9 +133,9 @@ class PathLength(Measure):
         self._result = Result(summary, values, samples, notes={"layers": len(values)})
 
     def compute(self) -> Result:
-        """Give what was measured."""
+        """Return the result for the last graph."""
         if self._result is None:
-            raise Undefined("there was no graph to measure")
+            raise Undefined("no graph was observed")
         return self._result
 
 

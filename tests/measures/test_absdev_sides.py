@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from torch import nn
 
-from nlbench.measures.absdev import deviation_of
+from nlbench.measures.absdev import deviation_parts
 from nlbench.probes.lines import ChordParts, SegmentTrace, trace_segment
 from nlbench.probes.lines.quadrature import integrate_along, smooth_estimate
 
@@ -55,7 +55,7 @@ def scale_of(trace):
 @given(traces())
 @settings(max_examples=40)
 def test_each_side_of_the_chord_has_the_area_that_scipy_finds(trace):
-    found, scale = deviation_of(trace), scale_of(trace)
+    found, scale = deviation_parts(trace), scale_of(trace)
     for logit in range(2):
         above, below = by_scipy(trace, logit, 1), by_scipy(trace, logit, -1)
         assert float(found.above[logit]) == pytest.approx(above, rel=1e-9, abs=1e-12 * scale)
@@ -70,14 +70,14 @@ def test_the_variation_is_the_way_back_and_forth(trace):
         f = np.interp(t, trace.t.numpy(), trace.values[:, logit].numpy())
         distance = f - (f[0] + t * (f[-1] - f[0]))
         expected = np.abs(np.diff(distance)).sum()
-        found = float(deviation_of(trace).variation[logit])
+        found = float(deviation_parts(trace).variation[logit])
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-11 * scale_of(trace))
 
 
 @given(traces())
 def test_from_the_other_end_it_is_the_same(trace):
     back = trace_of(1 - trace.t.flip(0), trace.values.flip(0), trace.length)
-    alike(deviation_of(back), deviation_of(trace), scale_of(trace))
+    alike(deviation_parts(back), deviation_parts(trace), scale_of(trace))
 
 
 @given(traces(), st.floats(0.01, 0.99))
@@ -89,7 +89,7 @@ def test_a_breakpoint_that_bends_nothing_changes_nothing(trace, share):
         t = torch.cat([trace.t[: region + 1], middle, trace.t[region + 1 :]])
         values = torch.cat([trace.values[: region + 1], point[None], trace.values[region + 1 :]])
         cut = trace_of(t, values, trace.length)
-        alike(deviation_of(cut), deviation_of(trace), scale_of(trace))
+        alike(deviation_parts(cut), deviation_parts(trace), scale_of(trace))
 
 
 @given(traces(), st.floats(-5, 5), st.floats(-5, 5))
@@ -97,23 +97,23 @@ def test_an_affine_function_added_changes_nothing(trace, offset, slope):
     size = trace.values.abs().max()
     values = trace.values + size * (offset + slope * trace.t[:, None])
     moved = trace_of(trace.t, values, trace.length)
-    alike(deviation_of(moved), deviation_of(trace), 10 * scale_of(trace))
+    alike(deviation_parts(moved), deviation_parts(trace), 10 * scale_of(trace))
 
 
 @given(traces(), st.floats(0.1, 10))
 def test_it_grows_with_the_network_and_a_negative_factor_swaps_the_sides(trace, factor):
-    found = deviation_of(trace)
-    larger = deviation_of(trace_of(trace.t, factor * trace.values, trace.length))
+    found = deviation_parts(trace)
+    larger = deviation_parts(trace_of(trace.t, factor * trace.values, trace.length))
     expected = ChordParts(factor * found.above, factor * found.below, factor * found.variation)
     alike(larger, expected, 10 * scale_of(trace))
-    turned = deviation_of(trace_of(trace.t, -trace.values, trace.length))
+    turned = deviation_parts(trace_of(trace.t, -trace.values, trace.length))
     alike(turned, ChordParts(found.below, found.above, found.variation), scale_of(trace))
 
 
 @given(traces(), st.floats(0, 10))
 def test_the_areas_grow_with_the_length_and_the_variation_does_not(trace, length):
-    found = deviation_of(trace_of(trace.t, trace.values, 1.0))
-    longer = deviation_of(trace_of(trace.t, trace.values, length))
+    found = deviation_parts(trace_of(trace.t, trace.values, 1.0))
+    longer = deviation_parts(trace_of(trace.t, trace.values, length))
     expected = ChordParts(length * found.above, length * found.below, found.variation)
     alike(longer, expected, 10 * scale_of(trace))
 
@@ -122,17 +122,17 @@ def test_the_areas_grow_with_the_length_and_the_variation_does_not(trace, length
 def test_twice_the_greatest_distance_is_no_more_than_the_variation(trace):
     t, f = trace.t[:, None], trace.values
     greatest = (f - torch.lerp(f[:1], f[-1:], t)).abs().amax(0)
-    assert (2 * greatest <= deviation_of(trace).variation * (1 + 1e-9)).all()
+    assert (2 * greatest <= deviation_parts(trace).variation * (1 + 1e-9)).all()
 
 
 def test_a_segment_without_length_has_none():
-    found = deviation_of(trace_of([0, 1], [[2.0, 3.0], [2.0, 3.0]], 0.0))
+    found = deviation_parts(trace_of([0, 1], [[2.0, 3.0], [2.0, 3.0]], 0.0))
     assert [x.tolist() for x in vars(found).values()] == [[0, 0]] * 3
 
 
 def test_tiny_and_huge_outputs_are_neither_lost_nor_infinite():
     for size in (1e-200, 1e200):
-        found = deviation_of(trace_of([0, 0.25, 0.75, 1], [0, size, -size, 0]))
+        found = deviation_parts(trace_of([0, 0.25, 0.75, 1], [0, size, -size, 0]))
         assert float(found.above) == pytest.approx(0.25 * size)
         assert float(found.below) == pytest.approx(0.25 * size)
         assert float(found.variation) == pytest.approx(4 * size)
@@ -140,7 +140,7 @@ def test_tiny_and_huge_outputs_are_neither_lost_nor_infinite():
 
 def test_an_integrated_segment_is_taken_times_its_length():
     trace = smooth_estimate(lambda t: t[:, None] ** 2, length=6.0)
-    found = deviation_of(trace)
+    found = deviation_parts(trace)
     assert float(found.below) == pytest.approx(1.0)
     assert float(found.above) == pytest.approx(0, abs=1e-15)
     assert float(found.variation) == pytest.approx(0.5)
@@ -150,9 +150,9 @@ def test_an_integrated_and_a_traced_network_agree():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
     start, end = torch.randn(2, 3)
-    traced = deviation_of(trace_segment(net, start, end))
+    traced = deviation_parts(trace_segment(net, start, end))
     (smooth,) = integrate_along(net, start[None], end[None], tolerance=1e-6, evaluations=20_000)
-    integrated = deviation_of(smooth)
+    integrated = deviation_parts(smooth)
     assert smooth.converged
     torch.testing.assert_close(integrated.above, traced.above, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(integrated.below, traced.below, rtol=1e-5, atol=1e-7)
@@ -160,7 +160,7 @@ def test_an_integrated_and_a_traced_network_agree():
 
 
 def test_two_segments_add_up():
-    one = deviation_of(trace_of([0, 0.5, 1], [0, 1, 0]))
+    one = deviation_parts(trace_of([0, 0.5, 1], [0, 1, 0]))
     both = one + one
     assert both.total.tolist() == [2 * float(one.total)]
     assert math.isclose(float(both.variation), 4)

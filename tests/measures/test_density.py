@@ -105,7 +105,7 @@ def test_a_method_that_may_miss_regions_is_remarked_on():
     measure.update(TracedSegment(0, 0, trace))
     measure.update(TracedSegment(0, 1, trace))
     result = measure.compute()
-    assert result.reason == "by adaptive steps, which passed over some 6 boundaries"
+    assert result.reason == "by adaptive steps, which missed about 6 boundaries"
     assert result.notes == {
         "method": "adaptive",
         "sensitivity": 1e-6,

@@ -19,27 +19,35 @@ def result(*values):
 
 
 def test_an_exact_reading_needs_no_remark():
-    found = Method().and_of(observation()).on(result({"value": 1.0}))
+    found = Method().with_segment(observation()).annotate(result({"value": 1.0}))
     assert found.reason == ""
     assert found.notes == {"method": "exact"}
 
 
 def test_settings_are_kept_and_counts_are_summed():
     seen = observation("adaptive", sensitivity=0.5, passed_over=2.0)
-    method = Method().and_of(seen).and_of(seen)
+    method = Method().with_segment(seen).with_segment(seen)
     assert method.notes == {"sensitivity": 0.5, "passed_over": 4.0}
 
 
 def test_all_methods_are_named_once_in_order():
-    method = Method().and_of(observation()).and_of(observation("sampling")).and_of(observation())
-    found = method.on(result({"value": 1.0}))
+    method = (
+        Method()
+        .with_segment(observation())
+        .with_segment(observation("sampling"))
+        .with_segment(observation())
+    )
+    found = method.annotate(result({"value": 1.0}))
     assert found.reason == "exact and by sampling"
     assert found.notes["method"] == "exact, sampling"
 
 
 def test_a_reading_without_a_number_keeps_its_reason():
     empty = Result.missing("undefined", "no place to measure")
-    assert Method().and_of(observation("sampling")).on(empty).reason == "no place to measure"
+    assert (
+        Method().with_segment(observation("sampling")).annotate(empty).reason
+        == "no place to measure"
+    )
 
 
 def test_what_is_said_of_paths_without_a_value_stays_beside_the_method():
@@ -48,7 +56,7 @@ def test_what_is_said_of_paths_without_a_value_stays_beside_the_method():
         Value("path1", {"value": 2.0}),
         Value.missing("path2", "undefined", "no length"),
     ]
-    found = Method().and_of(observation("sampling")).on(Result.of(values))
+    found = Method().with_segment(observation("sampling")).annotate(Result.of(values))
     assert found.reason == "2 of 3 places; by sampling"
 
 
@@ -62,13 +70,13 @@ def test_means_are_taken_of_what_every_path_has():
 
 
 def test_boundaries_that_were_passed_over_are_remarked_on():
-    method = Method().and_of(observation("adaptive", shorter_than_sensitivity=1200.0))
-    found = method.on(result({"value": 1.0}))
-    assert found.reason == "by adaptive steps, which passed over some 1,200 boundaries"
+    method = Method().with_segment(observation("adaptive", shorter_than_sensitivity=1200.0))
+    found = method.annotate(result({"value": 1.0}))
+    assert found.reason == "by adaptive steps, which missed about 1,200 boundaries"
 
 
 def test_single_precision_is_remarked_on_since_it_misses_short_regions():
     seen = observation()
     single = replace(seen.trace, precision=torch.finfo(torch.float32).eps)
-    method = Method().and_of(TracedSegment(0, 0, single)).and_of(seen)
-    assert method.on(result({"value": 1.0})).reason == "exact in float32"
+    method = Method().with_segment(TracedSegment(0, 0, single)).with_segment(seen)
+    assert method.annotate(result({"value": 1.0})).reason == "exact in float32"
