@@ -1,10 +1,9 @@
-"""How much faster the affinity score of one layer is than its definition, step by step.
+"""Compare the time of the affinity score of one layer with that of its direct definition.
 
-Prints a table and writes it as JSON next to this file, of one thread by default. Times are
-processor seconds, or with several threads the clock's, medians of runs that alternate
-between the two; read the ratios, not the seconds. The direct computation is scikit-learn's
-Ledoit-Wolf estimator, SciPy's matrix roots and POT's exact transport. Both depend on the
-kernels that OpenBLAS chose for the processor, so these are written down too.
+Prints a table and writes it as JSON next to this file. Times are processor seconds for one thread
+(the default) and wall-clock seconds for several. They are medians of alternating runs. The direct
+computation uses scikit-learn's Ledoit-Wolf estimator, SciPy's matrix roots and POT's exact
+transport. Both depend on the kernels that OpenBLAS chose for the processor, which are recorded.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from nlbench.measures.affinity import affinity_score
 
-# Samples, features, and how often both are computed in turn.
+# Samples, features, repeats.
 SIZES = ((512, 512, 25), (2048, 512, 15), (512, 2048, 3))
-AGREEMENT = 1e-6
-REST = 0.3
+TOLERANCE = 1e-6
+PAUSE_SECONDS = 0.3
 RIDGE = 1e-6
 
 
@@ -51,8 +50,8 @@ def layer(n: int, d: int) -> np.ndarray:
 
 
 def timed(compute: Callable[[], float], clock: Callable[[], float]) -> tuple[float, float]:
-    # Threads that wait for more work keep their core busy for a while.
-    time.sleep(REST)
+    # Idle threads keep their core busy for a while.
+    time.sleep(PAUSE_SECONDS)
     start = clock()
     value = compute()
     return value, clock() - start
@@ -63,15 +62,15 @@ def measure(n: int, d: int, repeats: int, clock: Callable[[], float]) -> dict[st
     y = np.maximum(x, 0)
     inputs, outputs = torch.tensor(x), torch.tensor(y)
     ours: list[float] = []
-    theirs: list[float] = []
+    direct: list[float] = []
     for _ in range(repeats):
         score, seconds = timed(lambda: affinity_score(inputs, outputs).item(), clock)
         ours.append(seconds)
         expected, seconds = timed(lambda: direct_score(x, y), clock)
-        theirs.append(seconds)
-        if abs(score - expected) > AGREEMENT:
+        direct.append(seconds)
+        if abs(score - expected) > TOLERANCE:
             raise SystemExit(f"n = {n}, d = {d}: {score} differs from {expected}")
-    seconds_ours, seconds_direct = statistics.median(ours), statistics.median(theirs)
+    seconds_ours, seconds_direct = statistics.median(ours), statistics.median(direct)
     return {
         "n": n,
         "d": d,
@@ -105,11 +104,11 @@ def main() -> None:
             f"{row['ratio']:>11.1f}x"
         )
     print(f"{', '.join(kernels())}; threads: {threads}")
-    found = {"threads": threads, "kernels": kernels(), "layers": rows}
+    result = {"threads": threads, "kernels": kernels(), "layers": rows}
     path = Path(__file__).with_suffix(".json")
     if threads > 1:
         path = path.with_stem(f"{path.stem}_{threads}_threads")
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.introspection.model_copy import double_copy
+from nlbench.probes.lines import SegmentTrace
 from nlbench.probes.lines.exact.trace import trace_exactly
 from nlbench.probes.lines.paths import closed_paths
 from nlbench.probes.lines.recording.agreement import record_checked_program
 from nlbench.probes.lines.recording.point_memory import measure_point_memory
 from nlbench.probes.lines.recording.program import Program
-from nlbench.probes.lines import SegmentTrace
 from nlbench.subjects.load import load_dataset, load_subject
 from nlbench.subjects.spec import SubjectSpec
 

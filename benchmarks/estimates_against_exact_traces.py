@@ -1,12 +1,12 @@
 """Compare estimates of boundaries and deviation with exact traces of the same segments.
 
-Long, short and translated segments through small networks of every kind that is counted, drawn at
-random and trained, and through VGG8 as it ships and residual networks as they are initialised. Of
-each: is the lower bound one, how far off is the estimate, and does the stated error hold?
+The segments are long, short and translated. The networks are small ones of every supported kind,
+random and trained, the shipped VGG8, and initialised residual networks. For each segment, checks if
+the lower bound and the stated error hold, and computes the error of the estimate.
 
-Prints a table, writes ``estimates_against_exact_traces.json`` and ``.png`` beside this file; the
-JSON segment by segment, so that an interrupted comparison goes on from there (``--again`` does
-not).
+Prints a table and writes ``estimates_against_exact_traces.json`` and ``.png`` next to this file.
+The JSON is written after each segment, so that an interrupted comparison resumes (``--again``
+starts over).
 
     python benchmarks/estimates_against_exact_traces.py [--segments N] [--seed N] [--threads N]
 """
@@ -32,7 +32,8 @@ from torch.nn import functional
 from nlbench.measures.absdev import absolute_deviation
 from nlbench.probes.lines import estimate_segment, trace_segment
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
+from nlbench.subjects.load import load_dataset, load_subject
+from nlbench.subjects.spec import SubjectSpec
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -74,7 +75,7 @@ def dense(seed: int) -> nn.Module:
 
 
 def trained(network: nn.Module) -> nn.Module:
-    """Teach a small network the digits, to some 99 % of those that it is shown."""
+    """Train a small network on the digits to a training accuracy of about 99 %."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
     images = functional.interpolate(images, SHAPE[1:], mode="bilinear").expand(-1, *SHAPE)
@@ -115,11 +116,11 @@ NAMED = {
     "resnet18-w16": ("resnet18-w16", "init", "digits", 0.15),
     "resnet20": ("resnet20", "init", "digits", 0.1),
 }
-"""Model, weights, data, and how much of a segment is traced, so that exact traces end."""
+"""Model, weights, dataset, and share of a segment for which exact traces take little time."""
 
 
 def segments(count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """A third long ones, a third a quarter as long, a third an image and itself moved."""
+    """Yield segments: a third long, a third a quarter as long, a third from shifts of an image."""
     generator = torch.Generator().manual_seed(seed)
     for i in range(count):
         start, end = torch.randn(2, *SHAPE, generator=generator)
@@ -132,7 +133,7 @@ def segments(count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def named(name: str, count: int, seed: int) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]:
-    """As `segments`, between images of a dataset."""
+    """Return a network and segments between images of a dataset."""
     model, weights, data_name, share = NAMED[name]
     spec = SubjectSpec(model, weights, data_name, seed=0, samples=1)
     data = load_dataset(data_name)
@@ -156,19 +157,20 @@ def compare(name: str, network: nn.Module, start: Tensor, end: Tensor) -> dict[s
     begin = time.perf_counter()
     trace = trace_segment(network, start, end)
     middle = time.perf_counter()
-    found = estimate_segment(network, start, end)
+    estimate = estimate_segment(network, start, end)
     stop = time.perf_counter()
     exact = absolute_deviation(trace)
-    off, stated = absolute_deviation(found) - exact, found.length * found.deviation_error
+    off = absolute_deviation(estimate) - exact
+    stated = estimate.length * estimate.deviation_error
     norm = float(torch.linalg.vector_norm(exact))
     return {
         "network": name,
         "crossings": trace.crossings,
-        "at_least": found.at_least,
-        "estimate": found.crossings,
-        "error": found.error,
-        "evaluations": found.evaluations,
-        "converged": found.converged,
+        "at_least": estimate.at_least,
+        "estimate": estimate.crossings,
+        "error": estimate.error,
+        "evaluations": estimate.evaluations,
+        "converged": estimate.converged,
         "deviation_off": float(torch.linalg.vector_norm(off)) / norm,
         "deviation_error": float(torch.linalg.vector_norm(stated)) / norm,
         "logits": len(exact),
@@ -204,13 +206,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     names = list(dict.fromkeys(row["network"] for row in rows))
     for i, name in enumerate(names):
-        mine = [row for row in rows if row["network"] == name]
-        jitter = i + np.linspace(-0.3, 0.3, len(mine))
-        off = [100 * (r["estimate"] - r["crossings"]) / max(1, r["crossings"]) for r in mine]
-        bars = [100 * r["error"] / max(1, r["crossings"]) for r in mine]
+        group = [row for row in rows if row["network"] == name]
+        jitter = i + np.linspace(-0.3, 0.3, len(group))
+        off = [100 * (r["estimate"] - r["crossings"]) / max(1, r["crossings"]) for r in group]
+        bars = [100 * r["error"] / max(1, r["crossings"]) for r in group]
         left.errorbar(jitter, off, bars, fmt=".", markersize=3, linewidth=0.6)
-        stated = [r["deviation_error"] for r in mine]
-        right.loglog(stated, [max(r["deviation_off"], 1e-9) for r in mine], ".", markersize=4)
+        stated = [r["deviation_error"] for r in group]
+        right.loglog(stated, [max(r["deviation_off"], 1e-9) for r in group], ".", markersize=4)
     left.axhspan(-0.2, 0.2, color="0.9", zorder=0)
     left.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     left.set_ylabel("crossings: estimate - exact, %")
@@ -224,40 +226,39 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--segments", type=int, default=12, help="of each small network")
-    parser.add_argument("--named", type=int, default=9, help="of each named network")
-    parser.add_argument("--seed", type=int, default=2026, help="of the segments")
+    parser.add_argument("--segments", type=int, default=12, help="segments per small network")
+    parser.add_argument("--named", type=int, default=9, help="segments per named network")
+    parser.add_argument("--seed", type=int, default=2026, help="seed of the segments")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--again", action="store_true", help="trace again what is there")
+    parser.add_argument("--again", action="store_true", help="start over")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     target = Path(__file__).with_suffix(".json")
-    asked = {key: getattr(arguments, key) for key in ("segments", "named", "seed")}
+    request = {key: getattr(arguments, key) for key in ("segments", "named", "seed")}
     rows: list[dict[str, Any]] = []
     if target.is_file() and not arguments.again:
-        before = json.loads(target.read_text("utf-8"))
-        rows = before["segments"] if before.get("asked") == asked else []
+        recorded = json.loads(target.read_text("utf-8"))
+        rows = recorded["segments"] if recorded.get("asked") == request else []
 
     def write() -> None:
         table = {
             name: summary([row for row in rows if row["network"] == name])
             for name in dict.fromkeys(row["network"] for row in rows)
         }
-        content = {"asked": asked, "table": table | {"all": summary(rows)}, "segments": rows}
+        content = {"asked": request, "table": table | {"all": summary(rows)}, "segments": rows}
         target.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
-    wanted = [*((name, arguments.segments) for name in SMALL)]
-    wanted += [*((name, arguments.named) for name in NAMED)]
-    for name, count in wanted:
-        done = sum(row["network"] == name for row in rows)
-        if done >= count:
+    counts = dict.fromkeys(SMALL, arguments.segments) | dict.fromkeys(NAMED, arguments.named)
+    for name, count in counts.items():
+        finished = sum(row["network"] == name for row in rows)
+        if finished >= count:
             continue
         seed = arguments.seed + zlib.crc32(name.encode())
         if name in SMALL:
             network, ends = SMALL[name](), segments(count, seed)
         else:
             network, ends = named(name, count, seed)
-        for start, end in itertools.islice(ends, done, None):
+        for start, end in itertools.islice(ends, finished, None):
             rows.append(compare(name, network, start, end))
             write()
         print(name, flush=True)

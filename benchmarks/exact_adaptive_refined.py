@@ -1,12 +1,12 @@
-"""Set exact, adaptive and refined tracing side by side: time and boundaries of the same segments.
+"""Compare the time and boundaries of exact, adaptive and refined tracing.
 
-Published code discovers regions adaptively, with two passes a region; none of it is run here: our
-own adaptive method, which does the same (Gamba et al., "Are All Linear Regions Created Equal?",
-AISTATS 2022, appendix C), stands for it. The first tenth of each of the eight segments of a closed
-path is traced by each method, of ResNet20 a third of a hundredth, on one thread; time is the
-processor's, which other work on the machine disturbs less than the clock.
+Published code finds regions adaptively with two passes per region. It is not run here; our adaptive
+method does the same (Gamba et al., "Are All Linear Regions Created Equal?", AISTATS 2022,
+appendix C). Each method traces the first tenth of each of the eight segments of a closed path (a
+300th for ResNet20) on one thread. Processor time is reported, which other load disturbs less than
+wall time.
 
-Prints a table and writes ``exact_adaptive_refined.json`` beside this file, a network at a time.
+Prints a table and writes ``exact_adaptive_refined.json`` next to this file after each network.
 
     python benchmarks/exact_adaptive_refined.py [--share X]
 """
@@ -23,14 +23,15 @@ import torch
 
 from nlbench.probes.lines import observe_paths
 from nlbench.probes.lines.paths import closed_paths
-from nlbench.subjects.load import SubjectSpec, load_dataset, load_subject
+from nlbench.subjects.load import load_dataset, load_subject
+from nlbench.subjects.spec import SubjectSpec
 
 NETWORKS = {
     "vgg8": ("digits", 0.1),
     "resnet18-w4": ("digits", 0.1),
     "resnet20": ("digits", 0.1 / 30),
 }
-"""Data, and how much of each segment, so that the adaptive method ends within a minute or so."""
+"""Dataset, and share of each segment for which the adaptive method takes about a minute."""
 METHODS = ("exact", "adaptive", "refined")
 
 
@@ -41,13 +42,13 @@ def compare(name: str, data_name: str, share: float) -> list[dict[str, Any]]:
     ends = torch.stack([path[:-1], torch.lerp(path[:-1], path[1:], share)], 1)
     rows: list[dict[str, Any]] = []
     for method in METHODS:
-        # Once on a short piece, for what a process's first use costs.
+        # A short segment first, to warm up.
         short = torch.stack([ends[:1, 0], torch.lerp(ends[:1, 0], ends[:1, 1], 1e-3)], 1)
         list(observe_paths(subject.model, short, method=method))
         begin = time.process_time()
-        traces = [seen.trace for seen in observe_paths(subject.model, ends, method=method)]
+        traces = [segment.trace for segment in observe_paths(subject.model, ends, method=method)]
         seconds = time.process_time() - begin
-        passed = sum(trace.notes.get("shorter_than_sensitivity", 0.0) for trace in traces)
+        missed = sum(trace.notes.get("shorter_than_sensitivity", 0.0) for trace in traces)
         rows.append(
             {
                 "network": f"{name}, {subject.facts.weights}",
@@ -55,7 +56,7 @@ def compare(name: str, data_name: str, share: float) -> list[dict[str, Any]]:
                 "method": method,
                 "boundaries": sum(trace.crossings or 0 for trace in traces),
                 "error": sum(getattr(trace, "error", 0.0) for trace in traces),
-                "passed_over": passed,
+                "passed_over": missed,
                 "processor_seconds": seconds,
                 "against_exact": seconds / rows[0]["processor_seconds"] if rows else 1.0,
             }
@@ -65,7 +66,7 @@ def compare(name: str, data_name: str, share: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--share", type=float, help="of each segment, of all networks")
+    parser.add_argument("--share", type=float, help="share of each segment, for all networks")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []

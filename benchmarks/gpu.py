@@ -1,13 +1,12 @@
-"""Say in ten minutes whether nlbench is right on a GPU, and what it costs there.
+"""Check nlbench on a GPU and measure its cost there, in ten minutes.
 
-``make gpu`` runs all of it. Each part runs in a process of its own, so that one that fails,
-hangs or takes the GPU down with it is a line in the table, and the others go on; what it had found
-by then is kept. What has been found is on the disk after every part, as ``gpu.json`` and as the
-table ``gpu.md`` beside this file, also when the minutes are spent or Ctrl-C ends it. Ratios are
-what counts: each compares two things measured in turn in this run.
+``make gpu`` runs all parts. Each part runs in its own process, so that a part that fails, hangs or
+crashes the GPU is one line of the table, with its results until then, and the others continue. All
+results are written after every part as ``gpu.json`` and as the table ``gpu.md`` next to this file,
+also after the time limit or Ctrl-C. Compare the ratios: each relates two measurements of this run.
 
-Without a GPU ``--quick --device cpu`` runs the same parts on small networks, and ``--quick
---device pretended`` on a CUDA device that is pretended; they are written where ``--out`` says.
+Without a GPU ``--quick --device cpu`` runs the parts on small networks, and ``--quick --device
+pretended`` on a simulated CUDA device. Their results are written to ``--out``.
 """
 
 from __future__ import annotations
@@ -47,28 +46,29 @@ from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measures.transport.gaussian_map import optimal_map
 from nlbench.probes.lines import observe_paths, trace_segments
 
-SITE_MEASURES = ("affinity", "r2", "cka", "norm", "sparsity", "entropy")
-MINUTES = 10.0
-TESTS = Path(__file__).parent.parent / "tests"
-sys.path.insert(0, str(TESTS / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from pretend_cuda import PretendCuda
 
-Found = dict[str, Any]
+SITE_MEASURES = ("affinity", "r2", "cka", "norm", "sparsity", "entropy")
+LIMIT_MINUTES = 10.0
+TESTS = Path(__file__).parents[1] / "tests"
+
+Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the parts run, and how large.
+    """Device and size of the parts.
 
     Parameters
     ----------
     device : str
         ``cuda:N``, ``cpu``, or ``pretended``.
     quick : bool
-        Whether small networks stand for large ones.
+        True to replace large networks by small ones.
     pretended : PretendCuda, optional
-        While it is entered.
+        The simulated device, entered.
     """
 
     device: str
@@ -77,16 +77,16 @@ class Setting:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device that tensors are on."""
+        """Device of the tensors."""
         return torch.device("cuda:0" if self.device == "pretended" else self.device)
 
     @property
     def pixels(self) -> int:
-        """Edge of ImageNet's images."""
+        """Side of ImageNet's images."""
         return 32 if self.quick else 224
 
     def network(self) -> nn.Module:
-        """One for what is asked many times; the same weights at each call."""
+        """Return a network for repeated parts, with the same weights at each call."""
         torch.manual_seed(0)
         if self.quick:
             layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10)
@@ -94,7 +94,7 @@ class Setting:
         return torchvision.models.resnet18(weights=None).eval().to(self.torch_device)
 
     def large(self) -> nn.Module:
-        """One of the size of ImageNet's."""
+        """Return a network for ImageNet."""
         torch.manual_seed(0)
         if self.quick:
             layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.ReLU()
@@ -104,42 +104,42 @@ class Setting:
 
     @property
     def small(self) -> Tensor:
-        """Images for what is asked many times; the same at each call."""
-        count, edge = (16, 16) if self.quick else (64, 64)
+        """Images for repeated parts, the same at each call."""
+        count, side = (16, 16) if self.quick else (64, 64)
         random = torch.Generator().manual_seed(1)
-        return torch.randn(count, 3, edge, edge, generator=random).to(self.torch_device)
+        return torch.randn(count, 3, side, side, generator=random).to(self.torch_device)
 
     @property
     def batch(self) -> int:
-        """Samples a batch."""
+        """Samples per batch."""
         return 8 if self.quick else 128
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line of nlbench on this device."""
-        given = [*arguments, "--device", str(self.torch_device)]
+        """Return a command line of nlbench on this device."""
+        command = [*arguments, "--device", str(self.torch_device)]
         if self.pretended is not None:
-            return [sys.executable, __file__, "--pretended", *given]
-        return [sys.executable, "-m", "nlbench.cli.app", *given]
+            return [sys.executable, __file__, "--pretended", *command]
+        return [sys.executable, "-m", "nlbench.cli.app", *command]
 
     def wait(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device's queue is finished."""
         if self.torch_device.type == "cuda":
             torch.cuda.synchronize(self.torch_device)
 
     def seconds(self, call: Callable[[], object], repeats: int = 3) -> float:
-        """Give the median of some runs, after one that warms up."""
+        """Return the median time of several calls, after a warm-up."""
         call()
-        taken = []
+        times = []
         for _ in range(1 if self.quick else repeats):
             self.wait()
             begin = time.perf_counter()
             call()
             self.wait()
-            taken.append(time.perf_counter() - begin)
-        return statistics.median(taken)
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
 
     def waits(self, call: Callable[[], object]) -> int:
-        """Count how often a call makes the host wait for the device."""
+        """Count the synchronisations of a call, where the host waits for the device."""
         if self.pretended is not None:
             self.pretended.reset()
             call()
@@ -149,15 +149,15 @@ class Setting:
             return 0
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 call()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        return sum("synchroniz" in str(warning.message) for warning in said)
+        return sum("synchroniz" in str(warning.message) for warning in caught)
 
-    def driver_calls(self, call: Callable[[], object]) -> Found:
-        """Count what a call has CUDA do: kernels, copies and waits, by PyTorch's profiler."""
+    def driver_calls(self, call: Callable[[], object]) -> Results:
+        """Count a call's kernels, copies and synchronisations with PyTorch's profiler."""
         if self.pretended is not None:
             self.pretended.reset()
             call()
@@ -168,19 +168,19 @@ class Setting:
         with torch.profiler.profile(activities=kinds) as profile:
             call()
         counts = {event.key: event.count for event in profile.key_averages()}
-        wanted = ("Synchronize", "LaunchKernel", "Memcpy")
+        kinds_counted = ("Synchronize", "LaunchKernel", "Memcpy")
         return {
             key: counts[key]
             for key in sorted(counts)
-            if key.startswith("cu") and any(word in key for word in wanted)
+            if key.startswith("cu") and any(kind in key for kind in kinds_counted)
         }
 
 
-# Each part yields what it has found, piece by piece: what one that is cut short has found is kept.
+# Each part yields its results piece by piece, so that those of an interrupted part are kept.
 
 
-def machine(setting: Setting) -> Iterator[Found]:
-    """What the numbers are made on, and what a record says of it."""
+def machine(setting: Setting) -> Iterator[Results]:
+    """Describe the machine, and what a record says about it."""
     yield {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -192,12 +192,12 @@ def machine(setting: Setting) -> Iterator[Found]:
         yield {"gpu": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
     with exact_arithmetic():
         facts = describe_environment(setting.torch_device)
-    named = ("device_name", "capability", "driver", "cudnn", "cuda", "float32", "tf32", "emulation")
-    yield {"recorded": {name: facts.get(name) for name in named}}
+    names = ("device_name", "capability", "driver", "cudnn", "cuda", "float32", "tf32", "emulation")
+    yield {"recorded": {name: facts.get(name) for name in names}}
 
 
-def tests(setting: Setting) -> Iterator[Found]:
-    """Those marked ``gpu``."""
+def tests(setting: Setting) -> Iterator[Results]:
+    """Run the tests marked ``gpu``."""
     files = [path for path in TESTS.rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8")]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     environment = {**os.environ, "OMP_NUM_THREADS": "4"}
@@ -210,17 +210,17 @@ def tests(setting: Setting) -> Iterator[Found]:
         check=False,
     )
     lines = done.stdout.strip().splitlines()
-    wrong = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    yield {"status": done.returncode, "summary": lines[-1] if lines else "", "wrong": wrong}
+    failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    yield {"status": done.returncode, "summary": lines[-1] if lines else "", "failures": failures}
     if done.returncode:
         raise RuntimeError(
-            f"{len(wrong)} tests failed: {lines[-1] if lines else done.stderr[-200:]}"
+            f"{len(failures)} tests failed: {lines[-1] if lines else done.stderr[-200:]}"
         )
 
 
 @contextlib.contextmanager
 def older_flags(matmul: bool, cudnn: bool, precision: str) -> Iterator[None]:
-    """Have TF32 by some of the older settings."""
+    """Enable TF32 with PyTorch's older settings."""
     before = (
         torch.backends.cuda.matmul.allow_tf32,
         torch.backends.cudnn.allow_tf32,
@@ -235,7 +235,7 @@ def older_flags(matmul: bool, cudnn: bool, precision: str) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before[:2]
 
 
-def older() -> tuple[bool, bool]:
+def read_older_flags() -> tuple[bool, bool]:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
@@ -248,7 +248,7 @@ NEWER_FLAGS = tuple(
         ("rnn", getattr(torch.backends.cudnn, "rnn", None)),
     )
 )
-NEWER = tuple(
+NEWER_FLAG_SETS = tuple(
     names
     for count in range(5)
     for names in itertools.combinations(("all", "matmul", "conv", "rnn"), count)
@@ -257,75 +257,75 @@ NEWER = tuple(
 
 @contextlib.contextmanager
 def newer_flags(settings: tuple[str, ...]) -> Iterator[None]:
-    """Have TF32 by some of the newer settings."""
-    chosen = [(read, write) for name, read, write in NEWER_FLAGS if name in settings]
-    before = [read() for read, _ in chosen]
-    for _, write in chosen:
+    """Enable TF32 with PyTorch's newer settings."""
+    flags = [(read, write) for name, read, write in NEWER_FLAGS if name in settings]
+    before = [read() for read, _ in flags]
+    for _, write in flags:
         write("tf32")
     try:
         yield
     finally:
-        for (_, write), value in zip(chosen, before, strict=True):
+        for (_, write), value in zip(flags, before, strict=True):
             write(value)
 
 
-def tf32(setting: Setting) -> Iterator[Found]:
-    """The numbers are the same whatever flags a user has set, and the flags stay."""
+def tf32(setting: Setting) -> Iterator[Results]:
+    """Check that numbers don't depend on the user's flags, and that the flags are kept."""
     model, inputs = setting.network(), setting.small
-    found: dict[str, list[float]] = {}
-    kept: dict[str, bool] = {}
+    values: dict[str, list[float]] = {}
+    is_kept: dict[str, bool] = {}
 
-    def look(name: str, settings: Callable[[], object]) -> None:
-        asked = settings()
+    def evaluate(name: str, read_flags: Callable[[], object]) -> None:
+        before = read_flags()
         run = nlbench.evaluate(model, inputs, ["norm", "nlc"])
-        found[name] = [run[measure].summary["value"] for measure in ("norm", "nlc")]
-        kept[name] = asked == settings()
+        values[name] = [run[measure].summary["value"] for measure in ("norm", "nlc")]
+        is_kept[name] = before == read_flags()
 
-    def told() -> Found:
-        values = list(found.values())
-        pairs = ((a, b) for one in values for a, b in zip(one, values[0], strict=True))
+    def summary() -> Results:
+        rows = list(values.values())
+        pairs = ((a, b) for row in rows for a, b in zip(row, rows[0], strict=True))
         return {
-            "settings": len(found),
+            "settings": len(values),
             "largest_difference": max(abs(a / b - 1) for a, b in pairs),
-            "not_kept": [name for name, same in kept.items() if not same],
+            "not_kept": [name for name, kept in is_kept.items() if not kept],
         }
 
-    # First the newer ones: the older change what convolutions inherit, for good.
-    chosen = NEWER[:: 5 if setting.quick else 1]
-    for settings in chosen if hasattr(torch.backends, "fp32_precision") else ():
+    # The newer ones first: the older permanently change the precision that convolutions inherit.
+    flag_sets = NEWER_FLAG_SETS[:: 5 if setting.quick else 1]
+    for settings in flag_sets if hasattr(torch.backends, "fp32_precision") else ():
         with newer_flags(settings):
-            look("new: " + " ".join(settings), lambda: [read() for _, read, _ in NEWER_FLAGS])
-    yield told() if found else {}
+            evaluate("new: " + " ".join(settings), lambda: [read() for _, read, _ in NEWER_FLAGS])
+    yield summary() if values else {}
     precisions = ("highest", "high", "medium")
     for matmul, cudnn, precision in itertools.product((False, True), (False, True), precisions):
         if setting.quick and (matmul, cudnn) != (True, True):
             continue
         with older_flags(matmul, cudnn, precision):
-            look(f"old: {matmul} {cudnn} {precision}", older)
-    yield told()
-    # Whether there was anything to be turned off.
+            evaluate(f"old: {matmul} {cudnn} {precision}", read_older_flags)
+    yield summary()
+    # The effect that TF32 would have.
     with torch.no_grad():
         with older_flags(True, True, "high"):
-            short = model(inputs)
+            rounded = model(inputs)
         with exact_arithmetic():
-            whole = model(inputs)
-    yield {"tf32_would_change_outputs_by": float(((short - whole).norm() / whole.norm()).cpu())}
-    if not all(kept.values()) or told()["largest_difference"] > 0:
+            exact = model(inputs)
+    yield {"tf32_would_change_outputs_by": float(((rounded - exact).norm() / exact.norm()).cpu())}
+    if not all(is_kept.values()) or summary()["largest_difference"] > 0:
         raise RuntimeError("numbers or flags changed with TF32's flags")
 
 
-def polar_factor(matrix: Tensor, least: float = 1e-16) -> Tensor:
-    """Orthogonal factor U of A = U H, H positive semidefinite, by QDWH.
+def polar_factor(matrix: Tensor, lower_bound: float = 1e-16) -> Tensor:
+    """Compute the orthogonal factor U of A = U H, H positive semidefinite, with QDWH.
 
-    The dynamically weighted Halley iteration: at most six steps of QR factors, or of Cholesky's
-    once the matrix is well conditioned, and products.
+    The dynamically weighted Halley iteration takes at most six steps with QR factorisations, or
+    Cholesky factorisations once the matrix is well conditioned.
 
     Parameters
     ----------
     matrix : tensor of shape (..., n, n)
-        Floating; each of full rank.
-    least : float
-        At most the ratio of the smallest singular value to Frobenius' norm.
+        Floating point, of full rank.
+    lower_bound : float
+        Lower bound of the ratio of the smallest singular value to the Frobenius norm.
 
     References
     ----------
@@ -335,7 +335,7 @@ def polar_factor(matrix: Tensor, least: float = 1e-16) -> Tensor:
     x = matrix / torch.linalg.matrix_norm(matrix)[..., None, None]
     identity = torch.eye(matrix.shape[-1], dtype=x.dtype, device=x.device).expand_as(x)
     epsilon = torch.finfo(x.dtype).eps
-    bound = max(least, epsilon)
+    bound = max(lower_bound, epsilon)
     while abs(bound - 1) > 10 * epsilon:
         a, b, c = _weights(bound)
         if c > 100:
@@ -351,7 +351,7 @@ def polar_factor(matrix: Tensor, least: float = 1e-16) -> Tensor:
 
 
 def _weights(bound: float) -> tuple[float, float, float]:
-    """Those of the next step, from a lower bound of the singular values, of which 1 is largest."""
+    """Return the weights of the next step for singular values from a lower bound to 1."""
     square = bound**2
     d = (4 * (1 - square) / square**2) ** (1 / 3)
     root = math.sqrt(1 + d)
@@ -361,22 +361,22 @@ def _weights(bound: float) -> tuple[float, float, float]:
 
 
 def map_by_polar(source: Tensor, target: Tensor) -> Tensor:
-    """The transport map between covariances Σx and Σy, both definite, by a polar factor.
+    """Compute the transport map between definite covariances Σx and Σy with a polar factor.
 
-    With Σx = Lx Lxᵀ and Σy = Ly Lyᵀ it is A = Ly U Lx⁻¹, U the factor of Lyᵀ Lx: no square of the
-    condition, as in the eigenvalues of Lxᵀ Σy Lx.
+    With Σx = Lx Lxᵀ and Σy = Ly Lyᵀ it is A = Ly U Lx⁻¹, where U is the factor of Lyᵀ Lx. It does
+    not square the condition number, as the eigenvalues of Lxᵀ Σy Lx do.
     """
     x, y = torch.linalg.cholesky(source), torch.linalg.cholesky(target)
     factor = polar_factor(y.mT @ x)
     return torch.linalg.solve_triangular(x.mT, (y @ factor).mT, upper=True).mT
 
 
-def linear_algebra(setting: Setting) -> Iterator[Found]:
-    """Double-precision decompositions: seconds on the CPU and on the device, one and a batch."""
+def linear_algebra(setting: Setting) -> Iterator[Results]:
+    """Time double-precision decompositions on the CPU and the device, single and batched."""
     sizes = (16, 32) if setting.quick else (128, 256, 512, 1024, 2048, 4096)
     device, cpu = setting.torch_device, Setting("cpu", setting.quick)
     random = torch.Generator().manual_seed(0)
-    slow: dict[str, tuple[int, float]] = {}
+    last_times: dict[str, tuple[int, float]] = {}
     calls: dict[str, Callable[[Tensor, Tensor], object]] = {
         "eigh": lambda x, y: torch.linalg.eigh(x),
         "cholesky": lambda x, y: torch.linalg.cholesky(x),
@@ -384,56 +384,57 @@ def linear_algebra(setting: Setting) -> Iterator[Found]:
         "map_by_eigh": optimal_map,
         "map_by_qdwh": map_by_polar,
     }
-    for size, many in itertools.product(sizes, (1, 32)):
-        if many > 1 and size > 512:
+    for size, count in itertools.product(sizes, (1, 32)):
+        if count > 1 and size > 512:
             continue
-        data = torch.randn(2, many, 2 * size, size, dtype=torch.float64, generator=random)
+        data = torch.randn(2, count, 2 * size, size, dtype=torch.float64, generator=random)
         source, target = (data.mT @ data / (2 * size)).squeeze(1)
         for name, call in calls.items():
-            if many > 1 and name.startswith("map"):
+            if count > 1 and name.startswith("map"):
                 continue
-            row: Found = {}
-            for where, place, clock in (("cpu", "cpu", cpu), ("device", device, setting)):
-                key = f"{name} {where} {many}"
-                before, taken = slow.get(key, (size, 0.0))
-                if taken * (size / before) ** 3 > 4:
-                    row[where] = f"left out: about {taken * (size / before) ** 3:.0f} s"
+            row: Results = {}
+            for column, place, timer in (("cpu", "cpu", cpu), ("device", device, setting)):
+                key = f"{name} {column} {count}"
+                last_size, last_time = last_times.get(key, (size, 0.0))
+                expected = last_time * (size / last_size) ** 3
+                if expected > 4:
+                    row[column] = f"left out: about {expected:.0f} s"
                     continue
-                here, there = source.to(place), target.to(place)
-                row[where] = clock.seconds(lambda: call(here, there), 1 if size > 512 else 3)  # noqa: B023
-                slow[key] = size, row[where]
+                x, y = source.to(place), target.to(place)
+                row[column] = timer.seconds(lambda: call(x, y), 1 if size > 512 else 3)  # noqa: B023
+                last_times[key] = size, row[column]
             if all(isinstance(value, float) for value in row.values()):
                 row["cpu_over_device"] = row["cpu"] / row["device"]
             if name.startswith("map"):
-                found = call(source.to(device), target.to(device))
-                assert isinstance(found, Tensor)
-                made = found @ source.to(device) @ found
-                row["residual"] = float(((made - target.to(device)).norm() / target.norm()).cpu())
-            yield {f"{name}, {size}{f' of {many}' if many > 1 else ''}": row}
+                matrix = call(source.to(device), target.to(device))
+                assert isinstance(matrix, Tensor)
+                mapped = matrix @ source.to(device) @ matrix
+                row["residual"] = float(((mapped - target.to(device)).norm() / target.norm()).cpu())
+            yield {f"{name}, {size}{f' of {count}' if count > 1 else ''}": row}
 
 
-def convolutions(setting: Setting) -> Iterator[Found]:
-    """What a convolution costs in double precision, against single."""
-    taken = {}
+def convolutions(setting: Setting) -> Iterator[Results]:
+    """Compare the time of a convolution in double and single precision."""
+    times = {}
     for dtype in (torch.float32, torch.float64):
         layer = nn.Conv2d(64, 64, 3, padding=1).to(setting.torch_device, dtype)
-        given = torch.randn(setting.batch, 64, 28, 28, dtype=dtype).to(setting.torch_device)
+        images = torch.randn(setting.batch, 64, 28, 28, dtype=dtype).to(setting.torch_device)
 
-        def call(layer: nn.Module = layer, given: Tensor = given) -> None:
+        def call(layer: nn.Module = layer, images: Tensor = images) -> None:
             with torch.no_grad(), exact_arithmetic():
-                layer(given)
+                layer(images)
 
-        taken[dtype] = setting.seconds(call)
+        times[dtype] = setting.seconds(call)
     yield {
-        "float32": taken[torch.float32],
-        "float64": taken[torch.float64],
-        "ratio": taken[torch.float64] / taken[torch.float32],
-        "double_precision_flops": 2 * setting.batch * 64 * 64 * 9 * 28 * 28 / taken[torch.float64],
+        "float32": times[torch.float32],
+        "float64": times[torch.float64],
+        "ratio": times[torch.float64] / times[torch.float32],
+        "double_precision_flops": 2 * setting.batch * 64 * 64 * 9 * 28 * 28 / times[torch.float64],
     }
 
 
-def site_measures(setting: Setting) -> Iterator[Found]:
-    """ResNet50 with each site measure and with all, against its forward pass; and its waits."""
+def site_measures(setting: Setting) -> Iterator[Results]:
+    """Compare ResNet50 with site measures to its forward pass, and count synchronisations."""
     model, batches = setting.large(), 2
     shape = (batches * setting.batch, 3, setting.pixels, setting.pixels)
     inputs = torch.randn(shape).to(setting.torch_device)
@@ -454,14 +455,14 @@ def site_measures(setting: Setting) -> Iterator[Found]:
 
     for measures in (SITE_MEASURES, *((name,) for name in SITE_MEASURES)):
         name = measures[0] if len(measures) == 1 else "all"
-        taken = setting.seconds(partial(call, measures), repeats=1)
-        yield {name: {"a_batch": taken / batches, "of_forward": taken / bare}}
+        elapsed = setting.seconds(partial(call, measures), repeats=1)
+        yield {name: {"a_batch": elapsed / batches, "of_forward": elapsed / bare}}
     yield {"waits_a_batch": setting.waits(call) / batches}
     yield {"driver_calls": setting.driver_calls(call)}
 
 
-def closed_path(setting: Setting) -> Iterator[Found]:
-    """A closed path of the trained VGG8 on digits: exact and refined, counts and seconds."""
+def closed_path(setting: Setting) -> Iterator[Results]:
+    """Trace a closed path of the trained VGG8 on digits with both methods."""
     for method in ("refined", "exact"):
         with tempfile.TemporaryDirectory() as folder:
             command = setting.command(
@@ -472,7 +473,7 @@ def closed_path(setting: Setting) -> Iterator[Found]:
                 # Short segments of the same network.
                 for option in ("paths=directions", "anchors=2", "radius=0.05"):
                     command += ["--set", f"lines.{option}"]
-            ended(subprocess.run(command, capture_output=True, text=True, check=False))
+            check_status(subprocess.run(command, capture_output=True, text=True, check=False))
             run = nlbench.load_run(f"{folder}/run")
         yield {
             method: {
@@ -483,15 +484,15 @@ def closed_path(setting: Setting) -> Iterator[Found]:
         }
 
 
-def ended(done: subprocess.CompletedProcess[str]) -> None:
-    """Pass on what a command that failed has said."""
+def check_status(done: subprocess.CompletedProcess[str]) -> None:
+    """Raise the last line of output of a command that failed."""
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise RuntimeError(f"exit status {done.returncode}: {said}")
+        message = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise RuntimeError(f"exit status {done.returncode}: {message}")
 
 
-def against_the_cpu(setting: Setting) -> Iterator[Found]:
-    """Segments and activations of small networks: the same as on the CPU."""
+def against_the_cpu(setting: Setting) -> Iterator[Results]:
+    """Compare segments and activations of small networks with those on the CPU."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -500,11 +501,10 @@ def against_the_cpu(setting: Setting) -> Iterator[Found]:
     starts, ends = torch.rand(2, 2, 3, 16, 16)
     if setting.quick:
         ends = starts + (ends - starts) / 16
-    away = copy.deepcopy(model).to(setting.torch_device)
+    models = ((model, "cpu"), (copy.deepcopy(model).to(setting.torch_device), setting.torch_device))
     paths = torch.stack([starts, ends], 1)
     pairs = [
-        list(trace_segments(one, starts.to(place), ends.to(place)))
-        for one, place in ((model, "cpu"), (away, setting.torch_device))
+        list(trace_segments(network, starts.to(place), ends.to(place))) for network, place in models
     ]
     yield {"regions": [[trace.regions for trace in traces] for traces in pairs]}
     yield {
@@ -514,54 +514,57 @@ def against_the_cpu(setting: Setting) -> Iterator[Found]:
         )
     }
     estimates = [
-        [seen.trace.crossings for seen in observe_paths(one, paths.to(place), method="refined")]
-        for one, place in ((model, "cpu"), (away, setting.torch_device))
+        [
+            segment.trace.crossings
+            for segment in observe_paths(network, paths.to(place), method="refined")
+        ]
+        for network, place in models
     ]
     yield {"estimated_crossings": estimates}
     network, inputs = setting.network(), setting.small
     names = [*SITE_MEASURES, "nlc", "pathlength"]
-    there = nlbench.evaluate(network, inputs, names)
-    here = nlbench.evaluate(copy.deepcopy(network).cpu(), inputs.cpu(), names)
+    on_device = nlbench.evaluate(network, inputs, names)
+    on_cpu = nlbench.evaluate(copy.deepcopy(network).cpu(), inputs.cpu(), names)
     yield {
         "relative_difference": {
-            name: abs(there[name].summary["value"] / here[name].summary["value"] - 1)
+            name: abs(on_device[name].summary["value"] / on_cpu[name].summary["value"] - 1)
             for name in names
         }
     }
 
 
-def refined_segments(setting: Setting) -> Iterator[Found]:
-    """Estimates at ImageNet's size, by the hundred: images and themselves moved by a pixel."""
+def refined_segments(setting: Setting) -> Iterator[Results]:
+    """Estimate a hundred segments at ImageNet's size, between images and their shifts."""
     names = ("quick",) if setting.quick else ("resnet18", "vgg16", "resnet50")
-    wanted, limit = (3, 5.0) if setting.quick else (100, 30.0)
+    count, limit = (3, 5.0) if setting.quick else (100, 30.0)
     random = torch.Generator().manual_seed(0)
     for name in names:
         torch.manual_seed(0)
         model = setting.network() if setting.quick else torchvision.models.get_model(name)
         model = model.eval().to(setting.torch_device)
-        edge = 16 if setting.quick else setting.pixels
-        starts = torch.rand(wanted, 3, edge, edge, generator=random)
+        side = 16 if setting.quick else setting.pixels
+        starts = torch.rand(count, 3, side, side, generator=random)
         paths = torch.stack([starts, starts.roll(1, 3)], 1).to(setting.torch_device)
-        begin, done = time.perf_counter(), []
-        for seen in observe_paths(model, paths, method="refined"):
-            done.append(seen.trace)
+        begin, traces = time.perf_counter(), []
+        for segment in observe_paths(model, paths, method="refined"):
+            traces.append(segment.trace)
             if time.perf_counter() - begin > limit:
                 break
         setting.wait()
-        taken = time.perf_counter() - begin
+        elapsed = time.perf_counter() - begin
         yield {
             name: {
-                "segments": len(done),
-                "seconds_a_segment": taken / len(done),
-                "crossings": statistics.mean(float(trace.crossings) for trace in done),
-                "error": statistics.mean(float(trace.error) for trace in done),
-                "evaluations": statistics.mean(trace.evaluations for trace in done),
+                "segments": len(traces),
+                "seconds_a_segment": elapsed / len(traces),
+                "crossings": statistics.mean(float(trace.crossings) for trace in traces),
+                "error": statistics.mean(float(trace.error) for trace in traces),
+                "evaluations": statistics.mean(trace.evaluations for trace in traces),
             }
         }
 
 
-def little_memory(setting: Setting) -> Iterator[Found]:
-    """A twentieth of the card: batches are halved, and the numbers are those of whole ones."""
+def little_memory(setting: Setting) -> Iterator[Results]:
+    """Check that halved batches in a twentieth of the memory give the same numbers."""
     if setting.torch_device.type != "cuda":
         yield {"left_out": "needs a GPU"}
         return
@@ -573,13 +576,13 @@ def little_memory(setting: Setting) -> Iterator[Found]:
     torch.cuda.set_per_process_memory_fraction(0.05, setting.torch_device)
     parts = nlbench.evaluate(model, inputs, ["norm", "cka"], settings=options)
     for name in ("norm", "cka"):
-        found, expected = parts[name], whole[name].summary["value"]
-        difference = found.summary.get("value", math.nan) / expected - 1
-        yield {name: {"status": found.status, "reason": found.reason, "difference": difference}}
+        result, expected = parts[name], whole[name].summary["value"]
+        difference = result.summary.get("value", math.nan) / expected - 1
+        yield {name: {"status": result.status, "reason": result.reason, "difference": difference}}
 
 
-def memory_between_subjects(setting: Setting) -> Iterator[Found]:
-    """What is left on the device when one subject has gone and the next has come."""
+def memory_between_subjects(setting: Setting) -> Iterator[Results]:
+    """Measure the device memory that remains allocated after two subjects."""
     request = nlbench.Request(
         ("norm",), ("vgg8", "resnet18-w4"), weights=("init",), samples=16,
         device=str(setting.torch_device),
@@ -596,83 +599,83 @@ def memory_between_subjects(setting: Setting) -> Iterator[Found]:
         }
 
 
-def workers(setting: Setting) -> Iterator[Found]:
-    """Two workers, one of which is killed: nothing is lost, and the table is the serial one's."""
+def workers(setting: Setting) -> Iterator[Results]:
+    """Kill one of two workers, and compare the resumed run's table with that of a serial run."""
     if setting.pretended is not None:
-        yield {"left_out": "processes of their own don't pretend"}
+        yield {"left_out": "worker processes don't simulate the device"}
         return
     models = ("vgg8",) if setting.quick else ("vgg8", "resnet18-w4")
-    given = (
+    arguments = (
         "run", "--measures", "cka,norm" if setting.quick else "affinity,cka,norm", "--model",
         ",".join(models), "--weights", "init", "--seeds", "0,1", "--no-report",
     )  # fmt: skip
     if setting.quick:
-        given = (*given, "--samples", "16")
+        arguments = (*arguments, "--samples", "16")
     with tempfile.TemporaryDirectory() as folder:
-        serial, beside = f"{folder}/serial", f"{folder}/beside"
-        alone = setting.command(*given, "--out", serial)
-        ended(subprocess.run(alone, capture_output=True, text=True, check=False))
+        serial, parallel = f"{folder}/serial", f"{folder}/parallel"
+        serially = setting.command(*arguments, "--out", serial)
+        check_status(subprocess.run(serially, capture_output=True, text=True, check=False))
         yield {"serial": "ended"}
-        both = setting.command(*given, "--out", beside, "--executor", "processes", "--workers", "2")
+        options = ("--executor", "processes", "--workers", "2")
+        in_workers = setting.command(*arguments, "--out", parallel, *options)
         with subprocess.Popen(
-            both, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            in_workers, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as running:
             try:
-                yield {"killed": _kill_a_worker(running.pid, 60.0)}
+                yield {"killed": _kill_worker(running.pid, 60.0)}
                 yield {"status": running.wait(timeout=200)}
             finally:
                 running.terminate()
-        again = subprocess.run(both, capture_output=True, text=True, check=False)
+        again = subprocess.run(in_workers, capture_output=True, text=True, check=False)
         yield {"status_again": again.returncode}
-        ended(again)
-        tables = [(Path(run) / "scores.csv").read_text() for run in (serial, beside)]
+        check_status(again)
+        tables = [(Path(run) / "scores.csv").read_text() for run in (serial, parallel)]
         yield {"same_table": tables[0] == tables[1]}
 
 
-def _kill_a_worker(parent: int, patience: float) -> bool:
-    """Kill a process that measures; the one that describes the GPU is left alone."""
+def _kill_worker(parent: int, timeout: float) -> bool:
+    """Kill a worker process, but not the process that describes the GPU."""
     import psutil
 
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while time.monotonic() < end:
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(parent).children()
-            measuring = [c for c in children if any("execution.worker" in a for a in c.cmdline())]
-            if measuring:
+            started = [c for c in children if any("execution.worker" in a for a in c.cmdline())]
+            if started:
                 time.sleep(2.0)
-                measuring[-1].send_signal(signal.SIGKILL)
+                started[-1].send_signal(signal.SIGKILL)
                 return True
         time.sleep(0.05)
     return False
 
 
-def repeated(setting: Setting) -> Iterator[Found]:
-    """The same twice: whether it is identical to the last digit."""
+def repeated(setting: Setting) -> Iterator[Results]:
+    """Check that repeated measurements are identical to the last digit."""
     model, inputs = setting.network(), setting.small
     names = [*SITE_MEASURES, "nlc", "pathlength"]
-    one, two = (nlbench.evaluate(model, inputs, names) for _ in range(2))
-    yield {name: one[name].summary == two[name].summary for name in names}
+    first, second = (nlbench.evaluate(model, inputs, names) for _ in range(2))
+    yield {name: first[name].summary == second[name].summary for name in names}
     start, end = inputs[:1], inputs[:1].roll(1, 3)
     traces = [next(trace_segments(model, start, start + (end - start) / 64)) for _ in range(2)]
     yield {"a_traced_segment": bool(torch.equal(traces[0].values.cpu(), traces[1].values.cpu()))}
 
 
-def interrupted_training(setting: Setting) -> Iterator[Found]:
-    """A training that Ctrl-C ends after its first epoch, and the rest of it."""
+def interrupted_training(setting: Setting) -> Iterator[Results]:
+    """Interrupt a training after its first epoch, resume it, and compare the weights."""
     with tempfile.TemporaryDirectory() as folder:
-        command, there, state = {}, {}, {}
-        for name in ("whole", "parts"):
-            there[name] = Path(folder, f"{name}.safetensors")
-            state[name] = Path(folder, f"{name}.training", "state")
-            command[name] = setting.command(
-                "train", "--model", "vgg8", "--epochs", "2" if setting.quick else "6",
-                "--out", str(there[name]),
-            )  # fmt: skip
+        file = {name: Path(folder, f"{name}.safetensors") for name in ("whole", "parts")}
+        state = Path(folder, "parts.training", "state")
+        epochs = "2" if setting.quick else "6"
+        command = {
+            name: setting.command("train", "--model", "vgg8", "--epochs", epochs, "--out", str(out))
+            for name, out in file.items()
+        }
         with subprocess.Popen(
             command["parts"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as running:
             try:
-                while running.poll() is None and not state["parts"].exists():
+                while running.poll() is None and not state.exists():
                     time.sleep(0.02)
                 running.send_signal(signal.SIGINT)
                 yield {"status": running.wait(60)}
@@ -680,14 +683,14 @@ def interrupted_training(setting: Setting) -> Iterator[Found]:
                 running.terminate()
         rest = [*command["parts"], "--resume"]
         again = subprocess.run(rest, capture_output=True, text=True, check=False)
-        yield {"status_again": again.returncode, "weights": there["parts"].is_file()}
-        ended(again)
-        ended(subprocess.run(command["whole"], capture_output=True, text=True, check=False))
-        parts, whole = (load_file(there[name]) for name in ("parts", "whole"))
+        yield {"status_again": again.returncode, "weights": file["parts"].is_file()}
+        check_status(again)
+        check_status(subprocess.run(command["whole"], capture_output=True, text=True, check=False))
+        parts, whole = (load_file(file[name]) for name in ("parts", "whole"))
         yield {"same_weights": all(torch.equal(parts[name], whole[name]) for name in whole)}
 
 
-PARTS: dict[str, Callable[[Setting], Iterator[Found]]] = {
+PARTS: dict[str, Callable[[Setting], Iterator[Results]]] = {
     "machine": machine,
     "against_the_cpu": against_the_cpu,
     "tf32": tf32,
@@ -703,112 +706,113 @@ PARTS: dict[str, Callable[[Setting], Iterator[Found]]] = {
     "convolutions": convolutions,
     "linear_algebra": linear_algebra,
 }
-"""In the order of what would be missed most if time runs out."""
+"""The most important parts first, in case time runs out."""
 
 
-def one_part(name: str, setting: Setting, file: Path) -> int:
-    """Run a part in this process, and write down each piece that it finds."""
-    found: Found = {}
+def run_part(name: str, setting: Setting, file: Path) -> int:
+    """Run a part in this process, and write its results as they arrive."""
+    results: Results = {}
 
-    def keep() -> None:
-        beside = file.with_suffix(".new")
-        beside.write_text(json.dumps(found, default=str))
-        beside.replace(file)
+    def write_results() -> None:
+        temporary = file.with_suffix(".new")
+        temporary.write_text(json.dumps(results, default=str))
+        temporary.replace(file)
 
     try:
         for piece in PARTS[name](setting):
-            found |= piece
-            keep()
+            results |= piece
+            write_results()
     except Exception as error:
-        # A part's failure is a finding.
+        # A failure is one of the results.
         traceback.print_exc()
-        found["failed"] = f"{type(error).__name__}: {error}"
-        keep()
+        results["failed"] = f"{type(error).__name__}: {error}"
+        write_results()
         return 1
     return 0
 
 
-def apart(name: str, asked: argparse.Namespace, left: float) -> Found:
-    """Run a part in a process of its own, for so many seconds at most."""
-    command = [sys.executable, __file__, "--part", name, "--device", asked.device]
-    command += ["--quick"] if asked.quick else []
+def run_in_process(name: str, arguments: argparse.Namespace, timeout: float) -> Results:
+    """Run a part in a process with a timeout in seconds."""
+    command = [sys.executable, __file__, "--part", name, "--device", arguments.device]
+    command += ["--quick"] if arguments.quick else []
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "found.json")
-        # A group of its own, so that what the part starts ends with it; and it does not hear
-        # Ctrl-C, which is for this process.
+        file = Path(folder, "results.json")
+        # In a new session, so that all processes of the part can be killed, and Ctrl-C reaches
+        # this process only.
         running = subprocess.Popen([*command, "--out", str(file)], start_new_session=True)
-        why, status = "", None
+        reason, status = "", None
         try:
-            status = running.wait(left)
+            status = running.wait(timeout)
         except subprocess.TimeoutExpired:
-            why = "no time left to end it"
+            reason = "no time left to finish"
         except KeyboardInterrupt:
-            why = "interrupted"
+            reason = "interrupted"
         finally:
             with contextlib.suppress(OSError):
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
-        found: Found = json.loads(file.read_text()) if file.exists() else {}
-    if why:
-        found["left_out"] = why
-    elif status and "failed" not in found:
-        found["failed"] = f"its process ended with status {status}"
-    return found | {"seconds": round(time.monotonic() - begin, 1)}
+        results: Results = json.loads(file.read_text()) if file.exists() else {}
+    if reason:
+        results["left_out"] = reason
+    elif status and "failed" not in results:
+        results["failed"] = f"its process ended with status {status}"
+    return results | {"seconds": round(time.monotonic() - begin, 1)}
 
 
 def main() -> int:
-    """Run the parts one after the other, and write down what came of them."""
+    """Run the parts one after the other, and write their results."""
     if "--pretended" in sys.argv[1:2]:
-        return pretended_command(sys.argv[2:])
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--device", default="cuda:0", help="cuda:N, cpu or pretended")
-    given.add_argument("--quick", action="store_true", help="small networks")
-    given.add_argument("--parts", default=",".join(PARTS))
-    given.add_argument("--minutes", type=float, default=MINUTES)
-    given.add_argument("--out", type=Path, help="the JSON file; the table lies beside it")
-    given.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    asked = given.parse_args()
-    if asked.part:
+        return run_pretended(sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, cpu or pretended")
+    parser.add_argument("--quick", action="store_true", help="use small networks")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--minutes", type=float, default=LIMIT_MINUTES)
+    parser.add_argument("--out", type=Path, help="the JSON file; the table is written next to it")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
         with contextlib.ExitStack() as stack:
-            is_pretended = asked.device == "pretended"
+            is_pretended = arguments.device == "pretended"
             pretended = stack.enter_context(PretendCuda()) if is_pretended else None
-            return one_part(asked.part, Setting(asked.device, asked.quick, pretended), asked.out)
-    names = asked.parts.split(",")
+            setting = Setting(arguments.device, arguments.quick, pretended)
+            return run_part(arguments.part, setting, arguments.out)
+    names = arguments.parts.split(",")
     if unknown := [name for name in names if name not in PARTS]:
-        given.error(f"unknown part '{unknown[0]}', expected some of {', '.join(PARTS)}")
-    is_real = asked.device.startswith("cuda")
-    if is_real and not torch.cuda.is_available():
-        print("there is no GPU here; --quick --device cpu or pretended tries the parts without one")
+        parser.error(f"unknown part '{unknown[0]}', expected some of {', '.join(PARTS)}")
+    is_gpu = arguments.device.startswith("cuda")
+    if is_gpu and not torch.cuda.is_available():
+        print("there is no GPU; run the parts without one with --quick --device cpu or pretended")
         return 2
-    file = asked.out or (Path(__file__).with_suffix(".json") if is_real else None)
-    signal.signal(signal.SIGTERM, _as_ctrl_c)
-    results: Found = {}
-    begin, is_over = time.monotonic(), False
+    file = arguments.out or (Path(__file__).with_suffix(".json") if is_gpu else None)
+    signal.signal(signal.SIGTERM, _interrupt)
+    results: Results = {}
+    begin, is_interrupted = time.monotonic(), False
     for name in names:
-        left = 60 * asked.minutes - (time.monotonic() - begin)
-        if is_over or left <= 0:
-            results[name] = {"left_out": "interrupted" if is_over else "no time left"}
+        left = 60 * arguments.minutes - (time.monotonic() - begin)
+        if is_interrupted or left <= 0:
+            results[name] = {"left_out": "interrupted" if is_interrupted else "no time left"}
         else:
-            results[name] = apart(name, asked, left)
-            is_over = results[name].get("left_out") == "interrupted"
-            print(f"{name} ({results[name]['seconds']} s)", *shown(results[name]), sep="\n")
+            results[name] = run_in_process(name, arguments, left)
+            is_interrupted = results[name].get("left_out") == "interrupted"
+            print(f"{name} ({results[name]['seconds']} s)", *lines_of(results[name]), sep="\n")
             sys.stdout.flush()
-        write(results, asked, file)
-    print("", *table(results), "", *([] if asked.quick else targets(results)), sep="\n")
+        write(results, arguments, file)
+    print("", *table(results), "", *([] if arguments.quick else targets(results)), sep="\n")
     if file is not None:
         print(f"written to {file} and {file.with_suffix('.md').name}")
-    if is_over:
+    if is_interrupted:
         return 130
-    return int(any("failed" in found for found in results.values()))
+    return int(any("failed" in part for part in results.values()))
 
 
-def _as_ctrl_c(number: int, frame: object) -> None:
+def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def pretended_command(arguments: list[str]) -> int:
-    """Run a command of nlbench's on a device that is pretended."""
+def run_pretended(arguments: list[str]) -> int:
+    """Run a command of nlbench on the simulated device."""
     from nlbench.cli.app import main as command
 
     sys.argv[1:] = arguments
@@ -817,86 +821,83 @@ def pretended_command(arguments: list[str]) -> int:
     return 0
 
 
-def write(results: Found, asked: argparse.Namespace, file: Path | None) -> None:
-    """Put what was found by now on the disk."""
+def write(results: Results, arguments: argparse.Namespace, file: Path | None) -> None:
+    """Write the results so far as JSON and as a table."""
     if file is None:
         return
-    about = {"device": asked.device, "quick": asked.quick, "minutes": asked.minutes}
-    content = json.dumps({"asked": about, **results}, indent=1, default=str) + "\n"
-    lines = [*table(results), "", *([] if asked.quick else targets(results))]
+    request = {name: getattr(arguments, name) for name in ("device", "quick", "minutes")}
+    content = json.dumps({"asked": request, **results}, indent=1, default=str) + "\n"
+    lines = [*table(results), "", *([] if arguments.quick else targets(results))]
     for path, text in ((file, content), (file.with_suffix(".md"), "\n".join(lines) + "\n")):
-        beside = path.with_name(path.name + ".new")
-        beside.write_text(text)
-        shutil.move(beside, path)
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_text(text)
+        shutil.move(temporary, path)
 
 
-def shown(found: Found, indent: str = "  ") -> Iterator[str]:
-    """Give a part's lines."""
-    for key, value in found.items():
+def lines_of(results: Results, indent: str = "  ") -> Iterator[str]:
+    """Yield the lines that show a part's results."""
+    for key, value in results.items():
         if isinstance(value, dict):
             yield f"{indent}{key}"
-            yield from shown(value, indent + "  ")
+            yield from lines_of(value, indent + "  ")
         else:
             text = f"{value:.4g}" if isinstance(value, float) else value
             yield f"{indent}{key}: {text}"
 
 
-def table(results: Found) -> Iterator[str]:
-    """Give the results as a table in Markdown, for README."""
-    about = results.get("machine", {})
-    what = about.get("gpu") or about.get("recorded", {}).get("device_name") or "?"
-    yield f"Measured on {what}, PyTorch {about.get('torch', '?')}."
+def table(results: Results) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    facts = results.get("machine", {})
+    device = facts.get("gpu") or facts.get("recorded", {}).get("device_name") or "?"
+    yield f"Measured on {device}, PyTorch {facts.get('torch', '?')}."
     yield ""
-    yield "| what | came out | result |"
+    yield "| part | status | results |"
     yield "| --- | --- | --- |"
-    for name, found in results.items():
+    for name, part in results.items():
         if name == "machine":
             continue
-        how = next((word for word in ("failed", "left_out") if word in found), "ran")
-        told = [f"{key} {value}" for key, value in _flat(found) if key != "seconds"]
-        text = "; ".join(told).replace("|", "/").replace("\n", " ")
-        title = f"{name.replace('_', ' ')} ({found.get('seconds', 0)} s)"
-        yield f"| {title} | {how.replace('_', ' ')} | {text} |"
+        status = next((word for word in ("failed", "left_out") if word in part), "ran")
+        entries = [f"{key} {value}" for key, value in _flat(part) if key != "seconds"]
+        text = "; ".join(entries).replace("|", "/").replace("\n", " ")
+        title = f"{name.replace('_', ' ')} ({part.get('seconds', 0)} s)"
+        yield f"| {title} | {status.replace('_', ' ')} | {text} |"
 
 
-def _flat(found: Found, above: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in found.items():
-        name = f"{above} {key}".strip().replace("_", " ")
+def _flat(results: Results, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in results.items():
+        name = f"{prefix} {key}".strip().replace("_", " ")
         if isinstance(value, dict):
             yield from _flat(value, name)
         else:
             yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def targets(results: Found) -> Iterator[str]:
-    """Set what came out beside what is wanted on a large card, where both are known."""
+def targets(results: Results) -> Iterator[str]:
+    """Yield the lines of a table that compares results with targets for a large GPU."""
     sites, paths = results.get("site_measures", {}), results.get("closed_path", {})
-    cpu, whole = results.get("against_the_cpu", {}), sites.get("all", {})
+    cpu, together = results.get("against_the_cpu", {}), sites.get("all", {})
     refined = results.get("refined_segments", {}).get("resnet18", {})
     exact = paths.get("exact", {})
     regions = cpu.get("regions")
-    apart = [abs(b / a - 1) for a, b in zip(*regions, strict=True)] if regions else []
-    differences = cpu.get("relative_difference", {})
-    identical = [v for k, v in results.get("repeated", {}).items() if isinstance(v, bool)]
-    wanted: list[tuple[str, float | None, float]] = [
-        ("six site measures on ResNet50, seconds a batch of 128", whole.get("a_batch"), 0.1),
-        ("the same, in forward passes", whole.get("of_forward"), 2.0),
+    region_errors = [abs(b / a - 1) for a, b in zip(*regions, strict=True)] if regions else []
+    value_errors = cpu.get("relative_difference", {}).values()
+    identical = [v for v in results.get("repeated", {}).values() if isinstance(v, bool)]
+    segment_seconds = refined.get("seconds_a_segment")
+    limits: list[tuple[str, float | None, float]] = [
+        ("six site measures on ResNet50, seconds per batch of 128", together.get("a_batch"), 0.1),
+        ("six site measures on ResNet50, in forward passes", together.get("of_forward"), 2.0),
         ("closed path of VGG8, exact, seconds", exact.get("seconds"), 0.5),
-        ("100 segments of ResNet18, seconds", _times(refined.get("seconds_a_segment"), 100), 60.0),
-        ("regions, share by which they differ from the CPU's", max(apart, default=None), 1e-3),
-        ("values of sites, the same", max(differences.values(), default=None), 1e-4),
+        ("100 segments of ResNet18, seconds", segment_seconds and 100 * segment_seconds, 60.0),
+        ("regions, relative difference from the CPU", max(region_errors, default=None), 1e-3),
+        ("site values, relative difference from the CPU", max(value_errors, default=None), 1e-4),
         ("measures that a repetition changes", identical.count(False) if identical else None, 0),
     ]
-    known = [(what, found, most) for what, found, most in wanted if found is not None]
+    known = [(name, value, limit) for name, value, limit in limits if value is not None]
     if known:
-        yield "| wanted at most | found | |"
+        yield "| limit | result | |"
         yield "| --- | --- | --- |"
-    for what, found, most in known:
-        yield f"| {what}: {most:g} | {found:.3g} | {'reached' if found <= most else 'missed'} |"
-
-
-def _times(value: float | None, number: int) -> float | None:
-    return None if value is None else number * value
+    for name, value, limit in known:
+        yield f"| {name}: {limit:g} | {value:.3g} | {'reached' if value <= limit else 'missed'} |"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Measure the peak memory of one trace of 100,000 regions against the budget it was given.
+"""Compare the peak memory of a trace of 100,000 regions with its budget.
 
-Each budget is tried in a process of its own, as a process's peak never falls. Resident memory
-is compared with that just before the trace, when the model and PyTorch itself are loaded; what
-is added is the points under way (the budget), what the allocator holds on to, and the trace.
-Prints a table and writes ``memory_of_a_trace.json`` beside this file.
+Each budget is measured in its own process, since a process's peak never falls. The baseline is the
+resident memory just before the trace, with the model and PyTorch loaded. The trace adds its points
+(the budget), memory that the allocator retains, and the result. Prints a table and writes
+``memory_of_a_trace.json`` next to this file.
 
     python benchmarks/memory_of_a_trace.py [--threads N] [--share S] [--budgets MIB ...]
 """
@@ -23,7 +23,7 @@ import torch
 from narrow import network, segment
 
 from nlbench.probes.lines.exact.trace import trace_exactly
-from nlbench.probes.lines.recording.program import checked_program
+from nlbench.probes.lines.recording.agreement import record_checked_program
 
 MIB = 2**20
 
@@ -31,7 +31,7 @@ MIB = 2**20
 def measure(budget: int, share: float, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     model, (start, end) = network(), segment()
-    program = checked_program(model, torch.stack([start, end]))
+    program = record_checked_program(model, torch.stack([start, end]))
     list(trace_exactly(program, [(start, torch.lerp(start, end, 1e-4))], memory=budget))
     end = torch.lerp(start, end, share)
     before = psutil.Process().memory_info().rss
@@ -40,12 +40,12 @@ def measure(budget: int, share: float, threads: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    kept = sum(x.nbytes for x in (trace.t, trace.values, trace.origins))
+    trace_bytes = sum(x.nbytes for x in (trace.t, trace.values, trace.origins))
     return {
         "budget_mib": budget / MIB,
         "regions": trace.regions,
         "added_at_peak_mib": (peak - before) / MIB,
-        "of_which_the_trace_mib": kept / MIB,
+        "of_which_the_trace_mib": trace_bytes / MIB,
         "share_of_budget": (peak - before) / budget,
         "process_before_mib": before / MIB,
         "seconds": seconds,
@@ -55,7 +55,7 @@ def measure(budget: int, share: float, threads: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--share", type=float, default=1.0, help="of the segment")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the segment to trace")
     parser.add_argument("--budgets", type=int, nargs="+", default=[64, 256, 1024], help="MiB")
     arguments = parser.parse_args()
     processes = multiprocessing.get_context("spawn")

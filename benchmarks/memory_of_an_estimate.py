@@ -1,10 +1,10 @@
-"""Measure the peak memory of estimating one segment of ResNet18 against the budget it was given.
+"""Compare the peak memory of an estimate on one segment of ResNet18 with its budget.
 
-Each budget is tried in a process of its own, as a process's peak never falls. Resident memory is
-compared with that just before the estimate, when the model and PyTorch itself are loaded; the
-copies of the model, in single and in double precision, come on top of the budget. The segment is a
-smooth image at 224×224 and the same moved by a pixel. Prints a table and writes
-``memory_of_an_estimate.json`` beside this file.
+Each budget is measured in its own process, since a process's peak never falls. The baseline is the
+resident memory just before the estimate, with the model and PyTorch loaded. Copies of the model, in
+single and in double precision, add to the budget. The segment connects a smooth image of 224×224
+with its shift by a pixel. Prints a table and writes ``memory_of_an_estimate.json`` next to this
+file.
 
     python benchmarks/memory_of_an_estimate.py [--threads N] [--budgets MIB ...]
 """
@@ -36,19 +36,19 @@ def measure(budget: int, threads: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(1)
     coarse = torch.randn(1, 3, 14, 14, generator=generator)
     image = nn.functional.interpolate(coarse, size=(224, 224), mode="bicubic")[0]
-    moved = image.roll(1, 2)
-    moved[:, :, 0] = image[:, :, 0]
-    # What a process's first use costs.
+    shifted = image.roll(1, 2)
+    shifted[:, :, 0] = image[:, :, 0]
+    # A small network first, to warm up.
     small = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    estimate_segment(small, image[:, :8, :8], moved[:, 8:16, :8])
+    estimate_segment(small, image[:, :8, :8], shifted[:, 8:16, :8])
     before = psutil.Process().memory_info().rss
-    found = estimate_segment(model, image, moved, evaluations=EVALUATIONS, memory=budget)
+    estimate = estimate_segment(model, image, shifted, evaluations=EVALUATIONS, memory=budget)
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return {
         "budget_mib": budget / MIB,
-        "crossings": found.crossings or 0.0,
-        "evaluations": found.evaluations,
+        "crossings": estimate.crossings or 0.0,
+        "evaluations": estimate.evaluations,
         "added_at_peak_mib": (peak - before) / MIB,
         "of_which_copies_mib": 3 * sum(p.nbytes for p in model.parameters()) / MIB,
     }

@@ -1,4 +1,4 @@
-"""A network of many units and little to compute: 10^5 regions on a segment in a minute."""
+"""A network with many units and little computation: 10^5 regions on a segment in a minute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIZE, CHANNELS, LAYERS = 64, 4, 8
 
 
 def network() -> nn.Module:
-    """Give eight 3×3 convolutions of four channels on 64×64 pixels: 131,072 ReLUs."""
+    """Return eight 3×3 convolutions of four channels on 64×64 pixels, with 131,072 ReLUs."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for i in range(LAYERS):
@@ -23,8 +23,8 @@ def network() -> nn.Module:
 
 
 def segment() -> tuple[Tensor, Tensor]:
-    """Give two images of noise, apart enough that most units change sign between them."""
+    """Return two noise images between which most units change sign."""
     generator = torch.Generator().manual_seed(0)
-    one, other = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64, generator=generator)
-    middle, half = (one + other) / 2, (other - one) / 2
+    start, end = torch.randn(2, 3, SIZE, SIZE, dtype=torch.float64, generator=generator)
+    middle, half = (start + end) / 2, (end - start) / 2
     return middle - 1.5 * half, middle + 1.5 * half

@@ -1,8 +1,8 @@
-"""How long the page of many networks takes to write, how large it is, and how quick its controls.
+"""Measure the writing time, the size and the response times of the page of many networks.
 
-Made-up networks by twelve measures, with signatures of up to 60 sites. The controls are timed in
-Chromium, layout included, best of five, where playwright and Chromium are there. Prints a table
-and writes it as JSON next to this file.
+The page shows synthetic networks with twelve measures and signatures of up to 60 sites. If
+playwright and Chromium are installed, the controls are timed with layout, best of five. Prints a
+table and writes it as JSON next to this file.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from made_runs import made_run
 from nlbench.reports.page import write_page
 
 GOALS = {40: (10.0, 3.0), 400: (60.0, 15.0)}  # seconds, megabytes
-TIMES = 5
-# What is done, and what undoes it.
+REPEATS = 5
+# Code that changes a control, and code that resets it.
 CONTROLS = {
     "sort": ("state.sort = 'absdev'", "state.sort = 'cka'"),
     "turn the order": ("state.back = '1'", "state.back = ''"),
@@ -32,29 +32,29 @@ CONTROLS = {
     "hide columns": ("setList('hide', ['cka', 'r2'])", "setList('hide', [])"),
     "strips by another measure": ("state.strip = 'r2'", "state.strip = 'cka'"),
 }
-TIMED = """async () => {
-  const found = [[], []];
-  const acts = [() => { %s; }, () => { %s; }];
-  for (let i = 0; i < %d; i++) for (const [which, act] of acts.entries()) {
-    const began = performance.now();
-    act();
+TIMING_SCRIPT = """async () => {
+  const times = [[], []];
+  const actions = [() => { %s; }, () => { %s; }];
+  for (let i = 0; i < %d; i++) for (const [index, action] of actions.entries()) {
+    const start = performance.now();
+    action();
     update();
     document.body.offsetHeight;
-    found[which].push(performance.now() - began);
-    await new Promise(done => setTimeout(done, 150));
+    times[index].push(performance.now() - start);
+    await new Promise(resolve => setTimeout(resolve, 150));
   }
-  return Math.max(...found.map(all => Math.min(...all)));
+  return Math.max(...times.map(repeats => Math.min(...repeats)));
 }"""
 
 
 def main() -> None:
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
         for networks, (seconds, megabytes) in GOALS.items():
             run = made_run(networks)
             begin = time.perf_counter()
             page = write_page(run, Path(folder, f"{networks}.html"))
-            found[str(networks)] = {
+            results[str(networks)] = {
                 "seconds": round(time.perf_counter() - begin, 2),
                 "goal_seconds": seconds,
                 "megabytes": round(page.stat().st_size / 1e6, 2),
@@ -63,8 +63,8 @@ def main() -> None:
                 "controls_milliseconds": controls(page),
                 "goal_milliseconds": 100,
             }
-            print(json.dumps({networks: found[str(networks)]}, indent=1))
-    Path(__file__).with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+            print(json.dumps({networks: results[str(networks)]}, indent=1))
+    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def controls(page: Path) -> dict[str, float]:
@@ -74,7 +74,7 @@ def controls(page: Path) -> dict[str, float]:
     except ImportError:
         chromium = None
     if chromium is None:
-        print("no chromium or no playwright: controls are not timed")
+        print("Chromium or playwright is missing: controls are not timed")
         return {}
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as playwright:
@@ -82,11 +82,12 @@ def controls(page: Path) -> dict[str, float]:
         view = browser.new_page(viewport={"width": 1440, "height": 900})
         view.goto(page.as_uri())
         view.wait_for_timeout(1500)
-        found = {
-            name: round(view.evaluate(TIMED % (*code, TIMES)), 1) for name, code in CONTROLS.items()
+        milliseconds = {
+            name: round(view.evaluate(TIMING_SCRIPT % (*code, REPEATS)), 1)
+            for name, code in CONTROLS.items()
         }
         browser.close()
-    return found
+    return milliseconds
 
 
 if __name__ == "__main__":

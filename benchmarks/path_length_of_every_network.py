@@ -1,10 +1,9 @@
-"""Measure how long the average path length of each of torchvision's networks takes.
+"""Measure the time of the average path length of each of torchvision's networks.
 
-Builds every classification network without the numbers of its weights, records its channel
-graph at the resolution that it was made for, and finds both path lengths. ResNet152 is also
-taken as users have it, with weights in memory.
+Builds every classification network on the meta device, records its channel graph at its usual
+resolution, and computes both path lengths. ResNet152 is also measured with weights in memory.
 
-Prints a table and writes ``path_length_of_every_network.json`` beside this file.
+Prints a table and writes ``path_length_of_every_network.json`` next to this file.
 
     python benchmarks/path_length_of_every_network.py [--threads N] [--repeats N] [--name GLOB]
 """
@@ -27,11 +26,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
-from nlbench.probes.graph.probe import channel_graph
+from nlbench.probes.graph.observation import channel_graph
 
 
-class WithoutNumbers(TorchFunctionMode):
-    """Builds networks whose weights take no memory and no time."""
+class MetaParameters(TorchFunctionMode):
+    """Creates parameters on the meta device, which takes no memory and no time."""
 
     def __torch_function__(
         self,
@@ -46,7 +45,7 @@ class WithoutNumbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def measured(model: nn.Module, example: Tensor, repeats: int) -> dict[str, float]:
+def measure(model: nn.Module, example: Tensor, repeats: int) -> dict[str, float]:
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -74,13 +73,13 @@ def main() -> None:
     names = torchvision.models.list_models(module=torchvision.models)
     for name in fnmatch.filter(names, options.name):
         size = 299 if name == "inception_v3" else 224
-        with WithoutNumbers():
+        with MetaParameters():
             model = torchvision.models.get_model(name, weights=None)
         example = torch.empty(1, 3, size, size, device="meta")
-        results[name] = measured(model, example, options.repeats)
+        results[name] = measure(model, example, options.repeats)
     if fnmatch.fnmatch("resnet152", options.name):
         model = torchvision.models.resnet152(weights=None)
-        results["resnet152, with weights"] = measured(
+        results["resnet152, with weights"] = measure(
             model, torch.zeros(1, 3, 224, 224), options.repeats
         )
     for name, result in results.items():

@@ -1,8 +1,8 @@
 """Measure how the time of a trace grows with the number of regions, to 10^5 and beyond.
 
-Traces ever longer pieces of one line through a network of many units, and fits a power of
-the number of regions to the times. Prints a table and writes ``regions_scale_linearly.json``
-and ``regions_scale_linearly.png`` beside this file.
+Traces pieces of increasing length of one segment through a network with many units, and fits a
+power of the number of regions to the times. Prints a table and writes
+``regions_scale_linearly.json`` and ``regions_scale_linearly.png`` next to this file.
 
     python benchmarks/regions_scale_linearly.py [--threads N] [--share S]
 """
@@ -20,7 +20,7 @@ import torch
 from narrow import network, segment
 
 from nlbench.probes.lines.exact.trace import trace_exactly
-from nlbench.probes.lines.recording.program import checked_program
+from nlbench.probes.lines.recording.agreement import record_checked_program
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -31,7 +31,7 @@ SHARES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 def measure(longest: float) -> list[dict[str, float]]:
     model, (start, end) = network(), segment()
     middle, half = (start + end) / 2, longest * (end - start) / 2
-    program = checked_program(model, torch.stack([start, end]))
+    program = record_checked_program(model, torch.stack([start, end]))
     results = []
     for share in (SHARES[0], *SHARES):
         began = time.perf_counter()
@@ -39,7 +39,7 @@ def measure(longest: float) -> list[dict[str, float]]:
         seconds = time.perf_counter() - began
         results.append({"share": share, "regions": trace.regions, "seconds": seconds})
         print("  ".join(f"{name} {value:.4g}" for name, value in results[-1].items()), flush=True)
-    return results[1:]  # The first of all loads what PyTorch loads late.
+    return results[1:]  # The first one warms up.
 
 
 def draw(results: list[dict[str, float]], exponent: float, target: Path) -> None:
@@ -56,7 +56,7 @@ def draw(results: list[dict[str, float]], exponent: float, target: Path) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--share", type=float, default=1.0, help="of the segment")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the segment to trace")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     results = measure(arguments.share)

@@ -1,8 +1,8 @@
-"""How much more than the forward pass a whole signature costs: all six site measures.
+"""Compare the cost of a signature, all six site measures, with that of the forward pass.
 
-torchvision's ResNet18 with random weights on noise of 224 x 224, batches of 128. Prints a
-table and writes it as JSON next to this file. Times are wall-clock seconds; the bare forward
-pass and the pass with all measures alternate, and the ratio is that of the medians.
+torchvision's ResNet18 with random weights runs on noise of 224×224 in batches of 128. Prints a
+table and writes it as JSON next to this file. Times are wall-clock seconds. Forward passes with and
+without measures alternate, and the ratio is that of the medians.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import nlbench
 from nlbench.introspection.precision import exact_arithmetic
-from nlbench.probes.sites.probe import observe_sites
+from nlbench.probes.sites.observation import observe_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
 
@@ -42,9 +42,9 @@ def probe_alone(model: nn.Module, inputs: Tensor, size: int) -> None:
 
 def signature(model: nn.Module, inputs: Tensor, size: int) -> None:
     run = nlbench.evaluate(model, inputs, MEASURES, settings={"sites.batch": size})
-    wrong = [f"{r.measure.name}: {r.result.reason}" for r in run.records if not r.is_done]
-    if wrong:
-        raise SystemExit("; ".join(wrong))
+    failures = [f"{r.measure.name}: {r.result.reason}" for r in run.records if not r.is_done]
+    if failures:
+        raise SystemExit("; ".join(failures))
 
 
 def seconds(call: Callable[[], None]) -> float:
@@ -54,37 +54,38 @@ def seconds(call: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--device", default="cpu")
-    given.add_argument("--batch", type=int, default=128)
-    given.add_argument("--batches", type=int, default=3)
-    given.add_argument("--image", type=int, default=224)
-    given.add_argument("--repeats", type=int, default=3)
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--image", type=int, default=224)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None).eval().to(asked.device)
-    shape = (asked.batch * asked.batches, 3, asked.image, asked.image)
-    inputs = torch.randn(shape, device=asked.device)
-    ways = {"forward": bare, "probe": probe_alone, "signature": signature}
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for repeat in range(asked.repeats + 1):
-        for name, way in ways.items():
-            found = seconds(lambda way=way: way(model, inputs, asked.batch))
+    model = torchvision.models.resnet18(weights=None).eval().to(arguments.device)
+    shape = (arguments.batch * arguments.batches, 3, arguments.image, arguments.image)
+    inputs = torch.randn(shape, device=arguments.device)
+    variants = {"forward": bare, "probe": probe_alone, "signature": signature}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for repeat in range(arguments.repeats + 1):
+        for name, variant in variants.items():
+            elapsed = seconds(lambda variant=variant: variant(model, inputs, arguments.batch))
             # The first round warms up.
             if repeat:
-                taken[name].append(found)
-    medians = {name: statistics.median(values) for name, values in taken.items()}
+                times[name].append(elapsed)
+    medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"{'':>10} {'seconds':>8} {'of forward':>11}")
     for name, median in medians.items():
         print(f"{name:>10} {median:>8.2f} {median / medians['forward']:>11.2f}")
-    found = {
-        **vars(asked),
+    result = {
+        **vars(arguments),
         "threads": torch.get_num_threads(),
         "seconds": {name: round(median, 3) for name, median in medians.items()},
         "ratio": {name: round(median / medians["forward"], 3) for name, median in medians.items()},
     }
-    suffix = ".json" if asked.device == "cpu" else f".{asked.device.partition(':')[0]}.json"
-    Path(__file__).with_suffix(suffix).write_text(json.dumps(found, indent=1) + "\n")
+    device = arguments.device.partition(":")[0]
+    suffix = ".json" if device == "cpu" else f".{device}.json"
+    Path(__file__).with_suffix(suffix).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

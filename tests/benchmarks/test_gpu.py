@@ -1,4 +1,4 @@
-"""The benchmark of a GPU, as far as it can be tried without one."""
+"""The benchmark of a GPU, as far as it can be tested without one."""
 
 import argparse
 import importlib.util
@@ -26,7 +26,7 @@ def gpu():
 
 
 def matrices(count, size, digits):
-    """Of singular values from 1 down to a power of ten."""
+    """Random matrices with singular values from 1 down to a power of ten."""
     random = torch.Generator().manual_seed(size)
     drawn = torch.randn(2, count, size, size, dtype=torch.float64, generator=random)
     left, right = torch.linalg.qr(drawn).Q
@@ -57,7 +57,7 @@ def test_a_part_that_fails_keeps_what_it_had_found(gpu, tmp_path, monkeypatch):
         raise ValueError("no second")
 
     monkeypatch.setitem(gpu.PARTS, "broken", part)
-    assert gpu.one_part("broken", gpu.Setting("cpu", quick=True), tmp_path / "found.json") == 1
+    assert gpu.run_part("broken", gpu.Setting("cpu", quick=True), tmp_path / "found.json") == 1
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == {"first": 1, "failed": "ValueError: no second"}
 
@@ -75,29 +75,30 @@ if part == "hangs":
 
 @pytest.fixture
 def scripted(gpu, tmp_path, monkeypatch):
-    """Parts of a script that has neither PyTorch nor patience."""
+    """Replace the benchmark by a script without PyTorch."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     monkeypatch.setattr(gpu, "__file__", str(script))
     return argparse.Namespace(device="cpu", quick=True, minutes=1.0)
 
 
-def test_one_that_takes_its_process_down_or_never_ends_is_a_line_in_the_table(gpu, scripted):
-    results = {name: gpu.apart(name, scripted, 5.0) for name in ("ends", "crashes", "hangs")}
+def test_crashes_and_timeouts_are_lines_of_the_table(gpu, scripted):
+    names = ("ends", "crashes", "hangs")
+    results = {name: gpu.run_in_process(name, scripted, 5.0) for name in names}
     assert [found["found"] for found in results.values()] == list(results)
     assert "failed" not in results["ends"]
     assert results["crashes"]["failed"] == "its process ended with status -6"
-    assert results["hangs"]["left_out"] == "no time left to end it"
+    assert results["hangs"]["left_out"] == "no time left to finish"
     rows = [line.split(" | ") for line in gpu.table(results)][4:]
     assert [row[1] for row in rows] == ["ran", "failed", "left out"]
 
 
-def test_what_was_found_is_on_the_disk_as_json_and_as_a_table(gpu, scripted, tmp_path):
+def test_results_are_written_as_json_and_as_a_table(gpu, scripted, tmp_path):
     sites = {"all": {"a_batch": 0.05, "of_forward": 3.0}, "seconds": 4.0}
-    scripted.quick = False  # Small networks are not held to what is wanted of large ones.
+    scripted.quick = False  # The targets are for large networks.
     gpu.write({"site_measures": sites}, scripted, tmp_path / "gpu.json")
     assert json.loads((tmp_path / "gpu.json").read_text())["site_measures"] == sites
     text = (tmp_path / "gpu.md").read_text()
     assert "| site measures (4.0 s) | ran | all a batch 0.05; all of forward 3 |" in text
-    assert "seconds a batch of 128: 0.1 | 0.05 | reached |" in text
+    assert "seconds per batch of 128: 0.1 | 0.05 | reached |" in text
     assert "in forward passes: 2 | 3 | missed |" in text

@@ -1,4 +1,4 @@
-"""What benchmarks import from nlbench is there; to run them all would take too long."""
+"""The imports of benchmarks exist; running all of them would take too long."""
 
 import ast
 import importlib
