@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 # this folder first; the installed package's path has the rest.
 __path__ = extend_path(__path__, __name__)
 
-from .lazy import lazy_exports as lazy_exports
 from .lazy import lazy_imports
 
 if TYPE_CHECKING:

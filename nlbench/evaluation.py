@@ -107,7 +107,7 @@ def evaluate(
     loaded = _load_measures(measures, monitor)
     settings = dict(settings or {})
     probe_options = resolve_settings(loaded, settings).probes.items()
-    held = max(load_probe(name).held(options) for name, options in probe_options)
+    held = max(load_probe(name).stored_samples(options) for name, options in probe_options)
     samples = _read_samples(model, inputs, labels, held)
     stream = samples.stream
     resolved = resolve_settings(loaded, settings, inputs=samples.inputs)

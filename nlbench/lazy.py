@@ -47,12 +47,3 @@ def _exported(package: str) -> dict[str, str]:
         for alias in node.names
         if alias.asname
     }
-
-
-def lazy_exports(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
-    def find(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
-
-    return find

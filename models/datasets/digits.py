@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,6 +42,9 @@ def digits() -> Dataset:
     >>> len(data.train), len(data.test), data.train[0][0].shape
     (1285, 512, torch.Size([3, 32, 32]))
     """
+    # Imported late: a run is planned without scikit-learn, which takes a second.
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     small = torch.from_numpy(bunch.images).to(torch.float32)[:, None] / 16
     large = functional.interpolate(
