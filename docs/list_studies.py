@@ -1,7 +1,7 @@
-"""Write the list of studies in docs/studies.md anew, from their classes, and what they found.
+"""Update the tables of docs/studies.md from the classes of the studies and their verdicts.
 
-``python docs/list_studies.py`` does it; with a folder of studies that were carried out in full, as
-in ``python docs/list_studies.py studies``, their verdicts are taken from there first.
+With a folder of studies that ran in full, as in ``python docs/list_studies.py studies``, their
+verdicts are copied to docs/studies/verdicts.csv first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERDICTS = Path(__file__).with_name("studies") / "verdicts.csv"
 START = "<!-- {}: made by docs/list_studies.py -->\n"
 END = "<!-- end -->\n"
 WORDS = ("yes", "no", "can't tell")
-# A claim that is confirmed and one that is not, from the same networks and paths.
+# A claim that is confirmed and two that are not, of the same networks and paths.
 CONFIRMED = [("paired", "Deviation of noise 0.4 is above that of clean on nearly all paths")]
 NOT_CONFIRMED = [
     ("paired", "Density of noise 0.4 is above that of clean on almost no paths"),
@@ -27,39 +27,39 @@ NOT_CONFIRMED = [
 ]
 
 
-def listed() -> str:
-    """Every study that ships, as its class says."""
+def study_table() -> str:
+    """Return a table of the studies that ship."""
     rows = []
     for name, entry in registry.entries("studies").items():
         if any(claim.value.startswith("nlbench.") for claim in entry.claims):
-            one = registry.load("studies", name)
-            takes = ", ".join(f"`--{flag}`" for flag in one.takes)
-            minutes = f"{one.minutes:g} ({one.quick_minutes:g})"
-            rows.append((f"`{name}`", one.question, one.needs, minutes, takes))
+            study = registry.load("studies", name)
+            takes = ", ".join(f"`--{flag}`" for flag in study.takes)
+            minutes = f"{study.minutes:g} ({study.quick_minutes:g})"
+            rows.append((f"`{name}`", study.question, study.needs, minutes, takes))
     return _table(["study", "question", "needs", "minutes (quick)", "takes"], rows)
 
 
-def counted() -> str:
-    """How many verdicts of each study say what."""
-    found = Counter((row["study"], row["agrees"]) for row in _verdicts())
+def count_table() -> str:
+    """Return the number of verdicts of each study by answer."""
+    counts = Counter((row["study"], row["agrees"]) for row in _verdicts())
     names = dict.fromkeys(row["study"] for row in _verdicts())
-    rows = [(f"`{name}`", *(str(found[name, word] or "") for word in WORDS)) for name in names]
-    total = ("all", *(str(sum(found[name, word] for name in names)) for word in WORDS))
+    rows = [(f"`{name}`", *(str(counts[name, word] or "") for word in WORDS)) for name in names]
+    total = ("all", *(str(sum(counts[name, word] for name in names)) for word in WORDS))
     return _table(["study", *WORDS], [*rows, total])
 
 
-def judged() -> str:
-    """Every verdict."""
+def verdict_table() -> str:
+    """Return a table of all verdicts."""
     columns = ("study", "claim", "published", "here", "agrees")
     return _table(columns, ([row[name] for name in columns] for row in _verdicts()))
 
 
-def chosen(claims: Sequence[tuple[str, str]]) -> str:
-    """Verdicts with what was done to make sure."""
-    found = {(row["study"], row["claim"]): row for row in _verdicts()}
+def remark_table(claims: Sequence[tuple[str, str]]) -> str:
+    """Return a table of some verdicts with their remarks."""
+    rows = {(row["study"], row["claim"]): row for row in _verdicts()}
     columns = ("claim", "published", "here", "agrees", "remark")
     head = ("claim", "published", "here", "agrees", "what was done to make sure")
-    return _table(head, ([found[claim][name] for name in columns] for claim in claims))
+    return _table(head, ([rows[claim][name] for name in columns] for claim in claims))
 
 
 def _verdicts() -> list[dict[str, str]]:
@@ -72,23 +72,23 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in lines)
 
 
-def written(page: str) -> str:
-    """Give the page with all its tables made anew."""
-    parts = {
-        "list": listed(),
-        "confirmed": chosen(CONFIRMED),
-        "not confirmed": chosen(NOT_CONFIRMED),
-        "count": counted(),
-        "verdicts": judged(),
+def update(page: str) -> str:
+    """Return the page with all tables updated."""
+    tables = {
+        "list": study_table(),
+        "confirmed": remark_table(CONFIRMED),
+        "not confirmed": remark_table(NOT_CONFIRMED),
+        "count": count_table(),
+        "verdicts": verdict_table(),
     }
-    for name, table in parts.items():
+    for name, table in tables.items():
         before, start, rest = page.partition(START.format(name))
         page = before + start + table + END + rest.partition(END)[2]
     return page
 
 
-def take(studies: Path) -> None:
-    """Keep the verdicts of studies as they are, in full and with nothing chosen."""
+def copy_verdicts(studies: Path) -> None:
+    """Copy the verdicts of full studies without chosen settings."""
     with (studies / "verdicts.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.pop("version") == "full"]
     VERDICTS.parent.mkdir(exist_ok=True)
@@ -100,5 +100,5 @@ def take(studies: Path) -> None:
 
 if __name__ == "__main__":
     for folder in sys.argv[1:]:
-        take(Path(folder))
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        copy_verdicts(Path(folder))
+    PAGE.write_text(update(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

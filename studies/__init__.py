@@ -1,4 +1,5 @@
-"""Studies: a fixed run each, and the figures that answer one question.
+"""Studies: one file a study, each a published question with the run that answers it.
 
-`study` says what a study is, `commands` carries one out; every other file is one study.
+`framework` defines studies, verdicts and figures; `shared` holds what several studies have in
+common; `networks` holds networks that only studies use.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,25 +11,24 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .drawing import page_figure
-from .single_functions import NINE, one_batch, values
-from .site_scores import AFFINITY
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import legend_below, page_figure
+from .framework.verdicts import ordered
+from .shared.single_functions import NINE, one_batch, summary_values
+from .shared.site_scores import AFFINITY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Activations"]
+    from nlbench.store.run import Run
 
 
-FARTHEST = 20
+MAX_MEAN = 20
 POINTS = 1000
 GRIDS = {"full": (20, (1, 2, 4)), "quick": (9, (1, 4))}
-"""How many means, and which widths."""
-BENT = 0.9
-"""Below it an activation counts as nonlinear, for the width of its nonlinear range."""
+"""Number of means, and the widths."""
+NONLINEAR_BELOW = 0.9
+"""Affinity below which an activation counts as nonlinear, for its nonlinear range."""
 NEAR_ZERO = 0.15
 
 
@@ -40,10 +40,10 @@ class Activations(Study):
     needs = "nothing"
     minutes, quick_minutes = 0.4, 0.2
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity at each mean and width; once more with the published code's absolute ridge."""
+    def measure(self, context: Context) -> Runs:
+        """Measure affinity by mean and width, and again with the published absolute ridge."""
         count, widths = GRIDS["quick" if context.quick else "full"]
-        means = np.linspace(-FARTHEST, FARTHEST, count)
+        means = np.linspace(-MAX_MEAN, MAX_MEAN, count)
         request = Request(
             ("affinity",),
             tuple(f"functions/{name}" for name in NINE),
@@ -53,70 +53,65 @@ class Activations(Study):
             settings=one_batch(POINTS) | {"normal.count": POINTS},
             precision="float64",
         )
-        absolute = Request(
-            request.measures,
-            request.models,
-            request.data,
-            request.weights,
-            samples=0,
-            settings={**request.settings, "affinity.ridge_unit": "absolute"},
-            precision="float64",
-        )
+        settings = {**request.settings, "affinity.ridge_unit": "absolute"}
+        absolute = replace(request, settings=settings)
         return {"run": context.run(request), "absolute": context.run(absolute, "absolute")}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Lowest score and nonlinear range of each, and what the paper says of them."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Compute the lowest score and the nonlinear range of each activation."""
         curves = {part: _curves(run) for part, run in runs.items()}
-        found = {part: _summary(curve) for part, curve in curves.items()}
-        own, theirs = found["run"], found["absolute"]
+        relative, absolute = _summary(curves["run"]), _summary(curves["absolute"])
+        lowest, ridged, width = relative.lowest, absolute.lowest, relative.range
         means = curves["run"]["mean"].nunique()
-        table = own.join(theirs.lowest.rename("lowest, absolute ridge")).reset_index()
-        wide = own.range
+        table = relative.join(ridged.rename("lowest, absolute ridge")).reset_index()
+        averages, averages_text = _averages(curves["run"], ("leaky-relu", "relu", "relu6"))
         verdicts = [
             Verdict(
                 "ReLU and GELU come close to 0",
                 "close to 0",
-                f"lowest {own.lowest['relu']:.3f} and {own.lowest['gelu']:.3f}",
-                bool(own.lowest["relu"] < NEAR_ZERO and own.lowest["gelu"] < NEAR_ZERO),
+                f"lowest {lowest['relu']:.3f} and {lowest['gelu']:.3f}",
+                ordered(lowest[["relu", "gelu"]], NEAR_ZERO),
                 f"below {NEAR_ZERO}; with the published code's absolute ridge "
-                f"{theirs.lowest['relu']:.3f} and {theirs.lowest['gelu']:.3f}",
+                f"{ridged['relu']:.3f} and {ridged['gelu']:.3f}",
             ),
             Verdict(
                 "The sigmoid does not come close to 0",
                 "not the case",
-                f"lowest {own.lowest['sigmoid']:.3f}",
-                bool(own.lowest["sigmoid"] >= NEAR_ZERO),
-                f"{theirs.lowest['sigmoid']:.3f} with the published code's absolute ridge, which "
+                f"lowest {lowest['sigmoid']:.3f}",
+                ordered(NEAR_ZERO, lowest["sigmoid"]),
+                f"{ridged['sigmoid']:.3f} with the published code's absolute ridge, which "
                 "lifts the far ends, where the sigmoid is an exponential of tiny values, to "
-                "1 - 1/√2 = 0.293, whatever happens there",
+                "1 - 1/√2 = 0.293 for any function",
             ),
             Verdict(
                 "tanh falls much lower than the sigmoid",
                 "much lower",
-                f"lowest {own.lowest['tanh']:.3f} against {own.lowest['sigmoid']:.3f}",
-                bool(own.lowest["tanh"] < own.lowest["sigmoid"] - 0.05),
-                "tanh(x) = 2 sigmoid(2x) - 1: its scores are the sigmoid's at twice the mean and "
-                f"width; with an absolute ridge {theirs.lowest['tanh']:.3f} against "
-                f"{theirs.lowest['sigmoid']:.3f}",
+                f"lowest {lowest['tanh']:.3f} against {lowest['sigmoid']:.3f}",
+                ordered(lowest["tanh"], lowest["sigmoid"] - 0.05),
+                "tanh(x) = 2 sigmoid(2x) - 1: its scores are the sigmoid's at twice the "
+                f"mean and width; with an absolute ridge {ridged['tanh']:.3f} against "
+                f"{ridged['sigmoid']:.3f}",
             ),
             Verdict(
                 "Sigmoid and GELU are nonlinear over a wide range, ReLU over a narrow one",
                 "wide; narrow",
-                f"{wide['sigmoid']:.1f} and {wide['gelu']:.1f} against {wide['relu']:.1f}",
-                bool(min(wide["sigmoid"], wide["gelu"]) > wide["relu"]),
-                f"range of means where the score is below {BENT}, mean over widths; a window "
-                f"without a score is not in it; steps of {2 * FARTHEST / (means - 1):.1f}",
+                f"{width['sigmoid']:.1f} and {width['gelu']:.1f} against {width['relu']:.1f}",
+                ordered(width["relu"], width[["sigmoid", "gelu"]]),
+                f"range of means where the score is below {NONLINEAR_BELOW}, mean over "
+                "widths; a window without a score is not in it; steps of "
+                f"{2 * MAX_MEAN / (means - 1):.1f}",
             ),
             Verdict(
                 "SiLU and HardSwish are nonlinear over larger ranges than ReLU",
                 "large subdomains",
-                f"{wide['silu']:.1f} and {wide['hardswish']:.1f} against {wide['relu']:.1f}",
-                bool(min(wide["silu"], wide["hardswish"]) > wide["relu"]),
+                f"{width['silu']:.1f} and {width['hardswish']:.1f} against {width['relu']:.1f}",
+                ordered(width["relu"], width[["silu", "hardswish"]]),
             ),
             Verdict(
                 "LeakyReLU is on average more linear than ReLU and ReLU6",
                 "on average more linear",
-                *_paired(curves["run"], "leaky-relu", ("relu", "relu6")),
+                averages_text,
+                ordered(averages[["relu", "relu6"]], averages["leaky-relu"]),
                 "mean score over the windows where all three have one",
             ),
         ]
@@ -129,42 +124,38 @@ class Activations(Study):
 
 
 def _curves(run: Run) -> pd.DataFrame:
-    """One row a function, mean and width."""
-    found = values(run)
-    places = found.data.str.partition("/")[2].str.partition(":")
-    return found.assign(mean=places[0].astype(float), width=places[2].astype(float))
+    """Return one row a function, mean and width."""
+    table = summary_values(run)
+    parameters = table.data.str.partition("/")[2].str.partition(":")
+    return table.assign(mean=parameters[0].astype(float), width=parameters[2].astype(float))
 
 
 def _summary(curves: pd.DataFrame) -> pd.DataFrame:
     step = np.diff(np.sort(curves["mean"].unique())).mean()
     rows = {}
-    for name, of in curves.groupby("function", sort=False):
-        lowest = of.sort_values("value").iloc[0]
-        bent = (of.value < BENT).sum() / of.width.nunique() * step
-        rows[name] = (
-            lowest.value,
-            f"N({lowest['mean']:.2f}, {lowest.width:g}²)",
-            bent,
-            int(of.value.isna().sum()),
-        )
+    for name, group in curves.groupby("function", sort=False):
+        lowest = group.sort_values("value").iloc[0]
+        nonlinear = (group.value < NONLINEAR_BELOW).sum() / group.width.nunique() * step
+        place = f"N({lowest['mean']:.2f}, {lowest.width:g}²)"
+        rows[name] = (lowest.value, place, nonlinear, int(group.value.isna().sum()))
     columns = ["lowest", "at", "range", "without score"]
     return pd.DataFrame.from_dict(rows, "index", columns=columns).rename_axis("function")
 
 
-def _paired(curves: pd.DataFrame, one: str, others: tuple[str, ...]) -> tuple[str, bool]:
-    """Compare the mean scores over the windows where all have one."""
+def _averages(curves: pd.DataFrame, names: tuple[str, ...]) -> tuple[pd.Series, str]:
+    """Compute the mean scores over the windows where all functions have one."""
     table = curves.pivot_table(index=["mean", "width"], columns="function", values="value")
-    mean = table[[one, *others]].dropna().mean()
-    said = f"{mean[one]:.4f} against " + " and ".join(f"{mean[other]:.4f}" for other in others)
-    return said, bool(all(mean[one] > mean[other] for other in others))
+    means = table[list(names)].dropna().mean()
+    first, *others = (f"{means[name]:.4f}" for name in names)
+    return means, f"{first} against {' and '.join(others)}"
 
 
 def _figure(curves: Mapping[str, pd.DataFrame]) -> Figure:
     figure, grid = page_figure(5.4, rows=3, columns=3, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, NINE, strict=True):
         for part, style in (("absolute", ":"), ("run", "-")):
-            of = curves[part][curves[part].function == name]
-            for color, (width, row) in enumerate(of.groupby("width")):
+            rows = curves[part][curves[part].function == name]
+            for colour, (width, row) in enumerate(rows.groupby("width")):
                 axes.plot(
                     row["mean"],
                     row.value,
@@ -172,13 +163,11 @@ def _figure(curves: Mapping[str, pd.DataFrame]) -> Figure:
                     marker="." if part == "run" else "",
                     ms=4,
                     lw=1.2,
-                    color=f"C{color}",
+                    color=f"C{colour}",
                     label=f"width {width:g}" + (", absolute ridge" if part == "absolute" else ""),
                 )
-        axes.set_title(name)
-        axes.set_ylim(-0.03, 1.05)
+        axes.set(title=name, ylim=(-0.03, 1.05))
     for axes in grid[-1]:
         axes.set_xlabel("mean of the input")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    legend_below(figure, grid.flat[0], 3)
     return figure

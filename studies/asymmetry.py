@@ -1,8 +1,7 @@
-"""Why ReLU's affinity isn't symmetric about its kink."""
+"""The cause of the asymmetry of ReLU's affinity about its kink."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,23 +9,21 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .drawing import page_figure
-from .single_functions import one_batch, relu_on_uniform, values
-from .site_scores import AFFINITY
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import ordered, within
+from .shared.single_functions import one_batch, relu_on_uniform, summary_values
+from .shared.site_scores import AFFINITY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Asymmetry"]
-
 
 LENGTH = 5.0
 POINTS = 2000
-LAST = (4.9, 4.99)
-"""Beyond the even steps: hardly a positive input is left."""
+LAST_STEPS = (4.9, 4.99)
+"""Steps beyond the even ones, where hardly any input is positive."""
+MIN_ASYMMETRY = 0.1
 
 
 class Asymmetry(Study):
@@ -37,13 +34,13 @@ class Asymmetry(Study):
     needs = "nothing"
     minutes = quick_minutes = 0.1
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of ReLU on even points of the intervals of length 5 that hold 0."""
+    def measure(self, context: Context) -> Runs:
+        """Measure the affinity of ReLU on even points of intervals of length 5 that contain 0."""
         steps = np.linspace(0, LENGTH, 11 if context.quick else 21)[:-1]
         request = Request(
             ("affinity",),
             ("functions/relu",),
-            tuple(f"interval/{-a:.6g}:{LENGTH - a:.6g}" for a in (*steps, *LAST)),
+            tuple(f"interval/{-a:.6g}:{LENGTH - a:.6g}" for a in (*steps, *LAST_STEPS)),
             ("init",),
             samples=0,
             settings=one_batch(POINTS) | {"interval.count": POINTS},
@@ -51,41 +48,41 @@ class Asymmetry(Study):
         )
         return {"run": context.run(request)}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """The score and its terms by a; each mirrored at the kink."""
-        table = _table(values(runs["run"]))
-        off = (table.score - table["score, closed form"]).abs().max()
-        inner = table[~table.a.isin(LAST) & (table.a > 0)]
-        skewed = {name: _skew(inner[name].to_numpy()) for name in ("distance", "bound", "score")}
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare the score and its terms with their mirror images at the kink."""
+        table = _table(summary_values(runs["run"]))
+        error = (table.score - table["score, closed form"]).abs().max()
+        inner = table[~table.a.isin(LAST_STEPS) & (table.a > 0)]
+        skew = {name: _skew(inner[name].to_numpy()) for name in ("distance", "bound", "score")}
         last = table.iloc[-1]
         verdicts = [
             Verdict(
                 "What is measured is what was derived (appendix A.2)",
                 "empirical on analytical",
-                f"largest difference {off:.4f}, {len(table)} intervals",
-                bool(off <= 0.01),
+                f"largest difference {error:.4f}, {len(table)} intervals",
+                within(error, 0, 0.01),
                 f"{POINTS:,} even points an interval",
             ),
             Verdict(
                 "The score is not symmetric about the origin",
                 "not symmetric",
-                f"asymmetry {skewed['score']:.3f}",
-                bool(skewed["score"] > 0.1),
+                f"asymmetry {skew['score']:.3f}",
+                ordered(MIN_ASYMMETRY, skew["score"]),
                 "asymmetry: Σ|f(a) - f(5 - a)| / Σ(f(a) + f(5 - a)); 0 is symmetric",
             ),
             Verdict(
                 "The numerator, the transport's distance, is roughly symmetric",
                 "roughly symmetric",
-                f"asymmetry {skewed['distance']:.3f}",
-                bool(skewed["distance"] < 0.1),
+                f"asymmetry {skew['distance']:.3f}",
+                ordered(skew["distance"], MIN_ASYMMETRY),
                 "1 - score as measured, times the output's √(2 var y) as derived",
             ),
             Verdict(
                 "The asymmetry comes from the denominator, the output's spread",
                 "mainly",
-                f"asymmetry {skewed['bound']:.3f}, {skewed['bound'] / skewed['distance']:.0f} "
+                f"asymmetry {skew['bound']:.3f}, {skew['bound'] / skew['distance']:.0f} "
                 "times the numerator's",
-                bool(skewed["bound"] > 3 * skewed["distance"]),
+                ordered(3 * skew["distance"], skew["bound"]),
             ),
             Verdict(
                 "The score comes near 0 only where all inputs become negative",
@@ -100,9 +97,9 @@ class Asymmetry(Study):
         return Findings(verdicts, {"ReLU on [-a, -a + 5]": table}, figures)
 
 
-def _table(found: pd.DataFrame) -> pd.DataFrame:
+def _table(scores: pd.DataFrame) -> pd.DataFrame:
     rows = []
-    for data, value in zip(found.data, found.value.to_numpy(), strict=True):
+    for data, value in zip(scores.data, scores.value.to_numpy(), strict=True):
         low, high = map(float, data.partition("/")[2].split(":"))
         distance, bound, score = relu_on_uniform(low, high)
         rows.append((abs(low), (1 - value) * bound, value, distance, bound, score))
@@ -110,9 +107,9 @@ def _table(found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).sort_values("a", ignore_index=True)
 
 
-def _skew(of: np.ndarray) -> float:
-    """How far values at even steps are from their mirror image, between 0 and 1."""
-    return float(np.abs(of - of[::-1]).sum() / (of + of[::-1]).sum())
+def _skew(values: np.ndarray) -> float:
+    """Compute the relative distance of values at even steps from their mirror image, in [0, 1]."""
+    return float(np.abs(values - values[::-1]).sum() / (values + values[::-1]).sum())
 
 
 def _figure(table: pd.DataFrame) -> Figure:
@@ -124,8 +121,7 @@ def _figure(table: pd.DataFrame) -> Figure:
         axes.plot(a, theory[:, column], color="0.6", label="closed form")
         if name != "bound":
             axes.plot(table.a, table[name], "o", ms=3.5, color="C0", label="here")
-        axes.set_title(title)
-        axes.set_xlabel("a")
+        axes.set(title=title, xlabel="a")
         axes.set_ylim(bottom=0)
     panels[2].legend()
     return figure

@@ -1,8 +1,7 @@
-"""A trained network's signature by the size of the batches that scores are made of."""
+"""A trained network's signature by the batch size of its scores."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,17 +9,17 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .drawing import page_figure
-from .site_scores import AFFINITY, site_scores
-from .small_networks import small_network
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import ordered, within
+from .shared.site_scores import AFFINITY, site_scores
+from .shared.small_networks import trained_vgg8
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
 
-__all__ = ["BatchSize"]
+MIN_CORRELATION = 0.99
 
 
 class BatchSize(Study):
@@ -32,9 +31,9 @@ class BatchSize(Study):
     minutes, quick_minutes = 0.3, 0.1
     takes = ("data", "seeds")
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of the same samples, cut into batches of several sizes."""
-        data, weights = small_network(context)
+    def measure(self, context: Context) -> Runs:
+        """Measure the affinity of the same samples, cut into batches of several sizes."""
+        data, weights = trained_vgg8(context)
         sizes = (128, 512) if context.quick else (128, 256, 512, 1024)
         runs = {}
         for size in sizes:
@@ -51,35 +50,35 @@ class BatchSize(Study):
             runs[str(size)] = context.run(request, f"batch-{size}")
         return runs
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """How far the signature moves, in shape and in level."""
-        found = _by_batch(runs)
-        order = found.place.unique()
-        table = found.pivot_table("value", "place", "batch").loc[order]
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare the shape and the level of the signature."""
+        scores = _by_batch(runs)
+        sites = scores.place.unique()
+        table = scores.pivot_table("value", "place", "batch").loc[sites]
         smallest, largest = table.columns.min(), table.columns.max()
         shift = table[largest] - table[smallest]
-        within = _by_batch(runs, "std")
-        noise = within[within.batch == smallest].groupby("place").value.mean().loc[order]
-        likeness = np.corrcoef(table.T.to_numpy()).min()
+        deviations = _by_batch(runs, "std")
+        noise = deviations[deviations.batch == smallest].groupby("place").value.mean().loc[sites]
+        correlation = np.corrcoef(table.T.to_numpy()).min()
         farthest = str(shift.abs().idxmax())
         spread = table[smallest].max() - table[smallest].min()
         verdicts = [
             Verdict(
                 "The signature has the same shape at all batch sizes",
                 "stable",
-                f"least correlation {likeness:.4f}",
-                bool(likeness > 0.99),
-                f"over {len(order)} sites, between any two of {len(table.columns)} batch sizes; "
-                "agrees above 0.99",
+                f"least correlation {correlation:.4f}",
+                ordered(MIN_CORRELATION, correlation),
+                f"over {len(sites)} sites, between any two of {len(table.columns)} batch "
+                f"sizes; agrees above {MIN_CORRELATION}",
             ),
             Verdict(
                 "The score of each site is the same at all batch sizes",
                 "stable",
                 f"{smallest} to {largest}: {shift.min():+.3f} to {shift.max():+.3f}; at "
                 f"{farthest} {shift[farthest]:+.3f} ± {noise[farthest]:.3f} over batches",
-                bool((shift.abs() <= noise).all()),
-                "agrees if no site moves by more than the standard deviation over batches of "
-                f"{smallest}, the paper's own measure of noise; sites differ by {spread:.2f}",
+                within(shift, 0, noise),
+                "agrees if no site moves by more than the standard deviation over batches "
+                f"of {smallest}, the paper's own measure of noise; sites differ by {spread:.2f}",
             ),
         ]
         shown = table.rename(columns=lambda size: f"batch {size}").reset_index()
@@ -90,14 +89,16 @@ class BatchSize(Study):
             {"Signature by batch size": _figure(table, noise)},
             [
                 "The paper: VGG16 on CIFAR-10, batches of 128 to 1,024. Here: vgg8, the same "
-                f"{largest:,} training samples cut into batches; draws: {found.draw.nunique()}.",
+                f"{largest:,} training samples cut into batches; draws: {scores.draw.nunique()}.",
             ],
         )
 
 
-def _by_batch(runs: Mapping[str, Run], statistic: str = "value") -> pd.DataFrame:
-    found = {int(size): site_scores(run, statistic=statistic) for size, run in runs.items()}
-    return pd.concat([one.assign(batch=size) for size, one in found.items()])
+def _by_batch(runs: Runs, statistic: str = "value") -> pd.DataFrame:
+    tables = [
+        site_scores(run, statistic=statistic).assign(batch=int(size)) for size, run in runs.items()
+    ]
+    return pd.concat(tables)
 
 
 def _figure(table: pd.DataFrame, noise: pd.Series) -> Figure:
@@ -108,7 +109,6 @@ def _figure(table: pd.DataFrame, noise: pd.Series) -> Figure:
     for size in table.columns:
         axes.plot(places, table[size], "o-", ms=4, lw=1, label=f"batch {size}")
     axes.set_xticks(places, table.index, fontsize=7)
-    axes.set_ylabel("affinity")
-    axes.set_ylim(0, 1.05)
+    axes.set(ylabel="affinity", ylim=(0, 1.05))
     axes.legend(ncols=3)
     return figure

@@ -11,21 +11,27 @@ import pandas as pd
 
 from nlbench.reports.agreement import within_groups
 
-from .classifiers import CLASSIFIERS, judged, measured_classifiers, remarks_on, short_name
-from .drawing import page_figure
-from .site_scores import AFFINITY, site_scores
-from .small_networks import measured_networks, seeds_of_each
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import within
+from .shared.classifiers import (
+    CLASSIFIERS,
+    in_order,
+    measure_classifiers,
+    remarks_on,
+    short_name,
+    undecided_if_untrained,
+)
+from .shared.site_scores import AFFINITY, site_scores
+from .shared.small_networks import measure_networks, seeds_by_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
-
-__all__ = ["PUBLISHED", "Correlations", "correlations_of"]
+    from nlbench.store.run import Run
 
 
-# The published norm is ‖X - Y‖ itself, not relative to ‖X‖.
+# Statistic of each measure; the published norm is ‖X - Y‖ itself, not relative to ‖X‖.
 OTHERS = {
     "cka": "value",
     "norm": "absolute",
@@ -35,7 +41,7 @@ OTHERS = {
 }
 NAMES = {"cka": "CKA", "norm": "norm", "sparsity": "sparsity", "entropy": "entropy", "r2": "R²"}
 
-# The paper's table 2, in the order of OTHERS.
+# Table 2 of the paper, in the order of OTHERS.
 _TABLE = """
     alexnet -0.75 -0.86 0.14 -0.80 -0.41
     vgg11 -0.07 -0.76 -0.15 -0.95 -0.27
@@ -81,52 +87,57 @@ AVERAGE = {
     "entropy": (-0.29, 0.39),
     "r2": (0.13, 0.50),
 }
-"""Mean and standard deviation over networks, as the paper's table 2 ends."""
+"""Mean and standard deviation over networks, from the end of table 2."""
 
 STRONG = 0.7
-"""A coefficient from which half of the variance is shared."""
+"""Coefficient above which half of the variance is shared."""
 
 
 class Correlations(Study):
     """Affinity against R², CKA, norm, sparsity and entropy over the sites of each network."""
 
-    question = "Does the affinity score tell what no other measure of activations tells?"
+    question = "Does the affinity score show what no other measure of activations shows?"
     source = AFFINITY
     needs = "digits, trains 9 networks; pretrained weights and ImageNet, else random weights"
     minutes, quick_minutes = 5.0, 1.2
     takes = ("data", "weights", "seeds")
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """All measures of sites of the classifiers, and of small networks trained on digits."""
+    def measure(self, context: Context) -> Runs:
+        """Measure sites of the classifiers, and of small networks trained on digits."""
         measures = ("affinity", *OTHERS)
         return {
-            "classifiers": measured_classifiers(context, measures),
-            "digits": measured_networks(
-                context, seeds_of_each(context), measures=measures, part="digits"
+            "classifiers": measure_classifiers(context, measures),
+            "digits": measure_networks(
+                context, seeds_by_model(context), measures=measures, part="digits"
             ),
         }
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Pearson's correlation with affinity within each network, by measure."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Correlate affinity with each other measure within each network."""
         run = runs["classifiers"]
-        found = correlations_of(run)
+        table = correlations_of(run)
         small = correlations_of(runs["digits"])
-        published = [PUBLISHED.get(short_name(str(name)), {}) for name in found.network]
+        published = [PUBLISHED.get(short_name(str(name)), {}) for name in table.network]
         for other in OTHERS:
-            found[f"published {NAMES[other]}"] = [one.get(other, math.nan) for one in published]
+            table[f"published {NAMES[other]}"] = [row.get(other, math.nan) for row in published]
+        verdicts = [
+            *_averages(table),
+            _closest_by_family(table),
+            _none_follows("No other measure follows affinity in every network", table),
+        ]
+        claim = (
+            "Small networks trained on digits: no other measure follows affinity in every network"
+        )
         return Findings(
-            [
-                *judged(run, [*_averages(found), _closest(found), _consistent(found, "")]),
-                _consistent(small, "Small networks trained on digits: "),
-            ],
+            [*undecided_if_untrained(run, verdicts), _none_follows(claim, small)],
             {
-                "Pearson's correlation with affinity over sites": found,
+                "Pearson's correlation with affinity over sites": table,
                 "The same for small networks trained on digits": small,
             },
             {
                 "Correlation with affinity: the classifiers (dots), the published table (bars: "
                 "mean ± standard deviation) and networks trained on digits (crosses)": _figure(
-                    found, small
+                    table, small
                 )
             },
             [
@@ -149,91 +160,86 @@ def correlations_of(run: Run) -> pd.DataFrame:
     for other, statistic in OTHERS.items():
         table[other] = site_scores(run, other, statistic).set_index(keys).value
     rows = []
-    for (model, _, seed), part in table.groupby(level=["model", "weights", "seed"], sort=False):
-        values = [_pearson(part[["affinity", other]].dropna()) for other in OTHERS]
-        rows.append((model, seed, int(part.affinity.notna().sum()), *values))
-    found = pd.DataFrame(rows, columns=["network", "seed", "sites", *OTHERS])
-    order = {name: place for place, name in enumerate(CLASSIFIERS)}
-    return found.sort_values(
-        "network", key=lambda names: names.map(lambda n: order.get(n, 0)), kind="stable"
-    ).reset_index(drop=True)
+    for (model, _, seed), sites in table.groupby(level=["model", "weights", "seed"], sort=False):
+        values = [_pearson(sites[["affinity", other]].dropna()) for other in OTHERS]
+        rows.append((model, seed, int(sites.affinity.notna().sum()), *values))
+    return in_order(pd.DataFrame(rows, columns=["network", "seed", "sites", *OTHERS]))
 
 
 def _pearson(pairs: pd.DataFrame) -> float:
-    """Of two columns; of fewer than four pairs it says nothing."""
+    """Correlate two columns; NaN for fewer than four pairs."""
     if len(pairs) < 4:
         return math.nan
     return within_groups([(pairs.iloc[:, 0], pairs.iloc[:, 1])]).value
 
 
-def _averages(found: pd.DataFrame) -> list[Verdict]:
+def _averages(table: pd.DataFrame) -> list[Verdict]:
     verdicts = []
     for other, (mean, std) in AVERAGE.items():
-        ours = found[other].dropna()
+        ours = table[other].dropna()
         verdicts.append(
             Verdict(
                 f"Affinity and {NAMES[other]}: mean correlation over networks",
                 f"{mean:.2f} ± {std:.2f}",
                 f"{ours.mean():.2f} ± {ours.std():.2f} (n = {len(ours)})",
-                bool(abs(ours.mean() - mean) <= std) if len(ours) else None,
+                within(ours.mean(), mean, std),
                 "agrees if within the published standard deviation over networks",
             )
         )
     return verdicts
 
 
-def _closest(found: pd.DataFrame) -> Verdict:
-    """Whether what goes with affinity most closely changes with the family."""
-    family = [CLASSIFIERS[name].family for name in found.network]
-    means = found.groupby(family, sort=False)[list(OTHERS)].mean().abs()
-    best = means.dropna(how="all").idxmax(axis=1)
-    said = "; ".join(
-        f"{NAMES[other]}: {', '.join(best.index[best == other])}"
+def _closest_by_family(table: pd.DataFrame) -> Verdict:
+    """Test whether the measure closest to affinity changes with the family."""
+    family = [CLASSIFIERS[name].family for name in table.network]
+    means = table.groupby(family, sort=False)[list(OTHERS)].mean().abs()
+    closest = means.dropna(how="all").idxmax(axis=1)
+    ours = "; ".join(
+        f"{NAMES[other]}: {', '.join(closest.index[closest == other])}"
         for other in OTHERS
-        if (best == other).any()
+        if (closest == other).any()
     )
     return Verdict(
         "Which measure goes with affinity most closely changes with the family",
         "entropy: VGG; sparsity: ResNet, DenseNet; CKA: MNASNet, EfficientNet; norm: ViT, Swin; "
         "R²: ConvNeXt",
-        said,
-        len(set(best)) > 1,
+        ours,
+        len(set(closest)) > 1,
         "by the mean coefficient of the networks of a family",
     )
 
 
-def _consistent(found: pd.DataFrame, whose: str) -> Verdict:
-    """Whether any measure follows affinity strongly, and with one sign, in every network."""
-    strong: list[str] = []
-    told: list[str] = []
-    for other in OTHERS:
-        values = found[other].dropna()
-        if len(values):
-            told.append(f"{NAMES[other]} {values.min():.2f} to {values.max():.2f}")
-            if values.min() >= STRONG or values.max() <= -STRONG:
-                strong.append(other)
+def _none_follows(claim: str, table: pd.DataFrame) -> Verdict:
+    """Test that no measure follows affinity strongly and with one sign in every network."""
+    columns = {other: values for other in OTHERS if len(values := table[other].dropna())}
+    ranges = [
+        f"{NAMES[other]} {values.min():.2f} to {values.max():.2f}"
+        for other, values in columns.items()
+    ]
+    is_strong = any(
+        values.min() >= STRONG or values.max() <= -STRONG for values in columns.values()
+    )
     return Verdict(
-        f"{whose}{'n' if whose else 'N'}o other measure follows affinity in every network",
+        claim,
         "no strong consistent correlation",
-        "; ".join(told) or "none",
-        not strong if told else None,
+        "; ".join(ranges) or "none",
+        not is_strong if ranges else None,
         f"follows: Pearson's coefficient over sites at least {STRONG} in size, of one sign, in "
-        f"each of {len(found)} networks",
+        f"each of {len(table)} networks",
     )
 
 
-def _figure(found: pd.DataFrame, small: pd.DataFrame) -> Figure:
+def _figure(table: pd.DataFrame, small: pd.DataFrame) -> Figure:
     figure, axes = page_figure(3.0)
     rng = np.random.default_rng(0)
     for place, (other, (mean, std)) in enumerate(AVERAGE.items()):
         axes.bar(place, 2 * std, 0.7, bottom=mean - std, color="#dddddd")
         axes.hlines(mean, place - 0.35, place + 0.35, color="#777777")
-        for table, mark, colour in ((found, "o", "#0072B2"), (small, "x", "#D55E00")):
-            values = table[other].to_numpy()
-            shifted = place + rng.uniform(-0.25, 0.25, len(values))
-            axes.plot(shifted, values, mark, color=colour, markersize=4)
+        for correlations, mark, colour in ((table, "o", "#0072B2"), (small, "x", "#D55E00")):
+            values = correlations[other].to_numpy()
+            places = place + rng.uniform(-0.25, 0.25, len(values))
+            axes.plot(places, values, mark, color=colour, markersize=4)
     axes.axhline(0, color="#777777", linewidth=0.8)
     axes.set_xticks(range(len(OTHERS)), [NAMES[other] for other in AVERAGE])
-    axes.set_ylim(-1.05, 1.05)
-    axes.set_ylabel("Pearson's r with affinity")
+    axes.set(ylim=(-1.05, 1.05), ylabel="Pearson's r with affinity")
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,17 +10,14 @@ import pandas as pd
 from nlbench.reports.agreement import paired_share
 from nlbench.reports.signatures import dtw_distances
 
-from .drawing import page_figure
-from .site_scores import AFFINITY, signatures, site_scores
-from .small_networks import DATA, measured_networks, seeds_of_each
-from .study import Context, Findings, Study, Verdict, above
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import mean_and_spread, share_above
+from .shared.site_scores import AFFINITY, signatures, site_scores
+from .shared.small_networks import DATA, measure_networks, seeds_by_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Datasets"]
 
 
 OTHERS = ("synthetic", "random")
@@ -38,45 +34,41 @@ class Datasets(Study):
     minutes, quick_minutes = 3.0, 0.5
     takes = ("seeds",)
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of trained networks on each dataset, and on the digits they were trained on."""
-        seeds = seeds_of_each(context)
+    def measure(self, context: Context) -> Runs:
+        """Measure trained networks on each dataset and on their training images."""
+        seeds = seeds_by_model(context)
         samples = 128 if context.quick else 512
-        others = (DATA, *OTHERS)
+        data = (DATA, *OTHERS)
         return {
-            "run": measured_networks(context, seeds, data=others, samples=samples),
-            "train": measured_networks(
-                context, seeds, samples=samples, split="train", part="train"
-            ),
+            "run": measure_networks(context, seeds, data=data, samples=samples),
+            "train": measure_networks(context, seeds, samples=samples, split="train", part="train"),
         }
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Distance of each network's signature on other data to that on the test digits."""
-        seen = site_scores(runs["run"])
-        known = site_scores(runs["train"]).assign(data=UNSEEN)
-        table = pd.concat([seen, known], ignore_index=True)
+    def analyse(self, runs: Runs) -> Findings:
+        """Compute the distance of each signature to that on the test digits."""
+        training_digits = site_scores(runs["train"]).assign(data=UNSEEN)
+        table = pd.concat([site_scores(runs["run"]), training_digits], ignore_index=True)
         rows = []
-        for (model, seed), part in table.groupby(["model", "seed"], sort=False):
-            found = dict(signatures(part, "data"))
+        for (model, seed), sites in table.groupby(["model", "seed"], sort=False):
+            by_data = dict(signatures(sites, "data"))
             for data in (UNSEEN, *OTHERS):
-                if data in found and DATA in found:
-                    away = dtw_distances([found[DATA], found[data]])[0, 1]
-                    change = found[data].mean() - found[DATA].mean()
-                    rows.append((model, seed, data, away, change))
-        moved = pd.DataFrame(
-            rows, columns=["network", "seed", "data", "distance", "change of mean"]
-        )
+                if data in by_data and DATA in by_data:
+                    distance = dtw_distances([by_data[DATA], by_data[data]])[0, 1]
+                    change = by_data[data].mean() - by_data[DATA].mean()
+                    rows.append((model, seed, data, distance, change))
+        columns = ["network", "seed", "data", "distance", "change of mean"]
+        moved = pd.DataFrame(rows, columns=columns)
         wide = moved.pivot_table(index=["network", "seed"], columns="data", values="distance")
         return Findings(
             [
-                _ordered(
+                _is_farther(
                     wide,
                     "synthetic",
                     "random",
                     "Noise moves a signature farther than pictures do",
                     "random 0.77 ± 0.32; CIFAR10 0.28 ± 0.11, CIFAR100 0.26 ± 0.11",
                 ),
-                _ordered(
+                _is_farther(
                     wide,
                     UNSEEN,
                     "synthetic",
@@ -93,23 +85,20 @@ class Datasets(Study):
         )
 
 
-def _ordered(wide: pd.DataFrame, less: str, more: str, claim: str, published: str) -> Verdict:
-    if less not in wide or more not in wide:
-        return Verdict(claim, published, "", None, "not measured")
-    share = paired_share(wide[more] - wide[less])
+def _is_farther(
+    distances: pd.DataFrame, nearer: str, farther: str, claim: str, published: str
+) -> Verdict:
+    if nearer not in distances or farther not in distances:
+        return Verdict(claim, published, remark="not measured")
+    share = paired_share(distances[farther] - distances[nearer])
+    means = (f"{name} {mean_and_spread(distances[name])}" for name in (farther, nearer))
     return Verdict(
         claim,
         published,
-        f"{more} {_told(wide[more])}; {less} {_told(wide[less])}",
-        above(share.low, share.high, 0.5),
-        f"{share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}), each "
-        "against itself; Wilson's interval",
-    )
-
-
-def _told(values: pd.Series) -> str:
-    return (
-        f"{values.mean():.2f} ± {values.std():.2f}" if len(values) > 1 else f"{values.mean():.2f}"
+        "; ".join(means),
+        share_above(share),
+        f"{share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}), "
+        "each against itself; Wilson's interval",
     )
 
 
@@ -117,9 +106,9 @@ def _figure(moved: pd.DataFrame) -> Figure:
     figure, axes = page_figure(2.7)
     networks = list(dict.fromkeys(moved.network))
     for place, (data, colour) in enumerate(COLOURS.items()):
-        part = moved[moved.data == data]
-        where = np.array([networks.index(name) for name in part.network]) + 0.2 * (place - 1)
-        axes.plot(where, part.distance, "o", color=colour, label=data)
+        rows = moved[moved.data == data]
+        places = np.array([networks.index(name) for name in rows.network]) + 0.2 * (place - 1)
+        axes.plot(places, rows.distance, "o", color=colour, label=data)
     axes.set_xticks(range(len(networks)), networks)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("DTW distance")

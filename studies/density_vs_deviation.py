@@ -1,9 +1,9 @@
-"""Whether paths that cross more regions are those on which the network deviates more."""
+"""Correlation over paths of the number of regions with the deviation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,16 +11,20 @@ import pandas as pd
 
 from nlbench.reports.agreement import Correlation, spearman
 
-from .drawing import COLOURS, page_figure
-from .linear_regions import ClosedPaths, path_values, settings_in, size_of, unfitted
-from .study import Findings, Verdict
+from .framework import Findings, Runs, Verdict
+from .framework.figures import COLOURS, draw_groups, draw_intervals, page_figure
+from .framework.verdicts import between
+from .shared.linear_regions import (
+    AXIS_LABELS,
+    ClosedPaths,
+    path_values,
+    size_remark,
+    sorted_settings,
+    unfitted_remarks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["DensityVsDeviation"]
 
 
 # Table 1, VGG8 on CIFAR-10: mean and standard deviation over three networks.
@@ -33,9 +37,8 @@ PUBLISHED = {
     "noise 0.8": (0.26, 0.04),
     "noise 1": (0.14, 0.04),
 }
-Row = tuple[str, int, str, float, float, float]
 WEAK = 0.3
-"""Just above the strongest rank correlation that was published, 0.27 (ResNet18)."""
+"""Just above the strongest published rank correlation, 0.27 (ResNet18)."""
 
 
 class DensityVsDeviation(ClosedPaths):
@@ -43,89 +46,71 @@ class DensityVsDeviation(ClosedPaths):
 
     question = "Does a path that crosses more regions deviate more?"
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Correlate both over the paths of each network."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Correlate both measures over the paths of each network."""
         deviation, density = (path_values(runs["paths"], name) for name in ("absdev", "density"))
         both = deviation.merge(
             density, on=["setting", "seed", "place"], suffixes=("_deviation", "_density")
         )
-        rows: list[Row] = []
-        verdicts = []
-        for setting in settings_in(both.setting):
-            networks = [one for _, one in both[both.setting == setting].groupby("seed")]
-            found = [spearman(one.value_density, one.value_deviation) for one in networks]
-            mean, low, high = _together(found)
-            published = PUBLISHED.get(setting)
-            said = "{:.2f} ± {:.2f}".format(*published) if published else ""
-            rows.append((setting, len(networks), said, mean, low, high))
+        rows, verdicts = [], []
+        for setting in sorted_settings(both.setting):
+            networks = [paths for _, paths in both[both.setting == setting].groupby("seed")]
+            mean, low, high = mean_correlation(
+                [spearman(paths.value_density, paths.value_deviation) for paths in networks]
+            )
+            numbers = PUBLISHED.get(setting)
+            published = "{:.2f} ± {:.2f}".format(*numbers) if numbers else ""
+            rows.append((setting, len(networks), published, mean, low, high))
             if setting == "initialised":
                 continue
             verdicts.append(
                 Verdict(
                     f"Density hardly says how much a path deviates: {setting}",
-                    said,
+                    published,
                     f"ρ = {mean:.2f} ({low:.2f} to {high:.2f})",
-                    _is_weak(low, high),
+                    between((low, high), (-WEAK, WEAK)),
                     f"mean of Spearman's ρ over paths, {len(networks)} network"
                     f"{'s' * (len(networks) > 1)}, with its 95 % interval; agrees where that lies "
                     f"within ±{WEAK}, does not where it lies beyond",
                 )
             )
         columns = ["setting", "networks", "published", "correlation", "low", "high"]
+        table = pd.DataFrame(rows, columns=columns)
         return Findings(
             verdicts,
-            {
-                "Rank correlation of density and deviation over paths": pd.DataFrame(
-                    rows, columns=columns
-                )
-            },
-            {"Rank correlation by setting, and the paths of clean networks": _figure(rows, both)},
-            [size_of(deviation), *unfitted(runs["paths"])],
+            {"Rank correlation of density and deviation over paths": table},
+            {"Rank correlation by setting, and the paths of clean networks": _figure(table, both)},
+            [size_remark(deviation), *unfitted_remarks(runs["paths"])],
         )
 
 
-def _together(found: Sequence[Correlation]) -> tuple[float, float, float]:
-    """Mean of correlations of several networks, with its interval: Fisher's transformation."""
-    middle = np.arctanh([one.value for one in found])
-    half = np.arctanh([one.high for one in found]) - middle
-    mean, width = float(middle.mean()), float(np.sqrt((half**2).sum())) / len(found)
+def mean_correlation(correlations: Sequence[Correlation]) -> tuple[float, float, float]:
+    """Average correlations of several networks, with an interval, by Fisher's transformation."""
+    values = np.arctanh([correlation.value for correlation in correlations])
+    widths = np.arctanh([correlation.high for correlation in correlations]) - values
+    mean, width = float(values.mean()), float(np.sqrt((widths**2).sum())) / len(correlations)
     return math.tanh(mean), math.tanh(mean - width), math.tanh(mean + width)
 
 
-def _is_weak(low: float, high: float) -> bool | None:
-    if low >= -WEAK and high <= WEAK:
-        return True
-    return False if low > WEAK or high < -WEAK else None
-
-
-def _figure(
-    rows: Sequence[tuple[str, int, str, float, float, float]], both: pd.DataFrame
-) -> Figure:
+def _figure(table: pd.DataFrame, both: pd.DataFrame) -> Figure:
     figure, (left, right) = page_figure(2.9, columns=2)
-    for place, (setting, _, _, mean, low, high) in enumerate(rows):
-        left.plot([low, high], [place, place], color=COLOURS[0])
-        left.plot(mean, place, "o", color=COLOURS[0])
-        if setting in PUBLISHED:
-            left.plot(PUBLISHED[setting][0], place, "D", color=COLOURS[1], markersize=5)
-    left.plot([], [], "o-", color=COLOURS[0], label="here, 95 % interval")
-    left.plot([], [], "D", color=COLOURS[1], label="published")
+    places = np.arange(len(table))
+    draw_intervals(
+        left, table, "correlation", places, fmt="o", color=COLOURS[0], label="here, 95 % interval"
+    )
+    is_published = table.setting.isin(PUBLISHED)
+    published = [PUBLISHED[setting][0] for setting in table.setting[is_published]]
+    left.plot(
+        published, places[is_published], "D", color=COLOURS[1], markersize=5, label="published"
+    )
     left.axvline(0, color="#777777", linewidth=0.8)
-    left.set_yticks(range(len(rows)), [row[0] for row in rows])
+    left.set_yticks(places, table.setting)
     left.invert_yaxis()
-    left.set_xlim(-1, 1)
-    left.set_xlabel("Spearman's ρ over paths")
+    left.set(xlim=(-1, 1), xlabel="Spearman's ρ over paths")
     left.legend(fontsize=7.5, loc="lower left")
     clean = both[both.setting == "clean"]
-    for number, (seed, one) in enumerate(clean.groupby("seed")):
-        right.plot(
-            one.value_density,
-            one.value_deviation,
-            "o",
-            color=COLOURS[number % len(COLOURS)],
-            markersize=3.5,
-            label=f"seed {seed}",
-        )
-    right.set_xlabel("crossings")
-    right.set_ylabel("absolute deviation")
-    right.set_title("clean labels")
+    draw_groups(right, clean, "value_density", "value_deviation", "seed", markersize=3.5)
+    right.set(
+        xlabel=AXIS_LABELS["density"], ylabel=AXIS_LABELS["absdev"], title="clean labels, by seed"
+    )
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,16 +9,13 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .drawing import COLOURS, page_figure
-from .linear_regions import DATA, MEASURES, SOURCE
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import COLOURS, page_figure
+from .framework.verdicts import rises
+from .shared.linear_regions import DATA, MEASURES, SOURCE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["DoubleDescent"]
 
 
 WIDTHS, QUICK_WIDTHS = (4, 8, 16), (4, 8)
@@ -36,21 +32,21 @@ class DoubleDescent(Study):
     minutes, quick_minutes = 3.0, 0.4
     takes = ("data", "seeds")
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Networks of each width along closed paths, and their accuracy."""
+    def measure(self, context: Context) -> Runs:
+        """Measure networks of each width along closed paths, and their accuracy."""
         data, runs = context.data or DATA, {}
         recipe = "adam" if data == DATA else "linear-regions-double-descent"
-        short: dict[str, Any] = {"epochs": 3, "warmup_steps": 20} if context.quick else {}
-        name = f"{'quick-' if context.quick else ''}noise{NOISE:g}"
+        changes: dict[str, Any] = {"label_noise": NOISE, "name": f"noise{NOISE:g}"}
+        if context.quick:
+            changes |= {"name": f"quick-noise{NOISE:g}", "epochs": 3, "warmup_steps": 20}
         weights = {
             model: tuple(
-                str(context.trained(model, data, recipe, seed, label_noise=NOISE, name=name,
-                                    **short))
+                str(context.request_training(model, data, recipe, seed, **changes))
                 for seed in context.seeds_or(2)
             )
             for width in (QUICK_WIDTHS if context.quick else WIDTHS)
             for model in [f"resnet18-w{width}"]
-        }  # fmt: skip
+        }
         for model, files in weights.items():
             paths = Request(MEASURES, (model,), (data,), files, split="train", settings=LINES)
             runs["paths"] = context.run(paths, "paths")
@@ -58,87 +54,85 @@ class DoubleDescent(Study):
             runs["accuracy"] = context.run(accuracy, "accuracy")
         return runs
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
+    def analyse(self, runs: Runs) -> Findings:
         """Follow each number over the widths."""
         table = _networks(runs)
         means = table.groupby("width").mean(numeric_only=True)
-        widths = list(means.index)
         verdicts = [
-            _peaks("The test error rises to a peak and falls again", means["test error"]),
-            _peaks("Deviation rises to a peak and falls again", means["absdev"]),
+            _has_peak("The test error rises to a peak and falls again", means["test error"]),
+            _has_peak("Deviation rises to a peak and falls again", means["absdev"]),
             Verdict(
                 "Density grows with the width, without a peak",
                 "monotonically",
-                _course(means["density"]),
-                bool((np.diff(means["density"]) > 0).all()),
+                _by_width(means["density"]),
+                rises(means["density"]),
                 "mean over seeds",
             ),
         ]
-        fitted = table["train error"].min()
+        errors = table["train error"]
         return Findings(
             verdicts,
             {"Networks": table},
             {"Against the width: error and deviation left, density right": _figure(means)},
             [
-                f"Small data: {len(widths)} widths, seeds: {table.seed.nunique()}, few images and "
+                f"Small data: {len(means)} widths, seeds: {table.seed.nunique()}, few images and "
                 "epochs. The published study has widths up to 64 on CIFAR-10; its narrow networks "
                 "can't fit the wrong labels and its wide ones do.",
-                f"Error on the training labels, wrong ones included: from {fitted:.0%} to "
-                f"{table['train error'].max():.0%}.",
+                f"Error on the training labels, including wrong ones: from {errors.min():.0%} to "
+                f"{errors.max():.0%}.",
             ],
         )
 
 
-def _networks(runs: Mapping[str, Run]) -> pd.DataFrame:
-    found: dict[tuple[int, int], dict[str, float]] = {}
+def _networks(runs: Runs) -> pd.DataFrame:
+    networks: dict[tuple[int, int], dict[str, float]] = {}
     for run in runs.values():
         for record in run.records:
             if record.result.status != "ok":
                 continue
-            made = record.subject.weights_metadata or {}
+            header = record.subject.weights_metadata or {}
             width = int(record.subject.model.rpartition("-w")[2])
-            one = found.setdefault((width, int(made["seed"])), {})
-            one["train error"] = 1 - float(made["train_accuracy"])
-            one[record.measure.name] = record.result.summary["value"]
+            row = networks.setdefault((width, int(header["seed"])), {})
+            row["train error"] = 1 - float(header["train_accuracy"])
+            row[record.measure.name] = record.result.summary["value"]
     rows = [
-        (*key, one["train error"], 1 - one["accuracy"], one["absdev"], one["density"])
-        for key, one in sorted(found.items())
+        (*key, row["train error"], 1 - row["accuracy"], row["absdev"], row["density"])
+        for key, row in sorted(networks.items())
     ]
     columns = ["width", "seed", "train error", "test error", *MEASURES]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _course(means: pd.Series) -> str:
+def _by_width(means: pd.Series) -> str:
     form = ".3f" if means.max() < 10 else ",.0f"
     return ", ".join(f"w{width}: {value:{form}}" for width, value in means.items())
 
 
-def _peaks(claim: str, means: pd.Series) -> Verdict:
-    """Whether there is a peak between the narrowest and the widest."""
-    inside = len(means) > 2 and 0 < int(np.argmax(means)) < len(means) - 1
+def _has_peak(claim: str, means: pd.Series) -> Verdict:
+    """Test for a peak between the narrowest and the widest network."""
+    is_inside = len(means) > 2 and 0 < int(np.argmax(means)) < len(means) - 1
     return Verdict(
         claim,
         "peak where the training labels are first fitted",
-        _course(means),
-        True if inside else None,
+        _by_width(means),
+        True if is_inside else None,
         "mean over seeds; a few widths that are all beyond or all below the peak can't refute it",
     )
 
 
 def _figure(means: pd.DataFrame) -> Figure:
-    figure, panels = page_figure(2.9, columns=2)
-    left, right = panels
+    figure, (left, right) = page_figure(2.9, columns=2)
     for number, name in enumerate(("train error", "test error")):
         left.plot(means.index, 100 * means[name], "o-", color=COLOURS[number], label=name)
     left.set_ylabel("error, %")
     twin = left.twinx()
     twin.plot(means.index, means["absdev"], "s--", color=COLOURS[2], label="deviation")
     twin.set_ylabel("absolute deviation")
-    handles = [*left.lines, *twin.lines]
-    left.legend(handles, [str(one.get_label()) for one in handles], fontsize=7.5)
+    lines = [*left.lines, *twin.lines]
+    left.legend(lines, [str(line.get_label()) for line in lines], fontsize=7.5)
     right.plot(means.index, means["density"], "o-", color=COLOURS[0])
     right.set_ylabel("crossings")
-    for axes in panels:
+    for axes in (left, right):
         axes.set_xlabel("base width")
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(means.index), [str(width) for width in means.index])

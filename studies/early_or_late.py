@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from .drawing import page_figure
-from .linearised_networks import (
-    FEWEST_LINEAR,
-    MOST_LOST,
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .shared.linearised_networks import (
+    MAX_ACCURACY_LOSS,
+    MIN_LINEAR_SHARE,
     SOURCE,
     as_trained,
     by_omega,
-    effort,
-    linearised,
-    measured,
-    networks,
+    conclusive,
+    epochs_remark,
+    linearise,
+    measure_networks,
+    network_table,
     omegas,
-    or_short,
     stays_accurate,
 )
-from .study import Context, Findings, Study, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
-
-__all__ = ["EarlyOrLate"]
-
 
 MODEL, DATA = "vgg8", "digits"
-SMALL = 0.01
-"""A gap in accuracy that is too small to be called one."""
+MIN_GAP = 0.01
+"""Smallest difference of accuracies that counts as a gap."""
 
 
 class EarlyOrLate(Study):
@@ -49,32 +44,36 @@ class EarlyOrLate(Study):
     minutes, quick_minutes = 4.0, 0.4
     takes = ("seeds",)
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Networks under several penalties, after training and from the start."""
-        made = [
-            linearised(context, MODEL, mode, omega, seed)
+    def measure(self, context: Context) -> Runs:
+        """Measure networks under several penalties, after training and from the start."""
+        checkpoints = [
+            linearise(context, MODEL, mode, omega, seed)
             for mode in ("post-training", "from-start")
             for omega in omegas(context, mode)
             for seed in context.seeds_or(3)
         ]
-        return {"run": measured(context, {MODEL: ["trained", *made]}, DATA)}
+        return {"run": measure_networks(context, {MODEL: ["trained", *checkpoints]}, DATA)}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Compare accuracies where the path lengths are the same."""
-        table = networks(runs["run"]).sort_values(["mode", "omega", "seed"], ignore_index=True)
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare accuracies where the path lengths are equal."""
+        table = network_table(runs["run"]).sort_values(["mode", "omega", "seed"], ignore_index=True)
         reference = float(as_trained(table).accuracy)
         late = by_omega(table)
-        far = late[late["linear-units"] >= FEWEST_LINEAR]
+        linear = late[late["linear-units"] >= MIN_LINEAR_SHARE].sort_values("accuracy")
+        ours = f"fewer than {MIN_LINEAR_SHARE:.0%} became linear"
+        if len(linear):
+            best = linear.iloc[-1]
+            ours = f"{best['linear-units']:.0%} linear at {best.accuracy:.1%}"
         verdicts = [
             _gap(table),
             Verdict(
                 "After training many units can be made linear while accuracy stays high",
                 "a significant number of them",
-                _most(far) if len(far) else f"fewer than {FEWEST_LINEAR:.0%} became linear",
+                ours,
                 stays_accurate(table),
                 f"the trained network has {reference:.1%}; agrees if some ω makes "
-                f"{FEWEST_LINEAR:.0%} of the units linear and loses no more than "
-                f"{100 * MOST_LOST:g} points, mean over seeds",
+                f"{MIN_LINEAR_SHARE:.0%} of the units linear and loses no more than "
+                f"{100 * MAX_ACCURACY_LOSS:g} points, mean over seeds",
             ),
         ]
         return Findings(
@@ -84,32 +83,27 @@ class EarlyOrLate(Study):
             [
                 f"Small data: {MODEL} on {DATA}, seeds: {table.seed.nunique()}; late networks all "
                 "start from the one that ships, early ones from the initialisation of their seed.",
-                effort(table),
+                epochs_remark(table),
             ],
         )
 
 
-def _most(far: pd.DataFrame) -> str:
-    best = far.sort_values("accuracy").iloc[-1]
-    return f"{best['linear-units']:.0%} linear at {best.accuracy:.1%}"
-
-
 def _gap(table: pd.DataFrame) -> Verdict:
-    """How much more accurate late networks are, at the path lengths of the early ones."""
-    late = table[table["mode"] != "from-start"].assign(omega=lambda one: one.omega.fillna(-1))
+    """Test whether late networks are more accurate at the path lengths of the early ones."""
+    late = table[table["mode"] != "from-start"].assign(omega=lambda rows: rows.omega.fillna(-1))
     curve = late.groupby("omega")[["pathlength", "accuracy"]].mean().sort_values("pathlength")
     early = table[table["mode"] == "from-start"]
-    within = early[early.pathlength.between(curve.pathlength.min(), curve.pathlength.max())]
-    gaps = np.interp(within.pathlength, curve.pathlength, curve.accuracy) - within.accuracy
+    early = early[early.pathlength.between(curve.pathlength.min(), curve.pathlength.max())]
+    gaps = np.interp(early.pathlength, curve.pathlength, curve.accuracy) - early.accuracy
     claim = "At the same path length networks made linear late are more accurate"
     published = "a significant gap in performance"
-    how = (
-        "each early network beside the mean curve of the late ones, interpolated at its path "
+    remark = (
+        "each early network against the mean curve of the late ones, interpolated at its path "
         "length; mean with Student's 95 % interval over early networks; does not agree where any "
-        f"gap is below {100 * SMALL:g} point"
+        f"gap is below {100 * MIN_GAP:g} point"
     )
     if len(gaps) < 3:
-        return Verdict(claim, published, f"{len(gaps)} comparisons", None, how)
+        return Verdict(claim, published, f"{len(gaps)} comparisons", remark=remark)
     mean, spread = float(gaps.mean()), float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
     half = float(student.ppf(0.975, len(gaps) - 1)) * spread
     low, high = mean - half, mean + half
@@ -118,8 +112,8 @@ def _gap(table: pd.DataFrame) -> Verdict:
         published,
         f"{100 * mean:+.2f} points ({100 * low:+.2f} to {100 * high:+.2f}), "
         f"{len(gaps)} comparisons",
-        or_short(table, agrees=False) if high < SMALL else True if low > 0 else None,
-        how,
+        conclusive(table, False) if high < MIN_GAP else True if low > 0 else None,
+        remark,
     )
 
 
@@ -131,11 +125,11 @@ def _figure(table: pd.DataFrame, reference: float) -> Figure:
     figure, axes = page_figure(3.2)
     axes.axhline(100 * reference, color="#777777", linestyle="--", label="as trained")
     for mode, (label, colour, mark) in modes.items():
-        one = table[table["mode"] == mode]
-        axes.plot(one.pathlength, 100 * one.accuracy, mark, color=colour, alpha=0.45, markersize=4)
-        means = one.groupby("omega")[["pathlength", "accuracy"]].mean()
-        axes.plot(means.pathlength, 100 * means.accuracy, color=colour, marker=mark, label=label)
-    axes.set_xlabel("average path length")
-    axes.set_ylabel("test accuracy, %")
+        rows = table[table["mode"] == mode]
+        style = {"color": colour, "marker": mark}
+        axes.plot(rows.pathlength, 100 * rows.accuracy, ls="", alpha=0.45, markersize=4, **style)
+        means = rows.groupby("omega")[["pathlength", "accuracy"]].mean()
+        axes.plot(means.pathlength, 100 * means.accuracy, label=label, **style)
+    axes.set(xlabel="average path length", ylabel="test accuracy, %")
     axes.legend(loc="lower right")
     return figure

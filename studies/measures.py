@@ -1,10 +1,10 @@
-"""The benchmark of measures: which of them see nonlinearity that was planted."""
+"""The benchmark of measures: which measures see planted nonlinearity."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,33 +14,37 @@ from scipy import stats
 from nlbench import registry
 from nlbench.citation import Source
 from nlbench.errors import NlbenchError
-from nlbench.plan import load_measure
+from nlbench.plugins import load_measure
 from nlbench.reports.agreement import within_groups
 from nlbench.reports.leaderboard import CONFIDENCE, sense_of
 from nlbench.request import ExecutionOptions, Request
-from nlbench.serialization.fields import written
+from nlbench.serialization.fields import to_plain
 
-from .drawing import page_figure
-from .ladders import LADDERS, SEEDS, TWIN_LADDER, WHOLE, Ladder, weights_of
-from .study import Context, Findings, Study, Verdict, above
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import above, within
+from .shared.ladders import LADDERS, RELU_RUNG, SEEDS, TWIN_LADDER, Ladder, weights_of
+from .shared.orders import MIN_TAU, Order, is_constant, order_of, round_digits
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
 
     from nlbench.store.record import Record
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Measures", "Order", "cells_of", "intraclass", "order_of"]
 
 
 SAMPLES = 256
 NORMALIZED = ("range", "chord")
 BATCHES = {f"{probe}.batch": 32 for probe in ("sites", "function", "outputs", "graph")}
-RECOVERED, EXACT, KEPT, DIGITS = 0.9, 1e-6, 1e-3, 9
+MAX_DEPARTURE = 1e-6
+"""Relative departure of values on affine networks that counts as exact."""
+MAX_CHANGE = 1e-3
+"""Relative change of a value that counts as invariance."""
+MIN_TRAIN_ACCURACY = 0.95
+"""Training accuracy from which labels count as learnt."""
 LEAST_OF_THREE = ((1 - CONFIDENCE) / 2) ** (1 / 3)
-"""Share of all seeds that agree, at least, where three of three do."""
-FITS, LEARNT = "How well the trained networks fit", 0.95
+"""Lower bound on the share of all seeds that agree if three of three do."""
+FITS = "How well the trained networks fit"
 
 
 class Measures(Study):
@@ -52,58 +56,60 @@ class Measures(Study):
     minutes, quick_minutes = 12.0, 3.0
     takes = ("seeds", "measures")
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Every rung of every ladder, a run a ladder; beside it absolute deviation normalised."""
+    def measure(self, context: Context) -> Runs:
+        """Measure every rung of every ladder, one run a ladder."""
         names = context.measures or tuple(registry.entries("measures"))
-        asked = {
-            name: list(_subjects(context, ladder))
+        requests = {
+            name: list(_request_fields(context, ladder))
             for name, ladder in (*LADDERS.items(), (TWIN_LADDER.name, TWIN_LADDER))
             if not (context.quick and ladder.only_full)
         }
-        context.train()
-        # Their costs are compared in seconds: one at a time.
+        context.train_pending()
+        # Costs are compared in seconds, so that measures run one at a time.
         context = replace(context, execution=ExecutionOptions(threads=1))
-        runs: dict[str, Run] = {}
+        runs = {}
 
-        def carry_out(part: str, names: Iterable[str], given: dict[str, Any]) -> None:
+        def run(part: str, names: Iterable[str], fields: dict[str, Any]) -> None:
             measures = tuple(dict.fromkeys(names))
-            settings = _fitting(given["settings"], measures, given["data"][0])
-            request = Request(measures, **{**given, "settings": settings})
+            settings = _applicable(fields["settings"], measures, fields["data"][0])
+            request = Request(measures, **{**fields, "settings": settings})
             runs[part] = context.run(request, part)
 
-        twins = asked.pop(TWIN_LADDER.name)
-        for name, requests in asked.items():
-            for given in requests:
-                # One pass of the network over the samples, to count costs in.
-                carry_out(name, (*names, "accuracy"), given)
-        for given in twins:
-            settings, half = given["settings"], given["samples"] // 2
-            carry_out("twins", names, given)
-            carry_out("twins.batches", names, {**given, "settings": {**settings, **BATCHES}})
+        twins = requests.pop(TWIN_LADDER.name)
+        for name, ladder_requests in requests.items():
+            for fields in ladder_requests:
+                # The cost of accuracy, one forward pass over the samples, is the unit of costs.
+                run(name, (*names, "accuracy"), fields)
+        for fields in twins:
+            settings, half = fields["settings"], fields["samples"] // 2
+            run("twins", names, fields)
+            run("twins.batches", names, {**fields, "settings": {**settings, **BATCHES}})
             fewer = {"samples": half, "settings": {**settings, "lines.number": 4}}
-            carry_out("twins.half", names, {**given, **fewer})
+            run("twins.half", names, {**fields, **fewer})
         return runs
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Order, exactness, invariance, reliability, agreement and cost, from recorded cells."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Judge order, exactness, invariance, reliability, agreement and cost."""
         cells = cells_of(runs)
-        about = _about(runs)
+        descriptions = _descriptions(runs)
         orders = {
-            (measure, ladder.name): order_of(of, about[measure], ladder)
-            for ladder in LADDERS.values()
-            for measure, of in _by_measure(cells, ladder.name)
+            (str(measure), ladder): order_of(rows, descriptions[str(measure)])
+            for ladder in LADDERS
+            for measure, rows in cells[cells.ladder == ladder].groupby("measure", sort=True)
         }
         costs = _costs(runs)
-        names = [name for name in about if any(m == name for m, _ in orders)]
-        exact = _exactness(cells, about)
+        names = [name for name in descriptions if any(m == name for m, _ in orders)]
+        exact = _exactness(cells, descriptions)
         tables = {
             "Order: Kendall's tau by ladder": _order_table(names, orders),
             "Value on each rung: mean over seeds": _rung_table(cells),
             "Exactness at the affine end": exact,
-            "Invariance to what should not matter": _invariance(cells, about),
+            "Invariance to what should not matter": _invariance(cells, descriptions),
             "What nlbench check-measure says of invariances": _declared(names),
             "Reliability: intraclass correlation by ladder": _reliability(names, orders),
-            "Agreement: correlation of ranks within ladder and seed": _agreement(cells, about),
+            "Agreement: correlation of ranks within ladder and seed": _agreement(
+                cells, descriptions
+            ),
             "Cost of one network": _cost_table(names, costs),
             FITS: _fits(runs),
         }
@@ -117,8 +123,8 @@ class Measures(Study):
         )
 
 
-def _subjects(context: Context, ladder: Ladder) -> Iterable[dict[str, Any]]:
-    """What requests are given for a ladder, one a seed where networks are trained."""
+def _request_fields(context: Context, ladder: Ladder) -> Iterable[dict[str, Any]]:
+    """Yield the fields of a ladder's requests, one a seed if networks are trained."""
     rungs = ladder.chosen(quick=context.quick)
     models = tuple(dict.fromkeys(rung.model for rung in rungs))
     settings = {"lines.tolerance": 0.01, **ladder.settings}
@@ -129,27 +135,26 @@ def _subjects(context: Context, ladder: Ladder) -> Iterable[dict[str, Any]]:
     seeds = context.seeds or ladder.seeds[: len(SEEDS) if context.quick else None]
     is_drawn = all(rung.weights in ("init", "trained") for rung in rungs)
     for each in [seeds] if is_drawn else [(seed,) for seed in seeds]:
-        found = (weights_of(context, ladder, rung, each[0]) for rung in rungs)
-        weights = tuple(dict.fromkeys(found))
+        weights = (weights_of(context, ladder, rung, each[0]) for rung in rungs)
         yield {
             "models": models,
             "data": (ladder.data,),
-            "weights": weights,
+            "weights": tuple(dict.fromkeys(weights)),
             "seeds": tuple(each),
             "samples": SAMPLES,
             "settings": settings,
         }
 
 
-def _fitting(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
-    """Those of the settings that a run of these measures on this dataset has."""
+def _applicable(settings: Mapping[str, Any], measures: Sequence[str], data: str) -> dict[str, Any]:
+    """Select the settings that a run of these measures on this dataset has."""
     loaded = (load_measure(name) for name in measures)
     owners = {data, *(measure.probe for measure in loaded)}
     return {name: value for name, value in settings.items() if name.partition(".")[0] in owners}
 
 
-def _judged(record: Record) -> Iterable[tuple[str, float]]:
-    """What is judged of a cell, by name: its value, and of absolute deviation what has no units."""
+def _judged_values(record: Record) -> Iterable[tuple[str, float]]:
+    """Yield the name and value of each judged number of a cell, normalised deviations included."""
     name, summary = record.measure.name, record.result.summary
     yield name, summary.get("value", math.nan)
     if name == "absdev":
@@ -157,19 +162,11 @@ def _judged(record: Record) -> Iterable[tuple[str, float]]:
             yield f"{name} {kind}", summary.get(f"over_{kind}", math.nan)
 
 
-def cells_of(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Give the cells of all ladders as a table.
+def cells_of(runs: Runs) -> pd.DataFrame:
+    """Return the cells of all ladders as a table.
 
-    Parameters
-    ----------
-    runs : mapping of str to Run
-        By the ladder's name, with a variant after a dot.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``ladder, part, rung, seed, measure, value, status, reason``; `rung` counts from
-        0 for the least nonlinear.
+    Parts are named by the ladder, with a variant after a dot. Rungs count from 0 for the least
+    nonlinear.
     """
     ladders = {**LADDERS, TWIN_LADDER.name: TWIN_LADDER}
     rows = []
@@ -177,7 +174,7 @@ def cells_of(runs: Mapping[str, Run]) -> pd.DataFrame:
         name, _, variant = part.partition(".")
         for record in run.records:
             rung, seed = ladders[name].rung_of(record.subject), record.subject.seed
-            for measure, value in _judged(record):
+            for measure, value in _judged_values(record):
                 status, reason = record.result.status, record.result.reason
                 if status == "ok" and math.isnan(value):
                     status, reason = "undefined", "nothing to divide by"
@@ -187,182 +184,22 @@ def cells_of(runs: Mapping[str, Run]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def _about(runs: Mapping[str, Run]) -> dict[str, Mapping[str, Any]]:
-    """What is recorded of each measure, a variant behind the measure itself."""
-    found: dict[str, Mapping[str, Any]] = {}
+def _descriptions(runs: Runs) -> dict[str, Mapping[str, Any]]:
+    """Return the recorded description of each measure; variants share that of their measure."""
+    descriptions: dict[str, Mapping[str, Any]] = {}
     for run in runs.values():
         for record in run.records:
-            found |= dict.fromkeys((m for m, _ in _judged(record)), written(record.measure))
-    return dict(sorted(found.items()))
-
-
-def _by_measure(cells: pd.DataFrame, ladder: str) -> Iterable[tuple[str, pd.DataFrame]]:
-    for measure, of in cells[cells.ladder == ladder].groupby("measure", sort=True):
-        yield str(measure), of
-
-
-@dataclass(frozen=True)
-class Order:
-    """How a measure orders a ladder.
-
-    Parameters
-    ----------
-    tau : float
-        Kendall's tau-b between rung and value, the mean over seeds; NaN where there is none.
-    low, high : float
-        Its 95 % interval.
-    seeds : int
-    icc : float
-        Intraclass correlation of values: rungs against seeds.
-    mark : str
-        Why it is not judged; empty if it is.
-
-    Examples
-    --------
-    >>> Order(0.95, 0.8, 1.0, 3, 0.9).word, Order(0.0, -0.4, 0.4, 3, 0.1).word
-    ('recovers', "can't tell")
-    """
-
-    tau: float
-    low: float
-    high: float
-    seeds: int
-    icc: float
-    mark: str = ""
-
-    @property
-    def word(self) -> str:
-        """What it does: recovers, sees or inverts the order, can't tell, or why not judged."""
-        if self.mark:
-            return self.mark
-        if self.low > 0:
-            return "recovers" if self.tau >= RECOVERED else "sees"
-        return "inverts" if self.high < 0 else "can't tell"
-
-    @property
-    def text(self) -> str:
-        """The numbers; seeds that agree exactly leave no spread to make an interval of.
-
-        Examples
-        --------
-        >>> Order(0.95, 0.8, 1.0, 3, 0.9).text, Order(1.0, 1.0, 1.0, 3, 0.9).text
-        ('0.95 [0.80, 1.00]', '1.00 in each of 3 seeds')
-        """
-        if math.isnan(self.tau):
-            return "–"
-        if self.low == self.high:
-            return f"{self.tau:.2f} in each of {self.seeds} seeds"
-        return f"{self.tau:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def order_of(cells: pd.DataFrame, about: Mapping[str, Any], ladder: Ladder) -> Order:
-    """Say how one measure orders one ladder.
-
-    Parameters
-    ----------
-    cells : DataFrame
-        The measure's on the ladder, see `cells_of`.
-    about : mapping
-        The measure, as it is recorded.
-    ladder : Ladder
-
-    Examples
-    --------
-    >>> cells = pd.DataFrame({"rung": [0, 1, 2] * 2, "seed": [0] * 3 + [1] * 3, "status": "ok",
-    ...     "value": [3.0, 2.0, 1.0, 5.0, 3.0, 4.0], "reason": ""})
-    >>> order = order_of(cells, {"more_means": "less nonlinear"}, LADDERS["slope"])
-    >>> round(order.tau, 3), order.seeds
-    (0.667, 2)
-    """
-    known = cells[(cells.status == "ok") & np.isfinite(cells.value)]
-    rungs = cells.rung.nunique()
-    if known.rung.nunique() < max(2, rungs / 2):
-        reasons = [reason for reason in cells.reason[cells.status != "ok"] if reason]
-        return Order(math.nan, math.nan, math.nan, 0, math.nan, _short(reasons))
-    values = known.value.map(_rounded)
-    if _is_constant(values):
-        return Order(math.nan, math.nan, math.nan, 0, math.nan, "the same on every rung")
-    sense = sense_of(about) or 1
-    taus = [
-        _tau(of.rung, sense * values[of.index]) for _, of in known.groupby("seed") if len(of) > 1
-    ]
-    tau = float(np.mean(taus))
-    low, high = _interval(taus)
-    table = known.pivot_table(index="rung", columns="seed", values="value")
-    mark = "" if sense_of(about) else "no direction"
-    return Order(tau, low, high, len(taus), intraclass(table.dropna().to_numpy()), mark)
-
-
-def _short(reasons: Sequence[str]) -> str:
-    return (max(set(reasons), key=reasons.count) if reasons else "no value")[:90]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}") if abs(value) > 10.0**-DIGITS else 0.0
-
-
-def _is_constant(values: pd.Series[Any]) -> bool:
-    return bool((values == values.iloc[0]).all())
-
-
-def _tau(rungs: pd.Series[Any], values: pd.Series[Any]) -> float:
-    """Kendall's tau-b; 0 where a seed has one value on all rungs."""
-    if _is_constant(values):
-        return 0.0
-    return float(stats.kendalltau(rungs, values).statistic)
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's interval of a mean of correlations, cut to [-1, 1]."""
-    n = len(values)
-    if n < 2:
-        return -1.0, 1.0
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(values, ddof=1) / math.sqrt(n)
-    middle = float(np.mean(values))
-    return max(-1.0, middle - float(half)), min(1.0, middle + float(half))
-
-
-def intraclass(table: ArrayLike) -> float:
-    """Intraclass correlation ICC(1): the share of variance that is between groups.
-
-    Parameters
-    ----------
-    table : array of shape (groups, k)
-        k values a group.
-
-    Returns
-    -------
-    float
-        At most 1; below 0 where groups differ less than their members; NaN where nothing varies
-        or there is one member a group.
-
-    References
-    ----------
-    P. E. Shrout, J. L. Fleiss. Intraclass Correlations: Uses in Assessing Rater Reliability.
-    Psychological Bulletin 86, 1979: ICC(1, 1).
-
-    Examples
-    --------
-    >>> intraclass([[1, 1], [2, 2]]), intraclass([[0, 2], [0, 2]])
-    (1.0, -1.0)
-    """
-    values = np.asarray(table, dtype=np.float64)
-    if values.ndim != 2 or min(values.shape) < 2:
-        return math.nan
-    groups, k = values.shape
-    means = values.mean(1)
-    between = k * means.var(ddof=1)
-    within = ((values - means[:, None]) ** 2).sum() / (groups * (k - 1))
-    total = between + (k - 1) * within
-    return float((between - within) / total) if total > 0 else math.nan
+            names = (name for name, _ in _judged_values(record))
+            descriptions |= dict.fromkeys(names, to_plain(record.measure))
+    return dict(sorted(descriptions.items()))
 
 
 def _order_table(names: Sequence[str], orders: Mapping[tuple[str, str], Order]) -> pd.DataFrame:
     rows = [
-        (measure, ladder, one.tau, one.low, one.high, one.seeds, one.word)
+        (measure, ladder, order.tau, order.low, order.high, order.seeds, order.word)
         for measure in names
         for ladder in LADDERS
-        if (one := orders.get((measure, ladder)))
+        if (order := orders.get((measure, ladder)))
     ]
     return pd.DataFrame(
         rows, columns=["measure", "ladder", "tau", "low", "high", "seeds", "what it does"]
@@ -380,78 +217,78 @@ def _reliability(names: Sequence[str], orders: Mapping[tuple[str, str], Order]) 
 def _rung_table(cells: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for ladder in LADDERS.values():
-        of = cells[(cells.ladder == ladder.name) & (cells.status == "ok")]
-        for (measure, rung), group in of.groupby(["measure", "rung"]):
+        known = cells[(cells.ladder == ladder.name) & (cells.status == "ok")]
+        for (measure, rung), group in known.groupby(["measure", "rung"]):
             label, value = ladder.rungs[int(str(rung))].label, group.value
             rows.append((ladder.name, measure, label, value.mean(), value.std(), len(value)))
     return pd.DataFrame(rows, columns=["ladder", "measure", "rung", "mean", "±seeds", "seeds"])
 
 
-def _exactness(cells: pd.DataFrame, about: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """What measures say of affine networks."""
+def _exactness(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Compare the values of each measure on affine networks."""
     ends = [name for name, ladder in LADDERS.items() if ladder.is_affine]
-    of = cells[cells.ladder.isin(ends) & (cells.rung == 0)]
+    affine = cells[cells.ladder.isin(ends) & (cells.rung == 0)]
     rows = []
-    for measure, group in of.groupby("measure", sort=True):
-        found = group.value[group.status == "ok"]
-        if not len(found):
+    for measure, group in affine.groupby("measure", sort=True):
+        values = group.value[group.status == "ok"]
+        if not len(values):
             continue
-        value = float(found.median())
-        departure = float((found - value).abs().max()) / max(1.0, abs(value))
-        sense = sense_of(about[str(measure)])
-        bound = _end(about[str(measure)], sense)
-        judged = ("yes" if departure <= EXACT else "no") if sense else "no direction"
-        at_bound = (
-            "" if bound is None else "yes" if abs(value - bound) <= EXACT else f"no: {bound:g}"
-        )
-        rows.append((measure, value, departure, len(found), judged, at_bound))
+        value = float(values.median())
+        departure = float((values - value).abs().max()) / max(1.0, abs(value))
+        sense = sense_of(descriptions[str(measure)])
+        bound = _affine_bound(descriptions[str(measure)], sense)
+        is_exact = ("yes" if departure <= MAX_DEPARTURE else "no") if sense else "no direction"
+        at_bound = ""
+        if bound is not None:
+            at_bound = "yes" if abs(value - bound) <= MAX_DEPARTURE else f"no: {bound:g}"
+        rows.append((measure, value, departure, len(values), is_exact, at_bound))
     columns = ["measure", "value", "largest departure", "networks", "exact", "at its bound"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _end(about: Mapping[str, Any], sense: int) -> float | None:
-    """The finite bound on the less nonlinear side."""
-    bounds = about.get("bounds") or [None, None]
+def _affine_bound(description: Mapping[str, Any], sense: int) -> float | None:
+    """Return the bound on the less nonlinear side if it is finite."""
+    bounds = description.get("bounds") or [None, None]
     bound = bounds[0] if sense > 0 else bounds[1] if sense < 0 else None
     return float(bound) if isinstance(bound, int | float) and math.isfinite(bound) else None
 
 
-def _invariance(cells: pd.DataFrame, about: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """How far values move on networks that are one function, and with other samples."""
+def _invariance(cells: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
+    """Compare values on variants of one function and with other samples."""
     twins = cells[cells.ladder == TWIN_LADDER.name]
     kinds = [rung.label for rung in TWIN_LADDER.rungs[1:]]
     rows = []
-    for measure in about:
-        of = twins[twins.measure == measure]
-        own = of[~of.part.isin(["batches", "half"])]
-        plain = own[own.rung == 0].set_index("seed").value
+    for measure in measures:
+        measured = twins[twins.measure == measure]
+        variants = measured[~measured.part.isin(["batches", "half"])]
+        plain = variants[variants.rung == 0].set_index("seed").value
         if not plain.notna().any():
             continue
         row: dict[str, str] = {"measure": measure}
         for rung, kind in enumerate(kinds, start=1):
-            row[kind] = _moved(plain, own[own.rung == rung].set_index("seed").value)
-        others = of[of.rung == 0].set_index("seed")
-        row["batches of 32"] = _moved(plain, others[others.part == "batches"].value)
+            row[kind] = _change_text(plain, variants[variants.rung == rung].set_index("seed").value)
+        others = measured[measured.rung == 0].set_index("seed")
+        row["batches of 32"] = _change_text(plain, others[others.part == "batches"].value)
         noise = 2 * float(plain.std()) if len(plain) > 1 else 0.0
-        row["half the samples"] = _moved(plain, others[others.part == "half"].value, noise)
+        row["half the samples"] = _change_text(plain, others[others.part == "half"].value, noise)
         rows.append(row)
     return pd.DataFrame(rows).fillna("")
 
 
-def _moved(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 0.0) -> str:
-    """Say whether values stay, and by how much they move."""
+def _change_text(plain: pd.Series[Any], other: pd.Series[Any], allowed: float = 0.0) -> str:
+    """Report whether values are kept, and by how much they change."""
     both = pd.concat([plain, other], axis=1, keys=["plain", "other"]).dropna()
     if not len(both):
         return ""
     change = (both.other - both.plain).abs()
     scale = both.plain.abs().clip(lower=1e-12)
     share = float((change / scale).max()) if float(change.max()) > 1e-9 else 0.0
-    kept = share <= KEPT or bool((change <= allowed).all())
-    return f"{'kept' if kept else 'broken'} ({share:.1%})" if share else "kept"
+    is_kept = share <= MAX_CHANGE or bool((change <= allowed).all())
+    return f"{'kept' if is_kept else 'broken'} ({share:.1%})" if share else "kept"
 
 
 def _declared(names: Sequence[str]) -> pd.DataFrame:
-    """What the measures' own checks say, of those that are installed here."""
+    """Return the invariance checks of `check_measure` for the installed measures."""
     from nlbench.conformance import check_measure
 
     head, rows = "invariant to ", []
@@ -462,19 +299,20 @@ def _declared(names: Sequence[str]) -> pd.DataFrame:
             checks = check_measure(registry.load("measures", plain), settings)
         except NlbenchError:
             continue
-        found = {c.name.removeprefix(head): c.verdict for c in checks if c.name.startswith(head)}
-        rows.append({"measure": name, **found})
+        verdicts = {c.name.removeprefix(head): c.verdict for c in checks if c.name.startswith(head)}
+        rows.append({"measure": name, **verdicts})
     return pd.DataFrame(rows).fillna("")
 
 
-def _agreement(cells: pd.DataFrame, about: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Correlate ranks of each pair of measures that have a direction, within ladder and seed."""
-    of = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok")]
-    senses = {name: sense for name, one in about.items() if (sense := sense_of(one))}
-    wide = of[of.measure.isin(senses)].pivot_table(
+def _agreement(cells: pd.DataFrame, descriptions: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Correlate ranks of each pair of measures with a direction, within ladder and seed."""
+    known = cells[cells.ladder.isin(LADDERS) & (cells.status == "ok")]
+    all_senses = {name: sense_of(description) for name, description in descriptions.items()}
+    senses = {name: sense for name, sense in all_senses.items() if sense}
+    wide = known[known.measure.isin(senses)].pivot_table(
         index=["ladder", "seed", "rung"], columns="measure", values="value"
     )
-    wide = wide.map(_rounded) * pd.Series(senses)
+    wide = wide.map(round_digits) * pd.Series(senses)
     groups = [group for _, group in wide.groupby(level=["ladder", "seed"])]
     rows = []
     for a in wide.columns:
@@ -483,7 +321,7 @@ def _agreement(cells: pd.DataFrame, about: Mapping[str, Mapping[str, Any]]) -> p
             pairs = []
             for group in groups:
                 both = group[[a, b]].dropna() if a != b else group[[a]].dropna()
-                if len(both) > 2 and not any(_is_constant(both[name]) for name in both):
+                if len(both) > 2 and not any(is_constant(both[name]) for name in both):
                     ranks = both.rank()
                     pairs.append((ranks[a].to_numpy(), ranks[b].to_numpy()))
             row[b] = within_groups(pairs).value
@@ -491,11 +329,11 @@ def _agreement(cells: pd.DataFrame, about: Mapping[str, Mapping[str, Any]]) -> p
     return pd.DataFrame(rows)
 
 
-def _costs(runs: Mapping[str, Run]) -> dict[str, tuple[float, float]]:
-    """Seconds of a measure on one network of `slope`, and as many forward passes as take them."""
+def _costs(runs: Runs) -> dict[str, tuple[float, float]]:
+    """Compute the cost of each measure on one network of `slope`, in seconds and forward passes."""
     seconds: dict[str, list[float]] = {}
     for run in [runs["slope"]] if "slope" in runs else []:
-        records = [r for r in run.records if LADDERS["slope"].rung_of(r.subject) == WHOLE]
+        records = [r for r in run.records if LADDERS["slope"].rung_of(r.subject) == RELU_RUNG]
         own: dict[tuple[str, str], float] = {}
         for r in records:
             key = str(r.subject.key), r.probe.name
@@ -503,11 +341,14 @@ def _costs(runs: Mapping[str, Run]) -> dict[str, tuple[float, float]]:
         for r in records:
             shared = r.costs.get("wall_seconds", math.nan)
             shared -= own[str(r.subject.key), r.probe.name]
-            for measure, _ in _judged(r):
+            for measure, _ in _judged_values(r):
                 seconds.setdefault(measure, []).append(r.seconds + max(0.0, shared))
-    medians = {name: float(np.median(found)) for name, found in seconds.items()}
-    one = medians.get("accuracy", math.nan)
-    return {name: (found, found / one if one > 0 else math.nan) for name, found in medians.items()}
+    medians = {name: float(np.median(values)) for name, values in seconds.items()}
+    one_pass = medians.get("accuracy", math.nan)
+    return {
+        name: (median, median / one_pass if one_pass > 0 else math.nan)
+        for name, median in medians.items()
+    }
 
 
 def _cost_table(names: Sequence[str], costs: Mapping[str, tuple[float, float]]) -> pd.DataFrame:
@@ -515,9 +356,9 @@ def _cost_table(names: Sequence[str], costs: Mapping[str, tuple[float, float]]) 
     return pd.DataFrame(rows, columns=["measure", "seconds", "as forward passes"])
 
 
-def _fits(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """Share of the target's variance that fitted networks explain; accuracies of trained ones."""
-    found: dict[tuple[str, int, int], tuple[Any, ...]] = {}
+def _fits(runs: Runs) -> pd.DataFrame:
+    """Return the explained variance of fitted networks and the accuracies of trained ones."""
+    rows: dict[tuple[str, int, int], tuple[Any, ...]] = {}
     for part, run in runs.items():
         ladder = LADDERS.get(part)
         for record in run.records if ladder else ():
@@ -525,7 +366,7 @@ def _fits(runs: Mapping[str, Run]) -> pd.DataFrame:
             if ladder is None or "train_accuracy" not in header:
                 continue
             rung, seed = ladder.rung_of(record.subject), record.subject.seed
-            found[part, rung, seed] = (
+            rows[part, rung, seed] = (
                 part,
                 ladder.rungs[rung].label,
                 *(
@@ -534,7 +375,7 @@ def _fits(runs: Mapping[str, Run]) -> pd.DataFrame:
                 ),
             )
     columns = ["ladder", "rung", "training accuracy", "test accuracy", "explained", "linear share"]
-    table = pd.DataFrame(found.values(), columns=columns)
+    table = pd.DataFrame(rows.values(), columns=columns)
     return table.groupby(["ladder", "rung"], sort=False).mean().reset_index()
 
 
@@ -543,13 +384,13 @@ def _exact_verdicts(exact: pd.DataFrame) -> Iterable[Verdict]:
     if not len(judged):
         return
     wrong = judged[judged.exact == "no"]
-    said = ", ".join(f"{r.measure} {r.value:.6g}" for r in judged.itertuples())
+    listed = ", ".join(f"{row.measure} {row.value:.6g}" for row in judged.itertuples())
     broken = "; not exact: " + ", ".join(wrong.measure) if len(wrong) else ""
     yield Verdict(
-        "On affine networks a measure has one value, whatever their weights",
+        "On affine networks a measure has one value, regardless of their weights",
         "",
-        said + broken,
-        not len(wrong),
+        listed + broken,
+        within(judged["largest departure"], 0, MAX_DEPARTURE),
         "slope 1 and all channels linear: trained networks and draws of samples differ",
     )
 
@@ -559,107 +400,121 @@ def _ladder_verdicts(
 ) -> Iterable[Verdict]:
     words = ("recovers", "sees", "can't tell", "inverts")
     for name, ladder in LADDERS.items():
-        found = {m: orders[m, name] for m in names if (m, name) in orders}
-        judged = {m: one for m, one in found.items() if not one.mark}
+        on_ladder = {m: orders[m, name] for m in names if (m, name) in orders}
+        judged = {m: order for m, order in on_ladder.items() if not order.mark}
         if not judged:
             continue
-        said = {word: [m for m, one in judged.items() if one.word == word] for word in words}
-        ours = "; ".join(f"{word}: {', '.join(which)}" for word, which in said.items() if which)
-        unsure = bool(said["can't tell"])
-        agrees = None if unsure and not said["inverts"] else not said["inverts"]
+        by_word = {word: [m for m, order in judged.items() if order.word == word] for word in words}
+        listed = (
+            f"{word}: {', '.join(measures)}" for word, measures in by_word.items() if measures
+        )
+        marked = [f"{m} ({order.mark})" for m, order in on_ladder.items() if order.mark]
+        agrees: bool | None = not by_word["inverts"]
         yield Verdict(
             f"Ladder {name}: every measure that looks at it sees "
             + ("the planted order" if ladder.is_planted else "the published order"),
             "",
-            ours,
-            agrees,
-            "order by seed; not judged: "
-            + (", ".join(f"{m} ({o.mark})" for m, o in found.items() if o.mark) or "none"),
+            "; ".join(listed),
+            None if agrees and by_word["can't tell"] else agrees,
+            f"order by seed; not judged: {', '.join(marked) or 'none'}",
         )
+
+
+_SEEDS_REMARK = "every network and its samples from another seed, trained the same number of epochs"
+# Measure, ladder, claim, and what was published.
+_CLAIMS = (
+    (
+        "absdev",
+        "trained",
+        "Absolute deviation is larger after training than before",
+        "1.00 of paths (table 2)",
+    ),
+    (
+        "absdev",
+        "augmented",
+        "Absolute deviation is larger without augmentation",
+        "0.98 to 1.00 of paths (table 2)",
+    ),
+    (
+        "affinity",
+        "trained",
+        "Training enhances nonlinearity, as affinity has it",
+        "in words (figure 11: VGG16 on ImageNet)",
+    ),
+)
 
 
 def _claims(
     orders: Mapping[tuple[str, str], Order], cells: pd.DataFrame, fits: pd.DataFrame
 ) -> Iterable[Verdict]:
-    """What was published of single measures, on the ladders that can tell."""
-    learnt = float(fits[fits.ladder == "noise"]["training accuracy"].min())
-
-    def sees(measure: str, ladder: str, claim: str, published: str, remark: str) -> list[Verdict]:
-        one = orders.get((measure, ladder))
-        if one is None or math.isnan(one.tau):
-            return []
-        agrees = above(one.low, one.high)
-        return [Verdict(claim, published, f"τ {one.text}", agrees, remark)]
-
-    seeds = "every network and its samples from another seed, trained the same number of epochs"
-    by_heart = f"at least {learnt:.1%} of the labels, right and wrong, are learnt"
-    beside = "; ".join(
-        f"absdev {kind} {orders[f'absdev {kind}', 'noise'].text}"
-        for kind in NORMALIZED
-        if (f"absdev {kind}", "noise") in orders
-    )
-    for verdict in sees(
-        "absdev",
-        "noise",
-        "Absolute deviation grows with the share of wrong labels",
-        "0.99 to 1.00 of paths (table 2)",
-        f"{seeds}; {by_heart}; without the logits' scale: {beside}",
-    ):
-        # Labels that are not learnt make no network of another kind.
-        yield replace(verdict, agrees=None) if learnt < LEARNT else verdict
-    density = orders.get(("density", "noise"))
-    if density is not None and not math.isnan(density.tau):
-        yield Verdict(
-            "Density of linear regions does not rank shares of wrong labels",
-            "0.00 to 1.00 of paths (table 2)",
-            f"τ {density.text}",
-            None if learnt < LEARNT or density.low <= 0 <= density.high else density.high < 0,
-            f"{seeds}; {by_heart}; a small network on small images, the paper's are CIFAR's",
-        )
-    yield from sees(
-        "absdev",
-        "trained",
-        "Absolute deviation is larger after training than before",
-        "1.00 of paths (table 2)",
-        seeds,
-    )
-    yield from sees(
-        "absdev",
-        "augmented",
-        "Absolute deviation is larger without augmentation",
-        "0.98 to 1.00 of paths (table 2)",
-        seeds,
-    )
-    yield from sees(
-        "affinity",
-        "trained",
-        "Training enhances nonlinearity, as affinity has it",
-        "in words (figure 11: VGG16 on ImageNet)",
-        seeds,
-    )
+    """Judge published claims about single measures on the ladders that decide them."""
+    known = {key: order for key, order in orders.items() if not math.isnan(order.tau)}
+    yield from _noise_claims(known, orders, fits)
+    for measure, ladder, claim, published in _CLAIMS:
+        if order := known.get((measure, ladder)):
+            text, interval = f"τ {order.text}", (order.low, order.high)
+            yield Verdict(
+                claim,
+                published,
+                text,
+                above(interval),
+                _SEEDS_REMARK,
+            )
     for ladder in ("slope", "slope-vgg8"):
-        one = orders.get(("absdev", ladder))
-        if one is None or math.isnan(one.tau):
-            continue
-        others = ", ".join(
-            f"{kind} {orders[f'absdev {kind}', ladder].text}"
-            for kind in NORMALIZED
-            if (f"absdev {kind}", ladder) in orders
-        )
-        yield Verdict(
-            f"Absolute deviation follows nonlinearity where ReLUs are made leaky ({ladder})",
-            "reliably and consistently (in words, of trained networks)",
-            f"τ {one.text}",
-            one.low > 0 and one.tau >= RECOVERED,
-            f"agrees if it recovers the order; on the same paths, normalised: {others or 'none'}",
-        )
+        if order := known.get(("absdev", ladder)):
+            normalized = ", ".join(_normalized_orders(orders, ladder, ""))
+            yield Verdict(
+                f"Absolute deviation follows nonlinearity where ReLUs are made leaky ({ladder})",
+                "reliably and consistently (in words, of trained networks)",
+                f"τ {order.text}",
+                order.low > 0 and order.tau >= MIN_TAU,
+                "agrees if it recovers the order; on the same paths, normalised: "
+                f"{normalized or 'none'}",
+            )
     yield from _against_affine(cells)
 
 
+def _normalized_orders(
+    orders: Mapping[tuple[str, str], Order], ladder: str, prefix: str
+) -> Iterable[str]:
+    for kind in NORMALIZED:
+        if order := orders.get((f"absdev {kind}", ladder)):
+            yield f"{prefix}{kind} {order.text}"
+
+
+def _noise_claims(
+    known: Mapping[tuple[str, str], Order],
+    orders: Mapping[tuple[str, str], Order],
+    fits: pd.DataFrame,
+) -> Iterable[Verdict]:
+    """Judge claims about wrong labels, which are undecided if the labels are not learnt."""
+    learnt = float(fits[fits.ladder == "noise"]["training accuracy"].min())
+    is_learnt = not learnt < MIN_TRAIN_ACCURACY
+    remark = f"{_SEEDS_REMARK}; at least {learnt:.1%} of the labels, right and wrong, are learnt"
+    if order := known.get(("absdev", "noise")):
+        normalized = "; ".join(_normalized_orders(orders, "noise", "absdev "))
+        yield Verdict(
+            "Absolute deviation grows with the share of wrong labels",
+            "0.99 to 1.00 of paths (table 2)",
+            f"τ {order.text}",
+            above((order.low, order.high)) if is_learnt else None,
+            f"{remark}; without the logits' scale: {normalized}",
+        )
+    if order := known.get(("density", "noise")):
+        is_decided = is_learnt and not order.low <= 0 <= order.high
+        yield Verdict(
+            "Density of linear regions does not rank shares of wrong labels",
+            "0.00 to 1.00 of paths (table 2)",
+            f"τ {order.text}",
+            order.high < 0 if is_decided else None,
+            f"{remark}; a small network on small images, the paper's are CIFAR's",
+        )
+
+
 def _against_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
-    """Whether a nonlinear network lies on the more nonlinear side of nlc's affine value."""
-    of = cells[cells.ladder.isin(["slope", "slope-vgg8"]) & (cells.measure == "nlc")]
-    values = of[(of.rung == WHOLE) & (of.status == "ok")].value
+    """Test whether nonlinear networks exceed nlc's value of affine networks."""
+    known = cells[cells.ladder.isin(["slope", "slope-vgg8"]) & (cells.measure == "nlc")]
+    values = known[(known.rung == RELU_RUNG) & (known.status == "ok")].value
     if len(values) < 2:
         return
     half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * values.std() / len(values) ** 0.5
@@ -668,26 +523,26 @@ def _against_affine(cells: pd.DataFrame) -> Iterable[Verdict]:
         "A trained network of ReLUs has a nonlinearity coefficient above the affine value 1",
         "",
         f"{values.mean():.3f} [{low:.3f}, {high:.3f}]",
-        bool(low > 1) if low > 1 or high < 1 else None,
+        above((low, high), 1),
         f"{len(values)} networks and draws; the same networks with slope 1 give 1",
     )
 
 
 def _remarks(cells: pd.DataFrame) -> list[str]:
     seeds = cells[cells.ladder.isin(LADDERS)].groupby("ladder").seed.nunique()
-    missing = cells[cells.status == "failed"]
+    failed = cells[cells.status == "failed"]
     few, many = int(seeds.min()), int(seeds.max())
-    said = [
+    remarks = [
         "Ladders and criteria are those of docs/benchmark.md, which was written beforehand.",
-        f"{few if few == many else f'{few} to {many}'} seeds a ladder; with so few an interval is "
-        "wide, unless all seeds agree: there is none then. Three that agree leave it open whether "
-        f"{1 - LEAST_OF_THREE:.0%} of all seeds do otherwise (Clopper and Pearson, 95 %).",
-        "Seconds depend on the machine and on what else it does.",
+        f"{few if few == many else f'{few} to {many}'} seeds a ladder. With so few seeds intervals "
+        "are wide, unless all seeds agree: then there is none. Three that agree leave it open "
+        f"whether {1 - LEAST_OF_THREE:.0%} of all seeds do otherwise (Clopper and Pearson, 95 %).",
+        "Seconds depend on the machine and its load.",
     ]
-    if len(missing):
-        first = missing.iloc[0]
-        said.append(f"{len(missing)} cells failed, the first of {first.measure}: {first.reason}")
-    return said
+    if len(failed):
+        first = failed.iloc[0]
+        remarks.append(f"{len(failed)} cells failed, the first of {first.measure}: {first.reason}")
+    return remarks
 
 
 def _figure(
@@ -695,44 +550,63 @@ def _figure(
     orders: Mapping[tuple[str, str], Order],
     costs: Mapping[str, tuple[float, float]],
 ) -> Figure:
+    ladders = [name for name in LADDERS if any((m, name) in orders for m in names)]
+    figure, (left, right) = page_figure(1.7 + 0.27 * len(names), columns=2, width_ratios=(6, 1))
+    _draw_orders(figure, left, names, ladders, orders)
+    _draw_costs(right, names, costs)
+    return figure
+
+
+# Area in points² of a disc whose interval has no width; one with an interval of all of [-1, 1] has
+# a fifth of it.
+_DISC_AREA = 130
+_SIGNS = {"no direction": "○", "the same on every rung": "·"}
+
+
+def _draw_orders(
+    figure: Figure,
+    axes: Axes,
+    names: Sequence[str],
+    ladders: Sequence[str],
+    orders: Mapping[tuple[str, str], Order],
+) -> None:
+    """Draw a disc a measure and ladder, coloured by tau and sized by its certainty."""
     from matplotlib.lines import Line2D
 
-    ladders = [name for name in LADDERS if any((m, name) in orders for m in names)]
-    planted = sum(LADDERS[name].is_planted for name in ladders)
-    figure, (axes, beside) = page_figure(1.7 + 0.27 * len(names), columns=2, width_ratios=(6, 1))
-    found = [(m, ladder, one) for (m, ladder), one in orders.items() if m in names]
-    rows, columns = {m: i for i, m in enumerate(names)}, {name: i for i, name in enumerate(ladders)}
-    shown = [(columns[name], rows[m], o) for m, name, o in found if not o.mark]
-    # A disc of full size has an interval without width, one of a fifth spans all.
-    sizes = [130 * (1 - 0.8 * (o.high - o.low) / 2) for *_, o in shown]
+    places = {
+        (m, ladder): (column, row)
+        for row, m in enumerate(names)
+        for column, ladder in enumerate(ladders)
+        if (m, ladder) in orders
+    }
+    judged = {key: orders[key] for key in places if not orders[key].mark}
     discs = axes.scatter(
-        [x for x, *_ in shown],
-        [y for _, y, _ in shown],
-        s=sizes,
-        c=[o.tau for *_, o in shown],
+        [places[key][0] for key in judged],
+        [places[key][1] for key in judged],
+        s=[_DISC_AREA * (1 - 0.8 * (order.high - order.low) / 2) for order in judged.values()],
+        c=[order.tau for order in judged.values()],
         cmap="RdBu",
         vmin=-1,
         vmax=1,
         edgecolors="0.45",
         linewidths=0.5,
     )
-    for measure, name, one in found:
-        if one.mark:
-            sign = {"no direction": "○", "the same on every rung": "·"}.get(one.mark, "×")
-            axes.text(columns[name], rows[measure], sign, ha="center", va="center", color="0.5")
+    for key, place in places.items():
+        if mark := orders[key].mark:
+            axes.text(*place, _SIGNS.get(mark, "×"), ha="center", va="center", color="0.5")
     axes.set_xticks(range(len(ladders)), ladders, rotation=60, ha="right", fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_xlim(-0.6, len(ladders) - 0.4)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.axvline(planted - 0.5, color="0.7", lw=0.8)
+    axes.set(xlim=(-0.6, len(ladders) - 0.4), ylim=(len(names) - 0.4, -0.6))
+    axes.axvline(sum(LADDERS[name].is_planted for name in ladders) - 0.5, color="0.7", lw=0.8)
     axes.set_title("order recovered: planted | published", fontsize=8)
     bar = figure.colorbar(discs, ax=axes, shrink=0.6, pad=0.01, aspect=30)
     bar.set_label("Kendall's τ", fontsize=7)
     bar.ax.tick_params(labelsize=6)
+    disc = {"marker": "o", "mfc": "0.8", "mec": "0.45"}
     signs: dict[str, dict[str, Any]] = {
-        "certain": {"marker": "o", "ms": 130**0.5, "mfc": "0.8", "mec": "0.45"},
-        "uncertain": {"marker": "o", "ms": 26**0.5, "mfc": "0.8", "mec": "0.45"},
-        "declares no direction": {"marker": "o", "ms": 7, "mfc": "none", "mec": "0.5"},
+        "certain": {**disc, "ms": _DISC_AREA**0.5},
+        "uncertain": {**disc, "ms": (_DISC_AREA / 5) ** 0.5},
+        "declares no direction": {**disc, "ms": 7, "mfc": "none", "mec": "0.5"},
         "same everywhere": {"marker": ".", "ms": 3, "color": "0.5"},
         "no value": {"marker": "x", "ms": 6, "color": "0.5"},
     }
@@ -740,19 +614,20 @@ def _figure(
     figure.legend(
         marks, list(signs), loc="outside lower center", ncols=5, fontsize=7, frameon=False
     )
-    known = [name for name in names if name in costs and costs[name][0] > 0]
-    beside.barh([rows[n] for n in known], [costs[n][0] for n in known], color="0.75", height=0.6)
-    for name in known:
-        passes = costs[name][1]
+
+
+def _draw_costs(axes: Axes, names: Sequence[str], costs: Mapping[str, tuple[float, float]]) -> None:
+    known = {row: costs[name] for row, name in enumerate(names) if costs.get(name, (0,))[0] > 0}
+    axes.barh(list(known), [seconds for seconds, _ in known.values()], color="0.75", height=0.6)
+    for row, (seconds, passes) in known.items():
         text = f"{passes:.0f}" if passes >= 9.5 else f"{passes:.1f}"
-        beside.text(costs[name][0], rows[name], f" {text}", va="center", fontsize=6.5)
-    beside.set_xscale("log")
-    beside.set_xlim(right=max((costs[n][0] for n in known), default=1.0) * 8)
-    # Plain numbers: pages read no mathematics.
-    beside.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    beside.xaxis.set_minor_formatter(lambda value, _: "")
-    beside.set_ylim(len(names) - 0.4, -0.6)
-    beside.set_yticks([])
-    beside.tick_params(labelsize=6.5)
-    beside.set_title("seconds (bar)\npasses (number)", fontsize=6.5)
-    return figure
+        axes.text(seconds, row, f" {text}", va="center", fontsize=6.5)
+    axes.set_xscale("log")
+    axes.set_xlim(right=max((seconds for seconds, _ in known.values()), default=1.0) * 8)
+    # Plain numbers, because the page can't render mathematics.
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks([])
+    axes.tick_params(labelsize=6.5)
+    axes.set_title("seconds (bar)\npasses (number)", fontsize=6.5)

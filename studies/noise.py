@@ -1,32 +1,28 @@
-"""Wrong labels: how density and absolute deviation are distributed over paths."""
+"""Distributions of density and absolute deviation over paths, for clean and for wrong labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from .drawing import COLOURS, draw_shares, page_figure
-from .linear_regions import (
-    AXES,
+from .framework import Findings, Runs, Verdict
+from .framework.figures import COLOURS
+from .framework.verdicts import above
+from .shared.linear_regions import (
     MEASURES,
     ClosedPaths,
+    distribution_figure,
     medians,
     over_seeds,
     path_values,
-    settings_in,
-    size_of,
-    unfitted,
+    size_remark,
+    sorted_settings,
+    unfitted_remarks,
 )
-from .study import Findings, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Noise"]
 
 
 class Noise(ClosedPaths):
@@ -34,83 +30,81 @@ class Noise(ClosedPaths):
 
     question = "Are networks that memorise wrong labels more nonlinear, along the same paths?"
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Compare the medians of networks, setting by setting."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare the medians of networks setting by setting."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
-        middle = {name: medians(table) for name, table in values.items()}
-        deviation, density = middle["absdev"], middle["density"]
-        noisy = [name for name in settings_in(values["absdev"].setting) if "noise" in name]
+        by_measure = {name: medians(table) for name, table in values.items()}
+        deviation, density = by_measure["absdev"], by_measure["density"]
+        noisy = [name for name in sorted_settings(values["absdev"].setting) if "noise" in name]
         verdicts = [
-            _apart(
+            _is_lower(
                 "Networks of wrong labels deviate more than those of clean ones",
                 "deviation lowest for clean labels, higher the more labels are wrong",
                 deviation,
-                ("clean", noisy),
+                ["clean"],
+                noisy,
             ),
-            _apart(
+            _is_lower(
                 "VGG8 has more regions for clean labels than for any share of wrong ones",
                 "yes, on CIFAR-10",
                 density,
-                (noisy, "clean"),
+                noisy,
+                ["clean"],
             ),
         ]
         if "augmented" in deviation.index.get_level_values(0):
-            verdicts.insert(
-                1,
-                _apart(
-                    "Augmented training deviates less than plain training",
-                    "clearly apart",
-                    deviation,
-                    ("augmented", "clean"),
-                ),
+            augmented = _is_lower(
+                "Augmented training deviates less than plain training",
+                "clearly apart",
+                deviation,
+                ["augmented"],
+                ["clean"],
             )
+            verdicts.insert(1, augmented)
+        figure = distribution_figure(values, _curves)
         return Findings(
             verdicts,
-            {"Median over paths": _table(middle)},
-            {"Share of paths with at most so much: deviation left, density right": _figure(values)},
-            [size_of(values["absdev"]), *unfitted(runs["paths"])],
+            {"Median over paths": _table(by_measure)},
+            {"Share of paths with at most so much: deviation left, density right": figure},
+            [size_remark(values["absdev"]), *unfitted_remarks(runs["paths"])],
         )
 
 
-def _apart(
+def _is_lower(
     claim: str,
     published: str,
-    middle: pd.Series,
-    sides: tuple[str | Sequence[str], str | Sequence[str]],
+    by_network: pd.Series,
+    lower: Sequence[str],
+    higher: Sequence[str],
 ) -> Verdict:
-    """Whether every network of one side has a lower median than every one of the other."""
-    lower, higher = ([side] if isinstance(side, str) else list(side) for side in sides)
-    below = [v for name in lower for v in middle[name]]
-    above = [v for name in higher for v in middle[name]]
-    ours = "; ".join(f"{name}: {over_seeds(middle[name])}" for name in (*lower, *higher))
-    agrees = True if max(below) < min(above) else False if min(below) > max(above) else None
-    counted = sum(a > b for b in below for a in above)
+    """Test whether all networks of some settings have a lower median than those of others."""
+    sides = ([v for name in names for v in by_network[name]] for names in (lower, higher))
+    differences = np.array([b - a for a, b in itertools.product(*sides)])
     return Verdict(
         claim,
         published,
-        ours,
-        agrees,
-        f"median over paths, mean ± deviation over networks; so ordered in {counted} of "
-        f"{len(below) * len(above)} pairs of networks; yes or no only where all pairs agree",
+        "; ".join(f"{name}: {over_seeds(by_network[name])}" for name in (*lower, *higher)),
+        above(differences),
+        "median over paths, mean ± deviation over networks; so ordered in "
+        f"{(differences > 0).sum()} of {len(differences)} pairs of networks; yes or no only where "
+        "all pairs agree",
     )
 
 
-def _table(middle: Mapping[str, pd.Series]) -> pd.DataFrame:
-    names = settings_in(next(iter(middle.values())).index.get_level_values(0))
+def _table(by_measure: Mapping[str, pd.Series]) -> pd.DataFrame:
+    names = sorted_settings(by_measure["absdev"].index.get_level_values(0))
     rows = [
-        (name, len(middle["absdev"][name]), *(over_seeds(middle[m][name]) for m in MEASURES))
+        (
+            name,
+            len(by_measure["absdev"][name]),
+            *(over_seeds(by_measure[measure][name]) for measure in MEASURES),
+        )
         for name in names
     ]
     return pd.DataFrame(rows, columns=["setting", "networks", "absolute deviation", "density"])
 
 
-def _figure(values: Mapping[str, pd.DataFrame]) -> Figure:
-    figure, panels = page_figure(2.9, columns=2)
-    for axes, (measure, table) in zip(panels, values.items(), strict=True):
-        for number, name in enumerate(settings_in(table.setting)):
-            colour = COLOURS[number % len(COLOURS)]
-            draw_shares(axes, table[table.setting == name].value, color=colour, label=name)
-        axes.set_xlabel(AXES[measure])
-    panels[0].set_ylabel("share of paths")
-    panels[0].legend(loc="lower right", fontsize=7.5)
-    return figure
+def _curves(table: pd.DataFrame) -> Iterator[tuple[pd.Series, dict[str, Any]]]:
+    for number, name in enumerate(sorted_settings(table.setting)):
+        style = {"color": COLOURS[number % len(COLOURS)], "label": name}
+        yield table[table.setting == name].value, style

@@ -1,32 +1,30 @@
-"""On how many paths one network is found more nonlinear than another."""
+"""Shares of paths on which one network is more nonlinear than another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from nlbench.reports.agreement import Correlation
 
-from .drawing import COLOURS, page_figure
-from .linear_regions import (
+from .framework import Findings, Runs, Verdict
+from .framework.figures import COLOURS, draw_intervals, legend_below, page_figure
+from .framework.verdicts import between, share_above, share_below
+from .shared.linear_regions import (
+    AXIS_LABELS,
     MEASURES,
     ClosedPaths,
     path_values,
-    settings_in,
     share_of_paths,
-    size_of,
-    unfitted,
+    size_remark,
+    sorted_settings,
+    unfitted_remarks,
 )
-from .study import Findings, Verdict, above
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Paired"]
 
 
 # Table 2, VGG8 on CIFAR-10: share of paths on which the first of a pair has the larger value,
@@ -46,47 +44,49 @@ PUBLISHED = {
     ("noise 0.8", "initialised"): ("1.00 ± 0.00", "0.96 ± 0.03"),
     ("noise 1", "initialised"): ("1.00 ± 0.00", "0.96 ± 0.01"),
 }
-NEARLY = 0.9
-"""Share of paths that is nearly all of them; the published ones are 0.98 and more."""
+NEARLY_ALL = 0.9
+"""Share of paths that counts as nearly all; the published shares are 0.98 and more."""
+FEW = 1 - NEARLY_ALL
 
 
 class Paired(ClosedPaths):
     """Share of paths on which wrong labels, no augmentation and training raise a measure."""
 
-    question = "Is the harder task's network found more nonlinear on nearly every path?"
+    question = "Is the harder task's network more nonlinear on nearly every path?"
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Compare two networks path by path, those of one seed and those of different seeds."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare two networks path by path, of one seed and of different seeds."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
-        pairs = _pairs(settings_in(values["absdev"].setting))
+        pairs = _pairs(sorted_settings(values["absdev"].setting))
         shares = {
             (pair, name, same): share_of_paths(table, *pair, same_seed=same)
             for pair in pairs
             for name, table in values.items()
             for same in (True, False)
         }
-        verdicts = []
-        for pair in pairs:
-            for column, name in enumerate(MEASURES):
-                found = shares[pair, name, True]
-                verdicts.append(_against(pair, name, PUBLISHED.get(pair, ("", ""))[column], found))
-        verdicts += [
-            _beyond_seeds(pair, shares[pair, "density", False])
+        verdicts = [
+            _is_above(pair, name, PUBLISHED.get(pair, ("", ""))[column], shares[pair, name, True])
             for pair in pairs
-            if pair[1] == "clean" and shares[pair, "density", False].n
+            for column, name in enumerate(MEASURES)
         ]
-        rows = [
-            (
-                *pair,
-                {"absdev": "absolute deviation"}.get(name, name),
-                "one seed" if same else "different seeds",
-                found.n,
-                found.value,
-                found.low,
-                found.high,
+        verdicts += [
+            Verdict(
+                f"Density tells {pair[0]} from clean labels where the seeds differ too",
+                "",
+                f"{share.text}, {share.n} comparisons",
+                share_above(share, NEARLY_ALL),
+                "each network of wrong labels against each clean one of another seed, on "
+                "the same paths",
             )
-            for (pair, name, same), found in shares.items()
-            if found.n
+            for pair in pairs
+            if pair[1] == "clean" and (share := shares[pair, "density", False]).n
+        ]
+        names = {**AXIS_LABELS, "density": "density"}
+        seeds = {True: "one seed", False: "different seeds"}
+        rows = [
+            (*pair, names[name], seeds[same], share.n, share.value, share.low, share.high)
+            for (pair, name, same), share in shares.items()
+            if share.n
         ]
         columns = ["higher", "lower", "measure", "networks of", "comparisons"]
         table = pd.DataFrame(rows, columns=[*columns, "share", "low", "high"])
@@ -95,89 +95,66 @@ class Paired(ClosedPaths):
             {"Share of paths on which the first has the larger value": table},
             {"Share of paths: networks of one seed left, of different ones right": _figure(table)},
             [
-                size_of(values["absdev"]),
-                *unfitted(runs["paths"]),
-                "Paths are the same for all networks. One initialised network (seed 0) stands "
-                "beside all trained ones.",
+                size_remark(values["absdev"]),
+                *unfitted_remarks(runs["paths"]),
+                "Paths are the same for all networks. One initialised network (seed 0) is compared "
+                "with all trained ones.",
             ],
         )
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of settings, the one to be expected higher first."""
+    """Return pairs of settings, the one that is expected to be higher first."""
     trained = [name for name in names if name != "initialised"]
     noisy = [name for name in trained if name.startswith("noise")]
-    found = [("clean", "augmented")] if "augmented" in names else []
-    found += [(name, "clean") for name in noisy]
-    return found + [(name, "initialised") for name in trained if "initialised" in names]
+    pairs = [("clean", "augmented")] if "augmented" in names else []
+    pairs += [(name, "clean") for name in noisy]
+    return pairs + [(name, "initialised") for name in trained if "initialised" in names]
 
 
-def _against(pair: tuple[str, str], name: str, published: str, found: Correlation) -> Verdict:
-    what = {"absdev": "Deviation", "density": "Density"}[name]
-    if published:
-        value = float(published.split()[0])
-        side = "nearly all" if value >= NEARLY else "almost no" if value <= 1 - NEARLY else "some"
+def _is_above(pair: tuple[str, str], measure: str, published: str, share: Correlation) -> Verdict:
+    """Test whether the share is nearly all, almost none or between, as published."""
+    name = {"absdev": "Deviation", "density": "Density"}[measure]
+    value = float(published.split()[0]) if published else 1.0
+    if value >= NEARLY_ALL:
+        side, agrees = "nearly all", share_above(share, NEARLY_ALL)
+    elif value <= FEW:
+        side, agrees = "almost no", share_below(share, FEW)
     else:
-        side = "nearly all"
-    if side == "nearly all":
-        agrees = above(found.low, found.high, NEARLY)
-    elif side == "almost no":
-        more = above(found.low, found.high, 1 - NEARLY)
-        agrees = None if more is None else not more
-    else:
-        inside = found.low > 1 - NEARLY and found.high < NEARLY
-        outside = found.high <= 1 - NEARLY or found.low >= NEARLY
-        agrees = True if inside else False if outside else None
+        side, agrees = "some", between((share.low, share.high), (FEW, NEARLY_ALL))
     return Verdict(
-        f"{what} of {pair[0]} is above that of {pair[1]} on {side} paths",
+        f"{name} of {pair[0]} is above that of {pair[1]} on {side} paths",
         published,
-        f"{found.text}, {found.n} comparisons",
+        f"{share.text}, {share.n} comparisons",
         agrees,
         "share of paths with Wilson's 95 % interval, over the networks of one seed; nearly all is "
-        f"at least {NEARLY}, almost none at most {1 - NEARLY:g}",
-    )
-
-
-def _beyond_seeds(pair: tuple[str, str], found: Correlation) -> Verdict:
-    return Verdict(
-        f"Density tells {pair[0]} from clean labels where the seeds differ too",
-        "",
-        f"{found.text}, {found.n} comparisons",
-        above(found.low, found.high, NEARLY),
-        "each network of wrong labels beside each clean one of another seed, on the same paths",
+        f"at least {NEARLY_ALL}, almost none at most {FEW:g}",
     )
 
 
 def _figure(table: pd.DataFrame) -> Figure:
     figure, panels = page_figure(3.4, columns=2)
     names = list(dict.fromkeys(zip(table.higher, table.lower, strict=True)))
-    for axes, which in zip(panels, ("one seed", "different seeds"), strict=True):
-        part = table[table["networks of"] == which]
+    for axes, seeds in zip(panels, ("one seed", "different seeds"), strict=True):
+        part = table[table["networks of"] == seeds]
         for number, measure in enumerate(dict.fromkeys(table.measure)):
-            one = part[part.measure == measure]
+            rows = part[part.measure == measure]
             places = [
                 names.index(pair) + 0.2 * (number - 0.5)
-                for pair in zip(one.higher, one.lower, strict=True)
+                for pair in zip(rows.higher, rows.lower, strict=True)
             ]
-            axes.errorbar(
-                one.share,
-                places,
-                # Wilson's bounds meet a share of 0 or 1 but for rounding.
-                xerr=[(one.share - one.low).clip(0), (one.high - one.share).clip(0)],
-                fmt="os"[number],
-                color=COLOURS[number],
-                markersize=4,
-                label=measure,
-            )
-        axes.set_xlim(-0.03, 1.03)
+            style = {"fmt": "os"[number], "color": COLOURS[number], "markersize": 4}
+            draw_intervals(axes, rows, "share", places, label=measure, **style)
         axes.axvline(0.5, color="#777777", linewidth=0.8)
         axes.set_yticks(range(len(names)), [f"{a} > {b}" for a, b in names], fontsize=7.5)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_title(f"networks of {which}")
+        axes.set(
+            xlim=(-0.03, 1.03),
+            ylim=(len(names) - 0.5, -0.5),
+            title=f"networks of {seeds}",
+            xlabel="share of paths",
+        )
         if part.empty:
             axes.text(0.5, 0.5, "one seed only", transform=axes.transAxes, ha="center")
-        axes.set_xlabel("share of paths")
     panels[1].set_yticklabels([])
-    handles, labels = panels[0].get_legend_handles_labels()
-    panels[0].figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    legend_below(figure, panels[0], 2)
     return figure

@@ -1,37 +1,30 @@
-"""Closed, open and random paths: whether the kind of path decides the answer."""
+"""Closed, open and random paths: comparisons of networks along each kind."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
 from nlbench.reports.agreement import Correlation
 
-from .drawing import COLOURS, draw_shares, page_figure
-from .linear_regions import (
-    AXES,
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import COLOURS
+from .framework.verdicts import share_above, share_below
+from .shared.linear_regions import (
     MEASURES,
     SOURCE,
-    measured,
+    distribution_figure,
+    measure_paths,
     path_values,
-    settings_in,
     share_of_paths,
-    size_of,
+    size_remark,
+    sorted_settings,
     trained_networks,
-    unfitted,
+    unfitted_remarks,
 )
-from .study import Context, Findings, Study, Verdict, above
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Paths"]
-
 
 KINDS = {
     "closed": "closed paths of translated images",
@@ -39,7 +32,7 @@ KINDS = {
     "random": "closed paths through noise",
 }
 LEVEL = 0.4
-NEARLY = 0.9
+NEARLY_ALL = 0.9
 
 
 class Paths(Study):
@@ -51,35 +44,34 @@ class Paths(Study):
     minutes, quick_minutes = 3.5, 0.5
     takes = ("data", "seeds")
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Networks of clean and of wrong labels along three kinds of path."""
+    def measure(self, context: Context) -> Runs:
+        """Measure networks of clean and of wrong labels along three kinds of path."""
         networks = trained_networks(context, (LEVEL,), augmented=False)
-        return {kind: measured(context, kind, networks) for kind in KINDS}
+        return {kind: measure_paths(context, kind, networks) for kind in KINDS}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Compare path by path, for each kind, networks of one seed."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare networks of one seed path by path, for each kind."""
         values = {
             (kind, name): path_values(run, name) for kind, run in runs.items() for name in MEASURES
         }
+        spreads = {key: _relative_spread(table) for key, table in values.items()}
         rows, verdicts = [], []
         for (kind, name), table in values.items():
-            found = share_of_paths(table, f"noise {LEVEL:g}", "clean")
-            spread = _spread(table)
-            rows.append((KINDS[kind], name, found.value, found.low, found.high, found.n, spread))
-            if name == "absdev":
-                verdicts.append(_verdict("Deviation tells", "yes", kind, found))
-            elif kind != "random":
-                verdicts.append(
-                    _verdict("Density tells", "hardly, near training data", kind, found)
-                )
-        far = {name: _spread(values["random", name]) for name in MEASURES}
-        near = {name: _spread(values["closed", name]) for name in MEASURES}
+            share = share_of_paths(table, f"noise {LEVEL:g}", "clean")
+            interval = (share.value, share.low, share.high)
+            rows.append((KINDS[kind], name, *interval, share.n, spreads[kind, name]))
+            if name == "absdev" or kind != "random":
+                verdicts.append(_separates(kind, name, share))
+        ours = "; ".join(
+            f"{n}: {spreads['random', n]:.0%} against {spreads['closed', n]:.0%} on closed"
+            for n in MEASURES
+        )
         verdicts.append(
             Verdict(
                 "Far from the data both measures are almost the same on all paths",
                 "almost uniform",
-                "; ".join(f"{n}: {far[n]:.0%} against {near[n]:.0%} on closed" for n in MEASURES),
-                all(far[name] < near[name] / 2 for name in MEASURES),
+                ours,
+                all(spreads["random", name] < spreads["closed", name] / 2 for name in MEASURES),
                 "read so: nearly the same number on every path. Standard deviation over paths as a "
                 "share of the mean, mean over networks; agrees where it is less than half of that "
                 "on closed paths",
@@ -91,53 +83,41 @@ class Paths(Study):
             verdicts,
             {"Networks of one seed, path by path": table},
             {
-                f"Share of paths with at most so much: {KINDS[kind]}": _figure(
-                    {name: values[kind, name] for name in MEASURES}
+                f"Share of paths with at most so much: {title}": distribution_figure(
+                    {name: values[kind, name] for name in MEASURES}, _curves
                 )
-                for kind in KINDS
+                for kind, title in KINDS.items()
             },
-            [size_of(values["closed", "absdev"]), *unfitted(runs["closed"])],
+            [size_remark(values["closed", "absdev"]), *unfitted_remarks(runs["closed"])],
         )
 
 
-def _spread(values: pd.DataFrame) -> float:
-    """Standard deviation over paths by the mean, of each trained network, and their mean."""
+def _relative_spread(values: pd.DataFrame) -> float:
+    """Average over trained networks the standard deviation over paths divided by the mean."""
     trained = values[values.setting != "initialised"]
-    each = trained.groupby(["setting", "seed"]).value.agg(lambda one: one.std(ddof=0) / one.mean())
-    return float(each.mean())
+    by_network = trained.groupby(["setting", "seed"]).value
+    return float(by_network.agg(lambda paths: paths.std(ddof=0) / paths.mean()).mean())
 
 
-def _verdict(says: str, published: str, kind: str, found: Correlation) -> Verdict:
-    told = above(found.low, found.high, NEARLY)
-    expected = published == "yes"
+def _separates(kind: str, measure: str, share: Correlation) -> Verdict:
+    is_deviation = measure == "absdev"
     return Verdict(
-        f"{says} clean from wrong labels on {KINDS[kind]}",
-        published,
-        f"{found.text}, {found.n} comparisons",
-        None if told is None else told == expected,
+        f"{'Deviation' if is_deviation else 'Density'} tells clean from wrong labels on "
+        f"{KINDS[kind]}",
+        "yes" if is_deviation else "hardly, near training data",
+        f"{share.text}, {share.n} comparisons",
+        share_above(share, NEARLY_ALL) if is_deviation else share_below(share, NEARLY_ALL),
         f"share of paths on which {LEVEL:.0%} wrong labels give the larger value, Wilson's 95 % "
-        f"interval; told apart where that is {NEARLY} or more",
+        f"interval; told apart where that is {NEARLY_ALL} or more",
     )
 
 
-def _figure(values: Mapping[str, pd.DataFrame]) -> Figure:
-    figure, panels = page_figure(2.9, columns=2)
-    for axes, (measure, table) in zip(panels, values.items(), strict=True):
-        names = [name for name in settings_in(table.setting) if name != "initialised"]
-        for number, name in enumerate(names):
-            for seed, dashes in zip(
-                table[table.setting == name].seed.unique(),
-                itertools.cycle(["-", "--", ":"]),
-                strict=False,
-            ):
-                draw_shares(
-                    axes,
-                    table[(table.setting == name) & (table.seed == seed)].value,
-                    color=COLOURS[number],
-                    linestyle=dashes,
-                    label=f"{name}, seed {seed}",
-                )
-        axes.set_xlabel(AXES[measure])
-    panels[0].set_ylabel("share of paths")
-    panels[0].legend(loc="lower right", fontsize=7.5)
-    return figure
+def _curves(table: pd.DataFrame) -> Iterator[tuple[pd.Series, dict[str, Any]]]:
+    names = [name for name in sorted_settings(table.setting) if name != "initialised"]
+    for number, name in enumerate(names):
+        networks = table[table.setting == name].groupby("seed", sort=False).value
+        for (seed, values), dashes in zip(
+            networks, itertools.cycle(["-", "--", ":"]), strict=False
+        ):
+            style = {"color": COLOURS[number], "linestyle": dashes}
+            yield values, {**style, "label": f"{name}, seed {seed}"}

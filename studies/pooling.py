@@ -10,18 +10,15 @@ import pandas as pd
 
 from nlbench.request import Request
 
-from .drawing import page_figure
-from .single_functions import NINE, normal_score, one_batch, values
-from .site_scores import AFFINITY, site_scores
-from .small_networks import small_network
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import within
+from .shared.single_functions import NINE, normal_score, one_batch, summary_values
+from .shared.site_scores import AFFINITY, site_scores
+from .shared.small_networks import trained_vgg8
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Pooling"]
 
 
 # Mean and spread over ways of pooling (slides).
@@ -38,8 +35,8 @@ PUBLISHED = {
 }
 REDUCTIONS = {"spatial": "pooled", "flatten": "whole"}
 SAMPLES = 256
-MANY, FEW = 16, 3
-CLOSE = 0.015
+MANY_CHANNELS, FEW_CHANNELS = 16, 3
+TOLERANCE = 0.015
 
 
 class Pooling(Study):
@@ -51,9 +48,9 @@ class Pooling(Study):
     minutes, quick_minutes = 0.3, 0.2
     takes = ("data", "seeds")
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity under either reduction: normal noise of many and few channels, a network."""
-        data, weights = small_network(context)
+    def measure(self, context: Context) -> Runs:
+        """Measure normal noise of many and of few channels and a network, under both reductions."""
+        data, weights = trained_vgg8(context)
         seeds = context.seeds_or(3)
         runs = {}
         for reduction in REDUCTIONS:
@@ -61,7 +58,7 @@ class Pooling(Study):
                 **one_batch(SAMPLES, "ledoit-wolf"),
                 "sites.reduction": reduction,
             }
-            for channels in (MANY, FEW):
+            for channels in (MANY_CHANNELS, FEW_CHANNELS):
                 request = Request(
                     ("affinity",),
                     tuple(f"functions/{name}" for name in NINE),
@@ -84,69 +81,67 @@ class Pooling(Study):
             runs[f"network-{reduction}"] = context.run(request, f"network-{reduction}")
         return runs
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Pooled beside whole: where they agree and where they do not."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare pooled with whole tensors."""
         noise = {
-            channels: pd.DataFrame(
-                {
-                    called: values(runs[f"{channels}-channels-{reduction}"])
-                    .groupby("function")
-                    .value.mean()
-                    for reduction, called in REDUCTIONS.items()
-                }
-            ).loc[list(PUBLISHED)]
-            for channels in (MANY, FEW)
+            channels: _noise_scores(runs, channels) for channels in (MANY_CHANNELS, FEW_CHANNELS)
         }
-        network = _network(runs)
+        network = _network_scores(runs)
         verdicts = [
             Verdict(
-                f"{name} has one score, pooled or not ({MANY} channels of noise)",
+                f"{name} has one score, pooled or not ({MANY_CHANNELS} channels of noise)",
                 f"{published:.2f} ± {spread:.3f}",
                 f"pooled {pooled:.3f}, whole {whole:.3f}",
-                bool(max(abs(pooled - published), abs(whole - published)) <= CLOSE),
-                f"in theory {normal_score(name):.4f} for both; agrees if both are within {CLOSE} "
-                "of what was published",
+                within([pooled, whole], published, TOLERANCE),
+                f"in theory {normal_score(name):.4f} for both; agrees if both are within "
+                f"{TOLERANCE} of what was published",
             )
             for name, (published, spread) in PUBLISHED.items()
-            for pooled, whole in [noise[MANY].loc[name, ["pooled", "whole"]].to_numpy()]
+            for pooled, whole in [noise[MANY_CHANNELS].loc[name, ["pooled", "whole"]].to_numpy()]
         ]
         verdicts += [
-            _compared(
-                f"Pooling preserves the score with {FEW} channels of noise",
-                noise[FEW],
+            _is_preserved(
+                f"Pooling preserves the score with {FEW_CHANNELS} channels of noise",
+                noise[FEW_CHANNELS],
                 "a pooled tensor has as many numbers as channels: in so few dimensions another "
                 "sample's output is nearer than one's own, and the distance shrinks",
             ),
-            _compared(
+            _is_preserved(
                 "Pooling preserves the scores of a trained network's activations",
                 network,
                 "vgg8's positions are not independent, as those of noise are",
             ),
         ]
-        named = {
-            f"{channels} channels of noise": frame.reset_index(names="function")
-            for channels, frame in noise.items()
+        tables = {
+            f"{channels} channels of noise": scores.reset_index(names="function")
+            for channels, scores in noise.items()
         }
+        draws = summary_values(runs[f"{MANY_CHANNELS}-channels-spatial"]).seed.nunique()
         return Findings(
             verdicts,
-            {**named, "vgg8": network.reset_index(names="site")},
+            {**tables, "vgg8": network.reset_index(names="site")},
             {"Affinity, pooled and whole": _figure(noise, network)},
-            [
-                f"{SAMPLES} samples, the noise of 4x4 independent positions; draws: "
-                f"{values(runs[f'{MANY}-channels-spatial']).seed.nunique()}.",
-            ],
+            [f"{SAMPLES} samples, the noise of 4x4 independent positions; draws: {draws}."],
         )
 
 
-def _network(runs: Mapping[str, Run]) -> pd.DataFrame:
+def _noise_scores(runs: Runs, channels: int) -> pd.DataFrame:
     columns = {}
-    for reduction, called in REDUCTIONS.items():
-        found = site_scores(runs[f"network-{reduction}"])
-        columns[called] = found.groupby("place", sort=False).value.mean()
+    for reduction, name in REDUCTIONS.items():
+        scores = summary_values(runs[f"{channels}-channels-{reduction}"])
+        columns[name] = scores.groupby("function").value.mean()
+    return pd.DataFrame(columns).loc[list(PUBLISHED)]
+
+
+def _network_scores(runs: Runs) -> pd.DataFrame:
+    columns = {}
+    for reduction, name in REDUCTIONS.items():
+        scores = site_scores(runs[f"network-{reduction}"])
+        columns[name] = scores.groupby("place", sort=False).value.mean()
     return pd.DataFrame(columns)
 
 
-def _compared(claim: str, scores: pd.DataFrame, why: str) -> Verdict:
+def _is_preserved(claim: str, scores: pd.DataFrame, reason: str) -> Verdict:
     difference = scores.pooled - scores.whole
     worst = str(difference.abs().idxmax())
     return Verdict(
@@ -154,8 +149,8 @@ def _compared(claim: str, scores: pd.DataFrame, why: str) -> Verdict:
         "preserves",
         f"pooled - whole: {difference.min():+.3f} to {difference.max():+.3f}; {worst} "
         f"{scores.pooled[worst]:.3f} against {scores.whole[worst]:.3f}",
-        bool(difference.abs().max() <= CLOSE),
-        f"agrees if none differs by more than {CLOSE}; {why}",
+        within(difference, 0, TOLERANCE),
+        f"agrees if none differs by more than {TOLERANCE}; {reason}",
     )
 
 

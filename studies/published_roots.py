@@ -1,4 +1,4 @@
-"""Matrix roots of the affinity score in float32, as published code takes them, and in float64."""
+"""Matrix roots of the affinity score in float32, as in published code, and in float64."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from nlbench.errors import NotFinite
 from nlbench.measure import Measure, Result, Value
 from nlbench.options import Option
 
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.verdicts import ordered, within
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["PublishedRoots", "RootsInSinglePrecision", "score_by_roots"]
 
 
 SOURCE = Source(
@@ -34,23 +31,22 @@ SOURCE = Source(
 def score_by_roots(
     x: Tensor, y: Tensor, *, routine: str = "eigh", precision: str = "float32"
 ) -> float:
-    """Affinity score by the paper's formula with two matrix roots and an inverse, as it stands.
+    """Compute the affinity score by the paper's formula, with two matrix roots and an inverse.
 
-    Covariances (Ledoit and Wolf's, in float64) and the transport (exact, in float64) are those
-    of the measure; the map is Σx^{-½} (Σx^{½} Σy Σx^{½})^{½} Σx^{-½}, computed in the precision
-    asked for.
+    Covariances (Ledoit and Wolf's) and the transport (exact) are those of the measure, in float64.
+    The map Σx^{-½} (Σx^{½} Σy Σx^{½})^{½} Σx^{-½} is computed in the given precision.
 
     Parameters
     ----------
     x, y : tensor of shape (n, d)
     routine : {"eigh", "svd"}
-        What a root is taken by.
+        Decomposition of the matrix roots.
     precision : {"float32", "float64"}
 
     Returns
     -------
     float
-        It may be anything in float32.
+        Possibly meaningless in float32.
 
     Examples
     --------
@@ -61,8 +57,8 @@ def score_by_roots(
     """
     import torch
 
-    from nlbench.measures._assignment import optimal_matching
-    from nlbench.measures._covariance import regularized_covariance
+    from nlbench.measures.transport.assignment import optimal_matching
+    from nlbench.measures.transport.covariance import regularized_covariance
 
     dtype = getattr(torch, precision)
     x, y = (values.double() - values.double().mean(0) for values in (x, y))
@@ -88,18 +84,18 @@ def _root(matrix: Tensor, routine: str) -> Tensor:
 
     if routine == "svd":
         left, values, right = torch.linalg.svd(matrix)
-        found: Tensor = (left * values.sqrt()) @ right
-        return found
+        root: Tensor = (left * values.sqrt()) @ right
+        return root
     values, vectors = torch.linalg.eigh(matrix)
-    found = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    return found
+    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
 
 
 class RootsInSinglePrecision(Measure):
-    """The affinity score by matrix roots in float32; it is another number.
+    """The affinity score by matrix roots in float32.
 
-    Of each site: ``value``, by a symmetric eigendecomposition; ``svd``, by a singular value
-    decomposition; ``double``, by the same formula in float64.
+    The statistics of a site are ``value``, by a symmetric eigendecomposition; ``svd``, by a
+    singular value decomposition; and ``double``, by the same formula in float64.
     """
 
     name = "affinity-float32-roots"
@@ -110,21 +106,21 @@ class RootsInSinglePrecision(Measure):
     source = SOURCE
 
     def reset(self) -> None:
-        """Forget all sites."""
+        """Discard all sites."""
         self._values: list[Value] = []
 
     def update(self, observation: Any) -> None:
-        """Take one batch of one site, which has to be its only one."""
+        """Add the only batch of a site."""
         x, y = observation.x, observation.y
-        numbers = {
+        statistics = {
             "value": score_by_roots(x, y),
             "svd": score_by_roots(x, y, routine="svd"),
             "double": score_by_roots(x, y, precision="float64"),
         }
-        self._values.append(Value(observation.place, numbers, len(x)))
+        self._values.append(Value(observation.place, statistics, len(x)))
 
     def compute(self) -> Result:
-        """Give the scores of all sites."""
+        """Return the scores of all sites."""
         first = self._values[0]
         return Result(dict(first.statistics), tuple(self._values), first.n)
 
@@ -136,10 +132,9 @@ class PublishedRoots(Study):
     source = SOURCE
     needs = "nothing"
     minutes, quick_minutes = 0.4, 0.3
-    takes = ()
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """ReLU on correlated heavy-tailed features: many of them, and few."""
+    def measure(self, context: Context) -> Runs:
+        """Measure ReLU on many and on few correlated heavy-tailed features."""
         import torch
 
         sizes = {"many": (2048, 512), "few": (2048, 8)}
@@ -148,7 +143,7 @@ class PublishedRoots(Study):
         runs = {}
         for name, (n, d) in sizes.items():
             inputs = torch.from_numpy(features(n, d))
-            runs[name] = context.evaluated(
+            runs[name] = context.evaluate(
                 torch.nn.Sequential(torch.nn.ReLU()),
                 inputs,
                 ["affinity", RootsInSinglePrecision],
@@ -158,54 +153,55 @@ class PublishedRoots(Study):
             )
         return runs
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Set the scores side by side."""
-        rows, verdicts = [], []
-        for name, run in runs.items():
-            right = run["affinity"].values[0].statistics["value"]
-            wrong = run[RootsInSinglePrecision.name].values[0]
-            eigh, svd, double = (wrong.statistics[k] for k in ("value", "svd", "double"))
-            size = f"{wrong.n:,} samples of {run.records[0].subject.model.split()[2]} features"
-            rows.append((size, right, double, eigh, svd))
-            off = max(abs(eigh - right), abs(svd - right))
-            claim = (
-                "In float32 the score of many heavy-tailed features is another one"
-                if name == "many"
-                else "Of few features it is the same"
-            )
-            verdicts.append(
-                Verdict(
-                    claim,
-                    "0.18 or 0.30, by the routine, against 0.51 in float64"
-                    if name == "many"
-                    else "",
-                    f"{eigh:.4f} (eigh) and {svd:.4f} (svd) against {right:.4f}",
-                    bool(off > 0.01) if name == "many" else bool(off < 0.001),
-                    f"{size}; the features of the published observation are not given, these are "
-                    "of the same size, drawn here; agrees beyond 0.01"
-                    if name == "many"
-                    else f"{size}; agrees within 0.001",
-                )
-            )
-        agreed = max(abs(row[1] - row[2]) for row in rows)
-        verdicts.append(
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare the scores of the measure and of the published formula."""
+        rows = []
+        for run in runs.values():
+            published = run[RootsInSinglePrecision.name].values[0]
+            eigh, svd, double = (published.statistics[k] for k in ("value", "svd", "double"))
+            size = f"{published.n:,} samples of {run.records[0].subject.model.split()[2]} features"
+            rows.append((size, run["affinity"].values[0].statistics["value"], double, eigh, svd))
+        columns = ["ReLU on", "measure", "roots, float64", "eigh, float32", "svd, float32"]
+        table = pd.DataFrame(rows, columns=columns, index=list(runs))
+        single = table[["eigh, float32", "svd, float32"]]
+        error = single.sub(table.measure, axis=0).abs().max(axis=1)
+        double_error = (table.measure - table["roots, float64"]).abs().max()
+        ours = {
+            name: f"{row.iloc[3]:.4f} (eigh) and {row.iloc[4]:.4f} (svd) against {row.measure:.4f}"
+            for name, row in table.iterrows()
+        }
+        verdicts = [
+            Verdict(
+                "In float32 the score of many heavy-tailed features is another one",
+                "0.18 or 0.30, by the routine, against 0.51 in float64",
+                ours["many"],
+                ordered(0.01, error["many"]),
+                f"{table['ReLU on']['many']}; the features of the published observation are "
+                "not given, these are of the same size, drawn here; agrees beyond 0.01",
+            ),
+            Verdict(
+                "Of few features it is the same",
+                "",
+                ours["few"],
+                within(error["few"], 0, 0.001),
+                f"{table['ReLU on']['few']}; agrees within 0.001",
+            ),
             Verdict(
                 "In float64 the paper's formula gives what the measure gives by another one",
                 "",
-                f"off by at most {agreed:.0e}",
-                bool(agreed < 1e-4),
-                "two roots and an inverse against a Cholesky factor; the ridge is absolute in the "
-                "one and relative in the other; agrees within 1e-4",
-            )
-        )
-        columns = ["ReLU on", "measure", "roots, float64", "eigh, float32", "svd, float32"]
-        return Findings(verdicts, {"Scores": pd.DataFrame(rows, columns=columns)})
+                f"off by at most {double_error:.0e}",
+                within(double_error, 0, 1e-4),
+                "two roots and an inverse against a Cholesky factor; the ridge is absolute "
+                "in the one and relative in the other; agrees within 1e-4",
+            ),
+        ]
+        return Findings(verdicts, {"Scores": table})
 
 
 def features(n: int, d: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Draw heavy-tailed features whose spectrum falls as that of deep layers does.
+    """Draw heavy-tailed features whose spectrum falls like that of deep layers.
 
-    Student's t with 5 degrees of freedom, the k-th of them weighed by 1 / k, mixed at random.
+    They are Student's t with 5 degrees of freedom, the k-th weighted by 1 / k, mixed at random.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""How density and absolute deviation rank tasks of growing difficulty."""
+"""Ranks of tasks of growing difficulty by density and by absolute deviation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ import pandas as pd
 
 from nlbench.reports.agreement import kendall
 
-from .drawing import COLOURS, page_figure
-from .linear_regions import AXES, MEASURES, ClosedPaths, medians, path_values, size_of, unfitted
-from .study import Findings, Verdict, above, over_networks
+from .framework import Findings, Runs, Verdict
+from .framework.figures import COLOURS, page_figure
+from .framework.verdicts import correlates, correlation_text
+from .shared.linear_regions import (
+    AXIS_LABELS,
+    MEASURES,
+    ClosedPaths,
+    medians,
+    path_values,
+    size_remark,
+    unfitted_remarks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
 
-__all__ = ["Ranking"]
+_CRITERION = (
+    "Kendall's tau-b between the share of wrong labels and a network's median over paths, with "
+    "its 95 % interval over networks; undecided where that holds 0 or there are too few networks"
+)
 
 
 class Ranking(ClosedPaths):
@@ -26,66 +37,52 @@ class Ranking(ClosedPaths):
 
     question = "Do density and deviation rank tasks by their share of wrong labels?"
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Correlate each measure's median with the share of wrong labels, over networks."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Correlate each measure's median with the share of wrong labels over networks."""
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
-        ladder = {name: _ladder(table) for name, table in values.items()}
-        found = {name: kendall(table.level, table.value) for name, table in ladder.items()}
-        rises = {name: above(one.low, one.high) for name, one in found.items()}
+        by_level = {name: _medians_by_level(table) for name, table in values.items()}
+        taus = {name: kendall(table.level, table.value) for name, table in by_level.items()}
         verdicts = [
             Verdict(
                 "Deviation rises with the share of wrong labels",
                 "rises; 0.2 and 0.4 are not told apart for VGG8",
-                over_networks("τ", found["absdev"]),
-                rises["absdev"],
-                _HOW,
+                correlation_text("τ", taus["absdev"]),
+                correlates(taus["absdev"]),
+                _CRITERION,
             ),
             Verdict(
                 "Density falls with the share of wrong labels",
                 "falls for VGG8, rises for ResNet18",
-                over_networks("τ", found["density"]),
-                None if rises["density"] is None else not rises["density"],
-                _HOW,
+                correlation_text("τ", taus["density"]),
+                correlates(taus["density"], -1),
+                _CRITERION,
             ),
         ]
         table = pd.concat(
-            [one.assign(measure=name) for name, one in ladder.items()], ignore_index=True
+            [rows.assign(measure=name) for name, rows in by_level.items()], ignore_index=True
         )
         return Findings(
             verdicts,
             {"Median over paths of each network": table},
-            {"Median over paths against the share of wrong labels": _figure(ladder)},
-            [size_of(values["absdev"]), *unfitted(runs["paths"])],
+            {"Median over paths against the share of wrong labels": _figure(by_level)},
+            [size_remark(values["absdev"]), *unfitted_remarks(runs["paths"])],
         )
 
 
-_HOW = (
-    "Kendall's tau-b between the share of wrong labels and a network's median over paths, with "
-    "its 95 % interval over networks; undecided where that holds 0 or there are too few networks"
-)
+def _medians_by_level(values: pd.DataFrame) -> pd.DataFrame:
+    """Return the share of wrong labels and the median of networks trained without augmentation."""
+    table = medians(values).reset_index()
+    table = table[table.setting.isin(["clean"]) | table.setting.str.startswith("noise")]
+    levels = [0.0 if name == "clean" else float(name.split()[1]) for name in table.setting]
+    return table.assign(level=levels)[["level", "seed", "value"]].sort_values(["level", "seed"])
 
 
-def _ladder(values: pd.DataFrame) -> pd.DataFrame:
-    """Share of wrong labels and median of each network trained without augmentation."""
-    middle = medians(values).reset_index()
-    kept = middle[middle.setting.isin(["clean"]) | middle.setting.str.startswith("noise")]
-    levels = [0.0 if name == "clean" else float(name.split()[1]) for name in kept.setting]
-    return kept.assign(level=levels)[["level", "seed", "value"]].sort_values(["level", "seed"])
-
-
-def _figure(ladder: Mapping[str, pd.DataFrame]) -> Figure:
+def _figure(by_level: Mapping[str, pd.DataFrame]) -> Figure:
     figure, panels = page_figure(2.9, columns=2)
-    for axes, (name, table) in zip(panels, ladder.items(), strict=True):
+    for axes, (name, table) in zip(panels, by_level.items(), strict=True):
         axes.plot(table.level, table.value, "o", color=COLOURS[0], markersize=4, alpha=0.5)
-        levels = table.groupby("level").value
-        axes.errorbar(
-            levels.mean().index,
-            levels.mean(),
-            levels.std(ddof=0),
-            color=COLOURS[0],
-            capsize=2,
-        )
-        axes.set_xlabel("share of wrong labels")
-        label = AXES[name]
-        axes.set_ylabel(f"median {label}")
+        groups = table.groupby("level").value
+        means = groups.mean()
+        axes.errorbar(means.index, means, groups.std(ddof=0), color=COLOURS[0], capsize=2)
+        axes.set(xlabel="share of wrong labels", ylabel=f"median {AXIS_LABELS[name]}")
     return figure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -11,21 +10,18 @@ import pandas as pd
 from nlbench.citation import Source
 from nlbench.request import Request
 
-from .drawing import page_figure
-from .single_functions import one_batch
-from .study import Context, Findings, Study, Verdict
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import above, mean_and_spread, within
+from .shared.single_functions import one_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
 
-__all__ = ["Redshift"]
+GRID_SIDE = 32
 
-
-SIDE = 32
-
-# Panel: model, mean and standard deviation over the layers of one network (slides).
+# Model, and mean and standard deviation over the layers of one network (slides), by panel.
 PANELS = {
     ("ReLU", "× 1", "original"): ("redshift-mlp", 0.90, 0.04),
     ("tanh", "× 1", "original"): ("redshift-mlp-tanh", 0.96, 0.02),
@@ -37,8 +33,7 @@ PANELS = {
     ("tanh", "× 6", "shifted"): ("redshift-mlp-shifted-tanh-x6", 0.74, 0.05),
 }
 
-
-# Claims about which of two panels scores higher, or falls further (paper, section 3.2).
+# Claims that a sum of signed panels is positive (paper, section 3.2).
 _ORIGINAL, _SHIFTED = "original", "shifted"
 CONTRASTS = {
     "Larger weights lower ReLU's scores": [
@@ -78,26 +73,21 @@ class Redshift(Study):
     minutes = quick_minutes = 0.3
     takes = ("seeds",)
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of eight kinds of random perceptron, five of each."""
-        models = tuple(model for model, _, _ in PANELS.values())
-        seeds = context.seeds_or(5, quick=5)
-        return {
-            "run": context.run(
-                Request(
-                    ("affinity",),
-                    models,
-                    ("grid",),
-                    ("init",),
-                    seeds,
-                    samples=0,
-                    settings=one_batch(SIDE**2) | {"grid.side": SIDE},
-                )
-            )
-        }
+    def measure(self, context: Context) -> Runs:
+        """Measure the affinity of eight kinds of random perceptron, five of each."""
+        request = Request(
+            ("affinity",),
+            tuple(model for model, _, _ in PANELS.values()),
+            ("grid",),
+            ("init",),
+            context.seeds_or(5, quick=5),
+            samples=0,
+            settings=one_batch(GRID_SIDE**2) | {"grid.side": GRID_SIDE},
+        )
+        return {"run": context.run(request)}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Mean score of each kind, over the layers of a network and then over networks."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Average the scores of each kind over the layers of a network and then over networks."""
         scores = runs["run"].scores
         means = scores[(scores.place == "") & (scores.statistic == "value")]
         rows, verdicts = [], []
@@ -108,31 +98,22 @@ class Redshift(Study):
                 Verdict(
                     f"{activation}, weights {factor}, {version}",
                     f"{published:.2f} ± {spread:.2f}",
-                    f"{ours.mean():.2f}" + (f" ± {ours.std():.2f}" if len(ours) > 1 else ""),
-                    bool(abs(ours.mean() - published) <= spread),
+                    mean_and_spread(ours),
+                    within(ours.mean(), published, spread),
                     "agrees if within the published spread over layers",
                 )
             )
         verdicts += [_contrast(claim, signs, means) for claim, signs in CONTRASTS.items()]
-        table = pd.DataFrame(
-            rows,
-            columns=[
-                "activation",
-                "weights",
-                "version",
-                "published",
-                "±layers",
-                "here",
-                "±seeds",
-            ],
-        )
+        columns = ["activation", "weights", "version", "published", "±layers", "here", "±seeds"]
+        table = pd.DataFrame(rows, columns=columns)
         return Findings(
             verdicts,
             {"Mean affinity": table},
             {"Published (bars) and here (dots): mean affinity": _figure(table)},
             [
                 "The published figures are of one network each, ± over its layers; here: ± over "
-                f"{scores.seed.nunique()} seeds, the {SIDE**2:,} points of the grid in one batch."
+                f"{scores.seed.nunique()} seeds, the {GRID_SIDE**2:,} points of the grid in one "
+                "batch."
             ],
         )
 
@@ -140,22 +121,21 @@ class Redshift(Study):
 def _contrast(
     claim: str, signs: list[tuple[int, tuple[str, str, str]]], means: pd.DataFrame
 ) -> Verdict:
-    """Judge a difference between panels, network by network of the same random draws."""
+    """Test a difference between panels over networks of the same random draws."""
     from scipy.stats import t
 
     by_seed = means.pivot_table("value", "seed", "model")
     published = sum(sign * PANELS[panel][1] for sign, panel in signs)
     ours = sum((sign * by_seed[PANELS[panel][0]] for sign, panel in signs), 0 * by_seed.iloc[:, 0])
-    n = len(ours)
+    n, mean = len(ours), ours.mean()
     reach = t.ppf(0.975, n - 1) * ours.std() / math.sqrt(n) if n > 1 else math.inf
-    agrees = None if abs(ours.mean()) <= reach else bool(ours.mean() > 0)
     return Verdict(
         claim,
         f"{published:+.2f}",
-        f"{ours.mean():+.3f}" + (f" ± {reach:.3f}" if n > 1 else ""),
-        agrees,
-        "difference of mean affinities, 95 % interval over networks of the same draws; can't "
-        "tell if 0 is in it",
+        f"{mean:+.3f}" + (f" ± {reach:.3f}" if n > 1 else ""),
+        above((mean - reach, mean + reach)),
+        "difference of mean affinities, 95 % interval over networks of the same draws; "
+        "can't tell if 0 is in it",
     )
 
 
@@ -164,8 +144,7 @@ def _figure(table: pd.DataFrame) -> Figure:
     places = range(len(table))
     axes.bar(places, table.published, yerr=table["±layers"], color="0.8", ecolor="0.5")
     axes.errorbar(places, table.here, yerr=table["±seeds"], fmt="o", color="C0")
-    names = [f"{r.activation} {r.weights}\n{r.version}" for r in table.itertuples()]
+    names = [f"{row.activation} {row.weights}\n{row.version}" for row in table.itertuples()]
     axes.set_xticks(places, names, fontsize=7)
-    axes.set_ylim(0, 1.05)
-    axes.set_ylabel("affinity")
+    axes.set(ylim=(0, 1.05), ylabel="affinity")
     return figure

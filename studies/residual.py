@@ -1,4 +1,4 @@
-"""What shortcuts do to a network's signature."""
+"""The effect of shortcuts on a network's signature."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from numpy.typing import ArrayLike
 
 from nlbench.reports.agreement import Correlation, paired_share
 
-from .drawing import page_figure
-from .site_scores import AFFINITY, site_scores
-from .small_networks import measured_networks
-from .study import Context, Findings, Study, Verdict, above
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import COLOURS, page_figure
+from .framework.verdicts import ordered, share_above
+from .shared.site_scores import AFFINITY, site_scores
+from .shared.small_networks import measure_networks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
 
-__all__ = ["Residual", "modes", "separation"]
-
-
-SEPARATE = 2.0
-"""Ashman's D from which two normal distributions are told apart cleanly."""
+MIN_SEPARATION = 2.0
+"""Ashman's D above which two normal distributions are cleanly separated."""
+MIN_BIC_DIFFERENCE = 2
 
 NAMES = {"resnet20": "ResNet20", "plain20": "plain20"}
 
 
-def separation(one: ArrayLike, other: ArrayLike) -> float:
-    """Ashman's D of two groups: √2 |μ1 - μ2| / √(σ1² + σ2²); above 2 they are two modes.
+def separation(first: ArrayLike, second: ArrayLike) -> float:
+    """Compute Ashman's D of two groups, √2 |μ1 - μ2| / √(σ1² + σ2²); above 2 they are two modes.
 
     References
     ----------
@@ -44,13 +42,13 @@ def separation(one: ArrayLike, other: ArrayLike) -> float:
     >>> round(separation([0.0, 2.0], [4.0, 6.0]), 4)
     4.0
     """
-    x, y = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     width = math.sqrt(float(x.var() + y.var()))
     return math.sqrt(2) * abs(float(x.mean() - y.mean())) / width if width else math.inf
 
 
 def modes(values: ArrayLike) -> float:
-    """By how much the BIC prefers two normal distributions to one: above 0, two modes.
+    """Compute by how much the BIC prefers two normal distributions to one; above 0, two modes.
 
     Examples
     --------
@@ -78,60 +76,52 @@ class Residual(Study):
     minutes, quick_minutes = 2.5, 0.4
     takes = ("seeds",)
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of ResNet20 and plain20, drawn and trained on digits, three seeds each."""
+    def measure(self, context: Context) -> Runs:
+        """Measure the affinity of ResNet20 and plain20, untrained and trained on digits."""
         seeds = dict.fromkeys(NAMES, context.seeds_or(3))
-        return {"run": measured_networks(context, seeds, drawn=seeds)}
+        return {"run": measure_networks(context, seeds, drawn=seeds)}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Scores after an addition against scores within a block."""
-        table = _by_role(site_scores(runs["run"]))
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare scores after an addition with scores within a block."""
+        table = _block_sites(site_scores(runs["run"]))
         trained, drawn = table[table.state == "trained"], table[table.state == "drawn"]
         rows = [
-            (
-                state,
-                NAMES[str(model)],
-                seed,
-                inner.mean(),
-                outer.mean(),
-                separation(inner, outer),
-            )
-            for (state, model, seed), part in table.groupby(["state", "model", "seed"])
-            for inner, outer in [_inner_outer(part)]
+            (state, NAMES[str(model)], seed, inner.mean(), outer.mean(), separation(inner, outer))
+            for (state, model, seed), sites in table.groupby(["state", "model", "seed"])
+            for inner, outer in [_inner_outer(sites)]
         ]
-        apart = pd.DataFrame(
-            rows, columns=["weights", "network", "seed", "first ReLU", "second ReLU", "D"]
-        )
-        of = {
-            (str(state), str(network)): part.D.to_numpy()
-            for (state, network), part in apart.groupby(["weights", "network"])
+        columns = ["weights", "network", "seed", "first ReLU", "second ReLU", "D"]
+        separations = pd.DataFrame(rows, columns=columns)
+        by_network = {
+            (str(state), str(network)): group.D.to_numpy()
+            for (state, network), group in separations.groupby(["weights", "network"])
         }
         verdicts = [
-            *_separations(of),
-            *_counted(trained),
+            *_separated(by_network),
+            *_mode_counts(trained),
             _near_one(trained),
-            _above(trained),
-            _by_training(of, len(drawn)),
+            _second_is_more_linear(trained),
+            _comes_with_training(by_network, len(drawn)),
         ]
-        few = trained.seed.nunique()
+        seeds = trained.seed.nunique()
         return Findings(
             verdicts,
-            {"Separation of first and second ReLUs of blocks": apart},
+            {"Separation of first and second ReLUs of blocks": separations},
             {"Affinity of the first and second ReLUs of blocks, trained": _figure(trained)},
             [
-                f"Trained on digits for a few epochs, {few} seed{'s'[: few != 1]} each; the "
+                f"Trained on digits for a few epochs, {seeds} seed{'s'[: seeds != 1]} each; the "
                 "published figure is of CIFAR."
-                if few
+                if seeds
                 else "Nothing trained."
             ],
         )
 
 
-def _by_role(table: pd.DataFrame) -> pd.DataFrame:
-    """Sites of blocks alone, each with its place in the block: ``relu1`` or ``relu2``."""
+def _block_sites(table: pd.DataFrame) -> pd.DataFrame:
+    """Select the sites of blocks, with their role in the block: ``relu1`` or ``relu2``."""
     role = table.place.str.rpartition(".")[2]
-    kept = role.isin(["relu1", "relu2"]) & table.value.notna()
-    return table.assign(role=role).loc[kept]
+    is_in_block = role.isin(["relu1", "relu2"]) & table.value.notna()
+    return table.assign(role=role).loc[is_in_block]
 
 
 def _inner_outer(table: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -142,40 +132,41 @@ def _listed(values: ArrayLike) -> str:
     return ", ".join(f"{value:.1f}" for value in np.asarray(values))
 
 
-def _separations(of: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict]:
-    residual, plain = of["trained", "ResNet20"], of["trained", "plain20"]
+def _separated(by_network: Mapping[tuple[str, str], np.ndarray]) -> list[Verdict]:
+    residual, plain = by_network["trained", "ResNet20"], by_network["trained", "plain20"]
     return [
         Verdict(
             "With shortcuts the first and second ReLUs of blocks are two modes",
             "two modes",
             f"D = {_listed(residual)}",
-            bool((residual > SEPARATE).all()),
+            ordered(MIN_SEPARATION, residual),
             "Ashman's D of each seed: above 2 two modes are told apart",
         ),
         Verdict(
             "Without shortcuts they are one",
             "one mode",
             f"D = {_listed(plain)}",
-            bool((plain < SEPARATE).all()),
+            ordered(plain, MIN_SEPARATION),
             "the same network, recipe and seeds without the additions",
         ),
     ]
 
 
-def _counted(trained: pd.DataFrame) -> list[Verdict]:
-    """Modes found without being told which ReLU is which."""
+def _mode_counts(trained: pd.DataFrame) -> list[Verdict]:
+    """Count modes without using which ReLU a score belongs to."""
     verdicts = []
     for model, published in (("resnet20", "two modes"), ("plain20", "one mode")):
         gain = modes(trained.value[trained.model == model])
-        two = gain > 0
+        is_two = gain > 0
+        is_decided = abs(gain) >= MIN_BIC_DIFFERENCE
         verdicts.append(
             Verdict(
                 f"Scores of {NAMES[model]}, whichever ReLU they are of, have {published}",
                 published,
-                f"{'two' if two else 'one'} (BIC {gain:+.0f} for two)",
-                None if abs(gain) < 2 else two == (published == "two modes"),
+                f"{'two' if is_two else 'one'} (BIC {gain:+.0f} for two)",
+                is_two == (published == "two modes") if is_decided else None,
                 "a mixture of two normal distributions against one, all seeds; a difference of "
-                "BIC below 2 tells nothing",
+                f"BIC below {MIN_BIC_DIFFERENCE} tells nothing",
             )
         )
     return verdicts
@@ -183,46 +174,46 @@ def _counted(trained: pd.DataFrame) -> list[Verdict]:
 
 def _near_one(trained: pd.DataFrame) -> Verdict:
     _, outer = _inner_outer(trained[trained.model == "resnet20"])
-    middle = float(outer.median())
+    median = float(outer.median())
     return Verdict(
         "One mode is of almost linear activations, those after an addition",
         "centred near 1",
-        f"median {middle:.3f}, {outer.min():.2f} to {outer.max():.2f}",
-        middle >= 0.9,
+        f"median {median:.3f}, {outer.min():.2f} to {outer.max():.2f}",
+        ordered(0.9, median),
         "near 1: a median of at least 0.9",
     )
 
 
-def _above(trained: pd.DataFrame) -> Verdict:
-    """Whether an activation after an addition is above one within a block, pair by pair."""
+def _second_is_more_linear(trained: pd.DataFrame) -> Verdict:
+    """Compare the two activations of each block."""
     shares: dict[str, Correlation] = {}
     for model in NAMES:
         pairs = [
             b - a
-            for _, part in trained[trained.model == model].groupby("seed")
-            for inner, outer in [_inner_outer(part)]
+            for _, sites in trained[trained.model == model].groupby("seed")
+            for inner, outer in [_inner_outer(sites)]
             for a, b in zip(inner, outer, strict=True)
         ]
         shares[model] = paired_share(pairs)
-    one, other = shares["resnet20"], shares["plain20"]
     return Verdict(
         "In a block the ReLU after the addition is the more linear one",
         "",
-        f"{one.text} of blocks; without additions {other.text}",
-        above(one.low, one.high, 0.5),
+        f"{shares['resnet20'].text} of blocks; without additions {shares['plain20'].text}",
+        share_above(shares["resnet20"]),
         "share of blocks with Wilson's interval",
     )
 
 
-def _by_training(of: Mapping[tuple[str, str], np.ndarray], drawn: int) -> Verdict:
-    before = of.get(("drawn", "ResNet20"), np.array([])) if drawn else np.array([])
-    after = of["trained", "ResNet20"]
-    same = len(before) == len(after)
+def _comes_with_training(by_network: Mapping[tuple[str, str], np.ndarray], drawn: int) -> Verdict:
+    before = by_network.get(("drawn", "ResNet20"), np.array([])) if drawn else np.array([])
+    after = by_network["trained", "ResNet20"]
+    are_paired = len(before) == len(after)
+    is_new = bool((before < MIN_SEPARATION).all() and (after > MIN_SEPARATION).all())
     return Verdict(
         "The two modes of ResNet20 come with training",
         "",
         f"D before training {_listed(before) or '–'}, after {_listed(after)}",
-        bool((before < SEPARATE).all() and (after > SEPARATE).all()) if same else None,
+        is_new if are_paired else None,
         "batch norm's statistics before training are those of the samples",
     )
 
@@ -231,20 +222,16 @@ def _figure(trained: pd.DataFrame) -> Figure:
     from scipy.stats import gaussian_kde
 
     figure, panels = page_figure(2.7, columns=2, sharex=True, sharey=True)
-    low = float(trained.value.min()) - 0.05
-    grid = np.linspace(low, 1.05, 200)
-    for axes, (model, name) in zip(
-        panels, (("plain20", "plain20"), ("resnet20", "ResNet20")), strict=True
-    ):
+    grid = np.linspace(float(trained.value.min()) - 0.05, 1.05, 200)
+    for axes, model in zip(panels, ("plain20", "resnet20"), strict=True):
         groups = _inner_outer(trained[trained.model == model])
         for place, (values, label) in enumerate(zip(groups, ("first", "second"), strict=True)):
-            colour = ("#0072B2", "#D55E00")[place]
             density = gaussian_kde(values)(grid)
-            axes.plot(grid, density, color=colour, label=f"{label} ReLU of a block")
-            axes.fill_between(grid, density, color=colour, alpha=0.2)
-            axes.plot(values, np.full(len(values), -0.4 - 0.5 * place), "|", color=colour)
-        axes.set_title(name)
-        axes.set_xlabel("affinity")
+            axes.plot(grid, density, color=COLOURS[place], label=f"{label} ReLU of a block")
+            axes.fill_between(grid, density, color=COLOURS[place], alpha=0.2)
+            height = np.full(len(values), -0.4 - 0.5 * place)
+            axes.plot(values, height, "|", color=COLOURS[place])
+        axes.set(title=NAMES[model], xlabel="affinity")
     panels[0].set_ylabel("density")
     panels[0].legend(loc="upper left")
     return figure

@@ -1,4 +1,4 @@
-"""How far signatures of one architecture differ between trainings."""
+"""Differences of signatures between trainings of one architecture."""
 
 from __future__ import annotations
 
@@ -11,64 +11,68 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nlbench.reports.agreement import paired_share
-from nlbench.reports.signatures import SignatureComparison, compare_signatures
+from nlbench.reports.signatures import compare_signatures
 
-from .drawing import COLOURS, page_figure
-from .site_scores import AFFINITY, signatures, site_scores
-from .small_networks import measured_networks, seeds_of_each
-from .study import Context, Findings, Study, Verdict, above
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import COLOURS, page_figure, signature_map
+from .framework.verdicts import ordered, range_text, share_above
+from .shared.site_scores import AFFINITY, nearest_is_alike, signatures, site_scores
+from .shared.small_networks import measure_networks, seeds_by_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Seeds"]
 
 
 class Seeds(Study):
     """Nine trainings of VGG8: their signatures against each other and other architectures'."""
 
-    question = "Is a signature the architecture's own, or does each training have another?"
+    question = "Does a signature belong to the architecture, or does each training have its own?"
     source = AFFINITY
     needs = "digits; trains 15 networks"
     minutes, quick_minutes = 4.0, 0.5
     takes = ("seeds",)
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of nine VGG8s and three ResNet20s and plain20s, and of VGG8s as drawn."""
-        trained = seeds_of_each(context, of_vgg8=9)
+    def measure(self, context: Context) -> Runs:
+        """Measure the affinity of VGG8s, ResNet20s and plain20s, and of untrained VGG8s."""
+        trained = seeds_by_model(context, vgg8=9)
         drawn = {"vgg8": trained["vgg8"]}
-        return {"run": measured_networks(context, trained, drawn=drawn)}
+        return {"run": measure_networks(context, trained, drawn=drawn)}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Distances of signatures within an architecture and between two."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare signatures within an architecture and between two."""
         table = site_scores(runs["run"])
-        trained = table[table.state == "trained"]
-        found = dict(signatures(trained, ["model", "seed"]))
-        names = [str(model) for model, _ in found]
-        compared = compare_signatures(list(found.values()))
+        trained = dict(signatures(table[table.state == "trained"], ["model", "seed"]))
+        drawn = dict(signatures(table[table.state == "drawn"], ["model", "seed"]))
+        names = [str(model) for model, _ in trained]
+        compared = compare_signatures(list(trained.values()))
         pairs = _pairs(names, compared.distances)
-        within, between = pairs[pairs.same], pairs[~pairs.same]
-        before = dict(signatures(table[table.state == "drawn"], ["model", "seed"]))
         moved = {
-            place: compare_signatures([before[key], found[key]]).distances[0, 1]
-            for place, key in enumerate(found)
-            if key in before
+            place: compare_signatures([drawn[key], trained[key]]).distances[0, 1]
+            for place, key in enumerate(trained)
+            if key in drawn
         }
         means = pd.DataFrame(
             [
                 (model, seed, values.mean(), values.min(), values.max())
-                for (model, seed), values in found.items()
+                for (model, seed), values in trained.items()
             ],
             columns=["network", "seed", "mean", "min", "max"],
         )
+        colours = dict(zip(dict.fromkeys(names), COLOURS, strict=False))
+        signature_points, axes = signature_map(compared.points, names, colours)
+        axes.legend()
         return Findings(
             [
-                _steady(means),
-                _nearer(within.distance, between.distance),
-                _recognised(names, compared.distances),
-                _weights_count(compared.distances, moved),
+                _is_steady(means),
+                _is_nearer(pairs),
+                nearest_is_alike(
+                    "The signature nearest to a training's is of the same architecture",
+                    "",
+                    names,
+                    compared.distances,
+                    "by chance it would be {chance:.0%}",
+                ),
+                _moves_less_than_training(compared.distances, moved),
             ],
             {
                 "Mean, least and largest score of each training": means,
@@ -76,9 +80,9 @@ class Seeds(Study):
             },
             {
                 "Signatures of all trainings, and their distances": _figure(
-                    names, list(found.values()), pairs
+                    names, list(trained.values()), pairs, colours
                 ),
-                "A map of the signatures": _map(names, compared),
+                "A map of the signatures": signature_points,
             },
             [
                 f"{names.count('vgg8')} trainings of VGG8 on digits; the published ones are nine "
@@ -95,7 +99,7 @@ def _pairs(names: Sequence[str], distances: NDArray[np.float64]) -> pd.DataFrame
     return pd.DataFrame(rows, columns=["first", "second", "same", "distance"])
 
 
-def _steady(means: pd.DataFrame) -> Verdict:
+def _is_steady(means: pd.DataFrame) -> Verdict:
     ours = means[means.network == "vgg8"]["mean"]
     others = means[means.network != "vgg8"].groupby("network")["mean"].mean()
     gap = float((others - ours.mean()).abs().min())
@@ -104,96 +108,71 @@ def _steady(means: pd.DataFrame) -> Verdict:
         "VGG8's mean score hardly depends on the seed",
         "robust to the seed",
         f"{ours.mean():.3f} ± {spread:.3f} over {len(ours)}",
-        spread < gap / 2,
-        f"hardly: ± is less than half of the {gap:.3f} to the mean score of the nearest other "
-        "architecture",
+        ordered(spread, gap / 2),
+        f"hardly: ± is less than half of the {gap:.3f} to the mean score of the nearest "
+        "other architecture",
     )
 
 
-def _nearer(within: pd.Series, between: pd.Series) -> Verdict:
-    both = "trainings of one architecture are nearer to each other than to any other's"
+def _is_nearer(pairs: pd.DataFrame) -> Verdict:
+    within, between = pairs[pairs.same].distance, pairs[~pairs.same].distance
     return Verdict(
-        f"Signatures: {both}",
+        "Signatures: trainings of one architecture are nearer to each other than to any other's",
         "",
-        f"{within.mean():.2f} ({within.min():.2f} to {within.max():.2f}) within, "
-        f"{between.mean():.2f} ({between.min():.2f} to {between.max():.2f}) between",
-        bool(within.max() < between.min()) if len(within) else None,
+        f"{range_text(within)} within, {range_text(between)} between",
+        ordered(within, between),
         "DTW distances; the farthest pair within against the nearest pair between",
     )
 
 
-def _recognised(names: Sequence[str], distances: NDArray[np.float64]) -> Verdict:
-    """Whether the nearest other signature is of the same architecture."""
-    alone = [names.count(name) == 1 for name in names]
-    away = distances + np.diag(np.full(len(names), np.inf))
-    hits = [
-        1.0 if names[int(away[i].argmin())] == names[i] else -1.0
-        for i in range(len(names))
-        if not alone[i]
-    ]
-    share = paired_share(hits)
-    chance = float(
-        np.mean([(names.count(n) - 1) / (len(names) - 1) for n in names if names.count(n) > 1])
-    )
-    return Verdict(
-        "The signature nearest to a training's is of the same architecture",
-        "",
-        f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})",
-        above(share.low, share.high, chance),
-        f"by chance it would be {chance:.0%}",
-    )
-
-
-def _weights_count(distances: NDArray[np.float64], moved: Mapping[int, float]) -> Verdict:
-    """Whether each network is nearer to other seeds' than to what it was before training."""
+def _moves_less_than_training(
+    distances: NDArray[np.float64], moved: Mapping[int, float]
+) -> Verdict:
+    """Compare the distance to other seeds with the distance to the network before training."""
     own = distances[np.ix_(list(moved), list(moved))]
     others = own.sum(0) / max(1, len(own) - 1)
     by_training = np.array(list(moved.values()))
     share = paired_share(by_training - others)
-    return Verdict(
-        "Seeds make less of a difference than training does",
-        "stable over seeds, different for other weights",
-        f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained",
-        above(share.low, share.high, 0.5) if len(own) > 1 else None,
+    claim = "Seeds make less of a difference than training does"
+    published = "stable over seeds, different for other weights"
+    ours = (
+        f"VGG8: {others.mean():.2f} between seeds, {by_training.mean():.2f} from drawn to trained"
+    )
+    remark = (
         f"so in {share.value:.0%} of {share.n} networks ({share.low:.0%} to {share.high:.0%}, "
         "Wilson): DTW distance to its own signature before training against the mean distance to "
-        "those of other seeds",
+        "those of other seeds"
+    )
+    if len(own) < 2:
+        return Verdict(claim, published, ours, None, remark)
+    return Verdict(
+        claim,
+        published,
+        ours,
+        share_above(share),
+        remark,
     )
 
 
 def _figure(
-    names: Sequence[str], found: Sequence[NDArray[np.float64]], pairs: pd.DataFrame
+    names: Sequence[str],
+    curves: Sequence[NDArray[np.float64]],
+    pairs: pd.DataFrame,
+    colours: Mapping[str, str],
 ) -> Figure:
-    networks = list(dict.fromkeys(names))
     figure, (left, right) = page_figure(3.0, columns=2, width_ratios=(3, 2))
-    for name, values in zip(names, found, strict=True):
+    for name, values in zip(names, curves, strict=True):
         depth = np.linspace(0, 1, len(values))
-        left.plot(depth, values, color=COLOURS[networks.index(name)], linewidth=0.9, alpha=0.8)
-    for place, network in enumerate(networks):
-        left.plot([], [], color=COLOURS[place], label=f"{network} × {names.count(network)}")
-    left.set_xlabel("depth, first to last site")
-    left.set_ylabel("affinity")
+        left.plot(depth, values, color=colours[name], linewidth=0.9, alpha=0.8)
+    for name, colour in colours.items():
+        left.plot([], [], color=colour, label=f"{name} × {names.count(name)}")
+    left.set(xlabel="depth, first to last site", ylabel="affinity")
     left.legend(loc="lower right")
-    kinds = {
-        "within": pairs.distance[pairs.same],
-        "between": pairs.distance[~pairs.same],
-    }
+    kinds = {"within": pairs.distance[pairs.same], "between": pairs.distance[~pairs.same]}
     rng = np.random.default_rng(0)
     for place, away in enumerate(kinds.values()):
         right.plot(place + rng.uniform(-0.2, 0.2, len(away)), away, ".", color=COLOURS[place])
     right.set_xticks(range(len(kinds)), [f"{kind}\narchitectures" for kind in kinds])
-    right.set_xlim(-0.5, len(kinds) - 0.5)
+    right.set(xlim=(-0.5, len(kinds) - 0.5), ylabel="DTW distance")
     right.set_ylim(bottom=0)
-    right.set_ylabel("DTW distance")
-    return figure
-
-
-def _map(names: Sequence[str], compared: SignatureComparison) -> Figure:
-    figure, axes = page_figure(2.7)
-    for place, network in enumerate(dict.fromkeys(names)):
-        of = [i for i, name in enumerate(names) if name == network]
-        axes.plot(*compared.points[of].T, "o", color=COLOURS[place], label=network)
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set_xlabel("classical scaling of DTW distances")
-    axes.legend()
     return figure

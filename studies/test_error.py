@@ -1,8 +1,7 @@
-"""Whether what is measured on training images goes with the error on others."""
+"""Correlation of the measures on training images with the error on test images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -10,9 +9,11 @@ import pandas as pd
 from nlbench.reports.agreement import Correlation, spearman
 from nlbench.request import Request
 
-from .drawing import COLOURS, page_figure
-from .linear_regions import (
-    AXES,
+from .framework import Context, Findings, Runs, Verdict
+from .framework.figures import draw_groups, page_figure
+from .framework.verdicts import correlates, correlation_text
+from .shared.linear_regions import (
+    AXIS_LABELS,
     DATA,
     MEASURES,
     MODEL,
@@ -20,57 +21,56 @@ from .linear_regions import (
     medians,
     network_values,
     path_values,
-    settings_in,
-    size_of,
+    size_remark,
+    sorted_settings,
     trained_networks,
-    unfitted,
+    unfitted_remarks,
 )
-from .study import Context, Findings, Verdict, above, over_networks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
 
-__all__ = ["TestError"]
+_CRITERION = "Spearman's ρ over networks with its 95 % interval"
+MAX_UNRELATED = 0.5
+"""Bound on the interval of a correlation that counts as none."""
 
 
 class TestError(ClosedPaths):
     """Test error of networks against their median density and deviation."""
 
-    __test__ = False  # pytest takes the name for a test's
+    __test__ = False  # The name looks like a test class to pytest.
 
-    question = "Does deviation along training images tell a network's error on others?"
+    question = "Does deviation along training images predict a network's error on others?"
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Trained networks along closed paths, and their accuracy on the whole test split."""
+    def measure(self, context: Context) -> Runs:
+        """Measure trained networks along closed paths, and their accuracy on the test split."""
         weights = tuple(map(str, trained_networks(context)))
         request = Request(("accuracy",), (MODEL,), (context.data or DATA,), weights, samples=0)
         return {**super().measure(context), "accuracy": context.run(request, "accuracy")}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Correlate the test error with each measure's median, over networks."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Correlate the test error with each measure's median over networks."""
         error = 1 - network_values(runs["accuracy"], "accuracy")
         values = {name: path_values(runs["paths"], name) for name in MEASURES}
-        table = pd.DataFrame(
-            {"error": error, **{name: medians(one) for name, one in values.items()}}
-        ).dropna()
+        by_measure = {name: medians(table) for name, table in values.items()}
+        table = pd.DataFrame({"error": error, **by_measure}).dropna()
         table = table.reset_index(names=["setting", "seed"])
-        found = {name: spearman(table[name], table.error) for name in MEASURES}
+        rho = {name: spearman(table[name], table.error) for name in MEASURES}
         verdicts = [
             Verdict(
                 "Networks that deviate more have the larger test error",
                 "deviation predicts the test error",
-                over_networks("ρ", found["absdev"]),
-                above(found["absdev"].low, found["absdev"].high),
-                _HOW,
+                correlation_text("ρ", rho["absdev"]),
+                correlates(rho["absdev"]),
+                _CRITERION,
             ),
             Verdict(
                 "Density does not tell the test error",
                 "any density goes with very different errors",
-                over_networks("ρ", found["density"]),
-                _is_unrelated(found["density"]),
-                _HOW + "; does not agree where the interval leaves out 0",
+                correlation_text("ρ", rho["density"]),
+                _is_unrelated(rho["density"]),
+                _CRITERION + "; does not agree where the interval leaves out 0",
             ),
         ]
         return Findings(
@@ -78,39 +78,28 @@ class TestError(ClosedPaths):
             {"Test error and medians over paths": table},
             {"Test error against the median over paths": _figure(table)},
             [
-                size_of(values["absdev"]),
-                *unfitted(runs["paths"]),
-                "The error is the share of wrong answers on the test split; the paper takes the "
+                size_remark(values["absdev"]),
+                *unfitted_remarks(runs["paths"]),
+                "The error is the share of wrong answers on the test split; the paper uses the "
                 "loss.",
             ],
         )
 
 
-_HOW = "Spearman's ρ over networks with its 95 % interval"
-
-
-def _is_unrelated(found: Correlation) -> bool | None:
-    # An interval around 0 is no proof that there is nothing, unless it is narrow.
-    if above(found.low, found.high) is not None:
+def _is_unrelated(correlation: Correlation) -> bool | None:
+    # An interval around 0 proves that there is no relation only if it is narrow.
+    if correlation.low > 0 or correlation.high < 0:
         return False
-    return True if max(-found.low, found.high) < 0.5 else None
+    return True if max(-correlation.low, correlation.high) < MAX_UNRELATED else None
 
 
 def _figure(table: pd.DataFrame) -> Figure:
+    shown = table.assign(percent=100 * table.error)
+    shown = shown.sort_values("setting", key=lambda s: s.map(sorted_settings(s).index))
     figure, panels = page_figure(2.9, columns=2)
     for axes, name in zip(panels, MEASURES, strict=True):
-        for number, setting in enumerate(settings_in(table.setting)):
-            one = table[table.setting == setting]
-            axes.plot(
-                one[name],
-                100 * one.error,
-                "o",
-                color=COLOURS[number % len(COLOURS)],
-                markersize=5,
-                label=setting,
-            )
-        label = AXES[name]
-        axes.set_xlabel(f"median {label}")
+        draw_groups(axes, shown, name, "percent", "setting", markersize=5)
+        axes.set_xlabel(f"median {AXIS_LABELS[name]}")
     panels[0].set_ylabel("test error, %")
     panels[0].legend(fontsize=7.5)
     return figure

@@ -1,4 +1,4 @@
-"""What training does to a network's signature."""
+"""The effect of training on a network's signature."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pandas as pd
 
 from nlbench.reports.agreement import kendall, paired_share
 
-from .drawing import page_figure
-from .site_scores import AFFINITY, signatures, site_scores
-from .small_networks import measured_networks, seeds_of_each
-from .study import Context, Findings, Study, Verdict, above
+from .framework import Context, Findings, Runs, Study, Verdict
+from .framework.figures import page_figure
+from .framework.verdicts import above, below
+from .shared.site_scores import AFFINITY, signatures, site_scores
+from .shared.small_networks import measure_networks, seeds_by_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
-
-__all__ = ["Training"]
-
 
 NEARLY_LINEAR = 0.95
-_DEEP = ("drawn", "vgg16")
+Signatures = Mapping[tuple[str, str, int], np.ndarray]
+"""By state, model and seed."""
+Pairs = Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+"""Signatures before and after training by model and seed."""
 
 
 class Training(Study):
@@ -36,23 +36,23 @@ class Training(Study):
     minutes, quick_minutes = 4.0, 0.6
     takes = ("seeds",)
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of networks drawn and trained on digits, and of VGG16 as drawn."""
-        trained = seeds_of_each(context, of_vgg8=9)
+    def measure(self, context: Context) -> Runs:
+        """Measure networks before and after training on digits, and an untrained VGG16."""
+        trained = seeds_by_model(context, vgg8=9)
         drawn = {**trained, "vgg16": context.seeds_or(3)}
-        return {"run": measured_networks(context, trained, drawn=drawn)}
+        return {"run": measure_networks(context, trained, drawn=drawn)}
 
-    def analyse(self, runs: Mapping[str, Run]) -> Findings:
-        """Signatures by depth at the beginning, and what training adds."""
+    def analyse(self, runs: Runs) -> Findings:
+        """Compare signatures by depth before training and with those after it."""
         table = site_scores(runs["run"])
-        found = {
+        by_network = {
             (str(state), str(model), int(seed)): values
             for (state, model, seed), values in signatures(table, ["state", "model", "seed"])
         }
         pairs = {
-            (model, seed): (values, found["trained", model, seed])
-            for (state, model, seed), values in found.items()
-            if state == "drawn" and ("trained", model, seed) in found
+            (model, seed): (values, by_network["trained", model, seed])
+            for (state, model, seed), values in by_network.items()
+            if state == "drawn" and ("trained", model, seed) in by_network
         }
         rows = [
             (model, seed, before.mean(), after.mean(), after.min() - before.min(), after[-1])
@@ -60,14 +60,14 @@ class Training(Study):
         ]
         columns = ["network", "seed", "mean before", "mean after", "change of min", "last after"]
         verdicts = [
-            *_at_first(found),
+            *_before_training(by_network),
             *_more_nonlinear(pairs),
             _not_monotone(pairs),
         ]
         return Findings(
             verdicts,
             {"Before and after training": pd.DataFrame(rows, columns=columns)},
-            {"Signatures before (dashed) and after training": _figure(found, pairs)},
+            {"Signatures before (dashed) and after training": _figure(by_network, pairs)},
             [
                 "The published figure is of VGG16, drawn and trained on ImageNet, on CIFAR10; here "
                 "VGG16 is as it is drawn, and smaller networks are trained on digits. Batch norm's "
@@ -76,28 +76,27 @@ class Training(Study):
         )
 
 
-Signatures = Mapping[tuple[str, str, int], np.ndarray]
-Pairs = Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
-
-
-def _at_first(found: Signatures) -> list[Verdict]:
-    """As drawn: rising with depth, nearly linear at the end."""
-    drawn = [one for (state, model, _), one in found.items() if (state, model) == _DEEP]
-    rise = [kendall(range(len(one)), one) for one in drawn]
-    last = np.array([one[-3:].mean() for one in drawn])
+def _before_training(by_network: Signatures) -> list[Verdict]:
+    drawn = [
+        values
+        for (state, model, _), values in by_network.items()
+        if (state, model) == ("drawn", "vgg16")
+    ]
+    taus = [kendall(range(len(values)), values) for values in drawn]
+    last = np.array([values[-3:].mean() for values in drawn])
     return [
         Verdict(
             "Before training, VGG16's activations are the more linear the deeper they are",
             "increasing",
-            "τ = " + ", ".join(f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in rise),
-            above(min(r.low for r in rise), max(r.high for r in rise)),
+            "τ = " + ", ".join(f"{t.value:.2f} ({t.low:.2f} to {t.high:.2f})" for t in taus),
+            above([min(t.low for t in taus), max(t.high for t in taus)]),
             "Kendall's τ of score and depth over the sites, a seed each",
         ),
         Verdict(
             "Before training, VGG16's last layers are almost linear",
             "almost 1",
             f"{last.mean():.3f} over the last three ({last.min():.3f} to {last.max():.3f})",
-            above(last.min(), last.max(), NEARLY_LINEAR),
+            above(last, NEARLY_LINEAR),
             f"almost 1: above {NEARLY_LINEAR} for each seed; not, if below it for each",
         ),
     ]
@@ -106,22 +105,22 @@ def _at_first(found: Signatures) -> list[Verdict]:
 def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
     verdicts = []
     for network in dict.fromkeys(model for model, _ in pairs):
-        change = np.array(
+        changes = np.array(
             [
                 after.mean() - before.mean()
                 for (model, _), (before, after) in pairs.items()
                 if model == network
             ]
         )
-        share = paired_share(-change)
+        share = paired_share(-changes)
         verdicts.append(
             Verdict(
                 f"Training makes {network}'s activations more nonlinear",
                 "more nonlinear",
-                f"mean score {change.mean():+.3f} ({change.min():+.3f} to {change.max():+.3f})",
-                above((-change).min(), (-change).max()),
-                f"the same seed before and after, lower in {share.value:.0%} of {share.n}; all "
-                "have to agree",
+                f"mean score {changes.mean():+.3f} ({changes.min():+.3f} to {changes.max():+.3f})",
+                below(changes),
+                f"the same seed before and after, lower in {share.value:.0%} of {share.n}; "
+                "all have to agree",
             )
         )
     return verdicts
@@ -129,32 +128,30 @@ def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
 
 def _not_monotone(pairs: Pairs) -> Verdict:
     steps = [np.diff(after - before) for before, after in pairs.values()]
-    both = [bool((step > 0).any() and (step < 0).any()) for step in steps]
+    turns = [bool((step > 0).any() and (step < 0).any()) for step in steps]
     share = np.mean([float((step > 0).mean()) for step in steps])
     return Verdict(
         "What training changes neither rises nor falls steadily with depth",
         "non-monotone",
-        f"{sum(both)} of {len(both)} networks; {share:.0%} of the steps are upwards",
-        all(both),
+        f"{sum(turns)} of {len(turns)} networks; {share:.0%} of the steps are upwards",
+        all(turns),
         "difference of both signatures, from site to site",
     )
 
 
-def _figure(found: Signatures, pairs: Pairs) -> Figure:
+def _figure(by_network: Signatures, pairs: Pairs) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     networks = ["vgg16", *dict.fromkeys(model for model, _ in pairs)]
+    styles = {"drawn": {"color": "#777777", "ls": "--"}, "trained": {"color": "#0072B2"}}
     figure, grid = page_figure(4.4, rows=2, columns=2, sharey=True)
-    panels = grid.flat
-    for axes, network in zip(panels, networks, strict=False):
-        for state, colour, line in (("drawn", "#777777", "--"), ("trained", "#0072B2", "-")):
-            for (which, model, _), values in found.items():
-                if (which, model) == (state, network):
-                    depth = range(1, len(values) + 1)
-                    axes.plot(depth, values, line, color=colour, linewidth=0.9, marker=".")
-        axes.set_title(network)
+    for axes, network in zip(grid.flat, networks, strict=False):
+        for (state, model, _), values in by_network.items():
+            if model == network:
+                depth = range(1, len(values) + 1)
+                axes.plot(depth, values, linewidth=0.9, marker=".", **styles[state])
+        axes.set(title=network, ylabel="affinity")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylabel("affinity")
-    for axes in figure.axes[2:]:
+    for axes in grid[-1]:
         axes.set_xlabel("site, in order of call")
     return figure

@@ -1,1 +1,1 @@
-"""Networks that only studies measure: functions of known kinks, ladders, the redshift networks."""
+"""Networks that only studies use: single functions, random perceptrons, planted nonlinearity."""

@@ -1,4 +1,4 @@
-"""Functions of one number as networks: ``functions/relu``, ``functions/power-3``, …."""
+"""Networks of a single activation: ``functions/relu``, ``functions/power-3``, …."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ACTIVATIONS: Mapping[str, str] = {
     "softplus": "Softplus",
     "tanh": "Tanh",
 }
-"""Names to PyTorch's modules, with their default parameters."""
+"""Names of PyTorch's modules, which keep their default parameters."""
 
-LISTED = (1, 2, 3, 5, 7, 11, 41)
-LARGEST = 999
+LISTED_ORDERS = (1, 2, 3, 5, 7, 11, 41)
+MAX_ORDER = 999
 
 
 class Functions(Family):
-    """One activation and nothing else, for inputs of any shape: it has no weights.
+    """Networks of one activation and no weights, for inputs of any shape.
 
     Examples
     --------
@@ -50,20 +50,20 @@ class Functions(Family):
     description = "one activation and nothing else; power-K for any whole K"
 
     def names(self) -> Sequence[str]:
-        """Names of the activations, and of the powers of some orders."""
-        return (*ACTIVATIONS, *(f"power-{order}" for order in LISTED))
+        """Return the names of the activations and of powers of some orders."""
+        return (*ACTIVATIONS, *(f"power-{order}" for order in LISTED_ORDERS))
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Give the function that builds one.
+        """Return the function that builds a network.
 
         Raises
         ------
         nlbench.RequestError
-            If there is none of that name.
+            If there is no network of that name.
         """
         order = re.fullmatch(r"power-(\d{1,3})", name)
-        if name not in ACTIVATIONS and not (order and 1 <= int(order[1]) <= LARGEST):
-            powers = f"; expected power-1 to power-{LARGEST}"
+        if name not in ACTIVATIONS and not (order and 1 <= int(order[1]) <= MAX_ORDER):
+            powers = f"; expected power-1 to power-{MAX_ORDER}"
             is_power = name.startswith("power")
             hint = powers if is_power else nearest(name, self.names(), "functions/")
             raise RequestError(f"there is no model 'functions/{name}'{hint}")
@@ -76,14 +76,14 @@ class Functions(Family):
             function = Power(int(order[1])) if order else getattr(nn, ACTIVATIONS[name])()
             network = nn.Sequential()
             network.add_module("function", function)
-            network.add_module("flat", nn.Flatten())  # A row of numbers a sample, as logits are.
+            network.add_module("flat", nn.Flatten())  # One row per sample, like logits.
             return network
 
         build.__doc__ = f"Build {self.describe(name)}."
         return model()(build)
 
     def describe(self, name: str) -> str:
-        """One line."""
+        """Describe a network in one line."""
         if name in ACTIVATIONS:
             return f"{ACTIVATIONS[name]} of each number"
         return f"each number to the power of {name.rpartition('-')[2]}"

@@ -1,4 +1,4 @@
-"""A power as an activation, which the probes know as one."""
+"""Powers as activations that the probes recognise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Power"]
 
 
 class _Power(torch.autograd.Function):
-    # An operation of its own: squares and cubes that a network takes elsewhere are no activations.
+    # A separate operation, because squares and cubes elsewhere in a network are not activations.
     generate_vmap_rule = True
 
     @staticmethod
@@ -39,7 +39,7 @@ class _Power(torch.autograd.Function):
 
 
 class Power(nn.Module):
-    """Each number to the power of a whole order.
+    """Elementwise power of integer order.
 
     Parameters
     ----------
@@ -56,12 +56,12 @@ class Power(nn.Module):
         self.order = order
 
     def forward(self, x: Tensor) -> Tensor:
-        """Raise each number."""
+        """Raise each number to the power."""
         raised: Tensor = _Power.apply(x, self.order)
         return raised
 
     def extra_repr(self) -> str:
-        """Say the order."""
+        """Return the order."""
         return str(self.order)
 
 

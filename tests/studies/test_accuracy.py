@@ -4,14 +4,14 @@ import pytest
 from made_signatures import made_signatures
 
 from nlbench.studies.accuracy import Accuracy, pearson, with_accuracy
-from nlbench.studies.classifiers import CLASSIFIERS
-from nlbench.studies.history import statistics_of
+from nlbench.studies.history import signature_statistics
+from nlbench.studies.shared.classifiers import CLASSIFIERS
 
 
 @pytest.fixture(scope="module")
 def stated():
     run = made_signatures({(n, "trained", "imagenet", 0): [0.1, 0.2] for n in CLASSIFIERS})
-    return with_accuracy(statistics_of(run)).set_index("network")
+    return with_accuracy(signature_statistics(run)).set_index("network")
 
 
 def told(stated, signature):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_signatures import made_signatures, together
 
-from nlbench.studies.classifiers import CLASSIFIERS
 from nlbench.studies.correlations import AVERAGE, OTHERS, PUBLISHED, Correlations, correlations_of
+from nlbench.studies.shared.classifiers import CLASSIFIERS
 
 NETWORKS = [f"torchvision/{name}" for name in PUBLISHED]
 

@@ -5,8 +5,8 @@ import pytest
 from made_signatures import made_signatures
 
 import nlbench
-from nlbench.studies.classifiers import CLASSIFIERS, FAMILIES
 from nlbench.studies.families import Families
+from nlbench.studies.shared.classifiers import CLASSIFIERS, FAMILIES
 
 
 def test_one_network_is_refused_in_a_line():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_signatures import made_signatures
 
-from nlbench.studies.classifiers import CLASSIFIERS
-from nlbench.studies.history import History, statistics_of
+from nlbench.studies.history import History, signature_statistics
+from nlbench.studies.shared.classifiers import CLASSIFIERS
 
 
 def made(top, vit=0.1, weights="trained"):
@@ -37,7 +37,7 @@ def test_random_weights_say_nothing_of_trained_ones():
 
 def test_the_statistics_are_those_of_a_signature():
     run = made_signatures({("torchvision/swin_t", "trained", "imagenet", 0): [0.2, None, 0.8, 0.5]})
-    (row,) = statistics_of(run).to_dict("records")
+    (row,) = signature_statistics(run).to_dict("records")
     assert (row["year"], row["group"], row["sites"]) == (2021, "post-ViT", 3)
     kept = [row[name] for name in ("min", "median", "mean", "max", "spread")]
     assert kept == pytest.approx([0.2, 0.5, 0.5, 0.8, 0.6])

@@ -1,96 +1,22 @@
-"""The benchmark of measures: statistics, verdicts that follow from cells, a stranger's measure."""
+"""The benchmark of measures: verdicts follow from cells, and a plugin's measure is judged."""
 
 import importlib.metadata
 import math
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 import nlbench
 from nlbench import registry
 from nlbench.request import Request
 from nlbench.runner import run
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 from nlbench.studies import measures as study
-from nlbench.studies.ladders import LADDERS, TWIN_LADDER, Ladder, Rung, weights_of
-from nlbench.studies.measures import Measures, intraclass, order_of
-from nlbench.studies.study import Context
-from nlbench.subjects.facts import SubjectFacts
-
-MORE, LESS = {"more_means": "more nonlinear"}, {"more_means": "less nonlinear"}
-
-
-def cells(values, statuses="ok"):
-    """Values by seed and rung."""
-    rows = [(r, s, v, statuses, "because") for s, of in enumerate(values) for r, v in enumerate(of)]
-    return pd.DataFrame(rows, columns=["rung", "seed", "value", "status", "reason"])
-
-
-def test_tau_is_kendalls_of_each_seed_and_its_interval_students():
-    values = np.random.default_rng(0).normal(size=(4, 6)).round(1)
-    taus = [stats.kendalltau(range(6), row, variant="b").statistic for row in values]
-    found = order_of(cells(values), MORE, LADDERS["slope"])
-    assert found.tau == pytest.approx(np.mean(taus))
-    low, high = stats.t.interval(0.95, 3, np.mean(taus), stats.sem(taus))
-    assert (found.low, found.high) == pytest.approx((max(-1, low), min(1, high)))
-    turned = order_of(cells(values), LESS, LADDERS["slope"])
-    assert turned.tau == pytest.approx(-found.tau)
-
-
-def test_tau_by_hand():
-    # Of six pairs one is the wrong way round, then two.
-    found = order_of(cells([[1, 3, 2, 4], [2, 1, 4, 3]]), MORE, LADDERS["slope"])
-    assert found.tau == pytest.approx((4 / 6 + 2 / 6) / 2)
-    assert found.word == "can't tell"
-
-
-@pytest.mark.parametrize(
-    ("values", "about", "word"),
-    [
-        ([[1, 2, 3], [2, 3, 4], [5, 6, 9]], MORE, "recovers"),
-        ([[1, 2, 3], [2, 3, 4], [5, 6, 9]], LESS, "inverts"),
-        ([[1, 2, 3, 4], [1, 2, 4, 3], [1, 2, 3, 4]], MORE, "sees"),
-        ([[7, 7, 7], [7, 7, 7 + 1e-12]], MORE, "the same on every rung"),
-        ([[1, 2, 3], [2, 3, 4]], {"more_means": "neither"}, "no direction"),
-    ],
-)
-def test_what_a_measure_does_is_said_in_words(values, about, word):
-    found = order_of(cells(values), about, LADDERS["slope"])
-    # Two seeds of three out of four pairs: Student's interval is wide.
-    assert found.word == word or (word == "sees" and found.tau == pytest.approx(8 / 9))
-
-
-def test_a_measure_without_values_is_marked_with_the_reason():
-    found = order_of(cells([[math.nan] * 3], "undefined"), MORE, LADDERS["slope"])
-    assert found.word == "because"
-    assert found.text == "–"
-
-
-def test_the_intraclass_correlation_is_that_of_a_published_example():
-    # Shrout and Fleiss, table 2: six targets, four judges; ICC(1, 1) is 0.17.
-    table = [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]]
-    assert intraclass(table) == pytest.approx(0.166, abs=1e-3)
-    f = stats.f_oneway(*table).statistic
-    assert intraclass(table) == pytest.approx((f - 1) / (f + 3))
-    assert math.isnan(intraclass([[1, 1], [1, 1]]))
-
-
-def test_a_ladders_rungs_are_apart_and_their_order_is_that_of_the_docs():
-    for ladder in LADDERS.values():
-        for number, rung in enumerate(ladder.rungs):
-            name = f"{rung.model.replace('/', '-')}-{ladder.data}-quick-{rung.weights}-seed3"
-            shipped = rung.weights in ("init", "trained")
-            label = rung.weights if shipped else f"{name}.safetensors"
-            subject = SubjectFacts(model=rung.model, weights=label, data="digits", seed=0)
-            assert ladder.rung_of(subject) == number
-    with pytest.raises(ValueError, match="on no rung"):
-        LADDERS["slope"].rung_of(SubjectFacts(model="vgg8", weights="init", data="", seed=0))
-    assert [rung.label for rung in LADDERS["slope"].rungs][::6] == ["1", "0"]
-    assert all(len(ladder.seeds) >= 3 for ladder in LADDERS.values())
+from nlbench.studies.framework import Context
+from nlbench.studies.measures import Measures
+from nlbench.studies.shared.ladders import LADDERS, TWIN_LADDER, Rung
 
 
 @pytest.fixture(scope="module")
@@ -220,27 +146,3 @@ def test_a_strangers_measure_goes_up_a_ladder(tmp_path, monkeypatch, unchecked):
     assert set(runs) == {"gain-tanh", "twins", "twins.batches", "twins.half"}
     table = Measures().analyse(runs).tables["Order: Kendall's tau by ladder"]
     assert table.set_index("measure").loc["mine"]["what it does"] == "recovers"
-
-
-def test_weights_of_a_rung_are_trained_once_and_named_by_what_they_are(tmp_path, monkeypatch):
-    asked = []
-
-    def trained(self, model, data, recipe="auto", seed=0, **changes):
-        asked.append((model, data, recipe, seed, changes))
-        return tmp_path / changes["name"]
-
-    monkeypatch.setattr(Context, "trained", trained)
-    context = Context(tmp_path, "measures", quick=True)
-    ladder = Ladder("any", "digits", ())
-    assert weights_of(context, ladder, Rung("", "vgg8", "trained"), 0) == "trained"
-    found = weights_of(context, ladder, Rung("", "ladders/cnn", "omega0.01"), 2)
-    assert found == str(tmp_path / "quick-omega0.01")
-    plain, omega = asked
-    assert plain[2:4] == ("adam", 2)
-    assert (omega[2], omega[4]["omega"]) == ("post-training", 0.01)
-    assert omega[4]["weights"] == str(tmp_path / "plain")
-    weights_of(context, ladder, Rung("", "", "noise0.3"), 0)
-    assert asked[-1][4]["label_noise"] == 0.3
-    weights_of(context, ladder, Rung("", "", "kinks2"), 0)
-    assert asked[-1][1] == "curves"
-    assert asked[-1][4]["options"] == {"target": "kinks", "k": 2}

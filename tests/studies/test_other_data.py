@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nlbench import registry
-from nlbench.studies import linear_regions
-from nlbench.studies.study import Context
+from nlbench.studies.framework import Context
+from nlbench.studies.shared import linear_regions
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
-from nlbench.studies.study import Context, Study
+from nlbench.studies.framework import Context, Study
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "studies.md").read_text(encoding="utf-8")
@@ -12,8 +12,8 @@ PAGE = (DOCS / "studies.md").read_text(encoding="utf-8")
 
 def test_every_study_is_listed_as_its_class_says():
     script = runpy.run_path(str(DOCS / "list_studies.py"))
-    assert script["written"](PAGE) == PAGE, "make it anew: python docs/list_studies.py"
-    assert "| `polynomials` | Does the affinity score fall" in script["listed"]()
+    assert script["update"](PAGE) == PAGE, "update it: python docs/list_studies.py"
+    assert "| `polynomials` | Does the affinity score fall" in script["study_table"]()
 
 
 def test_the_example_is_a_study(tmp_path):

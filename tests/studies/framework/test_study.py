@@ -13,9 +13,9 @@ from nlbench import registry
 from nlbench.cli.app import main
 from nlbench.request import Request
 from nlbench.runner import run
-from nlbench.store.run_folder import Run, load_run
-from nlbench.studies.page import add_verdicts
-from nlbench.studies.study import Context, Findings, Study, Verdict
+from nlbench.store.run import Run, load_run
+from nlbench.studies.framework import Context, Findings, Study, Verdict
+from nlbench.studies.framework.page import add_verdicts
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def test_networks_are_trained_once_for_all_studies_before_the_run_that_needs_the
 
     def asked(study, epochs=1):
         context = Context(tmp_path, study)
-        start = context.trained(model, data, "adam", 3, epochs=epochs)
+        start = context.request_training(model, data, "adam", 3, epochs=epochs)
         more = {"name": "on", "weights": str(start), "epochs": 1}
-        return context, start, context.trained(model, data, "adam", 3, **more)
+        return context, start, context.request_training(model, data, "adam", 3, **more)
 
     context, start, after = asked("one")
     assert not start.exists()
@@ -128,12 +128,12 @@ def test_networks_are_trained_once_for_all_studies_before_the_run_that_needs_the
     assert context.run(request).manifest["cells"] == {"ok": 2}
     stamp = start.stat().st_mtime_ns
     other, again, _ = asked("two")
-    other.train()
+    other.train_pending()
     assert (again, start.stat().st_mtime_ns) == (start, stamp)
-    with pytest.raises(nlbench.RequestError, match="another training was asked for"):
-        asked("two")[0].trained(model, data, "adam", 3, epochs=2)
+    with pytest.raises(nlbench.RequestError, match="another training was requested"):
+        asked("two")[0].request_training(model, data, "adam", 3, epochs=2)
     with pytest.raises(nlbench.RequestError, match="trained in another way"):
-        asked("two", epochs=2)[0].train()
+        asked("two", epochs=2)[0].train_pending()
 
 
 @pytest.mark.parametrize(
@@ -159,16 +159,11 @@ def test_what_takes_minutes_has_as_many_workers_as_cores(here, monkeypatch, flag
 def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(tmp_path):
     context = Context(tmp_path, "mine")
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.randn(32, 3)
-    first = context.evaluated(model, x, ["r2", "norm"], "part")
-    again = context.evaluated(model, 2 * x, ["r2"], "part")
+    first = context.evaluate(model, x, ["r2", "norm"], "part")
+    again = context.evaluate(model, 2 * x, ["r2"], "part")
     assert again["r2"].summary["value"] != first["r2"].summary["value"]
     kept = load_run(tmp_path / "mine" / "part")
     assert [record.to_json() for record in kept.records] == [r.to_json() for r in again.records]
-
-
-@pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "can't tell")])
-def test_a_verdict_is_said_in_words(agrees, word):
-    assert Verdict("a", "b", "c", agrees).word == word
 
 
 def test_verdicts_of_all_studies_stand_in_one_file_each_version_once(tmp_path):
@@ -190,4 +185,4 @@ def test_quick_runs_and_those_on_other_data_do_not_mix_with_the_full_ones(tmp_pa
         for chosen in ({}, {"quick": True}, {"data": "grid"}, {"quick": True, "data": "grid"})
     ]
     assert len({run.path for run in runs}) == 4
-    assert len({run.table() for run in runs}) == 1
+    assert len({run.scores.to_csv() for run in runs}) == 1

@@ -14,9 +14,9 @@ from nlbench import registry
 from nlbench.models.networks.libraries import NAMES
 from nlbench.serialization.hashing import state_hash
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run
-from nlbench.studies import classifiers
-from nlbench.studies.study import Context, Verdict
+from nlbench.store.run import Run
+from nlbench.studies.framework import Context, Verdict
+from nlbench.studies.shared import classifiers
 
 
 def test_all_36_networks_of_the_paper_are_torchvision_s():
@@ -30,8 +30,8 @@ def test_what_is_claimed_of_trained_networks_is_left_open_for_random_ones():
     claim = Verdict("ViTs are the most nonlinear", "yes", "0.9", False, "looked twice")
     random = made_signatures({("torchvision/alexnet", "init", "synthetic", 0): [0.5]})
     trained = made_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5]})
-    assert classifiers.judged(trained, [claim]) == [claim]
-    (left,) = classifiers.judged(random, [claim])
+    assert classifiers.undecided_if_untrained(trained, [claim]) == [claim]
+    (left,) = classifiers.undecided_if_untrained(random, [claim])
     assert left.agrees is None
     assert left.remark == "random weights, which would say: no; looked twice"
     assert classifiers.remarks_on(random)[0].startswith("Random weights")
@@ -64,7 +64,7 @@ def library(tmp_path, monkeypatch):
 
 def asked(folder, **changes):
     context = Context(folder, "history", quick=True, **changes)
-    return classifiers.measured_classifiers(context, ("affinity",))
+    return classifiers.measure_classifiers(context, ("affinity",))
 
 
 def test_weights_that_are_at_hand_are_measured_on_imagenet_and_named(
@@ -101,7 +101,7 @@ def test_weights_that_are_at_hand_are_measured_on_imagenet_and_named(
 
 def test_without_weights_or_images_one_line_says_what_to_do(tmp_path, library, monkeypatch):
     file = library / "weights" / models.AlexNet_Weights.DEFAULT.url.rpartition("/")[2]
-    instead = "or say --weights init to measure the networks as drawn"
+    instead = "use --weights init to measure the networks with random weights"
     with pytest.raises(nlbench.RequestError, match=instead) as caught:
         asked(tmp_path, weights="trained")
     assert f"({file} is missing, for one)" in str(caught.value)

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from nlbench import registry
-from nlbench.store.run_folder import Run
+from nlbench.store.run import Run
 from nlbench.studies import activations, pooling, shrinkage
+from nlbench.studies.framework import Context
 from nlbench.studies.networks.functions import ACTIVATIONS
 from nlbench.studies.polynomials import in_theory
-from nlbench.studies.single_functions import NINE, NORMAL, normal_score, relu_on_uniform
-from nlbench.studies.study import Context
+from nlbench.studies.shared.single_functions import NINE, NORMAL, normal_score, relu_on_uniform
 
 
 def changed(runs, change):

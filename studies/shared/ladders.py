@@ -1,7 +1,7 @@
-"""The ladders of the benchmark of measures: networks in an order that is known beforehand.
+"""Ladders of the benchmark of measures: networks in an order that is known in advance.
 
-docs/benchmark.md says why it is known. Every rung is an ordinary subject; which ladder, rung and
-seed a recorded cell is of follows from its model, its weights' name and its seed.
+docs/benchmark.md explains why it is known. Every rung is an ordinary subject; a recorded cell is
+assigned to its ladder, rung and seed by its model, the name of its weights and its seed.
 """
 
 from __future__ import annotations
@@ -11,38 +11,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nlbench.studies.networks.ladders import ACTIVATIONS, DEPTHS, GAINS, SLOPES, TWINS
+from nlbench.studies.networks.planted import ACTIVATIONS, DEPTHS, GAINS, SLOPES, TWINS
 
 if TYPE_CHECKING:
+    from nlbench.studies.framework import Context
     from nlbench.subjects.facts import SubjectFacts
 
-    from .study import Context
-
-__all__ = ["LADDERS", "SEEDS", "TWIN_LADDER", "WHOLE", "Ladder", "Rung", "weights_of"]
+__all__ = ["LADDERS", "RELU_RUNG", "SEEDS", "TWIN_LADDER", "Ladder", "Rung", "weights_of"]
 
 
 SEEDS = (0, 1, 2)
-WHOLE = len(SLOPES) - 1
-"""Rung of `slope` whose ReLUs are whole."""
+RELU_RUNG = len(SLOPES) - 1
+"""Rung of `slope` with plain ReLUs."""
 CNN, FITTED = "ladders/cnn", "ladders/mlp-relu-gain2-depth3"
 
-# Epochs of a full and of a quick study. It takes some 100 to learn wrong labels by heart, and what
-# is compared with them is trained as long.
+# Epochs of a full and a quick study. Memorising wrong labels takes about 100; networks that are
+# compared with them are trained as long.
 EPOCHS = {"digits": (100, 100), "curves": (250, 60), "post-training": (20, 4), "random": (5, 2)}
 
 
 @dataclass(frozen=True)
 class Rung:
-    """Networks of one amount of planted nonlinearity, one a seed.
+    """Networks with one amount of planted nonlinearity, one a seed.
 
     Parameters
     ----------
     label : str
-        The amount, as docs/benchmark.md has it.
+        The amount, as in docs/benchmark.md.
     model : str
         Registered name.
     weights : str
-        ``init``, ``trained`` (those that ship), or what is trained, see `weights_of`.
+        ``init``, ``trained`` (shipped) or the name of a training, see `weights_of`.
     """
 
     label: str
@@ -50,13 +49,13 @@ class Rung:
     weights: str = "init"
 
     def has(self, subject: SubjectFacts) -> bool:
-        """Whether a recorded subject is of this rung, of whatever seed."""
+        """Return True if a recorded subject is on this rung, with any seed."""
         if subject.model != self.model:
             return False
-        label = subject.weights
         if self.weights in ("init", "trained"):
-            return label == self.weights
-        return re.search(rf"-{re.escape(self.weights)}-seed\d+\.safetensors$", label) is not None
+            return subject.weights == self.weights
+        pattern = rf"-{re.escape(self.weights)}-seed\d+\.safetensors$"
+        return re.search(pattern, subject.weights) is not None
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,16 @@ class Ladder:
         Registered dataset.
     rungs : tuple of Rung
     is_planted : bool
-        Whether the order is known by construction, not from a paper.
+        True if the order is known by construction, False if a paper claims it.
     is_affine : bool
-        Whether the networks of the first rung are affine.
+        True if the networks of the first rung are affine.
     quick : tuple of int
-        Which rungs a quick study has; empty: all.
+        Rungs of a quick study; empty for all.
     only_full : bool
-        Whether a quick study leaves it out.
+        True if a quick study leaves the ladder out.
     seeds : tuple of int
     settings : mapping of str to value
-        Of the run.
+        Settings of the run.
     """
 
     name: str
@@ -93,16 +92,16 @@ class Ladder:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def chosen(self, *, quick: bool) -> tuple[Rung, ...]:
-        """The rungs that are measured."""
+        """Return the rungs of a full or a quick study."""
         return tuple(self.rungs[i] for i in self.quick) if quick and self.quick else self.rungs
 
     def rung_of(self, subject: SubjectFacts) -> int:
-        """Number of the rung that a recorded subject is of, from 0 for the least nonlinear.
+        """Return the number of a recorded subject's rung, from 0 for the least nonlinear.
 
         Raises
         ------
         ValueError
-            If it is of none.
+            If the subject is on no rung.
         """
         for number, rung in enumerate(self.rungs):
             if rung.has(subject):
@@ -111,23 +110,23 @@ class Ladder:
 
 
 def weights_of(context: Context, ladder: Ladder, rung: Rung, seed: int) -> str:
-    """Ask for the weights of a rung's network, if they are to be trained.
+    """Return the weights of a rung's network, requesting their training if needed.
 
     Parameters
     ----------
     context : Context
-        A quick study's trainings are shorter and named so.
+        Trainings of a quick study are shorter and have names of their own.
     ladder : Ladder
     rung : Rung
-        Of whose weights ``plain`` is the training on the digits, ``noise0.4`` the same on
-        wrong labels, ``shifted`` with augmentation; ``omega0.01`` and ``random0.5`` are made of
-        the plain one; ``sine3`` and ``kinks2`` are fits.
+        Its weights are ``plain`` (trained on the digits), ``noise0.4`` (on wrong labels),
+        ``shifted`` (with augmentation), ``omega0.01`` or ``random0.5`` (linearised from the plain
+        ones), ``sine3`` or ``kinks2`` (fitted).
     seed : int
 
     Returns
     -------
     str
-        What a request takes.
+        Weights of a request.
     """
     if rung.weights in ("init", "trained"):
         return rung.weights
@@ -135,11 +134,11 @@ def weights_of(context: Context, ladder: Ladder, rung: Rung, seed: int) -> str:
     is_short = context.quick and kind not in ("plain", "noise", "shifted")
     name = f"quick-{rung.weights}" if is_short else rung.weights
 
-    def epochs(which: str) -> int:
-        return EPOCHS[which][int(context.quick)]
+    def epochs(kind: str) -> int:
+        return EPOCHS[kind][int(context.quick)]
 
     def train(recipe: str, model: str = CNN, data: str = "digits", **changes: Any) -> str:
-        return str(context.trained(model, data, recipe, seed, name=name, **changes))
+        return str(context.request_training(model, data, recipe, seed, name=name, **changes))
 
     if kind in ("sine", "kinks"):
         options = {"target": kind, "k": int(amount)}
@@ -225,7 +224,7 @@ LADDERS = {
         ),
     )
 }
-"""By name, in the order of docs/benchmark.md."""
+"""Ladders by name, in the order of docs/benchmark.md."""
 
 TWIN_LADDER = Ladder(
     "twins",
@@ -233,4 +232,4 @@ TWIN_LADDER = Ladder(
     tuple(Rung(twin, f"ladders/twin-{twin}") for twin in TWINS),
     settings={"random.shape": "8"},
 )
-"""No ladder: networks that are one function, for what shouldn't matter."""
+"""Variants of one function, to test invariances; they have no order."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from nlbench import registry
 from nlbench.errors import RequestError
-from nlbench.studies.networks.ladders import DEPTHS, SLOPES, TWINS
+from nlbench.studies.networks.planted import DEPTHS, SLOPES, TWINS
 
 
 def built(name, seed=0, **given):
@@ -67,5 +67,5 @@ def test_other_names_are_refused_with_the_nearest():
         registry.load("models", "ladders/twin-plan")
     with pytest.raises(RequestError, match="no model 'ladders/mlp-relu-gain1-depth0'"):
         registry.load("models", "ladders/mlp-relu-gain1-depth0")
-    with pytest.raises(RequestError, match="takes vectors"):
+    with pytest.raises(RequestError, match="expected vectors"):
         built("twin-plain", input_shape=(3, 8, 8))

@@ -1,9 +1,8 @@
-"""A study's findings written down: its page, its verdicts and tables as files."""
+"""Output of a study: its page, its verdicts and its tables as files."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +14,29 @@ from nlbench.reports.page import environment, render_page
 from nlbench.reports.svg import STYLE, in_page_colours, to_svg
 from nlbench.serialization.files import make_folder, write_atomically
 
-from .study import Findings, Study
+from .study import Findings, Runs, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlbench.store.run_folder import Run
-
-__all__ = ["add_verdicts", "analysed", "verdict_table", "write_findings"]
+__all__ = ["add_verdicts", "analyse_in_style", "verdict_table", "write_findings"]
 
 
-def analysed(study: Study, runs: Mapping[str, Run]) -> Findings:
-    """Let a study analyse its runs, with its figures in the style of the page's own."""
+_TEMPLATE = Path(__file__).with_name("templates") / "study.html.j2"
+
+
+def analyse_in_style(study: Study, runs: Runs) -> Findings:
+    """Analyse the runs of a study, with figures in the page's style."""
     with matplotlib.style.context(["default", STYLE]):
         return study.analyse(runs)
 
 
 def verdict_table(findings: Findings) -> pd.DataFrame:
-    """Verdicts as a table, one a row.
+    """Return the verdicts as a table, one a row.
 
     Examples
     --------
-    >>> from nlbench.studies.study import Verdict
+    >>> from nlbench.studies.framework import Verdict
     >>> verdict_table(Findings([Verdict("x is large", "0.9", "0.8 ± 0.2", True)])).agrees[0]
     'yes'
     """
@@ -44,10 +44,8 @@ def verdict_table(findings: Findings) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["claim", "published", "here", "agrees", "remark"])
 
 
-def write_findings(
-    name: str, study: Study, findings: Findings, runs: Mapping[str, Run], folder: Path
-) -> Path:
-    """Write the page, ``verdicts.csv``, a CSV file a table and a PNG file a figure into a folder.
+def write_findings(name: str, study: Study, findings: Findings, runs: Runs, folder: Path) -> Path:
+    """Write the page, ``verdicts.csv``, a CSV file a table and a PNG file a figure.
 
     Returns
     -------
@@ -67,31 +65,29 @@ def write_findings(
 
 
 def add_verdicts(file: Path, name: str, version: str, findings: Findings) -> None:
-    """Put a study's verdicts among those of the others, in place of what it said before.
+    """Add a study's verdicts to the file of all studies, replacing those of the same version.
 
     Parameters
     ----------
     file : Path
-        With the columns ``study, version`` and those of `verdict_table`.
+        CSV file with the columns ``study, version`` and those of `verdict_table`.
     name : str
-        The study's.
+        Name of the study.
     version : str
-        ``full`` or ``quick``, and what was chosen beside it: each has rows of its own.
+        ``full`` or ``quick`` and the chosen settings.
     findings : Findings
     """
-    mine = verdict_table(findings)
-    mine.insert(0, "study", name)
-    mine.insert(1, "version", version)
+    table = verdict_table(findings)
+    table.insert(0, "study", name)
+    table.insert(1, "version", version)
     if file.is_file():
         others = pd.read_csv(file, dtype=str, keep_default_na=False)
-        mine = pd.concat([others[(others.study != name) | (others.version != version)], mine])
-    mine = mine.sort_values(["study", "version"], kind="stable")
-    write_atomically(file, mine.to_csv(index=False))
+        table = pd.concat([others[(others.study != name) | (others.version != version)], table])
+    table = table.sort_values(["study", "version"], kind="stable")
+    write_atomically(file, table.to_csv(index=False))
 
 
 def _png(figure: Figure) -> bytes:
-    import matplotlib.style
-
     buffer = io.BytesIO()
     with matplotlib.style.context(["default", STYLE]):
         figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
@@ -99,7 +95,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def _head(name: str, study: Study, findings: Findings) -> Markup:
-    """What stands above the leaderboard."""
+    """Render the part of the page above the leaderboard."""
     figures = [
         {
             "title": title,
@@ -123,7 +119,8 @@ def _head(name: str, study: Study, findings: Findings) -> Markup:
             for title, table in findings.tables.items()
         ],
     }
-    return Markup(environment().get_template("study.html.j2").render(name=name, **view))
+    template = environment().from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return Markup(template.render(name=name, **view))
 
 
 def _text(value: object) -> str:

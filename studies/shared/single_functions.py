@@ -1,4 +1,4 @@
-"""What studies of single activations share: one number a cell, and what theory says of it."""
+"""Single activations: their settings, their recorded scores, and their scores in theory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
+    from nlbench.store.run import Run
 
 __all__ = [
     "NINE",
@@ -19,7 +19,7 @@ __all__ = [
     "normal_score",
     "one_batch",
     "relu_on_uniform",
-    "values",
+    "summary_values",
 ]
 
 
@@ -47,27 +47,22 @@ NORMAL = {
     "relu6": 0.62,
     "gelu": 0.61,
 }
-"""The slides' scores of activations of many numbers at once, in the study of shrinkage."""
+"""Scores of activations of many numbers at once, from the slides."""
 
 
 def one_batch(samples: int, shrinkage: str = "none") -> dict[str, str | int]:
-    """Settings by which all samples make one score."""
+    """Return settings that compute one score from all samples."""
     return {"affinity.shrinkage": shrinkage, "sites.batch": samples}
 
 
-def values(run: Run, measure: str = "affinity") -> pd.DataFrame:
+def summary_values(run: Run, measure: str = "affinity") -> pd.DataFrame:
     """Read one number a cell.
-
-    Parameters
-    ----------
-    run : Run
-    measure : str
 
     Returns
     -------
     DataFrame
-        One row a cell with the columns ``function`` (the model's name, without the family's),
-        ``data``, ``seed``, ``value`` (NaN where there is none) and ``reason``.
+        One row a cell with the columns ``function`` (the model's name without its family),
+        ``data``, ``seed``, ``value`` (NaN if undefined) and ``reason``.
     """
     rows = [
         (
@@ -84,11 +79,11 @@ def values(run: Run, measure: str = "affinity") -> pd.DataFrame:
 
 
 def correlation_score(r: float) -> float:
-    """Affinity of a map under which x and y are matched as they are: 1 - √(1 - r).
+    """Compute the affinity 1 - √(1 - r) of a map that optimal transport matches pointwise.
 
-    On a line every increasing map is one. Of many independent numbers every map is one: points
-    in many dimensions are nearest to their own images. r is the correlation of x and y; with T
-    that brings var x to var y, W2² = 2 var(y) (1 - r).
+    On a line this holds for every increasing map, and for many independent numbers for every map,
+    because points in many dimensions are nearest to their own images. r is the correlation of x
+    and y; with T scaling var x to var y, W2² = 2 var(y) (1 - r).
 
     Examples
     --------
@@ -99,12 +94,7 @@ def correlation_score(r: float) -> float:
 
 
 def normal_score(function: str) -> float:
-    """Affinity of an activation of many independent standard normal numbers, in theory.
-
-    Parameters
-    ----------
-    function : str
-        One of `NINE`.
+    """Compute the affinity of an activation of many independent standard normal numbers.
 
     Examples
     --------
@@ -144,7 +134,7 @@ def _function(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
-    """Affinity of ReLU on the uniform distribution of an interval that holds 0, in theory.
+    """Compute the affinity of ReLU on the uniform distribution of an interval containing 0.
 
     Parameters
     ----------
@@ -154,7 +144,7 @@ def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
     Returns
     -------
     tuple of float
-        The transport's distance, its bound √(2 var y), and the score.
+        Transport distance, its bound √(2 var y), and the score.
 
     Examples
     --------
@@ -163,7 +153,7 @@ def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
     """
     length, middle = high - low, (high + low) / 2
     mean, square = high**2 / 2 / length, high**3 / 3 / length
-    # x y is y² wherever y isn't 0.
+    # x y = y², since y is x or 0.
     covariance, variance = square - middle * mean, square - mean**2
     score = correlation_score(covariance / math.sqrt(variance * length**2 / 12))
     bound = math.sqrt(2 * variance)

@@ -4,7 +4,7 @@ import math
 
 from made_signatures import made_signatures
 
-from nlbench.studies.site_scores import signatures, site_scores
+from nlbench.studies.shared.site_scores import signatures, site_scores
 
 
 def test_a_row_says_which_training_a_site_is_of():

@@ -5,8 +5,9 @@ import pytest
 from paths_of_networks import record, run_of
 
 from nlbench import registry
-from nlbench.studies import density_vs_deviation, linear_regions
-from nlbench.studies.study import Context
+from nlbench.studies import density_vs_deviation
+from nlbench.studies.framework import Context
+from nlbench.studies.shared import linear_regions
 
 SETTINGS = ("initialised", "augmented", "clean", "noise 0.2", "noise 0.4", "noise 0.8")
 PATHS = 40
@@ -79,10 +80,10 @@ def test_density_that_goes_with_deviation_is_told_from_density_that_does_not():
 
 
 def test_intervals_of_several_networks_are_narrower_than_of_one():
-    one = density_vs_deviation._together([density_vs_deviation.spearman(*np.eye(2, 9))])
+    one = density_vs_deviation.mean_correlation([density_vs_deviation.spearman(*np.eye(2, 9))])
     spread = np.random.default_rng(0).normal(size=(2, 30))
     single = density_vs_deviation.spearman(*spread)
-    mean, low, high = density_vs_deviation._together([single] * 4)
+    mean, low, high = density_vs_deviation.mean_correlation([single] * 4)
     assert mean == pytest.approx(single.value)
     half = (np.arctanh(single.high) - np.arctanh(single.value)) / 2
     assert np.arctanh([low, high]) == pytest.approx(np.arctanh(mean) + np.array([-half, half]))
@@ -118,9 +119,9 @@ def test_few_networks_do_not_tell():
 
 def test_networks_that_did_not_learn_are_named():
     made = [record("absdev", "noise 0.4", 1, [1.0], fits=0.31), record("absdev", "clean", 0, [1.0])]
-    (said,) = linear_regions.unfitted(run_of(made))
-    assert said.endswith("fit noise 0.4, seed 1: 31%.")
-    assert linear_regions.unfitted(run_of(made[1:])) == []
+    (said,) = linear_regions.unfitted_remarks(run_of(made))
+    assert said.endswith("they fit: noise 0.4, seed 1: 31%.")
+    assert linear_regions.unfitted_remarks(run_of(made[1:])) == []
 
 
 def test_a_network_of_each_setting_and_seed_is_trained_under_the_shared_name(tmp_path, monkeypatch):
@@ -130,7 +131,7 @@ def test_a_network_of_each_setting_and_seed_is_trained_under_the_shared_name(tmp
         asked.append((recipe, seed, more.get("label_noise"), more.get("name")))
         return tmp_path / f"{len(asked)}"
 
-    monkeypatch.setattr(Context, "trained", trained)
+    monkeypatch.setattr(Context, "request_training", trained)
     made = linear_regions.trained_networks(Context(tmp_path, "noise", seeds=(4,)))
     assert len(made) == len(asked) == 5
     assert asked[:3] == [

@@ -1,6 +1,6 @@
-"""Networks whose nonlinearity was planted, as ``ladders/NAME``: the rungs of the benchmark.
+"""Networks of planted nonlinearity, ``ladders/NAME``: the rungs of the benchmark of measures.
 
-docs/benchmark.md says which ladders they make, and why their order is known.
+docs/benchmark.md lists the ladders and explains why their order is known.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError, nearest
-from nlbench.measure import Source
 from nlbench.registry import Family
 from nlbench.subjects.model import ModelInfo, model, model_info
 
-from .redshift import perceptron, vector_length
+from .perceptrons import perceptron, vector_length
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,14 +27,14 @@ SLOPES = (1, 0.9, 0.75, 0.5, 0.25, 0.1, 0)
 GAINS = (0.5, 1, 2, 4, 8)
 DEPTHS = (1, 2, 3, 4, 6)
 TWINS = ("plain", "hidden-units", "outputs-scaled", "outputs-moved", "outputs-rotated", "doubled")
-"""One function but for something that shouldn't matter to its nonlinearity; see `_twin`."""
+"""Variants of one function that differ in nothing that concerns its nonlinearity; see `_twin`."""
 
 OURS = Source("", "ours, for the benchmark of measures (docs/benchmark.md)")
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _SLOPE = re.compile(rf"(cnn|vgg8)-slope{_NUMBER}")
 _MLP = re.compile(rf"mlp-({'|'.join(ACTIVATIONS)})-gain{_NUMBER}-depth(\d+)")
-_FACTOR = 3.7
+_TWIN_SCALE = 3.7
 
 
 class Ladders(Family):
@@ -43,7 +43,7 @@ class Ladders(Family):
     description = "networks of planted nonlinearity, for the benchmark of measures"
 
     def names(self) -> Sequence[str]:
-        """Those that the benchmark uses; other numbers do too."""
+        """Return the names of the benchmark's networks; other numbers are valid, too."""
         return (
             "cnn",
             *(f"{base}-slope{slope:g}" for base in ("cnn", "vgg8") for slope in SLOPES),
@@ -53,7 +53,7 @@ class Ladders(Family):
         )
 
     def load(self, name: str) -> Callable[..., nn.Module]:
-        """Give the function that builds a network.
+        """Return the function that builds a network.
 
         Raises
         ------
@@ -63,27 +63,27 @@ class Ladders(Family):
         kind, twin = name.partition("-")[::2]
         if name == "cnn":
             return _cnn(0.0)
-        if found := _SLOPE.fullmatch(name):
-            slope = float(found[2])
-            return _cnn(slope) if found[1] == "cnn" else _vgg8(slope)
-        if (found := _MLP.fullmatch(name)) and int(found[3]) > 0:
-            weights = f"weights times {found[2]}"
-            gain, depth = float(found[2]), int(found[3])
-            return perceptron(found[1], weights, recipe="adam", scale=gain, depth=depth)
+        if match := _SLOPE.fullmatch(name):
+            slope = float(match[2])
+            return _cnn(slope) if match[1] == "cnn" else _vgg8(slope)
+        if (match := _MLP.fullmatch(name)) and int(match[3]) > 0:
+            weights = f"weights times {match[2]}"
+            gain, depth = float(match[2]), int(match[3])
+            return perceptron(match[1], weights, recipe="adam", scale=gain, depth=depth)
         if kind == "twin" and twin in TWINS:
             return _twin(twin)
         hint = nearest(name, self.names(), "ladders/")
         raise RequestError(f"there is no model 'ladders/{name}'{hint}")
 
     def describe(self, name: str) -> str:
-        """One line."""
+        """Describe a network in one line."""
         if name == "cnn":
             return "small network of convolutions, average pooling and ReLUs"
-        if found := _SLOPE.fullmatch(name):
-            return f"{found[1]} whose ReLUs have the slope {found[2]} below 0"
-        if found := _MLP.fullmatch(name):
-            return f"random perceptron: {found[1]}, weights times {found[2]}, {found[3]} layers"
-        return f"perceptron, one of several that are the same function: {name[5:]}"
+        if match := _SLOPE.fullmatch(name):
+            return f"{match[1]} whose ReLUs have the slope {match[2]} below 0"
+        if match := _MLP.fullmatch(name):
+            return f"random perceptron: {match[1]}, weights times {match[2]}, {match[3]} layers"
+        return f"perceptron, one of several variants of one function: {name[5:]}"
 
 
 def _leaky(slope: float) -> nn.Module:
@@ -100,13 +100,13 @@ def _cnn(slope: float) -> Callable[..., nn.Module]:
 
         if image_size % 8:
             raise RequestError(
-                f"it takes images whose side is a multiple of 8 pixels, these are "
-                f"{image_size}x{image_size}"
+                "expected images whose side is a multiple of 8 pixels, "
+                f"got {image_size}x{image_size}"
             )
         layers: list[nn.Module] = [nn.AvgPool2d(image_size // 8)]
-        for before, after in ((in_channels, 16), (16, 16), (16, 32), (32, 32)):
-            layers += [nn.Conv2d(before, after, 3, padding=1), _leaky(slope)]
-            layers += [nn.AvgPool2d(2)] if before == after else []
+        for inputs, outputs in ((in_channels, 16), (16, 16), (16, 32), (32, 32)):
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), _leaky(slope)]
+            layers += [nn.AvgPool2d(2)] if inputs == outputs else []
         layers += [nn.Flatten(), nn.Linear(128, 64), _leaky(slope), nn.Linear(64, num_classes)]
         network = nn.Sequential(*layers)
         initialize(network)
@@ -123,15 +123,15 @@ def _vgg8(slope: float) -> Callable[..., nn.Module]:
         from torch import nn
 
         network = vgg8(in_channels, num_classes, image_size)
-        for part in (network.features, network.classifier):
-            for index, layer in enumerate(part):
+        for section in (network.features, network.classifier):
+            for index, layer in enumerate(section):
                 if isinstance(layer, nn.ReLU):
-                    part[index] = _leaky(slope)
+                    section[index] = _leaky(slope)
         return network
 
-    known: ModelInfo = model_info(vgg8)
+    info: ModelInfo = model_info(vgg8)
     build.__doc__ = f"VGG8 whose ReLUs have the slope {slope:g} below 0."
-    return model(trained=known.trained, source=known.source)(build)
+    return model(trained=info.trained, source=info.source)(build)
 
 
 def _twin(twin: str) -> Callable[..., nn.Module]:
@@ -141,39 +141,39 @@ def _twin(twin: str) -> Callable[..., nn.Module]:
 
         inputs = vector_length(input_shape)
         first, second, last = nn.Linear(inputs, 16), nn.Linear(16, 12), nn.Linear(12, num_classes)
-        turn = torch.linalg.qr(torch.randn(num_classes, num_classes, dtype=torch.float64)).Q
+        rotation = torch.linalg.qr(torch.randn(num_classes, num_classes, dtype=torch.float64)).Q
         with torch.no_grad():
             if twin == "hidden-units":
                 for layer in (first, second):
-                    _times(layer, _FACTOR)
-                # The second layer is given inputs that are larger already.
-                second.weight /= _FACTOR
-                last.weight /= _FACTOR
+                    _scale(layer, _TWIN_SCALE)
+                # The inputs of the second layer are already larger.
+                second.weight /= _TWIN_SCALE
+                last.weight /= _TWIN_SCALE
             elif twin == "outputs-scaled":
-                _times(last, _FACTOR)
+                _scale(last, _TWIN_SCALE)
             elif twin == "outputs-moved":
                 last.bias.add_(torch.linspace(-2, 3, num_classes))
             elif twin == "outputs-rotated":
-                last.weight.copy_((turn @ last.weight.double()).float())
-                last.bias.copy_((turn @ last.bias.double()).float())
+                last.weight.copy_((rotation @ last.weight.double()).float())
+                last.bias.copy_((rotation @ last.bias.double()).float())
             elif twin == "doubled":
                 first, second, last = _doubled(first, second, last)
         return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
 
-    build.__doc__ = f"Perceptron of two hidden layers; of the same function's forms: {twin}."
+    build.__doc__ = f"Perceptron of two hidden layers, a variant of one function: {twin}."
     return model(source=OURS)(build)
 
 
-def _times(layer: Any, factor: float) -> None:
+def _scale(layer: Any, factor: float) -> None:
     layer.weight *= factor
     layer.bias *= factor
 
 
 def _doubled(*layers: Any) -> list[Any]:
-    """The same function, with every hidden unit there twice, at half its weight."""
+    """Duplicate every hidden unit at half its weight, which keeps the function."""
     from torch import nn
 
-    made = []
+    doubled = []
     for index, layer in enumerate(layers):
         weight, bias = layer.weight, layer.bias
         if index > 0:
@@ -183,5 +183,5 @@ def _doubled(*layers: Any) -> list[Any]:
         wide = nn.Linear(weight.shape[1], weight.shape[0])
         wide.weight.copy_(weight)
         wide.bias.copy_(bias)
-        made.append(wide)
-    return made
+        doubled.append(wide)
+    return doubled

@@ -6,9 +6,9 @@ from made_records import made_record
 from nlbench import registry
 from nlbench.measure import Result, Value
 from nlbench.store.manifest import Manifest
-from nlbench.store.run_folder import Run
-from nlbench.studies import linearised_networks
-from nlbench.studies.study import Context
+from nlbench.store.run import Run
+from nlbench.studies.framework import Context
+from nlbench.studies.shared import linearised_networks
 
 OMEGAS = (0.001, 0.003, 0.01)
 
@@ -104,11 +104,11 @@ def test_each_verdict_of_core_networks_turns_with_its_numbers():
 
 
 def test_networks_are_read_from_their_checkpoints_headers():
-    table = linearised_networks.networks(late_and_early(0.0)["run"])
+    table = linearised_networks.network_table(late_and_early(0.0)["run"])
     assert len(table) == 1 + 2 * 9
     assert set(table["mode"]) == {"reference", "post-training", "from-start"}
     assert table[table["mode"] == "reference"].omega.isna().all()
-    assert len(linearised_networks.layers(late_and_early(0.0)["run"])) == 2 * len(table)
+    assert len(linearised_networks.layer_table(late_and_early(0.0)["run"])) == 2 * len(table)
 
 
 @pytest.mark.parametrize(("mode", "quick", "name"), [
@@ -119,10 +119,10 @@ def test_networks_are_read_from_their_checkpoints_headers():
 def test_what_is_trained_alike_is_called_alike(tmp_path, monkeypatch, mode, quick, name):
     asked = {}
     monkeypatch.setattr(
-        Context, "trained", lambda self, *given, **more: asked.update(more) or tmp_path
+        Context, "request_training", lambda self, *given, **more: asked.update(more) or tmp_path
     )
     context = Context(tmp_path, "any", quick)
-    linearised_networks.linearised(context, "vgg8", mode, 0.003, 1)
+    linearised_networks.linearise(context, "vgg8", mode, 0.003, 1)
     assert asked["name"] == name
     assert asked["weights"] == ("init" if mode == "from-start" else "trained")
     assert ("epochs" in asked) == quick

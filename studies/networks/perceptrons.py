@@ -1,4 +1,4 @@
-"""The neural-redshift networks, whose input is the dataset ``grid``."""
+"""Random perceptrons of the neural-redshift experiment, whose input is the dataset ``grid``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from nlbench.citation import Source
 from nlbench.errors import RequestError
-from nlbench.measure import Source
 from nlbench.subjects.model import model
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ REDSHIFT = Source(
     equation="section 4 and figure 4 of the affinity-score paper",
 )
 
-WIDTH = 40
-LOWERED = 0.05
-MAGNIFIED = 6.0
+HIDDEN_UNITS = 40
+WEIGHT_SHIFT = 0.05
+WEIGHT_SCALE = 6.0
 
 
 def redshift_network(
@@ -50,26 +50,21 @@ def redshift_network(
     lowered: float = 0.0,
     depth: int = 3,
 ) -> nn.Sequential:
-    """Build a multilayer perceptron of hidden layers of 40 units, at random.
+    """Build a random multilayer perceptron with 40 units a hidden layer.
 
     Weights are drawn from ``scale`` · U(-s - lowered, s - lowered), with Glorot's bound
-    s = sqrt(6 / (fan-in + fan-out)), biases from U(-1, 1). The layers that count are the
-    activations of the hidden layers, three in the experiment.
+    s = sqrt(6 / (fan-in + fan-out)), biases from U(-1, 1). The experiment has three hidden layers.
 
     Parameters
     ----------
     inputs, outputs : int
     activation : {"relu", "tanh", "gelu"}
     scale : float
-        Of the weights; the paper's other value is 6.
+        Factor of the weights; the paper uses 1 and 6.
     lowered : float
-        How far both bounds are lowered; the paper's other value is 0.05.
+        Amount by which both bounds are lowered; the paper uses 0 and 0.05.
     depth : int
-        Hidden layers.
-
-    Returns
-    -------
-    torch.nn.Sequential
+        Number of hidden layers.
 
     Examples
     --------
@@ -79,22 +74,22 @@ def redshift_network(
     """
     from torch import nn
 
-    bent: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
+    modules: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
     layers: list[nn.Module] = []
-    widths = (inputs, *[WIDTH] * depth, outputs)
+    widths = (inputs, *[HIDDEN_UNITS] * depth, outputs)
     for fan_in, fan_out in itertools.pairwise(widths):
         linear = nn.Linear(fan_in, fan_out)
         bound = math.sqrt(6 / (fan_in + fan_out))
         nn.init.uniform_(linear.weight, scale * (-bound - lowered), scale * (bound - lowered))
         nn.init.uniform_(linear.bias, -1, 1)
-        layers += [linear, bent[activation]()]
+        layers += [linear, modules[activation]()]
     return nn.Sequential(*layers[:-1])
 
 
 def perceptron(
     activation: str, weights: str, *, recipe: str = "vanilla", **settings: Any
 ) -> Callable[..., nn.Sequential]:
-    """Give the function that builds a network of `redshift_network`, whose weights are in words."""
+    """Return a builder of `redshift_network` with a description of its weights."""
 
     def build(num_classes: int = 1, input_shape: tuple[int, ...] = (2,)) -> nn.Sequential:
         return redshift_network(
@@ -106,9 +101,15 @@ def perceptron(
 
 
 def vector_length(shape: tuple[int, ...]) -> int:
-    """Give the length of inputs that are vectors; refuse others."""
+    """Return the length of input vectors.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the inputs are not vectors.
+    """
     if len(shape) != 1:
-        raise RequestError(f"it takes vectors, such as the points of the dataset grid, not {shape}")
+        raise RequestError(f"expected vectors, such as the points of the dataset grid, got {shape}")
     return shape[0]
 
 
@@ -118,24 +119,24 @@ redshift_mlp = perceptron("ReLU", "Glorot weights")
 redshift_mlp_tanh = perceptron("tanh", "Glorot weights")
 """Random perceptron of the neural-redshift experiment: tanh, Glorot weights."""
 
-redshift_mlp_x6 = perceptron("ReLU", "weights times 6", scale=MAGNIFIED)
+redshift_mlp_x6 = perceptron("ReLU", "weights times 6", scale=WEIGHT_SCALE)
 """Random perceptron of the neural-redshift experiment: ReLU, weights times 6."""
 
-redshift_mlp_tanh_x6 = perceptron("tanh", "weights times 6", scale=MAGNIFIED)
+redshift_mlp_tanh_x6 = perceptron("tanh", "weights times 6", scale=WEIGHT_SCALE)
 """Random perceptron of the neural-redshift experiment: tanh, weights times 6."""
 
-redshift_mlp_shifted = perceptron("ReLU", "weights lowered by 0.05", lowered=LOWERED)
+redshift_mlp_shifted = perceptron("ReLU", "weights lowered by 0.05", lowered=WEIGHT_SHIFT)
 """Random perceptron of the neural-redshift experiment: ReLU, weights lowered by 0.05."""
 
-redshift_mlp_shifted_tanh = perceptron("tanh", "weights lowered by 0.05", lowered=LOWERED)
+redshift_mlp_shifted_tanh = perceptron("tanh", "weights lowered by 0.05", lowered=WEIGHT_SHIFT)
 """Random perceptron of the neural-redshift experiment: tanh, weights lowered by 0.05."""
 
 redshift_mlp_shifted_x6 = perceptron(
-    "ReLU", "weights lowered, times 6", scale=MAGNIFIED, lowered=LOWERED
+    "ReLU", "weights lowered, times 6", scale=WEIGHT_SCALE, lowered=WEIGHT_SHIFT
 )
 """Random perceptron of the neural-redshift experiment: ReLU, weights lowered, times 6."""
 
 redshift_mlp_shifted_tanh_x6 = perceptron(
-    "tanh", "weights lowered, times 6", scale=MAGNIFIED, lowered=LOWERED
+    "tanh", "weights lowered, times 6", scale=WEIGHT_SCALE, lowered=WEIGHT_SHIFT
 )
 """Random perceptron of the neural-redshift experiment: tanh, weights lowered, times 6."""

@@ -7,9 +7,9 @@ import torch
 from nlbench import registry
 from nlbench.errors import RequestError
 from nlbench.measures.affinity import affinity_score
-from nlbench.models.datasets.synthetic import grid
-from nlbench.studies.networks.redshift import redshift_mlp, redshift_network
-from nlbench.subjects.load import build_model
+from nlbench.studies.networks.perceptrons import redshift_mlp, redshift_network
+from nlbench.studies.shared.points import grid
+from nlbench.subjects.build import build_model
 
 # Mean affinity and its spread over layers, from the slides of Bouniot et al.; names as registered.
 SLIDES = {
@@ -74,7 +74,7 @@ def test_the_parameters_are_those_of_three_hidden_layers_of_40():
 
 def test_it_takes_vectors_of_any_length_and_refuses_images():
     assert redshift_mlp(num_classes=3, input_shape=(5,))(torch.zeros(2, 5)).shape == (2, 3)
-    with pytest.raises(RequestError, match="it takes vectors"):
+    with pytest.raises(RequestError, match="expected vectors"):
         redshift_mlp(input_shape=(3, 32, 32))
 
 

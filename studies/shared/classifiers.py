@@ -1,30 +1,33 @@
-"""The published classifiers that the affinity-score paper sets side by side."""
+"""The published classifiers that the affinity-score paper compares."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nlbench.errors import RequestError, nearest
 from nlbench.request import Request
+from nlbench.studies.framework import Context, Runs, Study, Verdict
 
 from .site_scores import AFFINITY
-from .study import Context, Study, Verdict
 
 if TYPE_CHECKING:
-    from nlbench.store.run_folder import Run
+    import pandas as pd
+
+    from nlbench.store.run import Run
 
 __all__ = [
     "CLASSIFIERS",
     "FAMILIES",
     "Classifier",
     "Classifiers",
-    "judged",
-    "measured_classifiers",
+    "in_order",
+    "measure_classifiers",
     "remarks_on",
     "short_name",
+    "undecided_if_untrained",
 ]
 
 
@@ -32,13 +35,7 @@ __all__ = [
 class Classifier:
     """A published classifier.
 
-    Parameters
-    ----------
-    year : int
-        When it was published.
-    family : str
-    group : str
-        With which the paper compares it.
+    The paper compares groups of families.
     """
 
     year: int
@@ -67,7 +64,7 @@ FAMILIES: Mapping[str, tuple[int, str, str]] = {
         "convnext_tiny convnext_small convnext_base convnext_large",
     ),
 }
-"""Year, group and networks of each family, in the order in which they came."""
+"""Year, group and networks of each family by year of publication."""
 
 CLASSIFIERS: Mapping[str, Classifier] = {
     f"torchvision/{name}": Classifier(year, family, group)
@@ -77,46 +74,42 @@ CLASSIFIERS: Mapping[str, Classifier] = {
 
 
 class Classifiers(Study):
-    """A study of the affinity of every classifier; all of them share their cells."""
+    """A study of the affinity of every classifier; these studies share their cells."""
 
     source = AFFINITY
     needs = "pretrained weights and ImageNet; else random weights"
     minutes, quick_minutes = 2.5, 0.4
     takes = ("data", "weights")
 
-    def measure(self, context: Context) -> Mapping[str, Run]:
-        """Affinity of every classifier."""
-        return {"run": measured_classifiers(context, ("affinity",))}
+    def measure(self, context: Context) -> Runs:
+        """Measure the affinity of every classifier."""
+        return {"run": measure_classifiers(context, ("affinity",))}
 
 
 _QUICK = (
     "alexnet googlenet resnet18 resnet34 mnasnet0_5 efficientnet_b1 vit_b_32 swin_t convnext_tiny"
 )
-_NOT_DRAWN = ("torchvision/vit_h_14",)
-"""632 million parameters, and images whose side is a multiple of 14: left out where drawn."""
+_TRAINED_ONLY = ("torchvision/vit_h_14",)
+"""Left out with random weights: 632 million parameters, and images of a multiple of 14 pixels."""
 
 _WEIGHTS = ("trained", "init", "calibrated")
-_SIDE = 96  # the least that all networks but one take, windows and patches of 32 included
+_IMAGE_SIDE = 96  # The least that all but one network take, with windows and patches of 32.
 
 
-def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
-    """Measure the classifiers, with trained weights where these are at hand, or as drawn.
+def measure_classifiers(context: Context, measures: Sequence[str]) -> Run:
+    """Measure the classifiers with trained weights if they are available, else with random ones.
 
-    Trained networks look at ImageNet, with tensors reduced as the published figures were made;
-    drawn ones at small made-up pictures.
+    Trained networks are measured on ImageNet with the published reduction of tensors, others on
+    small synthetic images.
 
-    Parameters
-    ----------
-    context : Context
-        Its weights: ``trained``, ``init`` or ``calibrated``; where none are chosen, ``trained``
-        if those of any network and the images are at hand, else ``init``.
-    measures : sequence of str
+    The context's weights are ``trained``, ``init`` or ``calibrated``. By default they are
+    ``trained`` if the images and the weights of any network are available, else ``init``.
 
     Raises
     ------
     nlbench.RequestError
-        If trained weights are chosen and none, or no images, are at hand; or weights are called
-        otherwise.
+        If the weights are unknown, or if trained weights are chosen and they or the images are
+        missing.
     """
     weights = context.weights
     if weights and weights not in _WEIGHTS:
@@ -124,11 +117,11 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
         raise RequestError(f"--weights: unknown '{weights}'{hint or '; expected init or trained'}")
     names = tuple(f"torchvision/{n}" for n in _QUICK.split()) if context.quick else CLASSIFIERS
     data = context.data or "imagenet"
-    found = () if weights in _WEIGHTS[1:] else _at_hand(tuple(names), data, is_asked=bool(weights))
-    if found:
+    trained = () if weights in _WEIGHTS[1:] else _available(names, data, required=bool(weights))
+    if trained:
         request = Request(
             tuple(measures),
-            found,
+            trained,
             (data,),
             ("trained",),
             samples=512 if context.quick else 2048,
@@ -136,10 +129,10 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
         )
         return context.run(request, "trained")
     samples = 32 if context.quick else 128
-    side = {} if context.data else {"synthetic.image_size": _SIDE}
+    side = {} if context.data else {"synthetic.image_size": _IMAGE_SIDE}
     request = Request(
         tuple(measures),
-        tuple(name for name in names if name not in _NOT_DRAWN),
+        tuple(name for name in names if name not in _TRAINED_ONLY),
         (context.data or "synthetic",),
         (weights or "init",),
         samples=samples,
@@ -148,41 +141,35 @@ def measured_classifiers(context: Context, measures: Sequence[str]) -> Run:
     return context.run(request, weights or "init")
 
 
-def _at_hand(names: Sequence[str], data: str, *, is_asked: bool) -> tuple[str, ...]:
-    """Those whose published weights are there, with the images that they were trained on.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are none, and they are asked for.
-    """
+def _available(names: Iterable[str], data: str, *, required: bool) -> tuple[str, ...]:
+    """Return the networks whose published weights are available, if their images are, too."""
     from nlbench import registry
     from nlbench.subjects.load import load_dataset
     from nlbench.subjects.model import model_info
 
     trained = {name: model_info(registry.load("models", name)).trained for name in names}
-    files = {name: Path(of[data]) for name, of in trained.items() if data in of}
-    found = tuple(name for name, file in files.items() if file.is_file())
+    files = {name: Path(by_data[data]) for name, by_data in trained.items() if data in by_data}
+    available = tuple(name for name, file in files.items() if file.is_file())
     try:
         if not files:
             raise RequestError(f"the networks' published weights are for imagenet, not for {data}")
-        if not found:
+        if not available:
             raise RequestError(
-                f"none of the {len(names)} networks' published weights are at hand "
+                f"none of the {len(trained)} networks' published weights are available "
                 f"({next(iter(files.values()))} is missing, for one)"
             )
         load_dataset(data, {})
     except RequestError as error:
-        if is_asked:
+        if required:
             raise RequestError(
-                f"{error}; or say --weights init to measure the networks as drawn"
+                f"{error}; use --weights init to measure the networks with random weights"
             ) from None
         return ()
-    return found
+    return available
 
 
 def short_name(model: str) -> str:
-    """Name of a network without its library's.
+    """Return the name of a network without its library.
 
     Examples
     --------
@@ -192,20 +179,19 @@ def short_name(model: str) -> str:
     return model.rpartition("/")[2]
 
 
-def _is_drawn(run: Run) -> bool:
+def _is_untrained(run: Run) -> bool:
     return any(record.subject.weights in _WEIGHTS[1:] for record in run.records)
 
 
 def remarks_on(run: Run) -> list[str]:
-    """Say what a reader has to know of the weights, the data and the networks."""
+    """Report the weights, the data and the networks of a run."""
     models = {r.subject.model for r in run.records if r.result.status == "ok"}
     data = ", ".join(dict.fromkeys(record.subject.data for record in run.records))
-    said = []
-    if _is_drawn(run):
-        said.append(
-            "Random weights: the networks are as they are drawn before training, and what is "
-            "claimed of trained ones can't be told from them; the remarks beside the verdicts say "
-            "what the numbers of the random ones would."
+    remarks = []
+    if _is_untrained(run):
+        remarks.append(
+            "Random weights: the networks are not trained, so claims about trained networks can't "
+            "be decided; each verdict's remark gives the answer for the random weights."
         )
     hashes = {
         short_name(r.subject.model): str(r.subject.weights_hash)[:8]
@@ -214,12 +200,12 @@ def remarks_on(run: Run) -> list[str]:
     }
     if hashes:
         listed = ", ".join(f"{name} {value}" for name, value in hashes.items())
-        said.append(f"Published weights, with their hashes' first digits: {listed}.")
+        remarks.append(f"Published weights, with the first digits of their hashes: {listed}.")
     counts = {str(r.probe.facts["samples"]) for r in run.records if "samples" in r.probe.facts}
-    said.append(
+    remarks.append(
         f"{len(models)} of the {len(CLASSIFIERS)} networks, on {data}, "
-        f"{', '.join(sorted(counts))} samples; the published figures are of trained ones on the "
-        "50,000 images of ImageNet's validation split."
+        f"{', '.join(sorted(counts))} samples; the published figures are of trained networks on "
+        "the 50,000 images of ImageNet's validation split."
     )
     missing = {
         model: f"{short_name(model)} ({record.result.reason})"
@@ -227,22 +213,31 @@ def remarks_on(run: Run) -> list[str]:
         if (model := record.subject.model) not in models
     }
     if missing:
-        said.append(f"No value of {', '.join(missing.values())}.")
-    return said
+        remarks.append(f"No value of {', '.join(missing.values())}.")
+    return remarks
 
 
-def judged(run: Run, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Leave open what is claimed of trained networks where the weights are random."""
-    if not _is_drawn(run):
+def undecided_if_untrained(run: Run, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Leave claims about trained networks undecided if the weights are random."""
+    if not _is_untrained(run):
         return list(verdicts)
     return [
-        Verdict(
-            one.claim,
-            one.published,
-            one.ours,
-            None,
-            f"random weights, which would say: {one.word}"
-            + (f"; {one.remark}" if one.remark else ""),
+        replace(
+            verdict,
+            agrees=None,
+            remark=f"random weights, which would say: {verdict.word}"
+            + (f"; {verdict.remark}" if verdict.remark else ""),
         )
-        for one in verdicts
+        for verdict in verdicts
     ]
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort a table with the column ``network`` by the order of the classifiers."""
+    places = {name: place for place, name in enumerate(CLASSIFIERS)}
+    return table.sort_values(
+        "network",
+        key=lambda names: names.map(lambda name: places.get(name, 0)),
+        kind="stable",
+        ignore_index=True,
+    )

@@ -1,0 +1,173 @@
+"""``nlbench study``."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nlbench import registry
+from nlbench.cli.common import Interrupted, command_line, completed, split_names
+from nlbench.errors import PluginError, RequestError
+from nlbench.parsers import parse_seeds
+from nlbench.request import ExecutionOptions
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .study import Findings, Runs, Study
+
+__all__ = ["study"]
+
+
+MAX_SERIAL_MINUTES = 0.3
+"""Duration of a study that is not worth the seconds that processes take to start."""
+
+
+def study(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Studies: names or globs, comma-separated.", autocompletion=completed("studies")
+        ),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run a smaller version: fewer seeds, networks, paths.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder of all studies, which share its cells and checkpoints.")
+    ] = Path("studies"),
+    data: Annotated[
+        str, typer.Option(help="Dataset in place of the study's own, if the study allows it.")
+    ] = "",
+    weights: Annotated[
+        str, typer.Option(help="init or trained, for studies of networks with published weights.")
+    ] = "",
+    seeds: Annotated[
+        list[str] | None, typer.Option(help="Seeds in place of the study's own.")
+    ] = None,
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--measures",
+            "--measure",
+            help="Measures in place of the study's own.",
+            autocompletion=completed("measures"),
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of networks trained or measured at a time. [number of cores; 1 on a GPU "
+            "or for a study of a few seconds]",
+            min=1,
+            max=1024,
+        ),
+    ] = None,
+    progress: Annotated[str, typer.Option(help="auto, rich, plain or none.")] = "auto",
+) -> None:
+    """Run studies, compare their verdicts with published results, and write a page for each.
+
+    Repeat the same command to resume an interrupted study.
+    """
+    settings: dict[str, Any] = {
+        "data": data,
+        "weights": weights,
+        "seeds": parse_seeds(seeds) if seeds else (),
+        "measures": split_names(measures, "--measures") if measures else (),
+    }
+    if data:
+        registry.expand("datasets", [data])
+    if measures:
+        settings["measures"] = tuple(registry.expand("measures", settings["measures"]))
+    studies = {name: _load(name) for name in registry.expand("studies", split_names(names, ""))}
+    for name, loaded in studies.items():
+        for flag, value in settings.items():
+            if value and flag not in loaded.takes:
+                allowed = ", ".join(f"--{other}" for other in loaded.takes) or "no settings"
+                raise RequestError(f"--{flag}: study {name} fixes it (it takes {allowed})")
+    command = command_line()
+    from nlbench.execution.worker_pool import keep_workers
+    from nlbench.progress import create_progress
+
+    from .context import Context
+    from .page import analyse_in_style
+
+    with keep_workers():
+        for number, (name, loaded) in enumerate(studies.items()):
+            start = time.perf_counter()
+            with create_progress(progress) as bar:
+                context = Context(
+                    out,
+                    name,
+                    quick,
+                    **settings,
+                    device=device,
+                    progress=bar,
+                    execution=_execution(loaded, workers, device, quick=quick),
+                    command=command,
+                )
+                try:
+                    runs = loaded.measure(context)
+                    bar.show_status("analysing")
+                    findings = analyse_in_style(loaded, runs)
+                except KeyboardInterrupt:
+                    raise Interrupted(f"finished cells are in {out}", command) from None
+            print("\n" * bool(number), end="")
+            _report(name, loaded, findings, runs, context)
+            print(f"took    {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
+
+
+def _execution(
+    study: "Study", workers: int | None, device: str, *, quick: bool
+) -> ExecutionOptions:
+    """Return execution options with one thread each, so that workers change no number."""
+    from nlbench.execution.devices import resolve_device
+
+    if workers is None:
+        minutes = study.quick_minutes if quick else study.minutes
+        is_serial = minutes <= MAX_SERIAL_MINUTES or resolve_device(device).type != "cpu"
+        workers = 1 if is_serial else os.cpu_count() or 1
+    if workers == 1:
+        return ExecutionOptions(threads=1)
+    return ExecutionOptions(executor="processes", workers=workers, threads=1)
+
+
+def _load(name: str) -> "Study":
+    from .study import Study
+
+    plugin = registry.load("studies", name)
+    if not (isinstance(plugin, type) and issubclass(plugin, Study)):
+        raise PluginError(f"study '{name}' is not a subclass of nlbench.studies.framework.Study")
+    instance: Study = plugin()
+    return instance
+
+
+def _report(
+    name: str, study: "Study", findings: "Findings", runs: "Runs", context: "Context"
+) -> None:
+    """Print the verdicts and write them with the tables and the page."""
+    from .page import add_verdicts, verdict_table, write_findings
+
+    print(f"{name}: {study.question}")
+    for remark in findings.remarks:
+        print(f"  ({remark})")
+    _print_rows(verdict_table(findings).drop(columns="remark").to_dict("split")["data"])
+    folder = context.folder / name
+    page = write_findings(name, study, findings, runs, folder)
+    add_verdicts(context.folder / "verdicts.csv", name, context.version, findings)
+    print(f"\nfolder  {folder}\nreport  {page}")
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for head in ("claim", "published", "here", "agrees"):
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table, markup=False, highlight=False)

@@ -1,0 +1,246 @@
+"""The context of a study: where it measures, its settings, and its trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.errors import RequestError
+from nlbench.progress import Progress
+from nlbench.request import ExecutionOptions, Request
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nlbench.measure import Measure
+    from nlbench.models.training.training_request import TrainingRequest
+    from nlbench.options import OptionValue
+    from nlbench.store.run import Run
+
+__all__ = ["Context"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where and how a study measures.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of all studies. Each study has a folder of its name in it and reuses the cells that
+        other studies recorded.
+    study : str
+    quick : bool
+        True for a smaller version: fewer seeds, networks and paths.
+    data, weights, seeds, measures
+        Settings that the user chose in place of the study's own; empty if none.
+    device : str
+    progress : Progress, optional
+    execution : ExecutionOptions
+        By default serial with one PyTorch thread, so that cells equal those of several workers
+        bit by bit.
+    command : str
+    pending : dict of Path to TrainingRequest
+        Networks still to be trained, by checkpoint; see `request_training`.
+    """
+
+    folder: Path
+    study: str
+    quick: bool = False
+    data: str = ""
+    weights: str = ""
+    seeds: tuple[int, ...] = ()
+    measures: tuple[str, ...] = ()
+    device: str = "auto"
+    progress: Progress | None = None
+    execution: ExecutionOptions = field(default_factory=lambda: ExecutionOptions(threads=1))
+    command: str = ""
+    pending: dict[Path, TrainingRequest] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """Version of the study: ``full`` or ``quick``, then the chosen settings.
+
+        Examples
+        --------
+        >>> Context(Path(), "noise").version
+        'full'
+        >>> Context(Path(), "noise", quick=True, data="cifar10", seeds=(0, 1)).version
+        'quick --data cifar10 --seeds 0,1'
+        """
+        settings = {
+            "data": self.data,
+            "weights": self.weights,
+            "seeds": ",".join(map(str, self.seeds)),
+            "measures": ",".join(self.measures),
+        }
+        flags = [f"--{name} {value}" for name, value in settings.items() if value]
+        return " ".join(["quick" if self.quick else "full", *flags])
+
+    def seeds_or(self, full: int, quick: int = 1) -> tuple[int, ...]:
+        """Return the chosen seeds, or the first ``full`` or ``quick`` ones.
+
+        Examples
+        --------
+        >>> Context(Path(), "noise").seeds_or(3), Context(Path(), "noise", quick=True).seeds_or(3)
+        ((0, 1, 2), (0,))
+        """
+        return self.seeds or tuple(range(quick if self.quick else full))
+
+    def run(self, request: Request, part: str = "run") -> Run:
+        """Carry out an ordinary run, reusing cells recorded here or by another study.
+
+        Pending trainings are carried out first.
+
+        Parameters
+        ----------
+        request : Request
+        part : str
+            Name of the run's folder; quick studies and chosen data have folders of their own.
+            Several requests may extend one part if their options are equal.
+        """
+        from nlbench.runner import run
+
+        self.train_pending()
+        out = self._folder_of(part)
+        others = (file.parent for file in self.folder.glob("*/*/manifest.json"))
+        return run(
+            replace(request, device=self.device),
+            out,
+            progress=self.progress,
+            execution=self.execution,
+            command=self.command,
+            known=sorted(folder for folder in others if folder != out),
+        )
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        measures: Sequence[str | type[Measure]],
+        part: str,
+        *,
+        settings: Mapping[str, OptionValue | str] | None = None,
+        name: str | None = None,
+    ) -> Run:
+        """Evaluate measures of the study's own, or a model that is not registered.
+
+        The evaluation is always repeated, and the part's folder holds the latest result.
+
+        Parameters
+        ----------
+        model, inputs, measures, settings, name
+            As for `nlbench.evaluate`.
+        part : str
+            Name of the run's folder.
+        """
+        from nlbench.evaluation import evaluate
+        from nlbench.store.run_folder import RunFolder
+
+        self.train_pending()
+        run = evaluate(
+            model, inputs, measures, settings=settings, name=name, progress=self.progress
+        )
+        folder = RunFolder(self._folder_of(part))
+        if folder.holds_a_run():
+            run.path = folder.path
+            current = {record.key for record in run.records}
+            for record in folder.read()[1]:
+                if record.key not in current:
+                    folder.record_file(record.key).unlink()
+        run.save(folder.path)
+        return run
+
+    def _folder_of(self, part: str) -> Path:
+        # Cells of a quick run or of other data would otherwise appear in the full run's table.
+        parts = (part, self.data, "quick" if self.quick else "")
+        return self.folder / self.study / "-".join(filter(None, parts))
+
+    def request_training(
+        self,
+        model: str,
+        data: str,
+        recipe: str = "auto",
+        seed: int = 0,
+        *,
+        label_noise: float | None = None,
+        weights: str = "init",
+        name: str = "",
+        options: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> Path:
+        """Return the checkpoint of a network that is trained once for all studies.
+
+        Requested networks are trained before the next run or by `train_pending`, several at a time,
+        each after the network that it starts from.
+
+        Parameters
+        ----------
+        model, data, recipe : str
+            Registered names; ``auto`` is the model's own recipe.
+        seed : int
+        label_noise : float, optional
+            In place of the recipe's.
+        weights : str
+            Initial weights: a name, or the checkpoint of another requested network.
+        name : str
+            Part of the checkpoint's file name; equal trainings need equal names.
+        options : mapping, optional
+            Options of the dataset.
+        **changes
+            Changed fields of the recipe.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the recipe or one of its fields does not exist, or if a different training has the
+            same name.
+        """
+        from nlbench.models.training.training_request import (
+            TrainingRequest,
+            load_recipe,
+            resolve_recipe,
+        )
+
+        request = TrainingRequest(
+            model,
+            data,
+            resolve_recipe(model, recipe),
+            seed,
+            weights,
+            label_noise,
+            changes,
+            tuple(sorted((options or {}).items())),
+            self.device,
+        )
+        load_recipe(request)
+        parts = (model.replace("/", "-"), data, name, f"seed{seed}")
+        file = self.folder / "checkpoints" / f"{'-'.join(p for p in parts if p)}.safetensors"
+        if self.pending.setdefault(file, request) != request:
+            raise RequestError(f"{file.stem}: another training was requested under this name")
+        return file
+
+    def train_pending(self) -> None:
+        """Train the requested networks, as many at a time as there are workers.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If a checkpoint exists that was trained differently.
+        nlbench.NlbenchError
+            If a training fails, once the others have finished.
+        """
+        if not self.pending:
+            return
+        from nlbench.models.training.parallel import run_trainings
+
+        in_processes = self.execution.executor == "processes"
+        run_trainings(
+            self.pending,
+            workers=self.execution.workers or 1 if in_processes else 1,
+            progress=self.progress,
+            command=self.command,
+        )
+        self.pending.clear()

@@ -1,0 +1,124 @@
+"""Standard figures of studies: their size and colours, and the drawings that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nlbench.reports.figures import ecdf
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "COLOURS",
+    "draw_groups",
+    "draw_intervals",
+    "draw_shares",
+    "draw_theory",
+    "legend_below",
+    "page_figure",
+    "signature_map",
+]
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#777777", "#E69F00", "#56B4E9")
+"""Okabe and Ito, "Color Universal Design", 2008, with a grey in place of black."""
+
+
+def page_figure(
+    height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, Any]:
+    """Create a figure as wide as the page, with a height in inches, and its panels.
+
+    The options are those of matplotlib's ``subplots``.
+
+    Examples
+    --------
+    >>> figure, (left, right) = page_figure(2.9, columns=2)
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    # The page sets labels in its own font, which may be wider.
+    figure = Figure(figsize=(7.2, height), layout=ConstrainedLayoutEngine(w_pad=0.12))
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """Place the legend of one panel below the whole figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def draw_shares(axes: Axes, values: ArrayLike, **style: Any) -> None:
+    """Draw the empirical distribution function of values."""
+    x, share = ecdf(values)
+    axes.step([x[0], *x], [0.0, *share], where="post", **style)
+    axes.set_ylim(0, 1.02)
+
+
+def draw_groups(
+    axes: Axes,
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    by: str,
+    colours: Mapping[str, str] | Sequence[str] = COLOURS,
+    **style: Any,
+) -> None:
+    """Draw one column against another, in a colour for each group of the column `by`."""
+    for number, (group, rows) in enumerate(table.groupby(by, sort=False)):
+        if isinstance(colours, Mapping):
+            colour = colours[str(group)]
+        else:
+            colour = colours[number % len(colours)]
+        axes.plot(rows[x], rows[y], "o", color=colour, label=str(group), **style)
+
+
+def draw_intervals(
+    axes: Axes, table: pd.DataFrame, value: str, places: ArrayLike, **style: Any
+) -> None:
+    """Draw a column with the interval of the columns ``low`` and ``high`` at vertical places."""
+    # By rounding, a bound may be on the wrong side of its value.
+    width = [(table[value] - table.low).clip(0), (table.high - table[value]).clip(0)]
+    axes.errorbar(table[value], places, xerr=width, **style)
+
+
+def draw_theory(
+    theory: tuple[ArrayLike, ArrayLike],
+    measured: tuple[ArrayLike, ArrayLike],
+    published: tuple[ArrayLike, ArrayLike],
+    spread: ArrayLike | None = None,
+) -> tuple[Figure, Axes]:
+    """Draw measured affinities, with their spread, and published ones over the closed form.
+
+    Each is a tuple of places and scores.
+    """
+    figure, axes = page_figure(2.7)
+    axes.plot(*theory, color="0.6", label="closed form")
+    axes.errorbar(*measured, yerr=spread, fmt="o", color="C0", label="here")
+    axes.plot(*published, "x", color="C1", ms=9, label="published")
+    axes.set(ylabel="affinity", ylim=(0, 1.05))
+    return figure, axes
+
+
+def signature_map(
+    points: NDArray[np.float64],
+    groups: Sequence[str],
+    colours: Mapping[str, str],
+    height: float = 2.7,
+) -> tuple[Figure, Axes]:
+    """Draw the points of a map of signatures, of shape (n, 2), in the colours of their groups."""
+    figure, axes = page_figure(height)
+    for group in dict.fromkeys(groups):
+        rows = [row for row, name in enumerate(groups) if name == group]
+        axes.plot(*points[rows].T, "o", color=colours[group], label=group)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xlabel("classical scaling of DTW distances")
+    return figure, axes

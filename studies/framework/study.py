@@ -1,0 +1,94 @@
+"""The base class of studies and what a study returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from nlbench.citation import Source
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
+
+    from .context import Context
+    from .verdicts import Verdict
+
+__all__ = ["Findings", "Runs", "Study"]
+
+
+Runs: TypeAlias = "Mapping[str, Run]"
+"""Runs of a study by the name of the part."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Results of a study.
+
+    Parameters
+    ----------
+    verdicts : sequence of Verdict
+    tables : mapping of str to DataFrame
+        By title, in the order of the page.
+    figures : mapping of str to matplotlib.figure.Figure
+        By title.
+    remarks : sequence of str
+        Caveats for the reader: random weights, small data.
+    """
+
+    verdicts: Sequence[Verdict]
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+
+
+class Study(ABC):
+    """One question, the runs that answer it, and what was published.
+
+    A study is registered in the group ``nlbench.studies``; ``nlbench list studies`` prints the
+    first line of its docstring. Importing its module must not import PyTorch.
+
+    Attributes
+    ----------
+    question : str
+        A sentence with a question mark.
+    source : Source
+        Publication of the numbers to compare with.
+    needs : str
+        Requirements in a few words: ``digits``, ``trains 9 networks``, ``pretrained weights``.
+    minutes, quick_minutes : float
+        Duration on two idle cores.
+    takes : tuple of str
+        Settings that the user can choose, of ``data``, ``weights``, ``seeds`` and ``measures``.
+    """
+
+    question: ClassVar[str]
+    source: ClassVar[Source] = Source("")
+    needs: ClassVar[str] = ""
+    minutes: ClassVar[float] = 1.0
+    quick_minutes: ClassVar[float] = 0.5
+    takes: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def measure(self, context: Context) -> Runs:
+        """Measure what the question needs by ordinary runs.
+
+        Returns
+        -------
+        mapping of str to Run
+            By the name of the part.
+        """
+
+    @abstractmethod
+    def analyse(self, runs: Runs) -> Findings:
+        """Answer the question from recorded cells alone.
+
+        Parameters
+        ----------
+        runs : mapping of str to Run
+            As `measure` returns them.
+        """

@@ -1,0 +1,254 @@
+"""Verdicts: a claim with its published and its measured value, and the criteria that decide it.
+
+A criterion is a pure function of numbers that returns True, False, or None if they do not decide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from nlbench.reports.agreement import Correlation
+
+__all__ = [
+    "Verdict",
+    "above",
+    "below",
+    "between",
+    "correlates",
+    "correlation_text",
+    "falls",
+    "mean_and_spread",
+    "ordered",
+    "range_text",
+    "rises",
+    "share_above",
+    "share_below",
+    "share_text",
+    "within",
+]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one claim.
+
+    Parameters
+    ----------
+    claim : str
+        A sentence.
+    published : str
+        The paper's number or words; empty if nothing was published.
+    ours : str
+        Our value with its interval.
+    agrees : bool or None
+        None if the data do not decide.
+    remark : str
+        The criterion, and how the value was obtained.
+
+    Examples
+    --------
+    >>> Verdict("ReLU is the least nonlinear", "0.90", "0.91 ± 0.02", True).word
+    'yes'
+    """
+
+    claim: str
+    published: str = ""
+    ours: str = ""
+    agrees: bool | None = None
+    remark: str = ""
+
+    @property
+    def word(self) -> str:
+        """``yes``, ``no`` or ``can't tell``."""
+        return "can't tell" if self.agrees is None else "yes" if self.agrees else "no"
+
+
+def within(values: ArrayLike, target: float, tolerance: ArrayLike) -> bool | None:
+    """Test whether all values lie within a tolerance of a target.
+
+    Examples
+    --------
+    >>> within([0.71, 0.69], 0.7, 0.02), within([], 0.7, 0.02)
+    (True, None)
+    """
+    error = np.abs(_array(values) - target)
+    return bool((error <= tolerance).all()) if _is_known(error) else None
+
+
+def above(values: ArrayLike, bound: float = 0.0) -> bool | None:
+    """Test whether all values, or both ends of an interval, lie above a bound.
+
+    The answer is False if all lie below the bound, and None otherwise.
+
+    Examples
+    --------
+    >>> above([1, 3]), above([-3, -1]), above([-1, 3])
+    (True, False, None)
+    """
+    array = _array(values)
+    if not array.size:
+        return None
+    return True if (array > bound).all() else False if (array < bound).all() else None
+
+
+def below(values: ArrayLike, bound: float = 0.0) -> bool | None:
+    """Test whether all values, or both ends of an interval, lie below a bound.
+
+    Examples
+    --------
+    >>> below([-3, -1]), below([1, 3]), below([-1, 3])
+    (True, False, None)
+    """
+    return above(-_array(values), -bound)
+
+
+def between(interval: tuple[float, float], limits: tuple[float, float]) -> bool | None:
+    """Test whether an interval lies between limits; undecided if it contains one of them.
+
+    Examples
+    --------
+    >>> [between(i, limits=(-0.3, 0.3)) for i in ((-0.1, 0.2), (0.4, 0.6), (0.2, 0.4))]
+    [True, False, None]
+    """
+    (low, high), (least, most) = interval, limits
+    if low >= least and high <= most:
+        return True
+    return False if low > most or high < least else None
+
+
+def ordered(lower: ArrayLike, higher: ArrayLike) -> bool | None:
+    """Test whether every value of one group lies below every value of another.
+
+    Examples
+    --------
+    >>> ordered([1, 2], 3), ordered([1, 3], 2), ordered([], 3)
+    (True, False, None)
+    """
+    first, second = _array(lower), _array(higher)
+    return bool(first.max() < second.min()) if _is_known(first) and _is_known(second) else None
+
+
+def rises(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
+    """Test whether a curve, or each of several of equal length, rises at every step.
+
+    Examples
+    --------
+    >>> rises([1, 2, 4]), rises([[1, 2], [3, 2]]), rises([1])
+    (True, False, None)
+    """
+    steps = np.diff(_array(values))
+    return bool((steps > -tolerance).all()) if _is_known(steps) else None
+
+
+def falls(values: ArrayLike, tolerance: float = 0.0) -> bool | None:
+    """Test whether a curve, or each of several of equal length, falls at every step.
+
+    Examples
+    --------
+    >>> falls([4, 2, 1]), falls([1, 2])
+    (True, False)
+    """
+    return rises(-_array(values), tolerance)
+
+
+def correlates(correlation: Correlation, sign: int = 1) -> bool | None:
+    """Test whether the interval of a correlation lies on the side of a sign.
+
+    Examples
+    --------
+    >>> from nlbench.reports.agreement import Correlation
+    >>> correlates(Correlation(0.5, 0.2, 0.7, 12)), correlates(Correlation(0.5, -0.2, 0.9, 5))
+    (True, None)
+    """
+    return above([sign * correlation.low, sign * correlation.high])
+
+
+def share_above(share: Correlation, bound: float = 0.5) -> bool | None:
+    """Test whether the interval of a share lies above a bound.
+
+    Examples
+    --------
+    >>> from nlbench.reports.agreement import paired_share
+    >>> share_above(paired_share([1.0] * 40)), share_above(paired_share([1.0, -1.0]))
+    (True, None)
+    """
+    return above([share.low, share.high], bound)
+
+
+def share_below(share: Correlation, bound: float = 0.5) -> bool | None:
+    """Test whether the interval of a share lies below a bound.
+
+    Examples
+    --------
+    >>> from nlbench.reports.agreement import paired_share
+    >>> share_below(paired_share([-1.0] * 40))
+    True
+    """
+    return below([share.low, share.high], bound)
+
+
+def _array(values: ArrayLike) -> np.ndarray:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _is_known(array: np.ndarray) -> bool:
+    return array.size > 0 and not np.isnan(array).any()
+
+
+def correlation_text(symbol: str, correlation: Correlation) -> str:
+    """Write a correlation over networks with its interval.
+
+    Examples
+    --------
+    >>> from nlbench.reports.agreement import Correlation
+    >>> correlation_text("τ", Correlation(0.5, 0.25, 0.75, 12))
+    'τ = 0.50 (0.25 to 0.75), 12 networks'
+    >>> correlation_text("τ", Correlation(math.nan, math.nan, math.nan, 2))
+    'too few networks: 2'
+    """
+    if not math.isfinite(correlation.value):
+        return f"too few networks: {correlation.n}"
+    return f"{symbol} = {correlation.text}, {correlation.n} networks"
+
+
+def share_text(share: Correlation) -> str:
+    """Write a share with its interval in percent.
+
+    Examples
+    --------
+    >>> from nlbench.reports.agreement import paired_share
+    >>> share_text(paired_share([1.0] * 15))
+    '100% of 15 (80% to 100%)'
+    """
+    return f"{share.value:.0%} of {share.n} ({share.low:.0%} to {share.high:.0%})"
+
+
+def mean_and_spread(values: ArrayLike, form: str = ".2f") -> str:
+    """Write a mean, with the standard deviation if there are several values.
+
+    Examples
+    --------
+    >>> mean_and_spread([1.0, 3.0]), mean_and_spread([2.0], ".1f")
+    ('2.00 ± 1.41', '2.0')
+    """
+    array = _array(values)
+    spread = f" ± {array.std(ddof=1):{form}}" if len(array) > 1 else ""
+    return f"{array.mean():{form}}{spread}"
+
+
+def range_text(values: ArrayLike, form: str = ".2f") -> str:
+    """Write a mean with the least and the largest value.
+
+    Examples
+    --------
+    >>> range_text([1.0, 2.0, 4.5])
+    '2.50 (1.00 to 4.50)'
+    """
+    array = _array(values)
+    return f"{array.mean():{form}} ({array.min():{form}} to {array.max():{form}})"

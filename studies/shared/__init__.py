@@ -1,0 +1,1 @@
+"""Parts that several studies share: networks, datasets, requests and tables."""

@@ -1,0 +1,275 @@
+"""The networks, paths and tables of "Are All Linear Regions Created Equal?".
+
+One architecture is trained on clean, on augmented and on wrongly labelled data with several seeds.
+Its studies measure density and absolute deviation of all these networks along the same closed
+paths, and share every network and cell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from nlbench.citation import Source
+from nlbench.reports.agreement import Correlation, paired_share
+from nlbench.request import Request
+from nlbench.studies.framework import Context, Runs, Study
+from nlbench.studies.framework.figures import draw_shares, page_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlbench.store.run import Run
+    from nlbench.subjects.facts import SubjectFacts
+
+__all__ = [
+    "AXIS_LABELS",
+    "DATA",
+    "LEVELS",
+    "MEASURES",
+    "MODEL",
+    "SOURCE",
+    "ClosedPaths",
+    "distribution_figure",
+    "measure_paths",
+    "medians",
+    "network_values",
+    "over_seeds",
+    "path_values",
+    "share_of_paths",
+    "shipped_networks",
+    "size_remark",
+    "sorted_settings",
+    "trained_networks",
+    "unfitted_remarks",
+]
+
+
+SOURCE = Source(
+    citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "
+    "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless something else is said.",
+)
+MODEL, DATA = "vgg8", "digits"
+MEASURES = ("absdev", "density")
+LEVELS = (0.2, 0.4, 0.8)
+"""Shares of wrong labels."""
+# Recipes of plain training, augmented training and wrong labels: for small data, and the paper's
+# own for photographs.
+RECIPES = {DATA: ("vanilla", "augmented", "noisy-labels")}
+PUBLISHED_RECIPES = (
+    "linear-regions-vanilla",
+    "linear-regions-augmented",
+    "linear-regions-noisy-labels",
+)
+# A tolerance of 1 % reaches an error of about 0.4 % at a tenth of the cost of a tolerance of 0.1 %.
+LINES = {"lines.number": 40, "lines.anchors": 4, "lines.tolerance": 0.01}
+MIN_TRAIN_ACCURACY = 0.95
+"""Share of the training labels that a trained network fits."""
+AXIS_LABELS = {"absdev": "absolute deviation", "density": "crossings"}
+
+
+class ClosedPaths(Study):
+    """A study of networks of clean, augmented and wrongly labelled data along closed paths.
+
+    These studies share their networks and cells, so that the first takes the time of all.
+    """
+
+    source = SOURCE
+    needs = "trains 15 networks, shared with four other studies"
+    minutes, quick_minutes = 7.5, 0.4
+    takes = ("data", "seeds")
+
+    def measure(self, context: Context) -> Runs:
+        """Measure networks of clean, augmented and wrongly labelled data along closed paths."""
+        return {"paths": measure_paths(context)}
+
+
+def trained_networks(
+    context: Context, levels: Sequence[float] = LEVELS, *, augmented: bool = True
+) -> tuple[Path, ...]:
+    """Request the trained networks, shared by all studies, and return their checkpoints.
+
+    The levels are shares of wrong labels. A quick study of digits uses the two networks that ship:
+    of clean labels and of 40 % wrong ones.
+    """
+    data = context.data or DATA
+    if context.quick and data == DATA:
+        return shipped_networks()
+    plain, other, noisy = RECIPES.get(data, PUBLISHED_RECIPES)
+    changes: dict[str, Any] = {"epochs": 2} if context.quick else {}
+    prefix = "quick-" if context.quick else ""
+    checkpoints: list[Path] = []
+    for seed in context.seeds_or(3):
+        trainings: list[tuple[str, str, float | None]] = [
+            (plain, "quick" if context.quick else "", None)
+        ]
+        trainings += [(other, f"{prefix}augmented", None)] if augmented else []
+        trainings += [(noisy, f"{prefix}noise{level:g}", level) for level in levels]
+        checkpoints += [
+            context.request_training(
+                MODEL, data, recipe, seed, label_noise=level, name=name, **changes
+            )
+            for recipe, name, level in trainings
+        ]
+    return tuple(checkpoints)
+
+
+def shipped_networks() -> tuple[Path, Path]:
+    """Return the checkpoints that ship: of clean labels and of 40 % wrong ones."""
+    from nlbench import registry
+    from nlbench.subjects.model import model_info
+
+    clean = Path(model_info(registry.load("models", MODEL)).trained[DATA])
+    return clean, clean.with_name("vgg8-digits-noise40.safetensors")
+
+
+def measure_paths(
+    context: Context, kind: str = "closed", networks: Sequence[Path] | None = None
+) -> Run:
+    """Measure networks, by default of all settings, and an initialised one along the same paths.
+
+    The kind of path is a value of ``lines.paths``.
+    """
+    checkpoints = trained_networks(context) if networks is None else networks
+    request = Request(
+        MEASURES,
+        (MODEL,),
+        (context.data or DATA,),
+        ("init", *map(str, checkpoints)),
+        split="train",
+        settings={**LINES, "lines.paths": kind},
+    )
+    return context.run(request, kind)
+
+
+def path_values(run: Run, measure: str) -> pd.DataFrame:
+    """Return a measure's value on each path in the columns ``setting, seed, place, value``.
+
+    ``setting`` is ``initialised``, ``clean``, ``augmented`` or, for example, ``noise 0.2``, as
+    recorded in the checkpoints; ``seed`` is that of the training.
+    """
+    rows = [
+        (*_setting(record.subject), value.place, value.statistics["value"])
+        for record in run.records
+        if record.measure.name == measure and record.result.status == "ok"
+        for value in record.result.values
+    ]
+    return pd.DataFrame(rows, columns=["setting", "seed", "place", "value"])
+
+
+def network_values(run: Run, measure: str) -> pd.Series:
+    """Return a measure's value of each network by setting and seed."""
+    values = {
+        _setting(record.subject): record.result.summary["value"]
+        for record in run.records
+        if record.measure.name == measure and record.result.status == "ok"
+    }
+    index = pd.MultiIndex.from_tuples(list(values), names=["setting", "seed"])
+    return pd.Series(list(values.values()), index, name="value", dtype=float)
+
+
+def _setting(subject: SubjectFacts) -> tuple[str, int]:
+    header = subject.weights_metadata or {}
+    if not header:
+        return "initialised", subject.seed
+    level = float(header.get("label_noise", 0))
+    if level:
+        return f"noise {level:g}", int(header["seed"])
+    return ("augmented" if "augmented" in header["recipe"] else "clean"), int(header["seed"])
+
+
+def sorted_settings(names: Iterable[str]) -> list[str]:
+    """Sort settings by the difficulty of the task.
+
+    Examples
+    --------
+    >>> sorted_settings(["noise 0.4", "clean", "noise 0.2", "initialised", "clean"])
+    ['initialised', 'clean', 'noise 0.2', 'noise 0.4']
+    """
+    first = {"initialised": 0, "augmented": 1, "clean": 2}
+    return sorted(dict.fromkeys(names), key=lambda name: (first.get(name, 3), name))
+
+
+def medians(values: pd.DataFrame) -> pd.Series:
+    """Compute the median over paths of each network by setting and seed."""
+    series: pd.Series = values.groupby(["setting", "seed"]).value.median()
+    return series
+
+
+def over_seeds(numbers: Iterable[float]) -> str:
+    """Write a mean over networks with their standard deviation.
+
+    Examples
+    --------
+    >>> over_seeds([1.0, 3.0]), over_seeds([2.0]), over_seeds([41_000, 43_000])
+    ('2 ± 1', '2', '42,000 ± 1,000')
+    """
+    array = np.asarray(list(numbers), dtype=np.float64)
+    form = ",.0f" if abs(array.mean()) >= 100 else ".2g" if abs(array.mean()) < 1 else ".3g"
+    spread = f" ± {array.std():{form}}" if len(array) > 1 else ""
+    return f"{array.mean():{form}}{spread}"
+
+
+def size_remark(values: pd.DataFrame) -> str:
+    """Report the size of the experiment."""
+    seeds, paths = values.seed.nunique(), values.place.nunique()
+    return f"Small data: {MODEL} on few images, seeds of each setting: {seeds}, paths: {paths}."
+
+
+def unfitted_remarks(run: Run) -> list[str]:
+    """Report networks that did not fit their training labels and so memorised nothing."""
+    accuracies = {}
+    for record in run.records:
+        accuracy = (record.subject.weights_metadata or {}).get("train_accuracy")
+        if accuracy is not None and float(accuracy) < MIN_TRAIN_ACCURACY:
+            accuracies["{}, seed {}".format(*_setting(record.subject))] = float(accuracy)
+    if not accuracies:
+        return []
+    listed = "; ".join(f"{name}: {accuracy:.0%}" for name, accuracy in accuracies.items())
+    return [
+        "Some networks are not trained to the end, so that the verdicts are not conclusive. "
+        f"Share of training labels that they fit: {listed}."
+    ]
+
+
+def share_of_paths(
+    values: pd.DataFrame, higher: str, lower: str, *, same_seed: bool = True
+) -> Correlation:
+    """Compute the share of paths on which one setting's networks exceed another's.
+
+    Networks of equal or of different seeds are compared; the only initialised network counts as of
+    the same seed. The values are those of `path_values`.
+    """
+    first, second = (
+        values[values.setting == name].pivot_table(index="place", columns="seed", values="value")
+        for name in (higher, lower)
+    )
+    differences = [
+        first[a] - second[b]
+        for a, b in itertools.product(first, second)
+        if ((a == b) or lower == "initialised") == same_seed
+    ]
+    return paired_share(np.concatenate(differences) if differences else [])
+
+
+def distribution_figure(
+    values: Mapping[str, pd.DataFrame],
+    curves: Callable[[pd.DataFrame], Iterator[tuple[pd.Series, dict[str, Any]]]],
+) -> Figure:
+    """Draw distributions of `path_values` over paths, one panel a measure.
+
+    `curves` yields the values and the style of each curve of a panel.
+    """
+    figure, panels = page_figure(2.9, columns=2)
+    for axes, (measure, table) in zip(panels, values.items(), strict=True):
+        for numbers, style in curves(table):
+            draw_shares(axes, numbers, **style)
+        axes.set_xlabel(AXIS_LABELS[measure])
+    panels[0].set_ylabel("share of paths")
+    panels[0].legend(loc="lower right", fontsize=7.5)
+    return figure

@@ -1,0 +1,199 @@
+"""Partly linearised networks of "Nonlinear Advantage".
+
+Each network is trained once under a penalty ω for all studies; its checkpoint records how. All are
+measured by accuracy, path length and the share of linear units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from nlbench.citation import Source
+from nlbench.request import Request
+from nlbench.studies.framework import Context, Verdict
+from nlbench.studies.framework.verdicts import falls
+
+if TYPE_CHECKING:
+    from nlbench.store.run import Run
+    from nlbench.subjects.facts import SubjectFacts
+
+__all__ = [
+    "MAX_ACCURACY_LOSS",
+    "MEASURES",
+    "MIN_LINEAR_SHARE",
+    "OMEGAS",
+    "QUICK_OMEGAS",
+    "SOURCE",
+    "as_trained",
+    "by_omega",
+    "conclusive",
+    "epochs_remark",
+    "is_short",
+    "layer_table",
+    "linearise",
+    "measure_networks",
+    "network_table",
+    "omegas",
+    "paths_shrink",
+    "stays_accurate",
+]
+
+
+SOURCE = Source(
+    citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
+    "Might Not Be As Complex as You Think. ICML, 2023; in words, since a summary of it was used.",
+)
+MEASURES = ("accuracy", "linear-units", "pathlength")
+OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}
+# Few epochs need a larger penalty to make units linear.
+QUICK_OMEGAS = {"post-training": (0.01, 0.03, 0.1), "from-start": (0.003, 0.01)}
+QUICK_EPOCHS = {"post-training": 3, "from-start": 6}
+MIN_CONCLUSIVE_EPOCHS = 10
+MAX_ACCURACY_LOSS = 0.02
+MIN_LINEAR_SHARE = 0.3
+"""Share of units that counts as many of them."""
+_TRAINING_COLUMNS = ["model", "mode", "omega", "seed", "noise", "epochs"]
+
+
+def omegas(context: Context, mode: str) -> tuple[float, ...]:
+    """Return the penalties of a mode, ``post-training`` or ``from-start``."""
+    return (QUICK_OMEGAS if context.quick else OMEGAS)[mode]
+
+
+def linearise(
+    context: Context,
+    model: str,
+    mode: str,
+    omega: float,
+    seed: int,
+    *,
+    data: str = "digits",
+    weights: str = "trained",
+    name: str = "",
+    **changes: Any,
+) -> Path:
+    """Request a linearised network, shared by all studies, and return its checkpoint.
+
+    The mode is a recipe, ``post-training`` or ``from-start``; only the former starts from the
+    weights. The name distinguishes the checkpoint from the plain one. The changes are fields of the
+    recipe.
+    """
+    if context.quick:
+        changes = {"epochs": QUICK_EPOCHS[mode], **changes}
+    parts = ("quick" if context.quick else "", name, "start" if mode == "from-start" else "")
+    full_name = "-".join([*(part for part in parts if part), f"omega{omega:g}"])
+    start = "init" if mode == "from-start" else weights
+    return context.request_training(
+        model, data, mode, seed, weights=start, name=full_name, omega=omega, **changes
+    )
+
+
+def measure_networks(
+    context: Context,
+    weights: Mapping[str, Sequence[str | Path]],
+    data: str,
+    settings: Mapping[str, Any] | None = None,
+) -> Run:
+    """Measure all weights of each model in one run."""
+    for model, files in weights.items():
+        request = Request(
+            MEASURES, (model,), (data,), tuple(map(str, files)), samples=0, settings=settings or {}
+        )
+        run = context.run(request)
+    return run
+
+
+def network_table(run: Run) -> pd.DataFrame:
+    """Return one row a network.
+
+    The columns are ``model, mode, omega, seed, noise, epochs`` and the measures. A network that was
+    not linearised has the mode ``reference`` and the omega NaN.
+    """
+    networks: dict[tuple[Any, ...], dict[str, float]] = {}
+    for record in run.records:
+        if record.result.status == "ok":
+            key = _training(record.subject)
+            networks.setdefault(key, {})[record.measure.name] = record.result.summary["value"]
+    rows = [
+        (*key, *(values.get(name, np.nan) for name in MEASURES)) for key, values in networks.items()
+    ]
+    return pd.DataFrame(rows, columns=[*_TRAINING_COLUMNS, *MEASURES])
+
+
+def layer_table(run: Run) -> pd.DataFrame:
+    """Return the nonlinear units of each activation call, one row a call and network."""
+    rows = [
+        (*_training(record.subject), value.place, value.statistics["nonlinear"],
+         value.statistics["units"])
+        for record in run.records
+        if record.measure.name == "linear-units" and record.result.status == "ok"
+        for value in record.result.values
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=[*_TRAINING_COLUMNS, "place", "nonlinear", "units"])
+
+
+def _training(subject: SubjectFacts) -> tuple[str, str, float, int, float, int]:
+    header = subject.weights_metadata or {}
+    mode = str(header["recipe"]) if "omega" in header else "reference"
+    return (
+        subject.model,
+        mode,
+        float(header.get("omega", np.nan)),
+        int(header.get("seed", subject.seed)),
+        float(header.get("label_noise", 0)),
+        int(header.get("epochs", 0)),
+    )
+
+
+def epochs_remark(table: pd.DataFrame) -> str:
+    """Report the epochs of linearisation and whether they are too few to refute a claim."""
+    epochs = table[table["mode"] != "reference"].groupby("mode").epochs.max()
+    listed = " and ".join(f"{count} epochs ({mode})" for mode, count in epochs.items())
+    return f"Made linear in {listed}." + is_short(table) * " So few can't refute anything."
+
+
+def is_short(table: pd.DataFrame) -> bool:
+    """Return True if linearisation took too few epochs to refute a claim."""
+    return int(table[table["mode"] != "reference"].epochs.max()) < MIN_CONCLUSIVE_EPOCHS
+
+
+def conclusive(table: pd.DataFrame, agrees: bool | None) -> bool | None:
+    """Turn a negative answer into an undecided one if linearisation took too few epochs."""
+    return None if agrees is False and is_short(table) else agrees
+
+
+def as_trained(table: pd.DataFrame) -> pd.Series:
+    """Compute the means of the measures over networks that were not linearised."""
+    means: pd.Series = table[table["mode"] == "reference"][list(MEASURES)].mean()
+    return means
+
+
+def by_omega(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute the means of the measures over networks linearised after training, by ω."""
+    return table[table["mode"] == "post-training"].groupby("omega")[list(MEASURES)].mean()
+
+
+def stays_accurate(table: pd.DataFrame) -> bool | None:
+    """Test whether some ω linearises many units at a small loss of accuracy.
+
+    Many is `MIN_LINEAR_SHARE` of the units, small is `MAX_ACCURACY_LOSS`.
+    """
+    means, least = by_omega(table), as_trained(table).accuracy - MAX_ACCURACY_LOSS
+    linear = means[means["linear-units"] >= MIN_LINEAR_SHARE]
+    return conclusive(table, bool((linear.accuracy >= least).any()))
+
+
+def paths_shrink(table: pd.DataFrame, lengths: Sequence[float], remark: str) -> Verdict:
+    """Test whether path lengths fall from ω to ω."""
+    return Verdict(
+        "The larger ω, the shorter the paths that are left",
+        "path length falls under the pressure to be linear",
+        " > ".join(f"{length:.2f}" for length in lengths),
+        conclusive(table, falls(lengths)),
+        remark,
+    )

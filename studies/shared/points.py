@@ -1,0 +1,306 @@
+"""Datasets of points: curves to fit, a grid, and the families ``interval`` and ``normal``."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError
+from nlbench.models.datasets.synthetic import SEED, parse_shape
+from nlbench.options import Option
+from nlbench.registry import Family
+from nlbench.studies.networks.perceptrons import REDSHIFT
+from nlbench.subjects.data import Dataset, dataset
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+__all__ = ["Interval", "Normal", "curves", "grid", "target_values"]
+
+
+CURVE_POINTS = 512
+TARGETS = ("sine", "kinks")
+
+
+def target_values(x: Tensor, target: str, k: int) -> Tensor:
+    """Compute a target function at points of [-1, 1].
+
+    Parameters
+    ----------
+    x : tensor
+    target : {"sine", "kinks"}
+        sin(π k x), or the zigzag between -1 and 1 that starts with -1 at x = -1 and has `k` evenly
+        spaced kinks; k = 0 is the straight line x.
+    k : int
+
+    Returns
+    -------
+    tensor of the shape of `x`
+
+    Examples
+    --------
+    >>> import torch
+    >>> target_values(torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0]), "kinks", 1).tolist()
+    [-1.0, 0.0, 1.0, 0.0, -1.0]
+    """
+    if target == "sine":
+        return (math.pi * k * x).sin()
+    # Distance from the nearest even knot; knots are 2 / (k + 1) apart.
+    knots = (x + 1) * (k + 1) / 2
+    return 1 - 2 * ((knots % 2) - 1).abs()
+
+
+@dataset(
+    options={
+        "target": Option("sine", "sine: sin(π k x); kinks: a zigzag", choices=TARGETS),
+        "k": Option(1, "periods of the sine; kinks of the zigzag", minimum=0, maximum=64),
+    }
+)
+def curves(target: str = "sine", k: int = 1) -> Dataset:
+    """Points of [-1, 1] with a function of them to learn: a sine or a zigzag.
+
+    512 evenly spaced points to train on and 512 others between them to test on. The inputs do not
+    depend on the target, see `target_values`. There are no labels; networks are trained by the mean
+    squared error.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the target is a sine without a period, which is constant.
+
+    Examples
+    --------
+    >>> curves("kinks", 3).sample(8).inputs.shape
+    torch.Size([8, 1])
+    """
+    import torch
+
+    from nlbench.models.datasets.items import InMemoryItems
+    from nlbench.models.datasets.regression import RegressionDataset
+
+    if target == "sine" and k == 0:
+        raise RequestError("curves.k: a sine of no period is constant, expected at least 1")
+    edges = torch.linspace(-1, 1, CURVE_POINTS + 1)[:, None]
+    return RegressionDataset(
+        name="curves",
+        train=InMemoryItems(edges[:-1] + 1 / CURVE_POINTS),
+        test=InMemoryItems(edges[:-1] + 0.5 / CURVE_POINTS),
+        shape=(1,),
+        classes=1,
+        mean=(),
+        std=(),
+        preprocessing=f"{CURVE_POINTS} evenly spaced points of [-1, 1], as they are",
+        source=Source("", "ours, for the benchmark of measures (docs/benchmark.md)"),
+        labelled=False,
+        target=lambda x: target_values(x[:, 0], target, k),
+    )
+
+
+DISTRIBUTION_OPTIONS = {
+    "count": Option(1000, "points", minimum=2, maximum=10**7),
+    "spacing": Option(
+        "even",
+        "even: at equal steps of probability, for one number a point; random: drawn",
+        choices=("even", "random"),
+    ),
+    "shape": Option("1", "of one point, whose numbers are independent, as 1, 16 or 3x8x8"),
+    "seed": SEED,
+}
+
+
+class _Distribution(Family):
+    """Points of independent numbers from one distribution with two parameters.
+
+    Attributes
+    ----------
+    family, form, condition, words : str
+        Name of the family, and form, condition and description of a member's two numbers.
+    """
+
+    family: str
+    form: str
+    condition: str
+    words: str
+
+    def names(self) -> Sequence[str]:
+        """Return no names: any two numbers make a member."""
+        return ()
+
+    def load(self, name: str) -> Callable[..., Dataset]:
+        """Return the function that builds the dataset.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If the name does not specify a distribution.
+        """
+        full = f"{self.family}/{name}"
+        try:
+            first, second = map(float, name.split(":"))
+        except ValueError:
+            first = second = math.nan
+        if not (math.isfinite(first) and math.isfinite(second) and self.is_valid(first, second)):
+            raise RequestError(
+                f"dataset '{full}': expected {self.family}/{self.form}, {self.condition}"
+            )
+
+        def build(
+            count: int = 1000, spacing: str = "even", shape: str = "1", seed: int = 0
+        ) -> Dataset:
+            import torch
+
+            lengths = parse_shape(full, shape, count)
+            size = math.prod(lengths)
+            if spacing not in ("even", "random"):
+                raise RequestError(f"{full}: spacing: expected even or random, got '{spacing}'")
+            if spacing == "even" and size != 1:
+                raise RequestError(
+                    f"{full}: points of shape {shape} are drawn at random; "
+                    f"set {self.family}.spacing=random"
+                )
+            if spacing == "even":
+                rows, how = self.even(first, second, count), "evenly spaced"
+            else:
+                generator = torch.Generator().manual_seed(seed)
+                rows = self.draw(first, second, count * size, generator)
+                how = f"drawn independently, seed {seed},"
+            return _unlabelled(
+                full,
+                rows.float().reshape(count, *lengths),
+                size,
+                f"{count} points of shape {shape}, {how} {self.describe(name)}",
+                Source(""),
+            )
+
+        build.__doc__ = f"Make points {self.describe(name)}."
+        return dataset(options=DISTRIBUTION_OPTIONS)(build)
+
+    def describe(self, name: str) -> str:
+        """Describe a member in one line."""
+        return self.words.format(*name.split(":")) if name.count(":") == 1 else ""
+
+    @abstractmethod
+    def is_valid(self, first: float, second: float) -> bool:
+        """Return True if the two numbers specify a distribution."""
+
+    @abstractmethod
+    def even(self, first: float, second: float, count: int) -> Tensor:
+        """Return points at equal steps of probability in float64."""
+
+    @abstractmethod
+    def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
+        """Draw numbers in float64."""
+
+
+class Interval(_Distribution):
+    """Points of the interval from LOW to HIGH; even points include both ends.
+
+    Both splits hold all points, in a random order that depends on the run's seed.
+    ``--samples 0`` takes all.
+
+    Examples
+    --------
+    >>> Interval().load("-1:1")(count=3).sample(None).inputs.sort(0).values.tolist()
+    [[-1.0], [0.0], [1.0]]
+    """
+
+    description = "interval/LOW:HIGH, uniform points of that interval"
+    family, form, condition = "interval", "LOW:HIGH", "numbers with LOW < HIGH"
+    words = "on [{}, {}]"
+
+    def is_valid(self, first: float, second: float) -> bool:
+        """Return True if the interval is not empty."""
+        return first < second
+
+    def even(self, first: float, second: float, count: int) -> Tensor:
+        """Return both ends and evenly spaced points between them."""
+        import torch
+
+        return torch.linspace(first, second, count, dtype=torch.float64)
+
+    def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
+        """Draw from the uniform distribution."""
+        import torch
+
+        share = torch.rand(count, generator=generator, dtype=torch.float64)
+        return share * (second - first) + first
+
+
+class Normal(_Distribution):
+    """Points of the normal distribution; even points are its quantiles at (i + ½)/count.
+
+    Examples
+    --------
+    >>> Normal().load("5:2")(count=501).sample(None).inputs.mean().item()
+    5.0
+    """
+
+    description = "normal/MEAN:STD, points of that normal distribution"
+    family, form, condition = "normal", "MEAN:STD", "numbers with STD > 0"
+    words = "from N({}, {}²)"
+
+    def is_valid(self, first: float, second: float) -> bool:
+        """Return True if the standard deviation is positive."""
+        return second > 0
+
+    def even(self, first: float, second: float, count: int) -> Tensor:
+        """Return the quantiles."""
+        import torch
+
+        steps = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        quantiles: Tensor = torch.special.ndtri(steps)
+        return quantiles * second + first
+
+    def draw(self, first: float, second: float, count: int, generator: Generator) -> Tensor:
+        """Draw from the normal distribution."""
+        import torch
+
+        return torch.randn(count, generator=generator, dtype=torch.float64) * second + first
+
+
+def _unlabelled(
+    name: str, rows: Tensor, classes: int, preprocessing: str, source: Source
+) -> Dataset:
+    """Build a dataset without labels whose splits both hold all points."""
+    from nlbench.models.datasets.items import InMemoryItems
+
+    items = InMemoryItems(rows)
+    return Dataset(
+        name=name,
+        train=items,
+        test=items,
+        shape=tuple(rows.shape[1:]),
+        classes=classes,
+        mean=(),
+        std=(),
+        preprocessing=preprocessing,
+        source=source,
+        labelled=False,
+    )
+
+
+@dataset(options={"side": Option(32, "points along each axis", minimum=2, maximum=4096)})
+def grid(side: int = 32) -> Dataset:
+    """Evenly spaced points of the square [-1, 1]², the input of the neural-redshift networks.
+
+    Both splits hold the whole grid, row by row, without labels and not normalised.
+    ``--samples 0`` takes all points.
+
+    Examples
+    --------
+    >>> grid(3).sample(None).inputs.sum(0).tolist()
+    [0.0, 0.0]
+    """
+    import torch
+
+    line = torch.linspace(-1, 1, side)
+    return _unlabelled(
+        "grid",
+        torch.cartesian_prod(line, line),
+        1,
+        f"{side}x{side} evenly spaced points of the square [-1, 1]^2, as they are",
+        REDSHIFT,
+    )

@@ -1,0 +1,107 @@
+"""Scores of sites, read from the records of a run for the studies of signatures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from nlbench.citation import Source
+from nlbench.reports.agreement import paired_share
+from nlbench.studies.framework import Verdict
+from nlbench.studies.framework.verdicts import share_above, share_text
+
+if TYPE_CHECKING:
+    from nlbench.store.run import Run
+    from nlbench.subjects.facts import SubjectFacts
+
+__all__ = ["AFFINITY", "nearest_is_alike", "signatures", "site_scores"]
+
+
+AFFINITY = Source(
+    citation="Q. Bouniot, I. Redko, A. Mallasto, C. Laclau, O. Struckmeier, K. Arndt, "
+    "M. Heinonen, V. Kyrki, S. Kaski. From Alexnet to Transformers: Measuring the Non-linearity "
+    "of Deep Neural Networks with Affine Optimal Transport. CVPR, 2025; paper and slides.",
+)
+
+_UNTRAINED = ("init", "calibrated")
+
+
+def site_scores(run: Run, measure: str = "affinity", statistic: str = "value") -> pd.DataFrame:
+    """Read a statistic of a measure at every site of every subject.
+
+    Returns
+    -------
+    DataFrame
+        One row a site, in the order of subjects and of calls, with the columns ``model``,
+        ``weights``, ``state`` (``drawn`` or ``trained``), ``data``, ``seed`` (of the training if it
+        is recorded), ``draw`` (the seed of the samples), ``kind`` (of the activation), ``place``
+        and ``value`` (NaN where the measure is undefined).
+    """
+    rows = [
+        (*subject, record.probe.facts.get("kinds", {}).get(site.place, ""), site.place, value)
+        for record in run.records
+        if record.measure.name == measure
+        for subject in [_subject_columns(record.subject)]
+        for site in record.result.values
+        for value in [site.statistics.get(statistic, math.nan)]
+    ]
+    columns = ["model", "weights", "state", "data", "seed", "draw", "kind", "place", "value"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _subject_columns(subject: SubjectFacts) -> tuple[str, str, str, str, int, int]:
+    weights, metadata = subject.weights, subject.weights_metadata or {}
+    seed = int(metadata.get("seed", subject.seed))
+    state = "drawn" if weights in _UNTRAINED else "trained"
+    return subject.model, weights, state, subject.data, seed, subject.seed
+
+
+def signatures(
+    table: pd.DataFrame, by: str | list[str]
+) -> Iterator[tuple[Any, NDArray[np.float64]]]:
+    """Yield each subject's signature: the defined values of its sites in order.
+
+    The table is that of `site_scores`; the columns `by` identify a subject.
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"model": ["a", "a", "b"], "value": [0.5, math.nan, 1.0]})
+    >>> [(name, values.tolist()) for name, values in signatures(table, "model")]
+    [('a', [0.5]), ('b', [1.0])]
+    """
+    for name, rows in table.groupby(by, sort=False):
+        values = rows.value.to_numpy(dtype=np.float64)
+        values = values[np.isfinite(values)]
+        if len(values):
+            yield name, values
+
+
+def nearest_is_alike(
+    claim: str,
+    published: str,
+    groups: Sequence[str],
+    distances: NDArray[np.float64],
+    remark: str,
+) -> Verdict:
+    """Test whether the nearest other signature is of the same group more often than by chance.
+
+    Groups of one signature are left out. The remark has a field ``chance``.
+    """
+    others = distances + np.diag(np.full(len(groups), np.inf))
+    counted = [i for i, group in enumerate(groups) if groups.count(group) > 1]
+    hits = [1.0 if groups[int(others[i].argmin())] == groups[i] else -1.0 for i in counted]
+    shares = [(groups.count(groups[i]) - 1) / (len(groups) - 1) for i in counted]
+    chance = float(np.mean(shares)) if shares else math.nan
+    share = paired_share(hits)
+    return Verdict(
+        claim,
+        published,
+        share_text(share),
+        share_above(share, chance),
+        remark.format(chance=chance),
+    )

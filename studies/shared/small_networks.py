@@ -1,0 +1,81 @@
+"""Small networks trained on digits, shared by the studies of signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.request import Request
+
+if TYPE_CHECKING:
+    from nlbench.store.run import Run
+    from nlbench.studies.framework import Context
+
+__all__ = ["DATA", "measure_networks", "seeds_by_model", "trained_network", "trained_vgg8"]
+
+
+DATA = "digits"
+
+# Batch norm allows a higher learning rate: 96 % of the digits after eight epochs.
+_BATCH_NORM: Mapping[str, Any] = {"learning_rate": 0.05, "warmup_steps": 20, "schedule": "cosine"}
+
+
+def trained_network(context: Context, model: str, seed: int, data: str = DATA) -> Path:
+    """Request a trained network, shared by all studies, and return its checkpoint.
+
+    VGG8 uses the recipe of the shipped checkpoint; networks with batch norm use a shorter one with
+    a higher learning rate. Quick studies train for fewer epochs.
+    """
+    if model == "vgg8":
+        if not context.quick:
+            return context.request_training(model, data, "vanilla", seed)
+        short: dict[str, Any] = {"name": "short", "epochs": 6, "warmup_steps": 20}
+        return context.request_training(model, data, "adam", seed, **short)
+    name, epochs, batch = ("short", 3, 64) if context.quick else ("fast", 8, 128)
+    return context.request_training(
+        model, data, "vanilla", seed, name=name, epochs=epochs, batch_size=batch, **_BATCH_NORM
+    )
+
+
+def seeds_by_model(context: Context, vgg8: int = 3) -> dict[str, tuple[int, ...]]:
+    """Return the training seeds of vgg8, resnet20 and plain20; a third of them if quick.
+
+    vgg8 trains fastest and may have more seeds than the three of the others.
+    """
+    counts = {"vgg8": vgg8, "resnet20": 3, "plain20": 3}
+    return {model: context.seeds_or(full, quick=full // 3) for model, full in counts.items()}
+
+
+def trained_vgg8(context: Context) -> tuple[str, str]:
+    """Return the dataset and the weights of a vgg8: shipped for digits, trained for other data."""
+    data = context.data or DATA
+    weights = "trained" if data == DATA else str(trained_network(context, "vgg8", 0, data))
+    return data, weights
+
+
+def measure_networks(
+    context: Context,
+    trained: Mapping[str, tuple[int, ...]],
+    *,
+    drawn: Mapping[str, tuple[int, ...]] | None = None,
+    measures: tuple[str, ...] = ("affinity",),
+    data: tuple[str, ...] = (DATA,),
+    samples: int = 0,
+    split: str = "test",
+    part: str = "run",
+) -> Run:
+    """Measure networks trained on digits, and untrained ones, by model and seeds.
+
+    The batch-norm statistics of untrained networks are those of the samples, since the initial ones
+    belong to no data.
+    """
+    subjects: list[tuple[str, tuple[str, ...], tuple[int, ...]]] = [
+        (model, tuple(str(trained_network(context, model, seed)) for seed in seeds), (0,))
+        for model, seeds in trained.items()
+    ]
+    subjects += [(model, ("calibrated",), seeds) for model, seeds in (drawn or {}).items()]
+    for model, weights, seeds in subjects:
+        request = Request(measures, (model,), data, weights, seeds, samples, split=split)
+        run = context.run(request, part)
+    return run

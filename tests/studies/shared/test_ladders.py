@@ -1,0 +1,45 @@
+"""Ladders: rungs that are told apart, and the weights of each."""
+
+import pytest
+
+from nlbench.studies.framework import Context
+from nlbench.studies.shared.ladders import LADDERS, Ladder, Rung, weights_of
+from nlbench.subjects.facts import SubjectFacts
+
+
+def test_a_ladders_rungs_are_apart_and_their_order_is_that_of_the_docs():
+    for ladder in LADDERS.values():
+        for number, rung in enumerate(ladder.rungs):
+            name = f"{rung.model.replace('/', '-')}-{ladder.data}-quick-{rung.weights}-seed3"
+            shipped = rung.weights in ("init", "trained")
+            label = rung.weights if shipped else f"{name}.safetensors"
+            subject = SubjectFacts(model=rung.model, weights=label, data="digits", seed=0)
+            assert ladder.rung_of(subject) == number
+    with pytest.raises(ValueError, match="on no rung"):
+        LADDERS["slope"].rung_of(SubjectFacts(model="vgg8", weights="init", data="", seed=0))
+    assert [rung.label for rung in LADDERS["slope"].rungs][::6] == ["1", "0"]
+    assert all(len(ladder.seeds) >= 3 for ladder in LADDERS.values())
+
+
+def test_weights_of_a_rung_are_trained_once_and_named_by_what_they_are(tmp_path, monkeypatch):
+    asked = []
+
+    def trained(self, model, data, recipe="auto", seed=0, **changes):
+        asked.append((model, data, recipe, seed, changes))
+        return tmp_path / changes["name"]
+
+    monkeypatch.setattr(Context, "request_training", trained)
+    context = Context(tmp_path, "measures", quick=True)
+    ladder = Ladder("any", "digits", ())
+    assert weights_of(context, ladder, Rung("", "vgg8", "trained"), 0) == "trained"
+    found = weights_of(context, ladder, Rung("", "ladders/cnn", "omega0.01"), 2)
+    assert found == str(tmp_path / "quick-omega0.01")
+    plain, omega = asked
+    assert plain[2:4] == ("adam", 2)
+    assert (omega[2], omega[4]["omega"]) == ("post-training", 0.01)
+    assert omega[4]["weights"] == str(tmp_path / "plain")
+    weights_of(context, ladder, Rung("", "", "noise0.3"), 0)
+    assert asked[-1][4]["label_noise"] == 0.3
+    weights_of(context, ladder, Rung("", "", "kinks2"), 0)
+    assert asked[-1][1] == "curves"
+    assert asked[-1][4]["options"] == {"target": "kinks", "k": 2}
