@@ -10,14 +10,7 @@ from nlbench.errors import RequestError, one_line, system_text
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["batch_norm_layers", "calibrate"]
-
-
-def batch_norm_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """List the layers of batch norm that track statistics."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+__all__ = ["calibrate"]
 
 
 def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
@@ -46,6 +39,8 @@ def calibrate(model: torch.nn.Module, batches: Iterable[torch.Tensor]) -> None:
     ([1.0, 1.0], [2.0, 0.0])
     """
     import torch
+
+    from nlbench.introspection.model_state import batch_norm_layers
 
     layers: list[Any] = batch_norm_layers(model)
     momenta = [layer.momentum for layer in layers]

@@ -13,7 +13,7 @@ from nlbench.options import OptionValue, resolve_options
 from nlbench.serialization.hashing import state_hash
 
 from .build import build_model
-from .calibration import batch_norm_layers, calibrate
+from .calibration import calibrate
 from .data import Data, Dataset, dataset_info
 from .facts import SubjectFacts
 from .model import ModelInfo, model_info
@@ -187,6 +187,8 @@ def load_subject(spec: SubjectSpec, device: torch.device) -> Subject:
     nlbench.NlbenchError
         If the model, its weights or the data are not available.
     """
+    from nlbench.introspection.model_state import batch_norm_layers
+
     from .inputs import tensor_of_output
     from .samples import draw, sample_facts
     from .subject import Subject

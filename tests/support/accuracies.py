@@ -1,4 +1,4 @@
-"""Accuracy of a network on a split, as training has it."""
+"""Accuracy of a network on a split, computed as in training."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The command line, or a script, in a process forked from one that has the libraries imported.
+"""Commands and scripts in processes forked from one with all libraries imported.
 
 Importing PyTorch and its company takes seconds of each process; here they are imported once, by
 a process that computes nothing and only forks.
@@ -39,7 +39,7 @@ def _run(arguments, cwd, environment, paths, out, error, script):
 
 @contextlib.contextmanager
 def started(*arguments, cwd, out, error, paths=(), environment=None, script=None):
-    """``nlbench ARGUMENTS`` while it runs; what it says goes to the files ``out`` and ``error``.
+    """Run ``nlbench ARGUMENTS`` during the block, with output to the files ``out`` and ``error``.
 
     With ``script`` it is that file of Python which runs. The process leads a group of its own.
     """

@@ -1,4 +1,4 @@
-"""A plugin that does to a run what plugins do, written as a distribution of its own."""
+"""A plugin with all kinds of failures, written as a distribution."""
 
 from pathlib import Path
 
@@ -29,35 +29,35 @@ def drawing(x, y):
 
 @nlbench.site_measure()
 def sleepy(x, y):
-    """Never comes back."""
+    """Never returns."""
     time.sleep(600)
     return 0.0
 
 
 @nlbench.site_measure()
 def slow(x, y):
-    """Takes a while each time, as long as a test says."""
+    """Sleeps in each update, for a time that a test sets."""
     time.sleep(float(os.environ.get("NLBENCH_TEST_PAUSE", "0.8")))
     return 0.0
 
 
 @nlbench.site_measure()
 def exiting(x, y):
-    """Ends the process without a word."""
+    """Ends the process."""
     os._exit(3)
     return 0.0
 
 
 @nlbench.site_measure()
 def killed(x, y):
-    """Is killed as the system kills when memory runs out."""
+    """Is killed with SIGKILL, as for lack of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
 
 
 @nlbench.site_measure()
 def choosy(x, y):
-    """Kills its process at the sight of eight channels."""
+    """Kills its process if there are eight channels."""
     if x.shape[1] == 8:
         os.kill(os.getpid(), signal.SIGKILL)
     return 1.0
@@ -75,7 +75,7 @@ def once(x, y):
 
 @nlbench.site_measure()
 def chatty(x, y):
-    """Prints and reads where a protocol might be."""
+    """Prints to standard output and reads from standard input."""
     print("hello on standard output")
     os.write(1, b"hello below it\\n")
     import sys
@@ -119,7 +119,7 @@ MODELS = ("mini", "mini2", "deadly", "endless")
 
 
 def write_plugin(folder, code=CODE, measures=MEASURES, models=MODELS, name="hostile"):
-    """Write the distribution into a folder, which must come onto the path."""
+    """Write the distribution to a folder that belongs on the path."""
     folder = Path(folder)
     module = f"nlbench_{name}"
     (folder / f"{module}.py").write_text(code)

@@ -1,4 +1,4 @@
-"""Records of plain content, as a file would have it."""
+"""Records from JSON content."""
 
 from nlbench.serialization.fields import from_plain
 from nlbench.store.record import Record, RecordedMachine, RecordedMeasure, RecordedProbe
@@ -6,7 +6,7 @@ from nlbench.subjects.facts import SubjectFacts
 
 
 def made_record(*, subject, measure, probe, machine=None, **rest):
-    """Build a record; `rest` are its other fields, as they are."""
+    """Build a record; `rest` has its other fields."""
     machine = machine or {"device": "cpu", "dtype": "float32", "environment": {}}
     return Record(
         subject=from_plain(SubjectFacts, subject, "subject"),

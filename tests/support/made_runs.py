@@ -1,4 +1,4 @@
-"""Runs of made-up networks, through the real records: as many as a report has to bear."""
+"""Runs of made-up networks of any number, with real records."""
 
 import numpy as np
 from made_records import made_record

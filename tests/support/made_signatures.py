@@ -1,4 +1,4 @@
-"""Runs of signatures that a test writes down itself, through the real records."""
+"""Runs with the signatures that a test defines, with real records."""
 
 from made_records import made_record
 from made_runs import about
@@ -9,7 +9,7 @@ from nlbench.store.run import Run
 
 
 def made_signatures(found, measure="affinity", statistic="value"):
-    """A run of ``{(model, weights, data, seed): {place: value}}``.
+    """Build a run from ``{(model, weights, data, seed): {place: value}}``.
 
     Weights other than init and calibrated were trained under that seed, and say so; a plain
     sequence of values stands for sites ``0``, ``1``, ….
@@ -45,6 +45,6 @@ def made_signatures(found, measure="affinity", statistic="value"):
 
 
 def together(*runs):
-    """The same subjects by several measures."""
+    """Merge runs of the same subjects by several measures."""
     records = [record for run in runs for record in run.records]
     return Run(Manifest().of_records(records), records)

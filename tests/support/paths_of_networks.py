@@ -1,4 +1,4 @@
-"""Runs as the studies of linear regions make them, with made-up numbers."""
+"""Runs like those of the studies of linear regions, with made-up numbers."""
 
 from made_records import made_record
 
@@ -8,7 +8,7 @@ from nlbench.store.run import Run
 
 
 def checkpoint(setting, seed):
-    """What the header of a checkpoint of a setting says."""
+    """Return the metadata of a setting's checkpoint."""
     if setting == "initialised":
         return None
     noise = setting.split()[1] if setting.startswith("noise") else "0.0"
@@ -17,7 +17,7 @@ def checkpoint(setting, seed):
 
 
 def record(measure, setting, seed, numbers, summary=None, *, fits=1.0):
-    """One cell: a measure of the network of a setting and a seed, a number a path."""
+    """Build the record of a measure of a setting's network, with a value per path."""
     made = checkpoint(setting, seed)
     if made:
         made["train_accuracy"] = str(fits)

@@ -1,4 +1,4 @@
-"""Values that the affinity paper's published code gives, and the samples they belong to."""
+"""Values of the affinity paper's published code, and their samples."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ ACTIVATIONS = {
 
 
 def samples(case):
-    """Input and output of a case's activation, made as the reference file says."""
+    """Return the input and output of a case's activation, as the reference file defines them."""
     r = np.random.RandomState(case["seed"])
     n, d = case["n"], case["d"]
     mix = r.standard_normal((d, d)) / np.sqrt(d)

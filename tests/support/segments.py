@@ -11,13 +11,13 @@ WIDE = 1e-9  # Regions narrower than this are too small to be looked into.
 
 
 def on_segment(start, end, t):
-    """Points of the segment at shares t: (m, *input)."""
+    """Return the points of the segment at shares t: (m, *input)."""
     t = torch.as_tensor(t, dtype=torch.float64).reshape(-1, *[1] * start.ndim)
     return (1 - t) * start.double() + t * end.double()
 
 
 def patterns(model, points):
-    """Which piece every unit is on: (m, units), by pre-hooks on a double copy."""
+    """Return the piece of every unit, (m, units), from pre-hooks on a double copy."""
     twin = copy.deepcopy(model).eval().double()
     seen = []
 
@@ -55,7 +55,7 @@ def outputs(model, points):
 
 
 def assert_exact(model, start, end, trace):
-    """Between neighbouring breakpoints the network is the line through its values."""
+    """Assert that the network is affine between neighbouring breakpoints."""
     assert trace.t[0] == 0
     assert trace.t[-1] == 1
     assert (trace.t.diff() > 0).all()
@@ -69,7 +69,7 @@ def assert_exact(model, start, end, trace):
 
 
 def assert_patterns(model, start, end, trace):
-    """Every unit keeps its piece inside a region; some unit changes at each breakpoint."""
+    """Assert that units keep their pieces in regions, and some unit changes at breakpoints."""
     wide = trace.t.diff() > WIDE
     t = trace.t[:-1, None] + torch.tensor([0.2, 0.5, 0.8]) * trace.t.diff()[:, None]
     seen = patterns(model, on_segment(start, end, t.flatten())).reshape(*t.shape, -1)
@@ -104,7 +104,7 @@ def boundaries(model, start, end, samples=400, width=2e-11):
 
 
 def assert_complete(model, start, end, trace):
-    """Every change of pattern found by brute force is one of the breakpoints.
+    """Assert that every change of pattern is one of the breakpoints.
 
     The members of a pooling window count as tied within 1e-13 of each other, so brute force
     sees them part a little late: by 1e-13 over the rate at which they do.

@@ -1,4 +1,4 @@
-"""Batches of one site, as a measure gets them."""
+"""Batches of one site, as measures receive them."""
 
 from nlbench.probes.sites.site import Site, SiteBatch
 
@@ -14,7 +14,7 @@ def shown(place, x, y, batch=0, unreduced=()):
 
 
 def read(measure, batches):
-    """Show a measure the batches of one site and take its reading.
+    """Feed the batches of one site to a measure, and return its result.
 
     What it asks of the unreduced tensors is taken of the same ones, flattened.
     """

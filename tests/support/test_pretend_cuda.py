@@ -1,4 +1,4 @@
-"""What a GPU would refuse, and how often it would be waited for, seen without one."""
+"""Devices of tensors and numbers of synchronisations, on a simulated GPU."""
 
 import copy
 from dataclasses import replace
@@ -165,7 +165,7 @@ class Deep(nn.Sequential):
 
 
 def waits_of(cuda, build, shape, run):
-    """Waits for a pass that has been made before: without what is done once."""
+    """Count the synchronisations of a pass, without those of its first run."""
     torch.manual_seed(0)
     model, (start, end) = build().double().eval().to("cuda"), torch.rand(2, *shape).double()
     run = run(model, start.to("cuda"), end.to("cuda"))
@@ -234,7 +234,7 @@ def few_images():
     return Dataset("few", *[TensorDataset(images, labels)] * 2, (3, 8, 8), 5, (0.5,), (0.25,), "")
 
 
-def test_training_gives_what_it_gives_on_the_cpu_and_waits_twice_a_step(cuda):
+def test_training_equals_the_cpus_with_two_waits_per_step(cuda):
     # One number tells whether the loss is finite, one transfer how many are right.
     recipe = replace(vanilla, batch_size=8, epochs=2)
     there = train(smooth, few_images(), recipe, device="cuda")
@@ -295,7 +295,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_are_differentiated_though_a_gpus_have_no_forward_mode(kind):
+def test_recurrent_layers_are_differentiated_without_cudnn(kind):
     torch.manual_seed(0)
     model, inputs = Recurrent(kind).eval().double(), torch.randn(12, 4, 5, dtype=torch.float64)
     here = nlbench.evaluate(model, inputs, ["nlc"])["nlc"]
@@ -309,7 +309,7 @@ def test_a_layer_of_cudnn_is_differentiated_without_it():
     used = []
 
     class Layer(nn.RNN):
-        """What PyTorch says of cuDNN's layers."""
+        """Raise PyTorch's error for layers of cuDNN."""
 
         def forward(self, x):
             used.append(torch.backends.cudnn.enabled)
@@ -342,7 +342,7 @@ def test_a_tensor_that_is_turned_in_place_has_another_shape(cuda):
 
 
 @pytest.mark.parametrize("build", [pooled, smooth])
-def test_every_probe_does_without_double_precision_where_a_mac_has_none(build):
+def test_every_probe_works_without_float64(build):
     torch.manual_seed(0)
     model, inputs, labels = build().eval(), torch.rand(24, 3, 8, 8), torch.arange(24) % 5
     settings = {**FEW_LINES, "lines.radius": 0.5, "pathlength.empirical": True}
@@ -399,14 +399,14 @@ def test_a_score_of_tensors_of_the_device_is_one_of_the_device(cuda, name):
     assert float(found) == pytest.approx(float(SCORES[name](x, x.relu())), rel=1e-12)
 
 
-def test_double_precision_of_a_mac_is_refused_before_anything_is_loaded(tmp_path):
+def test_float64_on_mps_is_refused_early(tmp_path):
     request = Request(("norm",), ("vgg8",), device="mps", precision="float64")
     with PretendMps(), pytest.raises(nlbench.RequestError, match="use --device cpu"):
         run(request, tmp_path / "run")
 
 
 @pytest.mark.parametrize(("pretended", "kind"), [(PretendCuda, "cuda"), (PretendMps, "mps")])
-def test_the_generator_of_a_gpu_has_a_measures_stream_and_is_put_back(pretended, kind):
+def test_gpu_generator_has_streams_and_is_restored(pretended, kind):
     with pretended():
         device, module = torch.device(kind), getattr(torch, kind)
         before = module.get_rng_state()
@@ -423,7 +423,7 @@ def test_the_generator_of_a_gpu_has_a_measures_stream_and_is_put_back(pretended,
 
 
 @pytest.mark.parametrize("precision", ["native", "bfloat16"])
-def test_a_run_in_processes_leaves_the_gpu_to_them(tmp_path, monkeypatch, precision):
+def test_run_in_processes_does_not_initialise_cuda(tmp_path, monkeypatch, precision):
     # As its own process describes the GPU, and its workers use it.
     def refuse(*args):
         pytest.fail("the supervisor took the GPU into use")

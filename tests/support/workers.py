@@ -1,4 +1,4 @@
-"""Workers that are forked from a process that has PyTorch, instead of each importing it anew."""
+"""Workers forked from a process with PyTorch, so that none has to import it."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def _work(connection, threads, environment, paths):
 
 
 class ForkedWorker:
-    """As much of `subprocess.Popen` as a supervisor needs."""
+    """The part of `subprocess.Popen` that a supervisor needs."""
 
     def __init__(self, command, *, pass_fds, env, **options):
         connection = Connection(os.dup(pass_fds[0]))
@@ -52,6 +52,6 @@ class ForkedWorker:
 
 
 def fork_workers(monkeypatch):
-    """Have supervisors fork their workers for the rest of a test."""
+    """Fork the workers of supervisors for the rest of a test."""
     started = SimpleNamespace(Popen=ForkedWorker, DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(supervisor, "subprocess", started)

@@ -59,7 +59,7 @@ def test_one_that_can_not_be_added_is_named_and_hides_no_other(
     assert "the core's" in CliRunner().invoke(small, ["run"]).output
 
 
-def test_training_and_linearising_reach_the_command_line_as_a_plugins_commands_do():
+def test_train_and_linearize_are_plugin_commands():
     assert {"train", "linearize"} <= {command.name for command in app.registered_commands}
 
 

@@ -91,7 +91,7 @@ def test_a_finished_run_is_taken_up_again_without_measuring(first):
     assert {p: p.stat().st_mtime_ns for p in (folder / "runs/first/cells").iterdir()} == before
 
 
-def test_a_request_is_replayed_from_the_runs_own_file_and_a_dry_run_only_counts(first, here):
+def test_request_file_replays_and_dry_run_only_counts(first, here):
     folder, _ = first
     file = folder / "runs/first/request.toml"
     done = here("run", "--config", file, "--out", folder / "runs/first", "--dry-run")
@@ -227,7 +227,7 @@ def checkpoint(path, case):
 
 
 @pytest.mark.parametrize("case", ["truncated", "wrong shape", "garbage", "empty"])
-def test_a_checkpoint_that_cannot_be_used_is_one_line_and_leaves_nothing(here, tmp_path, case):
+def test_unusable_checkpoint_is_one_line(here, tmp_path, case):
     path = tmp_path / "weights.safetensors"
     checkpoint(path, case)
     done = here("run", "--weights", path, "--out", "run")
@@ -248,7 +248,7 @@ def test_an_output_below_a_file_is_one_line(here, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_pipe_whose_reader_is_gone_ends_quietly_with_everything_written(tmp_path):
+def test_broken_pipe_ends_quietly_with_everything_written(tmp_path):
     done = subprocess.run(
         f"set -o pipefail; {NLBENCH} run --measures r2 --samples 64 --out r | true; echo $?",
         shell=True,
@@ -263,7 +263,7 @@ def test_a_pipe_whose_reader_is_gone_ends_quietly_with_everything_written(tmp_pa
 
 
 @pytest.mark.parametrize("command", ["list measures", "compare runs/first runs/first", "--help"])
-def test_output_that_nobody_reads_ends_quietly_with_the_status_of_that(command, first):
+def test_closed_output_ends_quietly_with_status_141(command, first):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as nowhere:
@@ -277,7 +277,7 @@ def test_output_that_nobody_reads_ends_quietly_with_the_status_of_that(command, 
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_the_command_line_leaves_broken_connections_to_whoever_writes_to_them(here):
+def test_sigpipe_stays_ignored(here):
     before = signal.getsignal(signal.SIGPIPE)
     assert here("--version").returncode == 0
     assert signal.getsignal(signal.SIGPIPE) is before is signal.SIG_IGN
@@ -314,7 +314,7 @@ def test_an_interruption_while_loading_is_one_line(here, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_request_to_end_is_an_interruption_before_anything_has_begun(here, monkeypatch, number):
+def test_sigterm_before_the_run_is_an_interruption(here, monkeypatch, number):
     def interrupted(group, names):
         # More than once, as a terminal's group or a scheduler asks.
         os.kill(os.getpid(), number)
@@ -340,9 +340,7 @@ def test_an_interruption_of_the_imports_is_one_line(tmp_path):
     assert assert_one_line(done, 130) == "nlbench: interrupted"
 
 
-def test_an_interruption_while_planning_does_not_speak_of_a_folder_that_is_not_there(
-    here, monkeypatch
-):
+def test_interruption_while_planning_names_no_folder(here, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
@@ -352,7 +350,7 @@ def test_an_interruption_while_planning_does_not_speak_of_a_folder_that_is_not_t
     assert said.stderr.splitlines()[0] == "nlbench: interrupted; nothing was measured yet"
 
 
-def test_an_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
+def test_interruption_keeps_cells_and_prints_the_command(tmp_path):
     command = ("run", "--measures", "affinity,absdev", "--out", "r")
     said = {"out": tmp_path / "out", "error": tmp_path / "error"}
     with started(*command, cwd=tmp_path, **said) as process:

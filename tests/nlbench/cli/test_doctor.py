@@ -19,7 +19,7 @@ def call(monkeypatch, capfd):
     return command
 
 
-def test_a_plugin_that_cannot_be_imported_and_a_conflict_are_broken(tmp_path, monkeypatch):
+def test_import_errors_and_conflicts_are_broken(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(
         str(write_plugin(tmp_path, "raise RuntimeError('no luck')", ("r2", "crooked"), (), "bad"))
     )
@@ -28,7 +28,7 @@ def test_a_plugin_that_cannot_be_imported_and_a_conflict_are_broken(tmp_path, mo
     assert "is claimed by" in broken["measure r2"]
 
 
-def test_data_that_nobody_has_to_have_are_optional_and_said_with_what_to_do(monkeypatch):
+def test_missing_data_are_optional_with_a_hint(monkeypatch):
     monkeypatch.delenv("NLBENCH_DATA", raising=False)
     found = {finding.what: finding for finding in diagnose()}
     assert found["NLBENCH_DATA"].state == "optional"
@@ -39,7 +39,7 @@ def test_data_that_nobody_has_to_have_are_optional_and_said_with_what_to_do(monk
     assert found["torch"].state == "ok"
 
 
-def test_the_doctor_prints_json_and_fails_only_for_what_is_broken(call, monkeypatch, tmp_path):
+def test_doctor_prints_json_and_fails_if_broken(call, monkeypatch, tmp_path):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path / "nowhere"))
     status, out = call("doctor", "--json")
     states = {finding["what"]: finding["state"] for finding in json.loads(out)}
@@ -62,7 +62,7 @@ def test_a_manifest_is_shown_in_words_and_as_json(call, tmp_path, monkeypatch):
     assert json.loads(text)["cells"] == {"ok": 2}
 
 
-def test_what_plugins_do_wrong_is_broken_with_their_names(tmp_path, monkeypatch):
+def test_defects_of_plugins_are_broken_with_their_names(tmp_path, monkeypatch):
     for name, text in {
         "crooked": "[nlbench.measures]\nno equals sign\n",
         "bent": "[nlbench.measures]\nodd = a b\n[nlbench.models]\nzoo/* = no_such_module:Zoo\n"

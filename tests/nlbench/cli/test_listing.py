@@ -60,7 +60,7 @@ def test_flags_for_models_are_refused_elsewhere(flag):
     assert refused("datasets", flag).startswith(f"list datasets has no option {flag}")
 
 
-def test_what_can_be_traced_is_told_with_the_first_operation_that_prevents_it():
+def test_traceable_shows_the_first_preventing_operation():
     rows = {
         row["name"]: row
         for row in listed(
@@ -79,7 +79,7 @@ def test_a_model_that_refuses_the_datasets_size_is_looked_at_with_its_own():
     assert (row["traceable"], row["input"]) == ("yes", "3×224×224")
 
 
-def test_a_model_that_fails_is_unknown_with_the_reason_and_the_list_goes_on(monkeypatch):
+def test_failing_model_is_listed_as_unknown(monkeypatch):
     class Failing(nn.Module):
         def forward(self, x):
             raise ZeroDivisionError("not\nme")
@@ -102,7 +102,7 @@ def test_a_model_that_fails_is_unknown_with_the_reason_and_the_list_goes_on(monk
     assert told == list(mine)
 
 
-def test_a_builder_that_the_meta_device_does_not_suit_is_built_for_real(monkeypatch):
+def test_builder_without_meta_support_is_built_on_the_cpu(monkeypatch):
     def weighing(in_channels=3):
         layer = nn.Conv2d(in_channels, 1, 1)
         with torch.no_grad():
@@ -125,13 +125,13 @@ convnext_tiny efficientnet_b0 maxvit_t mobilenet_v3_small regnet_y_400mf swin_t 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "answer"), [(0, "yes"), (1, "no")])
-def test_of_torchvision_the_piecewise_affine_families_can_be_traced(line, answer):
+def test_traceable_families_of_torchvision(line, answer):
     names = [f"torchvision/{name}" for name in FAMILIES[line].split()]
     rows = traceability(names, load_dataset("digits"))
     assert {row["name"]: row["traceable"] for row in rows} == dict.fromkeys(names, answer)
 
 
-def test_sites_are_those_of_the_resolution_that_a_run_looks_at(monkeypatch, tmp_path):
+def test_sites_have_the_resolution_of_a_run(monkeypatch, tmp_path):
     (tmp_path / "images").mkdir()
     for index in range(2):
         pixels = torch.zeros(20, 20, 3, dtype=torch.uint8).numpy()
@@ -157,7 +157,7 @@ def test_operations_are_listed_with_what_is_known_of_them():
     assert table[0].split()[0] == "operation"
 
 
-def test_a_malformed_entry_point_is_a_note_beside_the_listing(tmp_path, monkeypatch):
+def test_malformed_entry_point_is_a_note(tmp_path, monkeypatch):
     info = tmp_path / "crooked-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: crooked\nVersion: 1.0\n")

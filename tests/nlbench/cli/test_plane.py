@@ -8,7 +8,7 @@ from nlbench.reports.page import render_page
 from nlbench.request import Request
 from nlbench.runner import preview
 from nlbench.runner import run as carry_out
-from nlbench.store.run_folder import load_run
+from nlbench.store.run import load_run
 
 
 def run(arguments, monkeypatch):

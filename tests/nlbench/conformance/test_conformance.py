@@ -161,7 +161,7 @@ def test_a_number_of_inputs_that_are_not_finite_is_found():
     assert broken(blind)["non-finite inputs"].startswith("ok, ")
 
 
-def test_an_invariance_that_is_claimed_and_not_kept_is_found_one_that_is_not_claimed_is_said():
+def test_false_and_missing_invariance_claims_are_reported():
     @site_measure(invariant_to=("order", "units"))
     def change(x, y):
         """It has a unit."""

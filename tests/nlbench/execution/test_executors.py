@@ -40,7 +40,7 @@ def table(result):
     return (result.path / "scores.csv").read_bytes()
 
 
-def test_a_grid_gives_the_same_bytes_in_one_process_and_in_two(plugin, tmp_path, monkeypatch):
+def test_table_is_independent_of_processes(plugin, tmp_path, monkeypatch):
     fork_workers(monkeypatch)
     wanted = request("drawing,r2,affinity,absdev", settings={"lines.number": 1})
     one = run(wanted, tmp_path / "one")
@@ -60,7 +60,7 @@ def cluster(plugin):
 
 
 @pytest.mark.slow
-def test_a_cluster_stops_working_for_a_run_that_is_killed(plugin, tmp_path, cluster):
+def test_cluster_stops_when_its_run_is_killed(plugin, tmp_path, cluster):
     script = tmp_path / "ask.py"
     script.write_text(
         "from nlbench.request import ExecutionOptions, Request; from nlbench.runner import run\n"
@@ -89,7 +89,7 @@ def test_a_cluster_stops_working_for_a_run_that_is_killed(plugin, tmp_path, clus
 
 
 @pytest.mark.slow
-def test_a_dask_cluster_that_loses_a_worker_delivers_every_cell(plugin, tmp_path, cluster):
+def test_dask_cluster_survives_a_lost_worker(plugin, tmp_path, cluster):
     wanted = request("plain,slow,drawing", "mini", seeds=(0, 1, 2))
     cells = tmp_path / "run" / "cells"
     pids = [nanny.pid for nanny in cluster.workers.values()]
@@ -116,7 +116,7 @@ def test_a_dask_cluster_that_loses_a_worker_delivers_every_cell(plugin, tmp_path
     assert table(result) == table(run(wanted, tmp_path / "undisturbed"))
 
 
-def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path, monkeypatch):
+def test_missing_scheduler_is_one_line(plugin, tmp_path, monkeypatch):
     distributed = pytest.importorskip("distributed")
     client = distributed.Client
     monkeypatch.setattr(
@@ -136,9 +136,7 @@ def test_a_scheduler_that_is_not_there_is_one_line(plugin, tmp_path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["processes", "dask"])
-def test_an_interrupted_run_leaves_no_process_and_is_taken_up_to_come_to_the_same(
-    plugin, tmp_path, executor, monkeypatch
-):
+def test_interrupted_run_leaves_no_process_and_resumes(plugin, tmp_path, executor, monkeypatch):
     if executor == "dask":
         pytest.importorskip("distributed")
     said = tmp_path / "error"
@@ -191,7 +189,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_a_request_to_end_is_taken_as_an_interruption_and_only_during_the_run(plugin, tmp_path):
+def test_sigterm_interrupts_only_during_the_run(plugin, tmp_path):
     wanted, before = request("plain", seeds=(0, 1)), signal.getsignal(signal.SIGTERM)
     stopping = Stopping(lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
@@ -200,9 +198,7 @@ def test_a_request_to_end_is_taken_as_an_interruption_and_only_during_the_run(pl
     assert nlbench.load_run(tmp_path / "run").manifest["unfinished"]
 
 
-def test_a_cell_is_written_whole_however_often_the_process_is_asked_to_end(
-    plugin, tmp_path, monkeypatch
-):
+def test_cell_is_written_atomically_despite_signals(plugin, tmp_path, monkeypatch):
     write = locked_folder.write_atomically
 
     def asked(path, content):
@@ -228,7 +224,7 @@ def test_a_cell_is_written_whole_however_often_the_process_is_asked_to_end(
     assert kept.manifest["unfinished"]
 
 
-def test_progress_is_told_while_a_unit_is_measured(plugin, tmp_path, monkeypatch):
+def test_progress_arrives_during_a_unit(plugin, tmp_path, monkeypatch):
     fork_workers(monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run(
@@ -241,7 +237,7 @@ def test_progress_is_told_while_a_unit_is_measured(plugin, tmp_path, monkeypatch
     assert not nlbench.load_run(tmp_path / "run").records
 
 
-def test_nothing_of_the_process_is_changed_while_the_caller_has_the_word(plugin, tmp_path):
+def test_process_settings_are_restored_at_each_yield(plugin, tmp_path):
     def state():
         cudnn = torch.backends.cudnn
         return (

@@ -10,7 +10,7 @@ from nlbench.introspection.precision import exact_arithmetic
 CPU = torch.device("cpu")
 
 
-def test_a_record_says_what_a_gpu_is_and_what_its_settings_were(monkeypatch):
+def test_environment_describes_gpu_and_settings(monkeypatch):
     monkeypatch.setenv("CUBLAS_EMULATE_DOUBLE_PRECISION", "1")
     monkeypatch.setattr(machine, "_driver", lambda: "580.65.06")
     with PretendCuda(), exact_arithmetic():

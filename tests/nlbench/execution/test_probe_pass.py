@@ -71,7 +71,7 @@ def _nothing_looked():
     Short.left = Short.looked = Beside.looked = 0
 
 
-def test_a_measure_for_which_memory_runs_out_is_measured_once_more_alone():
+def test_out_of_memory_measure_is_retried_alone():
     expected = measured([Short, Beside])
     Short.left, Short.looked, Beside.looked = 1, 0, 0
     found = measured([Short, Beside])
@@ -81,7 +81,7 @@ def test_a_measure_for_which_memory_runs_out_is_measured_once_more_alone():
     assert Short.looked == 1 + Beside.looked
 
 
-def test_what_does_not_fit_on_a_gpu_is_computed_on_the_cpu_which_is_said():
+def test_measure_falls_back_to_the_cpu_with_a_note():
     expected = measured([Wary])["wary"]
     with PretendCuda():
         found = measured([Wary], "cuda")["wary"]
@@ -90,7 +90,7 @@ def test_what_does_not_fit_on_a_gpu_is_computed_on_the_cpu_which_is_said():
     assert found.summary["value"] == pytest.approx(expected.summary["value"], rel=1e-6)
 
 
-def test_what_fits_nowhere_is_failed_and_nothing_else_is():
+def test_measure_without_memory_fails_alone():
     Short.left = 10**6
     found = measured([Short, Beside])
     assert (found["short"].status, found["beside"].status) == ("failed", "ok")
@@ -98,7 +98,7 @@ def test_what_fits_nowhere_is_failed_and_nothing_else_is():
     assert Short.looked == 2
 
 
-def test_a_loader_that_is_gone_through_once_is_not_gone_through_again():
+def test_loader_is_read_only_once():
     Short.left = 10**6
 
     class AtSites(Short):
@@ -127,7 +127,7 @@ class Counting(Measure):
 
 
 @pytest.mark.parametrize("probe", ["function", "lines"])
-def test_a_measures_clock_waits_for_the_gpu_at_its_ends_and_nowhere_between(probe):
+def test_timing_synchronises_only_at_start_and_end(probe):
     counting = type("Counted", (Counting,), {"probe": probe, "__doc__": "Number of observations."})
     with PretendCuda() as device:
         model, samples = network().to("cuda"), inputs().to("cuda")

@@ -37,7 +37,7 @@ def statuses(result):
     }
 
 
-def test_a_measure_that_never_comes_back_is_cut_off_and_the_others_go_on(plugin, forked, tmp_path):
+def test_hanging_measure_times_out_alone(plugin, forked, tmp_path):
     result = run(
         request("plain,sleepy,r2"), tmp_path / "run", execution=ExecutionOptions(timeout=5.0)
     )
@@ -47,14 +47,14 @@ def test_a_measure_that_never_comes_back_is_cut_off_and_the_others_go_on(plugin,
     assert not nlbench.load_run(tmp_path / "run").manifest.get("unfinished")
 
 
-def test_the_time_of_many_short_looks_adds_up(plugin, forked, tmp_path):
+def test_timeout_counts_all_updates(plugin, forked, tmp_path):
     wanted = request("plain,slow", samples=32, settings={"sites.batch": 4})
     status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=2.0)))
     assert status["mini", "slow"] == ("failed", "took longer than 2 s")
     assert status["mini", "plain"][0] == "ok"
 
 
-def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, forked, tmp_path):
+def test_crash_fails_only_the_responsible_cells(plugin, forked, tmp_path):
     wanted = request("once,exiting,plain,killed", "mini,deadly")
     status = statuses(run(wanted, tmp_path / "run", execution=ExecutionOptions(timeout=60.0)))
     assert status["mini", "exiting"][0] == "failed"
@@ -67,9 +67,7 @@ def test_a_process_that_exits_or_is_killed_fails_the_guilty_cells_alone(plugin, 
     assert {s for (model, _), (s, _) in status.items() if model == "deadly"} == {"failed"}
 
 
-def test_of_two_workers_one_that_is_killed_costs_the_guilty_cell_alone(
-    plugin, forked, tmp_path, monkeypatch
-):
+def test_killed_worker_of_two_fails_one_cell(plugin, forked, tmp_path, monkeypatch):
     monkeypatch.setenv("NLBENCH_TEST_PAUSE", "0.1")
     result = run(
         request("choosy,slow,plain", "mini,mini2"),
@@ -101,14 +99,14 @@ def test_numbers_are_the_same_in_a_process_of_its_own(plugin, forked, tmp_path):
     assert (here.path / "scores.csv").read_bytes() == (there.path / "scores.csv").read_bytes()
 
 
-def test_what_a_plugin_prints_or_reads_disturbs_nothing_and_no_worker_is_left(plugin, tmp_path):
+def test_plugin_output_is_harmless_and_no_worker_survives(plugin, tmp_path):
     result = run(request("chatty"), tmp_path / "run", execution=ExecutionOptions(timeout=60.0))
     assert result["chatty"].summary["value"] == 0.0
     children = psutil.Process().children(recursive=True)
     assert not [c for c in children if "nlbench.execution.worker" in " ".join(c.cmdline())]
 
 
-def test_a_worker_killed_just_as_it_ended_is_given_no_other_unit(monkeypatch):
+def test_worker_killed_at_its_end_gets_no_other_unit(monkeypatch):
     worker = Worker(1)
     messages = [{"phase": "measuring", "cell": 0, "spent": 100.0}, None, {"done": True}]
     monkeypatch.setattr(worker, "_receive", lambda: messages.pop(0))
@@ -117,7 +115,7 @@ def test_a_worker_killed_just_as_it_ended_is_given_no_other_unit(monkeypatch):
     worker.end()
 
 
-def test_a_worker_that_has_died_before_its_unit_is_said_to_be_dead():
+def test_dead_worker_is_reported():
     worker = Worker(1)
     worker._process.kill()
     worker._process.wait()

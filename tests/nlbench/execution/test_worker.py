@@ -53,7 +53,7 @@ class Hand(threading.Thread):
         return self._answers.get(timeout=30)
 
 
-def test_a_measure_is_charged_once_for_what_several_threads_do_at_once(now):
+def test_concurrent_threads_are_charged_once(now):
     wire = Wire()
     messenger, first, second = new_messenger(wire, 100.0), Hand(), Hand()
     now[0] += 3  # the network
@@ -79,7 +79,7 @@ def test_a_measure_is_charged_once_for_what_several_threads_do_at_once(now):
     ]
 
 
-def test_a_measure_that_took_too_long_is_told_so_in_its_own_thread(now):
+def test_timeout_is_raised_in_the_measures_thread(now):
     messenger, first, second = new_messenger(Wire(), 5.0), Hand(), Hand()
     first(messenger.enter, "a")
     now[0] += 4

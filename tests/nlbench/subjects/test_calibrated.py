@@ -39,7 +39,7 @@ def test_the_statistics_are_those_of_the_samples():
     torch.testing.assert_close(found.model.bn.running_var, variance)
 
 
-def test_outputs_are_of_the_order_of_one_where_they_had_grown_beyond_measure():
+def test_calibration_keeps_outputs_of_order_one():
     drawn, calibrated = (subject(weights, "resnet56") for weights in ("init", "calibrated"))
     with torch.no_grad():
         assert drawn.model(drawn.inputs).std() > 100

@@ -136,7 +136,7 @@ def test_constants_in_a_mapping_are_passed_on():
 
 
 @pytest.mark.parametrize("measure", ["nlc", "density", "absdev"])
-def test_integers_are_undefined_for_probes_that_need_fractions_whatever_their_number(measure):
+def test_integers_are_undefined_for_differentiating_probes(measure):
     ids, mask = words()
     model = seeded(Words)
     for inputs in (ids, (ids, mask), {"input_ids": ids, "attention_mask": mask}):

@@ -98,7 +98,7 @@ def test_another_object_with_the_attributes_of_a_dataset_will_do(plugins):
         (lambda: None, (5, 6), ()),
     ],
 )
-def test_a_builder_is_given_what_it_takes_and_the_data_have(plugins, builder, shape, given):
+def test_builder_gets_the_arguments_that_it_accepts(plugins, builder, shape, given):
     def build(*args, **kwargs):
         raise AssertionError
 
@@ -150,7 +150,7 @@ def test_building_leaves_the_global_random_state_as_it_was():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_preprocessing_of_the_weights_is_used_where_the_data_allow(plugins, tmp_path):
+def test_preprocessing_of_the_weights_is_used_if_possible(plugins, tmp_path):
     def preprocessing(path):
         side = 8 if path is None else 16
         return Preprocessing(side, side, (0.5,) * 3, (0.25,) * 3)
@@ -225,7 +225,7 @@ class Linear(nn.Module):
 
 
 @pytest.mark.parametrize("count", [None, 1100, 1])
-def test_a_sample_too_large_to_hold_comes_as_a_stream_of_the_same_numbers(count):
+def test_large_sample_becomes_a_stream(count):
     data, network = data_of((1, 4, 4), count=1300), Linear()
     given = {"split": "test", "seed": 2, "model": network}
     (whole, nothing), (head, stream) = (
@@ -253,7 +253,7 @@ def test_a_stream_has_the_precision_of_its_model():
     assert {batch.dtype for batch in stream} == {torch.float64}
 
 
-def test_samples_that_are_read_anew_and_are_others_are_refused_at_the_end_of_the_pass():
+def test_samples_that_change_between_passes_are_refused():
     class Drifting(TensorDataset):
         drift = 0.0
 
@@ -273,7 +273,7 @@ def test_samples_that_are_read_anew_and_are_others_are_refused_at_the_end_of_the
             pass
 
 
-def test_a_streamed_subject_gives_the_same_scores_as_a_held_one(plugins, monkeypatch):
+def test_streamed_subject_has_the_scores_of_one_in_memory(plugins, monkeypatch):
     from nlbench.execution import probe_pass
     from nlbench.measures.r2 import R2
     from nlbench.probes import Resources

@@ -26,9 +26,7 @@ class Endless(IterableDataset):
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 30), st.booleans())
-def test_rebatching_keeps_all_samples_in_their_order_in_batches_of_the_size_asked(
-    lengths, most, is_known
-):
+def test_rebatching_keeps_samples_and_order(lengths, most, is_known):
     rows = torch.arange(float(sum(lengths)))[:, None]
     batches = torch.split(rows, lengths) if lengths else []
     found = list(rebatched(batches, most, sum(lengths) if is_known else None))
@@ -43,7 +41,7 @@ def test_rebatching_keeps_all_samples_in_their_order_in_batches_of_the_size_aske
 
 
 @given(st.integers(0, 1000), st.integers(1, 300))
-def test_batches_of_a_known_number_are_as_few_as_possible_and_nearly_equal(samples, most):
+def test_known_length_gives_few_nearly_equal_batches(samples, most):
     sizes = batch_sizes(samples, most)
     assert sum(sizes) == samples
     assert len(sizes) == -(-samples // most)
@@ -52,7 +50,7 @@ def test_batches_of_a_known_number_are_as_few_as_possible_and_nearly_equal(sampl
 
 @pytest.mark.parametrize("count", [40, 258])
 @pytest.mark.parametrize("size", [7, 200])
-def test_a_loader_gives_the_scores_and_the_hash_of_its_samples_as_one_tensor(count, size):
+def test_loader_and_tensor_have_equal_scores_and_hash(count, size):
     inputs = torch.randn(count, 4)
     loader = DataLoader(TensorDataset(inputs, torch.zeros(count)), batch_size=size)
     measures = ["affinity", "cka", "r2", "density"]

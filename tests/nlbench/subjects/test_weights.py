@@ -84,7 +84,7 @@ def test_saving_where_nothing_can_be_written_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     "wrap", [dict, lambda s: {"state_dict": s}, lambda s: {"model": s, "e": 3}]
 )
-def test_files_of_torch_save_load_nested_or_not_in_both_formats(tmp_path, zipped, wrap):
+def test_torch_save_files_load_nested_or_not(tmp_path, zipped, wrap):
     first, second = network(), network()
     content = wrap(first.state_dict())
     path = saved_with_torch(tmp_path / "net.pt", content, _use_new_zipfile_serialization=zipped)
@@ -100,7 +100,7 @@ def test_the_content_decides_and_not_the_suffix(tmp_path):
 
 
 @pytest.mark.parametrize("start", [b"PK", b"\x80"])
-def test_a_header_whose_length_looks_like_another_format_is_still_safetensors(tmp_path, start):
+def test_safetensors_is_recognised_with_any_header_length(tmp_path, start):
     length = int.from_bytes(SAFETENSORS[:8], "little")
     wanted = next(n for n in range(length, 2**17) if n.to_bytes(8, "little").startswith(start))
     header = SAFETENSORS[8 : 8 + length].ljust(wanted)
@@ -165,7 +165,7 @@ def test_two_networks_in_one_checkpoint_are_not_chosen_from(tmp_path):
         load_weights(network(), saved_with_torch(tmp_path / "net.pt", content))
 
 
-def test_what_lies_beside_a_network_is_refused_where_it_is_no_trainers(tmp_path):
+def test_extra_entries_are_refused_outside_trainer_checkpoints(tmp_path):
     model = network()
     state = {**{f"net.{n}": v for n, v in model.state_dict().items()}, "other": torch.ones(1)}
     before = state_hash(model)
