@@ -152,8 +152,8 @@ class Probe(ABC):
             Naming the option.
         """
 
-    def held(self, options: ProbeOptions) -> int:
-        """Return the number of samples of a stream to hold in memory as `Samples.inputs`.
+    def stored_samples(self, options: ProbeOptions) -> int:
+        """Return the number of samples of a stream to keep in memory as `Samples.inputs`.
 
         A probe that uses `Samples.batches` needs only one.
         """

@@ -45,11 +45,11 @@ __all__ = [
     "METHODS",
     "estimate_segment",
     "observe_paths",
-    "placed",
     "segment_ends",
     "trace_or_integrate",
     "trace_segment",
     "trace_segments",
+    "with_positions",
 ]
 
 METHODS = ("exact", "adaptive", "sampling")
@@ -351,7 +351,7 @@ def observe_paths(
         evaluations=evaluations,
         budget=budget,
     )
-    yield from placed(traces, paths)
+    yield from with_positions(traces, paths)
 
 
 def segment_ends(paths: Tensor) -> tuple[Tensor, Tensor]:
@@ -359,7 +359,7 @@ def segment_ends(paths: Tensor) -> tuple[Tensor, Tensor]:
     return paths[:, :-1].flatten(0, 1), paths[:, 1:].flatten(0, 1)
 
 
-def placed(
+def with_positions(
     traces: Iterator[SegmentTrace | SegmentEstimate], paths: Tensor
 ) -> Iterator[TracedSegment]:
     """Add to traces their positions on their paths."""

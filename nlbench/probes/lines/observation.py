@@ -12,7 +12,7 @@ from nlbench.errors import RequestError, Undefined
 from nlbench.probes.probe import Listener, OnStep, ProbeOptions, Resources, Samples
 from nlbench.serialization.hashing import tensor_hash
 
-from .api import placed, segment_ends, trace_or_integrate
+from .api import segment_ends, trace_or_integrate, with_positions
 from .drawing import MAX_SEGMENTS, drawing_of
 from .paths import closed_paths, direction_paths, noise_paths, open_paths, pair_paths
 from .probe import LINES, is_channels_last
@@ -54,7 +54,7 @@ def observe(
         evaluations=int(options["evaluations"]),
         budget=int(options["budget"]),
     )
-    for observation in placed(traces, paths):
+    for observation in with_positions(traces, paths):
         for listener in listeners:
             listener.update(observation)
         if observation.path == 0 and len(drawn) < MAX_SEGMENTS:

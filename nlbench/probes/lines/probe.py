@@ -104,9 +104,9 @@ class Lines(LazyProbe):
                 f"lines.number: {number} paths ({kind}) need {needed} samples, there are {samples}"
             )
 
-    def held(self, options: ProbeOptions) -> int:
+    def stored_samples(self, options: ProbeOptions) -> int:
         """Return the number of samples that the paths start from."""
-        return max(super().held(options), 2 * int(options["number"]))
+        return max(super().stored_samples(options), 2 * int(options["number"]))
 
     def defaults(self, inputs: Tensor) -> ProbeOptions:
         """Return loops of translated images for images, and lines between samples otherwise."""

@@ -43,7 +43,7 @@ class Outputs(Probe):
         """Return the number of batches."""
         return -(-samples // int(options["batch"]))
 
-    def held(self, options: ProbeOptions) -> int:
+    def stored_samples(self, options: ProbeOptions) -> int:
         """Return 1: the samples are used in batches."""
         return 1
 

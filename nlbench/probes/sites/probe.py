@@ -45,7 +45,7 @@ class Sites(LazyProbe):
         """Validate ``sites.select``."""
         Selection.parse(str(options["select"]))
 
-    def held(self, options: ProbeOptions) -> int:
+    def stored_samples(self, options: ProbeOptions) -> int:
         """Return 1: all samples pass batch by batch."""
         return 1
 

@@ -28,7 +28,7 @@ class Parameters(Probe):
         if options["smallest"] > 10_000:
             raise nlbench.RequestError("parameters.smallest: no layer has as many rows")
 
-    def held(self, options):
+    def stored_samples(self, options):
         return 1
 
     def observe(self, model, samples, options, listeners, *, resources, step, facts):
