@@ -117,7 +117,7 @@ class SiteCall:
 
 @dataclass
 class _HandwrittenState:
-    """A running handwritten activation: its input, its calls, and the findings before it."""
+    """A running handwritten activation, with the number of unseen operations before it."""
 
     unseen_before: int
     pending: PendingCall | None = None
@@ -291,14 +291,14 @@ class CallInterceptor(SiteNames):
 
     def _state_of(self, handwritten: HandwrittenCall) -> _HandwrittenState:
         return self._handwritten.setdefault(
-            id(handwritten), _HandwrittenState(len(self._unseen.found))
+            id(handwritten), _HandwrittenState(len(self._unseen.operations))
         )
 
     def handwritten_begins(self, handwritten: HandwrittenCall) -> None:
         """Capture the input of a possible handwritten activation, which may overwrite it."""
         kind = type(handwritten.module).__name__.lower()
         self._state_of(handwritten).pending = self._begin(
-            handwritten.given, self._paths[handwritten.module], kind
+            handwritten.source, self._paths[handwritten.module], kind
         )
 
     def handwritten_ends(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nlbench.errors import Undefined
 from nlbench.introspection.memory import microbatch_sizes
-from nlbench.introspection.model_state import attributes_kept
+from nlbench.introspection.model_state import preserve_attributes
 
 from .intercept import CallInterceptor, CapturePolicy, SiteCall
 from .reduce import Side, joined
@@ -104,7 +104,7 @@ def rows_at_sites(
 
     policy = CapturePolicy("spatial", {"norm": _norm}, attention, selects)
     interceptor = CallInterceptor(model, policy, add)
-    with attributes_kept(model), interceptor.hooked():
+    with preserve_attributes(model), interceptor.hooked():
         interceptor.run(samples.clone())
     return rows
 

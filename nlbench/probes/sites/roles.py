@@ -224,7 +224,7 @@ class UnseenActivations:
 
     Attributes
     ----------
-    found : dict of (place, operation)
+    operations : dict of (place, operation)
         In order of call.
     """
 
@@ -235,7 +235,7 @@ class UnseenActivations:
         self._constants: MutableMapping[Tensor, None] = WeakTensorKeyDictionary()
         # Results of nonlinear operations whose use is open.
         self._open: MutableMapping[Tensor, PlacedOperation] = WeakTensorKeyDictionary()
-        self.found: dict[PlacedOperation, None] = {}
+        self.operations: dict[PlacedOperation, None] = {}
 
     def follow(
         self,
@@ -290,7 +290,7 @@ class UnseenActivations:
                 for output in outputs:
                     self._open[output] = origin
             elif outputs[0].numel() <= tensor.numel():
-                self.found[origin] = None
+                self.operations[origin] = None
             # An in-place operation has overwritten the open tensor.
             if any(tensor is output for output in outputs):
                 del self._open[tensor]
@@ -299,35 +299,35 @@ class UnseenActivations:
         """Follow the model's output."""
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor) and tensor in self._open:
-                self.found[self._open[tensor]] = None
+                self.operations[self._open[tensor]] = None
 
     def forget(self, since: int, output: object) -> None:
-        """Drop the findings inside a handwritten activation, which is a site.
+        """Drop the operations inside a handwritten activation, which is a site.
 
         Parameters
         ----------
         since : int
-            Number of findings before it.
+            Number of operations before it.
         output : tensor
             Output of the activation.
         """
-        for origin in list(self.found)[since:]:
-            del self.found[origin]
+        for origin in list(self.operations)[since:]:
+            del self.operations[origin]
         if isinstance(output, Tensor):
             self._open.pop(output, None)
 
     def descriptions(self) -> Iterator[str]:
-        """Describe the findings, place by place.
+        """Describe the operations, place by place.
 
         Examples
         --------
         >>> unseen = UnseenActivations()
-        >>> unseen.found = {("mlp", "erf"): None, ("mlp", "mul"): None}
+        >>> unseen.operations = {("mlp", "erf"): None, ("mlp", "mul"): None}
         >>> list(unseen.descriptions())
         ['erf and mul of mlp']
         """
         places: dict[str, list[str]] = {}
-        for place, name in self.found:
+        for place, name in self.operations:
             places.setdefault(place, []).append(name)
         for place, names in places.items():
             yield f"{' and '.join(names)} of {place}"

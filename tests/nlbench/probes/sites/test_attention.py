@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from nlbench.introspection.axes import softmax_axis
-from nlbench.introspection.operations import FunctionCall
+from nlbench.introspection.function_calls import FunctionCall
 from nlbench.probes.sites.observation import list_sites, observe_sites
 
 

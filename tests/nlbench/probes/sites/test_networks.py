@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nlbench.introspection.model_state import without_fast_path
+from nlbench.introspection.attention import without_fast_path
 from nlbench.probes.sites.observation import channel_note, list_sites, observe_sites
 
 KERNELS = {

@@ -4,7 +4,7 @@ from torch import nn
 
 from nlbench.errors import UnsupportedOperation
 from nlbench.models.networks.transformer import TransformerTiny
-from nlbench.probes.graph.probe import channel_graph
+from nlbench.probes.graph.observation import channel_graph
 
 TOKENS = torch.randint(1, 20, (1, 5), generator=torch.Generator().manual_seed(0))
 
@@ -83,7 +83,7 @@ def test_padding_makes_no_path_of_a_transformer():
             source, target = tokens[:, 0], tokens[:, 1]
             later = torch.ones(6, 6, dtype=torch.bool, device=tokens.device).triu(1)
             made = self.transformer(
-                self._embedded(source), self._embedded(target), tgt_mask=later
+                self._embed(source), self._embed(target), tgt_mask=later
             )  # fmt: skip
             return self.logits(made)
 
