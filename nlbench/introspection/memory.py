@@ -216,9 +216,9 @@ def bytes_per_sample(model: nn.Module, samples: Tensor) -> int:
     """
     # In a function mode PyTorch's fused layers, which hide their tensors, are not used.
     unfused = BaseTorchFunctionMode()
-    with preserve_rng_state(samples.device), preserve_attributes(model):
-        with unfused, LiveBytes() as live:
-            model(samples.clone())
+    rng, attributes = preserve_rng_state(samples.device), preserve_attributes(model)
+    with rng, attributes, unfused, LiveBytes() as live:
+        model(samples.clone())
     return max(1, int(_SAFETY_FACTOR * live.peak / len(samples)))
 
 

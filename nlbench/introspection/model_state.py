@@ -12,11 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from nlbench.errors import RequestError
 
-__all__ = ["evaluation_mode", "preserve_attributes", "refuse_unobservable"]
+__all__ = [
+    "batch_norm_layers",
+    "evaluation_mode",
+    "preserve_attributes",
+    "refuse_unobservable",
+]
 
 
 class _Snapshot:
@@ -189,6 +195,11 @@ def _restore_attributes(
             value.clear()
             value.extend(content)
         own[name] = value
+
+
+def batch_norm_layers(model: nn.Module) -> list[nn.Module]:
+    """List the layers of batch norm that track statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 def refuse_unobservable(model: nn.Module) -> None:

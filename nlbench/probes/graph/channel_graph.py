@@ -1,12 +1,11 @@
-"""The channel graph, what builds it, and the lengths of the paths through it.
+"""The channel graph, its builder, and the lengths of paths through it.
 
-A node is a channel of a tensor. A step makes new nodes of earlier ones, so that the nodes
-are numbered in an order in which everything comes after what it is made of.
+A node is a channel of a tensor. A step makes new nodes from earlier ones, so nodes are numbered in
+topological order.
 
-While it is built, beside each tensor of a network travels one of the same shape with the number
-of the node that each entry belongs to, -1 where it doesn't depend on the network's input. What
-only moves entries about moves the numbers as well, whatever the layout; positions of one channel
-bear one number.
+While the graph is built, each tensor of the network has a companion of the same shape. It holds the
+node of each entry, -1 if the entry doesn't depend on the network's input. An operation that moves
+entries moves the nodes likewise. All positions of a channel have the same node.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Inputs:
     Parameters
     ----------
     size : int
-        Number of nodes made.
+        Number of new nodes.
     """
 
     size: int
@@ -59,9 +58,9 @@ class Merge:
     Parameters
     ----------
     sources : int64 tensor of shape (m, k)
-        What each set consists of; -1 where it has fewer than k.
+        Nodes of each set, padded with -1.
     copies : int
-        How many nodes each set makes: node ``first + i * copies + j`` is copy j of set i.
+        Number of new nodes per set: node ``first + i * copies + j`` is copy j of set i.
     """
 
     sources: Tensor
@@ -69,26 +68,26 @@ class Merge:
 
     @property
     def size(self) -> int:
-        """Number of nodes made."""
+        """Number of new nodes."""
         return len(self.sources) * self.copies
 
 
 @dataclass(frozen=True)
 class Units:
-    """The units of one activation call: one node each.
+    """The units of one activation call, each a node.
 
     Parameters
     ----------
     site : str
-        Name of the call, as the probe `sites` has it.
+        Name of the call, as in the probe `sites`.
     sources : int64 tensor of shape (m,)
-        The nodes that they are applied to.
+        Nodes that the units act on.
     active : float64 tensor of shape (m,)
         1 for a nonlinear unit, 0 for a linear one.
     entries : int64 tensor, broadcastable to `shape`
-        Which unit acts on each entry of the activation's input; -1: none, a constant.
+        Unit that acts on each entry of the activation's input; -1 for a constant.
     shape : tuple of int
-        Of the activation's input for one sample.
+        Shape of the activation's input for one sample.
     """
 
     site: str
@@ -99,7 +98,7 @@ class Units:
 
     @property
     def size(self) -> int:
-        """Number of nodes made."""
+        """Number of new nodes."""
         return len(self.sources)
 
 
@@ -109,22 +108,21 @@ def _without_samples() -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class ChannelGraph:
-    """Channels of a network's tensors, from those of its input to those of its output.
+    """Channels of a network's tensors, from the input's to the output's.
 
-    What the probe `graph` shows a measure.
+    This is the observation of the probe `graph`.
 
     Parameters
     ----------
     steps : tuple of Inputs, Merge or Units
         Each makes the next nodes, from node 0 on.
     outputs : int64 tensor
-        The output's nodes.
+        Nodes of the output.
     activity : callable
-        Runs the network on the subject's samples and gives, by site, the share of samples
-        and positions at which each unit's output differs from its input; see
-        `nlbench.probes.graph.probe.unit_activity`.
+        Runs the network on the subject's samples, and returns the activity of units by site; see
+        `nlbench.probes.graph.activity.unit_activity`.
     samples : int
-        How many samples that takes.
+        Number of these samples.
     """
 
     steps: tuple[Inputs | Merge | Units, ...]
@@ -150,14 +148,14 @@ class ChannelGraph:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What counting all paths gives.
+    """Counts over all paths.
 
     Parameters
     ----------
     mean : float
-        Active units on a path, averaged over all paths.
+        Mean number of active units on a path.
     log10_paths : float
-        Logarithm of the number of paths, which itself exceeds any float in a deep network.
+        Logarithm of the number of paths, which overflows a float in a deep network.
     """
 
     mean: float
@@ -165,13 +163,13 @@ class Lengths:
 
 
 def walked_length(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = None) -> float:
-    """Expected number of active units on a random walk back from the output.
+    """Compute the expected number of active units on a random walk back from the output.
 
     Parameters
     ----------
     graph : ChannelGraph
     activity : mapping of str to float64 tensor of shape (m,), optional
-        By site, in place of what the graph says: how far each unit is active, 0 to 1.
+        Activity of each unit by site, from 0 to 1; by default 1 for nonlinear units.
     """
     length = torch.zeros(graph.nodes, dtype=torch.float64)
     end = 0
@@ -180,17 +178,17 @@ def walked_length(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = N
         if isinstance(step, Units):
             length[begin:end] = length[step.sources] + _activity(step, activity)
         elif isinstance(step, Merge):
-            there = step.sources >= 0
-            branches = length[step.sources.clamp(min=0)].where(there, 0.0)
-            length[begin:end] = (branches.sum(1) / there.sum(1)).repeat_interleave(step.copies)
+            is_node = step.sources >= 0
+            branches = length[step.sources.clamp(min=0)].where(is_node, 0.0)
+            length[begin:end] = (branches.sum(1) / is_node.sum(1)).repeat_interleave(step.copies)
     return float(length[graph.outputs].mean())
 
 
 def counted_lengths(graph: ChannelGraph, activity: Mapping[str, Tensor] | None = None) -> Lengths:
-    """Mean number of active units over all paths, each counted once.
+    """Compute the mean number of active units over all paths, each counted once.
 
-    The number of paths and the sum of their lengths are kept with a common exponent of two
-    for each node: exact as long as they have 53 bits, and never too large.
+    The number of paths and the sum of their lengths have a common exponent of two at each node:
+    they are exact up to 53 bits, and never overflow.
 
     Parameters
     ----------
@@ -211,8 +209,8 @@ def counted_lengths(graph: ChannelGraph, activity: Mapping[str, Tensor] | None =
             total[begin:end] = total[step.sources] + added
         elif isinstance(step, Merge):
             summed = _sum(paths, total, exponent, step.sources)
-            for kept, made in zip((paths, total, exponent), summed, strict=True):
-                kept[begin:end] = made.repeat_interleave(step.copies)
+            for values, sums in zip((paths, total, exponent), summed, strict=True):
+                values[begin:end] = sums.repeat_interleave(step.copies)
     n, s, e = _sum(paths, total, exponent, graph.outputs[None])
     return Lengths(float(s / n), math.log10(float(n)) + int(e) * math.log10(2))
 
@@ -224,33 +222,33 @@ def _activity(step: Units, activity: Mapping[str, Tensor] | None) -> Tensor:
 def _sum(
     paths: Tensor, total: Tensor, exponent: Tensor, sources: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add up the rows of ``sources``; (m, k) to three of (m,)."""
-    there, picked = sources >= 0, sources.clamp(min=0)
-    exponents = exponent[picked]
+    """Sum over the rows of ``sources``, (m, k): paths, lengths and exponent, (m,) each."""
+    is_node, nodes = sources >= 0, sources.clamp(min=0)
+    exponents = exponent[nodes]
     lowest = torch.iinfo(torch.int32).min // 2
-    largest = exponents.where(there, lowest).amax(1, keepdim=True)
+    largest = exponents.where(is_node, lowest).amax(1, keepdim=True)
     shift = exponents - largest
-    n = torch.ldexp(paths[picked], shift).where(there, 0.0).sum(1)
-    s = torch.ldexp(total[picked], shift).where(there, 0.0).sum(1)
-    mantissa, more = torch.frexp(n)
-    return mantissa, torch.ldexp(s, -more), largest[:, 0] + more
+    n = torch.ldexp(paths[nodes], shift).where(is_node, 0.0).sum(1)
+    s = torch.ldexp(total[nodes], shift).where(is_node, 0.0).sum(1)
+    mantissa, excess = torch.frexp(n)
+    return mantissa, torch.ldexp(s, -excess), largest[:, 0] + excess
 
 
 @dataclass
 class Positions:
-    """What was done to positions of a channel, by which a maximum over them is more than pooling.
+    """Changes to positions of a channel after which a maximum over them is more than pooling.
 
-    A maximum over positions keeps a channel, as any pooling does. One of ``x`` beside ``-x``, or
-    beside zeros, is an activation, however the two were laid side by side.
+    A maximum over positions keeps a channel, like any pooling. A maximum over ``x`` and ``-x``, or
+    over ``x`` and zeros, is an activation, however the two became positions.
 
     Parameters
     ----------
     copied : bool
-        Whether some are there more than once.
+        True if a position may occur more than once.
     padded : bool
-        Whether constants stand beside some.
+        True if constants may be among the positions.
     joined : bool
-        Whether side by side are values of different functions of the input.
+        True if values of different functions of the input may be among the positions.
     """
 
     copied: bool = False
@@ -259,7 +257,7 @@ class Positions:
 
 
 class Builder:
-    """Makes the nodes of a channel graph.
+    """Builder of a channel graph.
 
     Examples
     --------
@@ -275,32 +273,32 @@ class Builder:
         self._nodes = 0
 
     def graph(self, outputs: Tensor) -> ChannelGraph:
-        """Give what was built so far; ``outputs`` bears the output's nodes."""
+        """Return the graph, with the nodes of ``outputs`` as its outputs."""
         nodes = distinct(outputs)[0]
         return ChannelGraph(tuple(self._steps), nodes[nodes >= 0])
 
     def inputs(self, count: int) -> Tensor:
-        """Make nodes of input channels; (count,)."""
+        """Add nodes of input channels; return (count,)."""
         return self._add(Inputs(count))
 
     def reduced(self, nodes: Tensor, axes: Sequence[int], keep: bool = False) -> Tensor:
-        """Let entries along axes meet in one; a single channel among them stays itself."""
+        """Merge entries along axes; entries of a single channel keep their node."""
         axes = sorted(axis % nodes.ndim for axis in axes)
-        kept = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
+        full = [1 if axis in axes else size for axis, size in enumerate(nodes.shape)]
         small, rows = _rows(nodes, axes)
-        met = self._met(rows)
+        merged = self._merged(rows)
         shape = [1 if axis in axes else size for axis, size in enumerate(small.shape)]
-        made = met.reshape(shape).expand(kept)
-        return made if keep else made.reshape([s for a, s in enumerate(kept) if a not in axes])
+        result = merged.reshape(shape).expand(full)
+        return result if keep else result.reshape([s for a, s in enumerate(full) if a not in axes])
 
     def dense(self, nodes: Tensor, outputs: int, axis: int = -1) -> Tensor:
         """Mix all channels along an axis into new ones, as a linear layer does."""
         axis %= nodes.ndim
         small, rows = _rows(nodes, [axis])
-        made = self._mixed(rows, outputs)
+        mixed = self._mixed(rows, outputs)
         lead = [size for a, size in enumerate(small.shape) if a != axis]
-        made = made.reshape(*lead, outputs).movedim(-1, axis)
-        return made.expand([outputs if a == axis else s for a, s in enumerate(nodes.shape)])
+        mixed = mixed.reshape(*lead, outputs).movedim(-1, axis)
+        return mixed.expand([outputs if a == axis else s for a, s in enumerate(nodes.shape)])
 
     def convolved(self, nodes: Tensor, groups: int, shape: Sequence[int]) -> Tensor:
         """Mix the channels of axis 1 within each group into those of an output's shape."""
@@ -308,37 +306,37 @@ class Builder:
         if small.shape[1] < nodes.shape[1]:  # All its channels are one.
             small = small.expand(-1, groups, *small.shape[2:])
         rows = small.reshape(len(small) * groups, -1)
-        made = self._mixed(rows, shape[1] // groups)
-        made = made.reshape(len(small), shape[1], *(1,) * (len(shape) - 2))
-        return made.expand(*shape)
+        mixed = self._mixed(rows, shape[1] // groups)
+        mixed = mixed.reshape(len(small), shape[1], *(1,) * (len(shape) - 2))
+        return mixed.expand(*shape)
 
     def paired(self, first: Tensor, second: Tensor) -> Tensor:
-        """Let two tensors meet entry by entry, as at an addition; a constant adds no branch."""
-        shape = _together(first, second)[0].shape
-        a, b = _together(compact(first), compact(second))
+        """Merge two tensors entry by entry, as an addition does; a constant adds no branch."""
+        shape = _broadcast(first, second)[0].shape
+        a, b = _broadcast(compact(first), compact(second))
         flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-        made = torch.maximum(flat_a, flat_b)
+        merged = torch.maximum(flat_a, flat_b)
         both = (flat_a >= 0) & (flat_b >= 0)
-        pairs, which = _distinct_pairs(flat_a[both], flat_b[both])
-        made[both] = self._add(Merge(pairs, 1))[which]
-        return made.reshape(a.shape).expand(shape)
+        pairs, inverse = _distinct_pairs(flat_a[both], flat_b[both])
+        merged[both] = self._add(Merge(pairs, 1))[inverse]
+        return merged.reshape(a.shape).expand(shape)
 
     def again(self, nodes: Tensor, times: Tensor) -> Tensor:
-        """Make another channel of each that comes again, as where a tensor is beside itself.
+        """Make new channels of those that occur again, as where a tensor is joined with itself.
 
         Parameters
         ----------
         nodes : int64 tensor
         times : int64 tensor, broadcastable to `nodes`
-            How often each entry came before; 0: it stays the channel that it is.
+            Number of earlier occurrences of each entry; with 0 it keeps its channel.
         """
-        small, times = _together(compact(nodes), times)
+        small, times = _broadcast(compact(nodes), times)
         flat, before = small.reshape(-1), times.reshape(-1)
-        more = (flat >= 0) & (before > 0)
-        pairs, which = _distinct_pairs(flat[more], before[more])
-        made = flat.clone()
-        made[more] = self._add(Merge(pairs[:, :1], 1))[which]
-        return made.reshape(small.shape).expand(nodes.shape)
+        again = (flat >= 0) & (before > 0)
+        pairs, inverse = _distinct_pairs(flat[again], before[again])
+        result = flat.clone()
+        result[again] = self._add(Merge(pairs[:, :1], 1))[inverse]
+        return result.reshape(small.shape).expand(nodes.shape)
 
     def activated(
         self,
@@ -347,62 +345,62 @@ class Builder:
         active: Tensor | None = None,
         index: Tensor | None = None,
     ) -> Tensor:
-        """Put a unit on each channel.
+        """Add a unit to each channel.
 
         Parameters
         ----------
         nodes : int64 tensor
-            Of the activation's input.
+            Nodes of the activation's input.
         site : str
         active : float64 tensor of shape (s,), optional
-            Whether the units with index 0, 1, … are nonlinear; by default all are.
+            1 for each nonlinear unit, 0 for a linear one; by default all are nonlinear.
         index : int64 tensor, broadcastable to `nodes`, optional
-            Which of them acts on each entry; by default index 0.
+            Index into `active` of the unit on each entry; by default 0.
         """
         small = compact(nodes)
         active = torch.ones(1, dtype=torch.float64) if active is None else active
         index = torch.zeros((), dtype=torch.int64) if index is None else index
-        a, b = _together(small, index)
+        a, b = _broadcast(small, index)
         flat = a.reshape(-1)
-        there = flat >= 0
-        pairs, which = _distinct_pairs(flat[there], b.reshape(-1)[there])
+        is_node = flat >= 0
+        pairs, inverse = _distinct_pairs(flat[is_node], b.reshape(-1)[is_node])
         entries = torch.full_like(flat, -1)
-        entries[there] = which
+        entries[is_node] = inverse
         units = Units(
             site, pairs[:, 0], active[pairs[:, 1]], entries.view(a.shape), tuple(nodes.shape)
         )
-        made = torch.full_like(flat, -1)
-        made[there] = self._add(units)[which]
-        return made.reshape(a.shape).expand(nodes.shape)
+        result = torch.full_like(flat, -1)
+        result[is_node] = self._add(units)[inverse]
+        return result.reshape(a.shape).expand(nodes.shape)
 
     def _add(self, step: Inputs | Merge | Units) -> Tensor:
         if step.size:
             self._steps.append(step)
-        made = torch.arange(self._nodes, self._nodes + step.size)
+        new = torch.arange(self._nodes, self._nodes + step.size)
         self._nodes += step.size
-        return made
+        return new
 
-    def _met(self, rows: Tensor) -> Tensor:
-        """One node a row: (m, k) to (m,)."""
-        made = rows.amax(1)
-        several = ((rows != made[:, None]) & (rows >= 0)).any(1)
+    def _merged(self, rows: Tensor) -> Tensor:
+        """Merge each row into one node: (m, k) to (m,)."""
+        merged = rows.amax(1)
+        several = ((rows != merged[:, None]) & (rows >= 0)).any(1)
         if several.any():
-            sets, which = _sets(rows[several])
-            made[several] = self._add(Merge(sets, 1))[which]
-        return made
+            sets, inverse = _sets(rows[several])
+            merged[several] = self._add(Merge(sets, 1))[inverse]
+        return merged
 
     def _mixed(self, rows: Tensor, copies: int) -> Tensor:
-        """New nodes, some a row: (m, k) to (m, copies). Of constants come constants."""
-        made = torch.full((len(rows), copies), -1)
-        there = (rows >= 0).any(1)
-        if there.any():
-            sets, which = _sets(rows[there])
-            made[there] = self._add(Merge(sets, copies)).reshape(-1, copies)[which]
-        return made
+        """Mix each row into new nodes, (m, k) to (m, copies); constants stay constant."""
+        mixed = torch.full((len(rows), copies), -1)
+        has_nodes = (rows >= 0).any(1)
+        if has_nodes.any():
+            sets, inverse = _sets(rows[has_nodes])
+            mixed[has_nodes] = self._add(Merge(sets, copies)).reshape(-1, copies)[inverse]
+        return mixed
 
 
 def varies(nodes: Tensor, axis: int) -> bool:
-    """Tell whether the channel changes along an axis, so that it is an axis of channels."""
+    """Return True if nodes, or node and constant, change along an axis."""
     small = compact(nodes)
     if small.shape[axis] < 2:
         return False
@@ -410,7 +408,7 @@ def varies(nodes: Tensor, axis: int) -> bool:
 
 
 def differs(nodes: Tensor, axis: int) -> bool:
-    """Tell whether there are different channels along an axis, whatever constants are beside."""
+    """Return True if there are different nodes along an axis, apart from constants."""
     small = compact(nodes)
     if small.shape[axis] < 2:
         return False
@@ -419,7 +417,7 @@ def differs(nodes: Tensor, axis: int) -> bool:
 
 
 def compact(nodes: Tensor) -> Tensor:
-    """Leave out the repetitions along axes that were expanded: size 1 there."""
+    """Reduce expanded axes to size 1."""
     for axis in range(nodes.ndim):
         if nodes.stride(axis) == 0 and nodes.shape[axis] > 1:
             nodes = nodes.narrow(axis, 0, 1)
@@ -427,14 +425,14 @@ def compact(nodes: Tensor) -> Tensor:
 
 
 def distinct(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Different numbers in order, and which each number is."""
-    different: Tensor
-    different, which = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    return different, which
+    """Return the sorted distinct numbers, and the index of each number among them."""
+    values: Tensor
+    values, inverse = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    return values, inverse
 
 
 def tidied(nodes: Tensor) -> Tensor:
-    """Expand along the axes along which numbers only repeat, so that later steps are quick."""
+    """Expand along axes of constant nodes, so that later steps are quick."""
     small = compact(nodes)
     for axis, size in enumerate(small.shape):
         if size > 1 and not varies(small, axis):
@@ -443,17 +441,18 @@ def tidied(nodes: Tensor) -> Tensor:
 
 
 def side_by_side(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """Concatenate, and leave other axes expanded along which all parts only repeat."""
+    """Concatenate, and keep other axes expanded that are expanded in all parts."""
     small = list(parts)
     for other in range(parts[0].ndim):
         if other != axis and all(part.stride(other) == 0 for part in parts):
             small = [part.narrow(other, 0, 1) for part in small]
-    made = torch.cat(small, axis)
-    return made.expand([made.shape[a] if a == axis else n for a, n in enumerate(parts[0].shape)])
+    joined = torch.cat(small, axis)
+    sizes = [joined.shape[a] if a == axis else n for a, n in enumerate(parts[0].shape)]
+    return joined.expand(sizes)
 
 
 def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """A tensor without repetitions, and its entries along axes as rows; ((...), (m, k))."""
+    """Return a compact tensor, (...), and its entries along axes as rows, (m, k)."""
     small = compact(nodes)
     last = small.movedim(list(axes), list(range(-len(axes), 0))) if axes else small[..., None]
     count = torch.Size([small.shape[axis] for axis in axes]).numel()
@@ -461,37 +460,37 @@ def _rows(nodes: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _sets(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct sets among rows, -1 in place of repetitions, and which each row is."""
+    """Return the distinct sets among rows, padded with -1, and the index of each row's set."""
     if len(rows) == 1:
         only = distinct(rows)[0]
         return only[only >= 0][None], torch.zeros(1, dtype=torch.int64)
     ordered = rows.sort(1).values
     again = ordered[:, 1:] == ordered[:, :-1]
     ordered[:, 1:] = ordered[:, 1:].masked_fill(again, -1)
-    sets, which = _distinct_rows(ordered.sort(1, descending=True).values)
-    return sets[:, (sets >= 0).any(0)], which
+    sets, inverse = _distinct_rows(ordered.sort(1, descending=True).values)
+    return sets[:, (sets >= 0).any(0)], inverse
 
 
 def _distinct_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct pairs (m, 2) of numbers from 0, and which each pair is."""
+    """Return the distinct pairs, (m, 2), of numbers from 0, and the index of each pair."""
     if not len(first):
         return first.new_empty(0, 2), first
     base = int(second.max()) + 1
-    keys, which = distinct(first * base + second)
-    return torch.stack([keys // base, keys % base], 1), which
+    keys, inverse = distinct(first * base + second)
+    return torch.stack([keys // base, keys % base], 1), inverse
 
 
 def _distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows, and which each row is."""
+    """Return the distinct rows, and the index of each row."""
     if rows.shape[1] == 1:
-        numbers, which = distinct(rows[:, 0])
-        return numbers[:, None], which
-    different: Tensor
-    different, which = rows.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
-    return different, which
+        numbers, inverse = distinct(rows[:, 0])
+        return numbers[:, None], inverse
+    values: Tensor
+    values, inverse = rows.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+    return values, inverse
 
 
-def _together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    one: Tensor
-    one, other = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
-    return one, other
+def _broadcast(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    a: Tensor
+    a, b = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
+    return a, b

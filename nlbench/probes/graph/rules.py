@@ -1,11 +1,11 @@
-"""What each operation does to the channels of the tensors that it is given.
+"""Rules of operations for channels.
 
-Conventions. Positions of a channel, tokens too, are one channel: pooling, interpolation and
-means over positions keep it. Every sum and every product of two tensors that depend on
-the input is a merge of two branches, so the gate of squeeze-and-excitation is a branch
-beside what it multiplies. A product of matrices merges, for each entry, the channels of
-the row and those of the column; attention is two such products, queries with keys and
-the result with the values. Normalisation, softmax and maxima keep channels and are no units.
+Conventions: positions of a channel, such as tokens, are one channel, so pooling, interpolation and
+means over positions keep it. Every sum or product of two tensors that depend on the input merges
+two branches, so the gate of squeeze-and-excitation is a branch. A matrix product merges, for each
+entry, the channels of the row and those of the column. Attention is two such products: queries with
+keys, and the result with the values. Normalisation, softmax and maxima keep channels and have no
+units.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ __all__ = ["ChannelCall", "Refused", "unit"]
 
 
 class Refused(Exception):
-    """Why a call can't be followed; whoever catches it knows where it is."""
+    """A call can't be followed; the tracker adds its place."""
 
 
 class ChannelCall(FunctionCall):
-    """One call of an operation, and what is known of the channels of what it was given.
+    """A call with the nodes and channel axes of its operands.
 
     Parameters
     ----------
     call : FunctionCall
     output
-        What it gave.
+        Output of the call.
     site : str
-        Name of the call if it is an activation, else empty.
+        Key of the call if it is an activation, else empty.
     nodes_of : callable
-        From a tensor to its nodes, None for a constant.
+        From a tensor to its nodes; None for a constant.
     channel_of : callable
-        From a tensor to the axis that is known to hold its channels, or None.
+        From a tensor to its channel axis; None if it is not known.
     real : callable
-        From a parameter without numbers to the one that it stands in for.
+        From a stand-in without numbers to the parameter.
     builder : Builder
     """
 
@@ -66,9 +66,9 @@ class ChannelCall(FunctionCall):
         self.nodes_of, self.channel_of, self.real = nodes_of, channel_of, real
 
     def nodes(self, value: Any) -> Tensor:
-        """Give the nodes of a tensor, a constant's being -1."""
-        found = self.nodes_of(value)
-        return torch.full((), -1).expand(tuple(value.shape)) if found is None else found
+        """Return the nodes of a tensor; those of a constant are -1."""
+        nodes = self.nodes_of(value)
+        return torch.full((), -1).expand(tuple(value.shape)) if nodes is None else nodes
 
     @property
     def first(self) -> Tensor:
@@ -77,22 +77,22 @@ class ChannelCall(FunctionCall):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the output, the first of several."""
+        """Shape of the output, or of the first of several."""
         output = self.output if isinstance(self.output, Tensor) else self.output[0]
         return tuple(output.shape)
 
     def is_of_channels(self, tensor: Tensor, axis: int) -> bool:
-        """Tell whether entries along an axis are channels: they differ, or a layer put them there.
+        """Return True if an axis holds channels: they differ along it, or a layer put them there.
 
-        Along any other axis are positions.
+        Any other axis holds positions.
         """
         axis %= tensor.ndim
         return axis == self.channel_of(tensor) or differs(self.nodes(tensor), axis)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Give the nodes of a tensor that is expanded to the output's shape.
+        """Expand the nodes of a tensor to the output's shape.
 
-        A channel that is repeated along its axis is so many channels.
+        A channel that is repeated along the channel axis becomes several channels.
         """
         nodes, channel = self.nodes(tensor), self.channel_of(tensor)
         expanded = nodes.expand(self.shape)
@@ -104,24 +104,24 @@ class ChannelCall(FunctionCall):
         )
 
     def only(self, *values: Any) -> None:
-        """Refuse if any other argument than these depends on the input."""
-        own = {id(value) for value in values}
-        if any(id(t) not in own and self.nodes_of(t) is not None for t in self.tensors):
+        """Refuse a call if any other argument than these depends on the input."""
+        allowed = {id(value) for value in values}
+        if any(id(t) not in allowed and self.nodes_of(t) is not None for t in self.tensors):
             raise Refused("its weights depend on the input")
 
     def fixed(self, values: Any) -> None:
-        """Refuse if what picks or counts entries depends on the input or has no numbers."""
+        """Refuse a call whose indices or counts depend on the input or have no numbers."""
         for tensor in tensors_in((values,)):
             if self.nodes_of(tensor) is not None:
                 raise Refused("which entries it takes depends on the input")
             if tensor.is_meta:
                 raise Undefined(
-                    f"{self.name}: which entries it takes is not there, the model is on device meta"
+                    f"{self.name}: its indices have no numbers, the model is on the device meta"
                 )
 
 
 def unit(call: ChannelCall) -> Tensor:
-    """A unit on each channel: any activation that has no rule of its own."""
+    """Add a unit to each channel, for an activation without a rule of its own."""
     return call.builder.activated(call.first, call.site)
 
 
@@ -133,11 +133,11 @@ def _gated(call: ChannelCall) -> Tensor:
 
 @graph_rule("prelu")
 def _sloped(call: ChannelCall) -> Tensor:
-    """A unit is linear where its slope is 1."""
+    """Follow PReLU, whose units are linear where the slope is 1."""
     nodes, weight = call.first, call.real(call.argument(1, "weight"))
     call.only(call.argument(0, "input"))
     if weight.is_meta:
-        raise Undefined(f"{call.site}: its slopes are not there, the model is on device meta")
+        raise Undefined(f"{call.site}: its slopes have no numbers, the model is on the device meta")
     active = (weight.detach().reshape(-1) != 1).double().cpu()
     index = None
     if len(active) > 1:
@@ -163,21 +163,21 @@ def product(call: ChannelCall) -> Tensor:
 
 @graph_rule("addmm", "baddbmm")
 def added_product(call: ChannelCall) -> Tensor:
-    """Follow ``addmm`` and its like: a product added to a tensor."""
-    made = _matrix_product(call, call.argument(1, "mat1"), call.argument(2, "mat2"))
-    return call.builder.paired(call.nodes(call.argument(0, "input")), made).expand(call.shape)
+    """Follow a matrix product that is added to a tensor."""
+    product = _matrix_product(call, call.argument(1, "mat1"), call.argument(2, "mat2"))
+    return call.builder.paired(call.nodes(call.argument(0, "input")), product).expand(call.shape)
 
 
 def _matrix_product(call: ChannelCall, first: Tensor, second: Tensor) -> Tensor:
-    one, other = call.nodes_of(first), call.nodes_of(second)
-    if one is None and other is not None and first.ndim > 1 and other.ndim > 1:
-        return call.builder.dense(other, call.shape[-2], axis=-2).expand(call.shape)
-    if other is None and one is not None and second.ndim > 1:
-        return call.builder.dense(one, call.shape[-1]).expand(call.shape)
-    if one is None or other is None or one.ndim < 2 or other.ndim < 2:
+    left, right = call.nodes_of(first), call.nodes_of(second)
+    if left is None and right is not None and first.ndim > 1 and right.ndim > 1:
+        return call.builder.dense(right, call.shape[-2], axis=-2).expand(call.shape)
+    if right is None and left is not None and second.ndim > 1:
+        return call.builder.dense(left, call.shape[-1]).expand(call.shape)
+    if left is None or right is None or left.ndim < 2 or right.ndim < 2:
         raise Refused("it is not known how a product with a vector mixes channels")
-    rows = call.builder.reduced(one, [-1], keep=True)
-    columns = call.builder.reduced(other, [-2], keep=True)
+    rows = call.builder.reduced(left, [-1], keep=True)
+    columns = call.builder.reduced(right, [-2], keep=True)
     return call.builder.paired(rows, columns)
 
 
@@ -200,18 +200,18 @@ def einsum(call: ChannelCall) -> Tensor:
         nodes = call.nodes_of(operand)
         if nodes is None:
             continue
-        gone = [axis for axis, label in enumerate(term) if label not in result]
-        kept = [label for label in term if label in result]
+        summed = [axis for axis, label in enumerate(term) if label not in result]
+        remaining = [label for label in term if label in result]
         new = [label for label in labels[1 - position] if label in result and label not in term]
-        nodes = call.builder.reduced(nodes, gone) if gone else nodes
-        if call.nodes_of(operands[1 - position]) is None and (new or gone):
-            # A constant mixes: each combination of its own axes is a channel made new.
+        nodes = call.builder.reduced(nodes, summed) if summed else nodes
+        if call.nodes_of(operands[1 - position]) is None and (new or summed):
+            # A constant mixes channels: each entry along its own axes is a new channel.
             sizes = [call.shape[result.index(label)] for label in new]
             nodes = call.builder.dense(nodes[..., None], math.prod(sizes))
             nodes = nodes.reshape(*nodes.shape[:-1], *sizes)
-            kept += new
-        order = [kept.index(label) for label in result if label in kept]
-        missing = [axis for axis, label in enumerate(result) if label not in kept]
+            remaining += new
+        order = [remaining.index(label) for label in result if label in remaining]
+        missing = [axis for axis, label in enumerate(result) if label not in remaining]
         nodes = nodes.permute(order)
         for axis in missing:
             nodes = nodes.unsqueeze(axis)
@@ -221,7 +221,7 @@ def einsum(call: ChannelCall) -> Tensor:
 
 @graph_rule("scaled_dot_product_attention")
 def attention(call: ChannelCall) -> Tensor:
-    """Scaled dot-product attention of (..., tokens, channels) tensors."""
+    """Follow scaled dot-product attention of (..., tokens, channels) tensors."""
     query, key, value = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
     call.only(query, key, value)
     builder = call.builder
@@ -236,26 +236,26 @@ def attention(call: ChannelCall) -> Tensor:
 
 @graph_rule("multi_head_attention_forward")
 def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention with its projections, of (tokens, batch, channels) tensors."""
-    given = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
-    call.only(*given)
+    """Follow attention with its projections, of (tokens, batch, channels) tensors."""
+    inputs = [call.argument(i, name) for i, name in enumerate(("query", "key", "value"))]
+    call.only(*inputs)
     builder, heads = call.builder, int(call.argument(4, "num_heads"))
     width = int(call.argument(3, "embed_dim_to_check"))
-    # Positions mix anyway; without them every projection is one vector of channels.
+    # Positions are mixed anyway; without them each projection is one vector of channels.
     flat = [
         builder.dense(
             builder.reduced(call.nodes(tensor), range(tensor.ndim - 1), keep=True), width
         ).reshape(heads, -1)
-        for tensor in given
+        for tensor in inputs
     ]
     rows, keys = (builder.reduced(nodes, [-1], keep=True) for nodes in flat[:2])
     weights = builder.paired(rows, keys)
     mixed = builder.paired(weights, flat[2]).reshape(-1)
-    output, shown = call.output
-    made = builder.dense(mixed, output.shape[-1]).expand(tuple(output.shape))
-    if shown is None:
-        return made
-    return made, builder.reduced(weights, [0, 1]).expand(tuple(shown.shape))
+    output, attention_weights = call.output
+    nodes = builder.dense(mixed, output.shape[-1]).expand(tuple(output.shape))
+    if attention_weights is None:
+        return nodes
+    return nodes, builder.reduced(weights, [0, 1]).expand(tuple(attention_weights.shape))
 
 
 @graph_rule(
@@ -263,17 +263,17 @@ def multi_head(call: ChannelCall) -> Tensor | tuple[Tensor, Tensor]:
     "feature_alpha_dropout", "batch_norm", "instance_norm", "layer_norm", "group_norm",
     "rms_norm", "normalize", "local_response_norm", "softmax", "log_softmax"
 )  # fmt: skip
-def _kept(call: ChannelCall) -> Tensor:
-    """Entries stay where they are."""
-    given = call.argument(0, "input")
-    call.only(given)
+def _unmoved(call: ChannelCall) -> Tensor:
+    """Follow operations that keep the place of entries."""
+    source = call.argument(0, "input")
+    call.only(source)
     for value in (*call.args[1:], *call.kwargs.values()):
         if isinstance(value, Tensor) and value.numel() > 1:
-            # Factors of channels, which are the second axis or the last ones.
+            # Factors of channels, which are along the second or the last axes.
             is_second = call.operation.channels == "second"
-            lead = (1,) * (given.ndim - 2) if is_second else ()
-            _tell_apart(call, given, value.reshape(*value.shape, *lead))
-    return call.nodes(given).expand(call.shape)
+            trailing = (1,) * (source.ndim - 2) if is_second else ()
+            _distinguish_copies(call, source, value.reshape(*value.shape, *trailing))
+    return call.nodes(source).expand(call.shape)
 
 
 @graph_rule(
@@ -281,8 +281,7 @@ def _kept(call: ChannelCall) -> Tensor:
     "clone", "detach", "alias", "requires_grad", "data", "real", "neg", "positive"
 )  # fmt: skip
 def _converted(call: ChannelCall) -> Tensor:
-    given = call.argument(0, "input")
-    if given.is_floating_point() and not call.output.is_floating_point():
+    if call.argument(0, "input").is_floating_point() and not call.output.is_floating_point():
         raise Refused("it rounds to whole numbers")
     return call.first
 
@@ -291,15 +290,15 @@ def _converted(call: ChannelCall) -> Tensor:
 def _reshaped(call: ChannelCall) -> Tensor:
     if any(isinstance(value, torch.dtype) for value in (*call.args, *call.kwargs.values())):
         raise Refused("it reads the same memory as another type")
-    made = tidied(call.first.reshape(call.shape))
+    nodes = tidied(call.first.reshape(call.shape))
     positions = call.builder.positions
-    if positions.padded and _long_axes(made) > _long_axes(call.first):
-        positions.joined = True  # What stood at the edge may stand beside each entry now.
-    return made
+    if positions.padded and _count_position_axes(nodes) > _count_position_axes(call.first):
+        positions.joined = True  # Padding may be next to each entry now.
+    return nodes
 
 
-def _long_axes(nodes: Tensor) -> int:
-    """How many axes of positions there are."""
+def _count_position_axes(nodes: Tensor) -> int:
+    """Count the axes of positions."""
     return sum(size > 1 and not varies(nodes, axis) for axis, size in enumerate(nodes.shape))
 
 
@@ -309,16 +308,16 @@ def _long_axes(nodes: Tensor) -> int:
     "split_with_sizes", "unbind", "roll", "flip"
 )  # fmt: skip
 def _moved(call: ChannelCall) -> Any:
-    """Entries move about: do the same to the numbers of their nodes."""
+    """Move nodes as the call moves entries."""
     return _likewise(call, call.first)
 
 
 def _likewise(call: ChannelCall, numbers: Tensor) -> Any:
-    """Move numbers about as the call moves the entries of what it is given."""
+    """Move numbers as the call moves the entries of its input."""
     others = call.args[1:]
     kwargs = {name: value for name, value in call.kwargs.items() if name != "input"}
     call.fixed((others, kwargs))
-    # A tensor of its own, since a call in place changes the shape of what it is given.
+    # A new tensor, since an in-place call changes the shape of its input.
     moved = call.function(numbers.expand(numbers.shape), *others, **kwargs)
     return tidied(moved) if isinstance(moved, Tensor) else moved
 
@@ -329,46 +328,46 @@ def _expanded(call: ChannelCall) -> Tensor:
     return tidied(call.broadcast(call.argument(0, "input")))
 
 
-def _tell_apart(call: ChannelCall, given: Tensor, constant: Tensor) -> None:
-    """Note it where a constant makes different numbers of copies of the same one."""
-    nodes, channel = call.nodes(given), call.channel_of(given)
+def _distinguish_copies(call: ChannelCall, source: Tensor, constant: Tensor) -> None:
+    """Note that a constant may make copies of a position differ."""
+    nodes, channel = call.nodes(source), call.channel_of(source)
     for axis in range(-constant.ndim, 0):
-        place = given.ndim + axis
+        place = source.ndim + axis
         if constant.shape[axis] < 2 or (channel is not None and place == channel):
             continue
-        is_spread = place < 0 or given.shape[place] == 1
-        if is_spread or (call.builder.positions.copied and not varies(nodes, place)):
+        is_expanded = place < 0 or source.shape[place] == 1
+        if is_expanded or (call.builder.positions.copied and not varies(nodes, place)):
             call.builder.positions.joined = True
 
 
 def _taken(call: ChannelCall, axes: Iterable[int]) -> Tensor:
-    """Entries are picked along axes: of channels, one that is taken again is another one."""
-    given = call.argument(0, "input")
+    """Follow selected entries; a channel that is selected again is a new channel."""
+    source = call.argument(0, "input")
     nodes: Tensor = _moved(call)
-    if not any(call.is_of_channels(given, axis) for axis in axes):
+    if not any(call.is_of_channels(source, axis) for axis in axes):
         positions = call.builder.positions
         positions.copied |= any(True for _ in axes)
         positions.joined |= positions.padded
         return nodes
-    entries = torch.arange(given.numel()).reshape(given.shape)
-    return call.builder.again(nodes, _times(_likewise(call, entries)))
+    entries = torch.arange(source.numel()).reshape(source.shape)
+    return call.builder.again(nodes, _earlier_occurrences(_likewise(call, entries)))
 
 
 @graph_rule("index_select", "take_along_dim")
 def _selected(call: ChannelCall) -> Tensor:
-    """``index_select``, ``take_along_dim``: the axis is named."""
+    """Follow selection along a named axis."""
     named = call.argument(1 if call.name == "index_select" else 2, "dim")
     return _taken(call, () if named is None else (named,))
 
 
 @graph_rule("getitem")
 def _indexed(call: ChannelCall) -> Tensor:
-    """``x[...]``: tensors and lists pick, slices and masks take no entry twice."""
-    given, index = call.args
+    """Follow ``x[...]``, of which only tensors and lists can select an entry twice."""
+    source, index = call.args
     parts = index if isinstance(index, tuple) else (index,)
-    parts = tuple(torch.as_tensor(p) if isinstance(p, _PICKS) else p for p in parts)
+    parts = tuple(torch.as_tensor(p) if isinstance(p, _INDICES) else p for p in parts)
     widths = [_width(part) for part in parts]
-    hidden = given.ndim - sum(widths)
+    hidden = source.ndim - sum(widths)
     axes, axis = [], 0
     for part, width in zip(parts, widths, strict=True):
         if isinstance(part, Tensor) and part.dtype not in (torch.bool, torch.uint8):
@@ -377,18 +376,18 @@ def _indexed(call: ChannelCall) -> Tensor:
     return _taken(call, axes)
 
 
-_PICKS = (Tensor, list, np.ndarray)
+_INDICES = (Tensor, list, np.ndarray)
 
 
 def _width(part: Any) -> int:
-    """How many axes a part of an index takes."""
+    """Return the number of axes that a part of an index takes."""
     if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
         return part.ndim
     return 0 if part is None or part is Ellipsis or isinstance(part, bool) else 1
 
 
-def _times(numbers: Tensor) -> Tensor:
-    """How often each number came before."""
+def _earlier_occurrences(numbers: Tensor) -> Tensor:
+    """Count the earlier occurrences of each number."""
     flat = numbers.reshape(-1)
     ordered, order = flat.sort(stable=True)
     times = torch.empty_like(flat)
@@ -403,11 +402,11 @@ def _along(numbers: Tensor, axis: int, like: Tensor) -> Tensor:
 
 @graph_rule("repeat", "tile")
 def _repeated(call: ChannelCall) -> Tensor:
-    """Positions repeated are one channel still; repeated channels are more channels."""
+    """Follow repetition: repeated positions stay one channel, repeated channels are new ones."""
     counts = call.kwargs.get("repeats", call.kwargs.get("dims", call.args[1:]))
     counts = list(counts[0] if counts and isinstance(counts[0], Sequence) else counts)
     call.fixed(counts)
-    given, nodes = call.argument(0, "input"), call.first
+    source, nodes = call.argument(0, "input"), call.first
     rank = max(len(counts), nodes.ndim)
     lead = rank - nodes.ndim
     nodes = nodes.reshape((1,) * lead + tuple(nodes.shape))
@@ -418,7 +417,7 @@ def _repeated(call: ChannelCall) -> Tensor:
         sizes = [count if a == axis else 1 for a in range(rank)]
         nodes = side_by_side([nodes] * count, axis) if count else nodes.repeat(sizes)
         call.builder.positions.copied = True
-        if axis >= lead and call.is_of_channels(given, axis - lead):
+        if axis >= lead and call.is_of_channels(source, axis - lead):
             times = torch.arange(size * count) // max(size, 1)
             nodes = call.builder.again(nodes, _along(times, axis, nodes))
     return tidied(nodes)
@@ -426,32 +425,32 @@ def _repeated(call: ChannelCall) -> Tensor:
 
 @graph_rule("repeat_interleave")
 def _interleaved(call: ChannelCall) -> Tensor:
-    """As `_repeated`, each entry beside its copies."""
+    """Follow repetition with each entry next to its copies."""
     named = call.argument(2, "dim")
     return _taken(call, range(call.first.ndim) if named is None else (named,))
 
 
 @graph_rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle")
 def _shuffled(call: ChannelCall) -> Tensor:
-    """As `_moved`, for operations that move no integers."""
-    # In float64, which holds every number of a node exactly.
+    """Move nodes with an operation that does not accept integers."""
+    # float64 represents node numbers exactly.
     moved: Tensor = call.function(call.first.double(), *call.args[1:], **call.kwargs)
     return moved.long()
 
 
 @graph_rule("linear")
 def _linear(call: ChannelCall) -> Tensor:
-    given = call.argument(0, "input")
-    call.only(given)
-    return call.builder.dense(call.nodes(given), call.shape[-1])
+    source = call.argument(0, "input")
+    call.only(source)
+    return call.builder.dense(call.nodes(source), call.shape[-1])
 
 
 @graph_rule(*in_each_dimension("conv", "conv_transpose"))
 def _convolution(call: ChannelCall) -> Tensor:
-    given = call.argument(0, "input")
-    call.only(given)
+    source = call.argument(0, "input")
+    call.only(source)
     groups = int(call.argument(6, "groups", 1))
-    nodes = call.nodes(given)
+    nodes = call.nodes(source)
     if nodes.ndim == call.argument(1, "weight").ndim:
         return call.builder.convolved(nodes, groups, call.shape)
     return call.builder.convolved(nodes[None], groups, (1, *call.shape))[0]
@@ -461,12 +460,12 @@ def _convolution(call: ChannelCall) -> Tensor:
     *in_each_dimension("max_pool", "avg_pool", "lp_pool", "adaptive_avg_pool", "adaptive_max_pool")
 )
 def _pooled(call: ChannelCall) -> Tensor:
-    """Positions along the last axes meet."""
+    """Merge positions along the last axes."""
     nodes, axes = call.first, range(-int(call.name[-2]), 0)
     positions = call.builder.positions
-    is_apart = "max" in call.name and call.argument(4, "dilation", 1) not in (1, (1,) * len(axes))
-    if "avg" not in call.name and (positions.joined or (positions.padded and is_apart)):
-        raise Refused(_SEVERAL)
+    is_dilated = "max" in call.name and call.argument(4, "dilation", 1) not in (1, (1,) * len(axes))
+    if "avg" not in call.name and (positions.joined or (positions.padded and is_dilated)):
+        raise Refused(_JOINED_POSITIONS)
     shape = call.shape
     mixed = [axis for axis in axes if varies(nodes, axis)]
     if any(shape[axis] > 1 for axis in mixed):
@@ -474,7 +473,7 @@ def _pooled(call: ChannelCall) -> Tensor:
     if mixed and "avg" not in call.name:
         raise Refused("it takes the largest of several channels")
     if "adaptive" in call.name:
-        positions.copied = True  # It may give more than it is given.
+        positions.copied = True  # Its output may be larger than its input.
     return call.builder.reduced(nodes, axes, keep=True).expand(shape)
 
 
@@ -500,13 +499,13 @@ def _reduced(call: ChannelCall) -> Tensor:
     positions = call.builder.positions
     is_many = any(nodes.shape[axis] > 1 for axis in axes)
     if is_extreme and is_many and (positions.joined or positions.padded):
-        raise Refused(_SEVERAL)
+        raise Refused(_JOINED_POSITIONS)
     return call.builder.reduced(nodes, axes, keep=len(call.shape) == nodes.ndim)
 
 
-_SEVERAL = (
-    "it may take the largest or smallest of several numbers that were laid side by side as "
-    "positions of one channel"
+_JOINED_POSITIONS = (
+    "it may take the largest or smallest of several numbers that were joined as positions of one "
+    "channel"
 )
 
 
@@ -515,7 +514,7 @@ _SEVERAL = (
     "rsub", "rtruediv", "sub", "subtract", "true_divide", "truediv",
 )  # fmt: skip
 def _merged(call: ChannelCall) -> Tensor:
-    """Sums and products; of a constant nothing comes."""
+    """Follow sums and products; a constant adds no branch."""
     first, second = call.argument(0, "input"), call.argument(1, "other")
     if call.kwargs.get("rounding_mode") is not None:
         raise Refused("it rounds to whole numbers")
@@ -527,31 +526,31 @@ def _merged(call: ChannelCall) -> Tensor:
         raise Refused("it squares, as pow does")
     divisor = first if call.name == "rtruediv" else second
     if combines == "quotient" and any(value is divisor for value in flowing):
-        raise Refused("it divides by what depends on the input")
+        raise Refused("its divisor depends on the input")
     branches = [call.broadcast(value) for value in flowing]
     if len(flowing) == 1:
         other = second if flowing[0] is first else first
         if isinstance(other, Tensor):
-            _tell_apart(call, flowing[0], other)
+            _distinguish_copies(call, flowing[0], other)
     return branches[0] if len(branches) == 1 else call.builder.paired(*branches)
 
 
 @graph_rule("addcmul")
 def _added_product(call: ChannelCall) -> Tensor:
-    """Follow ``addcmul``: a product, entry by entry, added to a tensor."""
-    given = [call.argument(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
-    if given[1] is given[2] and call.nodes_of(given[1]) is not None:
+    """Follow an elementwise product that is added to a tensor."""
+    inputs = [call.argument(i, name) for i, name in enumerate(("input", "tensor1", "tensor2"))]
+    if inputs[1] is inputs[2] and call.nodes_of(inputs[1]) is not None:
         raise Refused("it squares, as pow does")
-    summand, one, other = map(call.broadcast, given)
-    for value, constant in itertools.permutations(given, 2):
+    summand, first, second = map(call.broadcast, inputs)
+    for value, constant in itertools.permutations(inputs, 2):
         if call.nodes_of(value) is not None and call.nodes_of(constant) is None:
-            _tell_apart(call, value, constant)
-    return call.builder.paired(summand, call.builder.paired(one, other))
+            _distinguish_copies(call, value, constant)
+    return call.builder.paired(summand, call.builder.paired(first, second))
 
 
 @graph_rule("cat", "concat", "concatenate")
 def _concatenated(call: ChannelCall) -> Tensor:
-    """Channels side by side; a constant beside positions of a channel joins that channel."""
+    """Follow concatenation; a constant next to positions of a channel joins that channel."""
     axis = call.argument(1, "dim", call.kwargs.get("axis", 0)) % call.output.ndim
     tensors = [t for t in call.argument(0, "tensors") if t.ndim == call.output.ndim]
     nodes = [call.nodes(t) for t in tensors]
@@ -567,31 +566,31 @@ def _concatenated(call: ChannelCall) -> Tensor:
             positions.padded |= len(flowing) < len(nodes)
             positions.joined |= len(flowing) > 1 and not is_of_one
             return pattern.expand([size if a == axis else -1 for a in range(pattern.ndim)])
-    return side_by_side(_each_its_own(call.builder, nodes), axis)
+    return side_by_side(_with_new_copies(call.builder, nodes), axis)
 
 
 @graph_rule("stack")
 def _stacked(call: ChannelCall) -> Tensor:
-    """Channels side by side, along an axis of their own."""
+    """Follow stacking, which makes an axis of channels."""
     axis = call.argument(1, "dim", 0) % call.output.ndim
     nodes = [call.nodes(tensor).unsqueeze(axis) for tensor in call.argument(0, "tensors")]
-    return side_by_side(_each_its_own(call.builder, nodes), axis)
+    return side_by_side(_with_new_copies(call.builder, nodes), axis)
 
 
-def _each_its_own(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Make copies of the channels of a part that another before it has."""
-    made, seen = [], torch.empty(0, dtype=torch.int64)
+def _with_new_copies(builder: Builder, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Make new channels of a part that shares channels with an earlier one."""
+    results, seen = [], torch.empty(0, dtype=torch.int64)
     for part in parts:
-        own, _ = distinct(compact(part))
-        is_again = bool(torch.isin(own[own >= 0], seen).any())
-        made.append(builder.again(part, torch.ones(()).long()) if is_again else part)
-        seen = torch.cat([seen, own])
-    return made
+        nodes, _ = distinct(compact(part))
+        is_again = bool(torch.isin(nodes[nodes >= 0], seen).any())
+        results.append(builder.again(part, torch.ones(()).long()) if is_again else part)
+        seen = torch.cat([seen, nodes])
+    return results
 
 
 @graph_rule("pad")
 def _padded(call: ChannelCall) -> Tensor:
-    """Edges of positions belong to the channel; channels added are constant."""
+    """Follow padding: padded positions belong to the channel, padded channels are constant."""
     nodes = call.first
     pads = list(call.argument(1, "pad"))
     for number in range(len(pads) // 2):
@@ -606,14 +605,14 @@ def _padded(call: ChannelCall) -> Tensor:
             nodes = torch.nn.functional.pad(nodes, pad, value=-1)
         else:
             call.builder.positions.padded |= call.argument(2, "mode", "constant") == "constant"
-            one = nodes.narrow(axis, 0, 1)
-            nodes = one.expand(*(size if a == axis else -1 for a in range(nodes.ndim)))
+            edge = nodes.narrow(axis, 0, 1)
+            nodes = edge.expand(*(size if a == axis else -1 for a in range(nodes.ndim)))
     return nodes
 
 
 @graph_rule("setitem")
 def _assigned(call: ChannelCall) -> Tensor:
-    """``x[index] = value``: the numbers are assigned likewise."""
+    """Follow ``x[index] = value`` by the same assignment of nodes."""
     target, index, value = call.args
     call.fixed(index)
     nodes = call.nodes(target).clone(memory_format=torch.contiguous_format)
@@ -629,13 +628,13 @@ def _assigned(call: ChannelCall) -> Tensor:
         if axis != call.channel_of(target) and not differs(nodes, axis):
             continue
         places = _along(torch.arange(nodes.shape[axis]), axis, nodes).expand(nodes.shape)
-        kept, put = (
+        old, assigned = (
             nodes[where & (nodes >= 0)] * nodes.shape[axis] + places[where & (nodes >= 0)]
             for where in (~inside, inside)
         )
-        # A channel that stays elsewhere along the axis too is there twice.
-        again = put[torch.isin(put // nodes.shape[axis], kept // nodes.shape[axis])]
-        if not torch.isin(again, kept).all():
+        # A channel that also remains elsewhere along the axis occurs twice.
+        again = assigned[torch.isin(assigned // nodes.shape[axis], old // nodes.shape[axis])]
+        if not torch.isin(again, old).all():
             nodes[index] = call.builder.again(new, torch.ones(()).long())
             break
     return tidied(nodes)
@@ -650,8 +649,8 @@ def _embedded(call: ChannelCall) -> Tensor:
 
 @graph_rule("masked_fill")
 def _masked(call: ChannelCall) -> Tensor:
-    given, mask, value = call.args[0], call.argument(1, "mask"), call.argument(2, "value")
+    source, mask, value = call.args[0], call.argument(1, "mask"), call.argument(2, "value")
     if any(isinstance(v, Tensor) and call.nodes_of(v) is not None for v in (mask, value)):
-        raise Refused("what it puts in depends on the input")
+        raise Refused("its mask or value depends on the input")
     call.builder.positions.padded = True
-    return call.nodes(given).expand(call.shape)
+    return call.nodes(source).expand(call.shape)

@@ -199,7 +199,7 @@ def test_a_network_that_looks_at_values_is_run_on_the_example():
 def test_slopes_on_the_meta_device_are_not_known():
     with torch.device("meta"):
         model = nn.PReLU(3)
-    with pytest.raises(Undefined, match="slopes are not there"):
+    with pytest.raises(Undefined, match="slopes have no numbers"):
         channel_graph(model, torch.empty(1, 3, device="meta"))
 
 

@@ -126,7 +126,7 @@ def test_a_buffer_of_indices_picks_what_it_says(function):
 
 def test_indices_on_the_meta_device_are_not_known():
     model = Calls(picked, index=torch.tensor([0, 5])).to("meta")
-    with pytest.raises(Undefined, match="the model is on device meta"):
+    with pytest.raises(Undefined, match="the model is on the device meta"):
         channel_graph(model, torch.ones(1, 4, device="meta"))
 
 
