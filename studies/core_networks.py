@@ -39,7 +39,7 @@ class CoreNetworks(Study):
 
     question = "Do the units that stay nonlinear form a core of much the same depth and width?"
     source = SOURCE
-    needs = "linearises 16 networks, of which early-or-late shares 9; trains 2"
+    needs = "linearises 16 networks (9 shared with early-or-late), trains 2"
     minutes, quick_minutes = 3.5, 0.6
     takes = ("seeds",)
 

@@ -40,7 +40,7 @@ class EarlyOrLate(Study):
 
     question = "Is a network more accurate if it is made linear late rather than early?"
     source = SOURCE
-    needs = "linearises 15 networks, of which core-networks shares 9"
+    needs = "linearises 15 networks (9 shared with core-networks)"
     minutes, quick_minutes = 4.0, 0.4
     takes = ("seeds",)
 

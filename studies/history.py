@@ -11,7 +11,7 @@ from nlbench.reports.agreement import kendall
 
 from .framework import Findings, Runs, Verdict
 from .framework.figures import page_figure
-from .framework.verdicts import correlates, correlation_text, ordered
+from .framework.verdicts import correlates, correlation_text, ordered, range_text
 from .shared.classifiers import (
     CLASSIFIERS,
     Classifiers,
@@ -123,8 +123,8 @@ def _transformers(table: pd.DataFrame) -> Verdict:
     return Verdict(
         claim,
         published,
-        f"mean score {vits.mean():.2f} ({vits.min():.2f} to {vits.max():.2f}); the lowest other "
-        f"is {short_name(lowest.network)} with {lowest['mean']:.2f}",
+        f"mean score {range_text(vits)}; the lowest other is "
+        f"{short_name(lowest.network)} with {lowest['mean']:.2f}",
         ordered(vits, others["mean"]),
         "every ViT's mean score below that of every other network",
     )

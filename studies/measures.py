@@ -52,7 +52,7 @@ class Measures(Study):
 
     question = "Which measures see nonlinearity that was planted, and what does it cost?"
     source = Source("", "ours; ladders and criteria are in docs/benchmark.md")
-    needs = "trains some 60 small networks"
+    needs = "trains about 60 small networks"
     minutes, quick_minutes = 12.0, 3.0
     takes = ("seeds", "measures")
 
@@ -105,7 +105,7 @@ class Measures(Study):
             "Value on each rung: mean over seeds": _rung_table(cells),
             "Exactness at the affine end": exact,
             "Invariance to what should not matter": _invariance(cells, descriptions),
-            "What nlbench check-measure says of invariances": _declared(names),
+            "Invariances by nlbench check-measure": _declared(names),
             "Reliability: intraclass correlation by ladder": _reliability(names, orders),
             "Agreement: correlation of ranks within ladder and seed": _agreement(
                 cells, descriptions
@@ -334,13 +334,13 @@ def _costs(runs: Runs) -> dict[str, tuple[float, float]]:
     seconds: dict[str, list[float]] = {}
     for run in [runs["slope"]] if "slope" in runs else []:
         records = [r for r in run.records if LADDERS["slope"].rung_of(r.subject) == RELU_RUNG]
-        own: dict[tuple[str, str], float] = {}
+        by_pass: dict[tuple[str, str], float] = {}
         for r in records:
             key = str(r.subject.key), r.probe.name
-            own[key] = own.get(key, 0.0) + r.seconds
+            by_pass[key] = by_pass.get(key, 0.0) + r.seconds
         for r in records:
             shared = r.costs.get("wall_seconds", math.nan)
-            shared -= own[str(r.subject.key), r.probe.name]
+            shared -= by_pass[str(r.subject.key), r.probe.name]
             for measure, _ in _judged_values(r):
                 seconds.setdefault(measure, []).append(r.seconds + max(0.0, shared))
     medians = {name: float(np.median(values)) for name, values in seconds.items()}

@@ -65,7 +65,7 @@ class Noise(ClosedPaths):
         return Findings(
             verdicts,
             {"Median over paths": _table(by_measure)},
-            {"Share of paths with at most so much: deviation left, density right": figure},
+            {"Distribution over paths: deviation left, density right": figure},
             [size_remark(values["absdev"]), *unfitted_remarks(runs["paths"])],
         )
 

@@ -83,7 +83,7 @@ class Paths(Study):
             verdicts,
             {"Networks of one seed, path by path": table},
             {
-                f"Share of paths with at most so much: {title}": distribution_figure(
+                f"Distribution over paths: {title}": distribution_figure(
                     {name: values[kind, name] for name in MEASURES}, _curves
                 )
                 for kind, title in KINDS.items()

@@ -112,7 +112,7 @@ class PublishedIntegral(Study):
 
     question = "How far is the deviation of published code from its definition?"
     source = SOURCE
-    needs = f"{DATA}, the {MODEL} that ships"
+    needs = f"{DATA}, the shipped {MODEL}"
     minutes, quick_minutes = 1.3, 0.3
 
     def measure(self, context: Context) -> Runs:

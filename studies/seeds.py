@@ -129,8 +129,8 @@ def _moves_less_than_training(
     distances: NDArray[np.float64], moved: Mapping[int, float]
 ) -> Verdict:
     """Compare the distance to other seeds with the distance to the network before training."""
-    own = distances[np.ix_(list(moved), list(moved))]
-    others = own.sum(0) / max(1, len(own) - 1)
+    between_seeds = distances[np.ix_(list(moved), list(moved))]
+    others = between_seeds.sum(0) / max(1, len(moved) - 1)
     by_training = np.array(list(moved.values()))
     share = paired_share(by_training - others)
     claim = "Seeds make less of a difference than training does"
@@ -143,7 +143,7 @@ def _moves_less_than_training(
         "Wilson): DTW distance to its own signature before training against the mean distance to "
         "those of other seeds"
     )
-    if len(own) < 2:
+    if len(moved) < 2:
         return Verdict(claim, published, ours, None, remark)
     return Verdict(
         claim,

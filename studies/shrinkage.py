@@ -69,8 +69,8 @@ class Shrinkage(Study):
         keys = ["function", "shrinkage", "samples", "dimensions"]
         table = scores.groupby(keys, sort=False).value.agg(["mean", "std"]).reset_index()
         means = scores.groupby(keys).value.mean()
-        most = table[table.dimensions == table.dimensions.max()].samples.max()
-        by_dimensions = means.xs(most, level="samples")
+        max_samples = table[table.dimensions == table.dimensions.max()].samples.max()
+        by_dimensions = means.xs(max_samples, level="samples")
         by_samples = means.xs(64, level="dimensions")
         verdicts = []
         for name, published in NORMAL.items():
@@ -95,7 +95,7 @@ class Shrinkage(Study):
                 "; ".join(f"{name} to {end:.2f}" for name, end in ENDS.items()),
                 _ends_text(rising),
                 rises(list(rising.values())),
-                f"{most} samples of {sizes.min()} to {sizes.max()} dimensions; the slides' "
+                f"{max_samples} samples of {sizes.min()} to {sizes.max()} dimensions; the slides' "
                 "sizes can't be read",
             ),
             Verdict(
@@ -109,7 +109,11 @@ class Shrinkage(Study):
         return Findings(
             verdicts,
             {"Affinity by size and covariance": table},
-            {f"Affinity of {most} samples by dimensions; lines: theory": _figure(by_dimensions)},
+            {
+                f"Affinity of {max_samples} samples by dimensions; lines: theory": _figure(
+                    by_dimensions
+                )
+            },
             [f"Independent standard normal numbers; draws: {scores.seed.nunique()}."],
         )
 

@@ -12,7 +12,7 @@ from nlbench.reports.agreement import kendall, paired_share
 
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import page_figure
-from .framework.verdicts import above, below
+from .framework.verdicts import above, below, range_text
 from .shared.site_scores import AFFINITY, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
 
@@ -117,7 +117,7 @@ def _more_nonlinear(pairs: Pairs) -> list[Verdict]:
             Verdict(
                 f"Training makes {network}'s activations more nonlinear",
                 "more nonlinear",
-                f"mean score {changes.mean():+.3f} ({changes.min():+.3f} to {changes.max():+.3f})",
+                f"mean score {range_text(changes, '+.3f')}",
                 below(changes),
                 f"the same seed before and after, lower in {share.value:.0%} of {share.n}; "
                 "all have to agree",

@@ -52,7 +52,7 @@ __all__ = [
 
 SOURCE = Source(
     citation="M. Gamba, A. Chmielewski-Anders, J. Sullivan, H. Azizpour, M. Björkman. Are All "
-    "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless something else is said.",
+    "Linear Regions Created Equal? AISTATS, 2022. VGG8 on CIFAR-10, unless stated otherwise.",
 )
 MODEL, DATA = "vgg8", "digits"
 MEASURES = ("absdev", "density")

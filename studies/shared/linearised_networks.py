@@ -46,7 +46,7 @@ __all__ = [
 
 SOURCE = Source(
     citation="C. H. X. A. Mehmeti-Göpel, J. Disselhoff. Nonlinear Advantage: Trained Networks "
-    "Might Not Be As Complex as You Think. ICML, 2023; in words, since a summary of it was used.",
+    "Might Not Be As Complex as You Think. ICML, 2023; claims in words, from a summary.",
 )
 MEASURES = ("accuracy", "linear-units", "pathlength")
 OMEGAS = {"post-training": (0.001, 0.003, 0.01), "from-start": (0.0003, 0.001)}

@@ -14,7 +14,7 @@ def stated():
     return with_accuracy(signature_statistics(run)).set_index("network")
 
 
-def told(stated, signature):
+def answers(stated, signature):
     run = made_signatures(
         {
             (name, "trained", "imagenet", 0): signature(CLASSIFIERS[name], row.accuracy)
@@ -32,18 +32,18 @@ def test_torchvision_states_accuracy_and_size(stated):
     assert stated.accuracy.between(50, 90).all()
 
 
-def test_what_the_paper_saw_is_recognised_and_its_contrary_too(stated):
+def test_the_published_pattern_agrees_and_its_opposite_does_not(stated):
     def rising(one, accuracy):
         if one.family == "ViT":
             return [1 - accuracy / 100, 0.9]
         return [0.3, 0.3, 0.3 + accuracy / 200] if one.group != "searched" else [0.5, 0.5]
 
-    assert told(stated, rising)[:5] == [True] * 5
+    assert answers(stated, rising)[:5] == [True] * 5
 
     def falling(one, accuracy):
         return [accuracy / 200, 0.6]
 
-    assert told(stated, falling)[:2] == [False, False]
+    assert answers(stated, falling)[:2] == [False, False]
 
 
 def test_two_networks_have_no_correlation():

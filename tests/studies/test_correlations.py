@@ -59,16 +59,16 @@ def test_an_undefined_site_is_left_out_of_its_pair_alone():
     assert np.isnan(row["norm"])
 
 
-def told(mixture):
+def answers(mixture):
     runs = {"classifiers": made(NETWORKS, mixture), "digits": made(["vgg8", "resnet20"], mixture)}
     return [verdict.agrees for verdict in Correlations().analyse(runs).verdicts]
 
 
-def test_what_the_paper_saw_is_recognised_and_its_contrary_too():
+def test_the_published_pattern_agrees_and_its_opposite_does_not():
     known = set(PUBLISHED)
-    published = told(lambda n, o: as_published(n, o) if n.rpartition("/")[2] in known else 0.1)
+    published = answers(lambda n, o: as_published(n, o) if n.rpartition("/")[2] in known else 0.1)
     assert published == [True] * 8
-    assert told(lambda _, other: 0.9 if other == "entropy" else 0.0)[3:] == [
+    assert answers(lambda _, other: 0.9 if other == "entropy" else 0.0)[3:] == [
         False,  # entropy's mean
         True,
         False,

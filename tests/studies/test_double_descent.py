@@ -1,4 +1,4 @@
-"""Peaks over widths are found where they are, and density's growth where it grows."""
+"""Peaks over widths, and the growth of density."""
 
 import dataclasses
 
@@ -40,6 +40,6 @@ def test_a_peak_between_the_ends_is_found():
     assert words((0.3, 0.5, 0.2), (1.0, 5.0, 3.0), (10, 20, 30)) == ["yes"] * 3
 
 
-def test_what_only_rises_or_falls_has_no_peak_that_could_be_told():
+def test_without_a_peak_the_verdict_is_undecided():
     found = words((0.5, 0.4, 0.3), (1.0, 2.0, 3.0), (10, 30, 20))
     assert found == ["can't tell", "can't tell", "no"]

@@ -15,7 +15,7 @@ def test_one_network_is_refused_in_a_line():
         Families().analyse({"run": run})
 
 
-def told(level):
+def answers(level):
     rng = np.random.default_rng(0)
     run = made_signatures(
         {
@@ -28,7 +28,7 @@ def told(level):
     return [verdict.agrees for verdict in findings.verdicts]
 
 
-def test_what_the_paper_saw_is_recognised_and_its_contrary_too():
+def test_the_published_pattern_agrees_and_its_opposite_does_not():
     order = list(FAMILIES)
 
     def as_published(one):
@@ -36,14 +36,14 @@ def test_what_the_paper_saw_is_recognised_and_its_contrary_too():
             return 0.5
         return 0.0 if one.family == "ViT" else 0.5 + 0.03 * order.index(one.family)
 
-    assert told(as_published) == [True, True, True, True]
+    assert answers(as_published) == [True, True, True, True]
     rng = np.random.default_rng(1)
-    assert told(lambda _: rng.uniform(0.4, 0.6))[0] in (None, False)
+    assert answers(lambda _: rng.uniform(0.4, 0.6))[0] in (None, False)
 
     def backwards(one):
         if one.group == "post-ViT":
             return 1.5
         return 0.2 if one.family == "AlexNet" else 0.9 - 0.03 * order.index(one.family)
 
-    assert told(backwards)[1:3] == [False, False]
-    assert told(lambda one: 0.9 if one.family == "DenseNet" else 0.5)[3] is False
+    assert answers(backwards)[1:3] == [False, False]
+    assert answers(lambda one: 0.9 if one.family == "DenseNet" else 0.5)[3] is False

@@ -20,19 +20,19 @@ def made(top, vit=0.1, weights="trained"):
     )
 
 
-def told(run):
+def answers(run):
     return [verdict.agrees for verdict in History().analyse({"run": run}).verdicts]
 
 
-def test_what_the_paper_saw_is_recognised_and_its_contrary_too():
+def test_the_published_pattern_agrees_and_its_opposite_does_not():
     rising = made(lambda year: 0.6 + 0.04 * (year - 2011))
-    assert told(rising) == [True, True, True, True, False, True]
+    assert answers(rising) == [True, True, True, True, False, True]
     falling = made(lambda year: 1 - 0.02 * (year - 2011), vit=0.9)
-    assert told(falling)[:4] == [False, False, False, False]
+    assert answers(falling)[:4] == [False, False, False, False]
 
 
-def test_random_weights_say_nothing_of_trained_ones():
-    assert told(made(lambda year: 0.8, weights="init")) == [None] * 6
+def test_random_weights_decide_nothing():
+    assert answers(made(lambda year: 0.8, weights="init")) == [None] * 6
 
 
 def test_the_statistics_are_those_of_a_signature():

@@ -73,7 +73,7 @@ def test_the_analysis_orders_and_judges_recorded_cells(made, unchecked):
     assert set(found.figures) == {"Measures by ladders"}
 
 
-def test_what_does_not_matter_is_shown_as_kept_or_broken(made, unchecked):
+def test_invariances_are_kept_or_broken(made, unchecked):
     table = Measures().analyse(made).tables["Invariance to what should not matter"]
     table = table.set_index("measure")
     scaled, turned, doubled = "outputs-scaled", "outputs-rotated", "doubled"
@@ -118,7 +118,7 @@ class Theirs:
     name, version = "theirs", "1.0"
 
 
-def test_a_strangers_measure_goes_up_a_ladder(tmp_path, monkeypatch, unchecked):
+def test_a_plugin_measure_goes_up_a_ladder(tmp_path, monkeypatch, unchecked):
     @nlbench.site_measure(bounds=(0, math.inf), more_means="more nonlinear")
     def mine(x, y):
         """Mean change, in units of the input's spread."""

@@ -1,4 +1,4 @@
-"""Studies that take ``--data`` go by the dataset that is named: here a few files as CIFAR-10's."""
+"""Studies with ``--data`` use the chosen dataset: here a few files in CIFAR-10's format."""
 
 import pickle
 
@@ -27,7 +27,7 @@ def pictures(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["batch-size", "noise"])
-def test_a_study_is_carried_out_on_pictures_of_ones_own(pictures, tmp_path, name):
+def test_a_study_runs_on_other_images(pictures, tmp_path, name):
     study = registry.load("studies", name)()
     runs = study.measure(Context(tmp_path, name, quick=True, data="cifar10"))
     records = [record for run in runs.values() for record in run.records]

@@ -1,4 +1,4 @@
-"""The axes of published code matter where channels come last, and are said not to elsewhere."""
+"""The axes of published code matter only where channels come last."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The published integral is what it is said to be, and never taken for the measure."""
+"""The published integral, which differs from the measure."""
 
 import pytest
 import torch

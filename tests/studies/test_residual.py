@@ -20,7 +20,7 @@ def blocks(first, second):
     }
 
 
-def told(second_residual=0.95, second_plain=0.6, before=0.6, seeds=2):
+def answers(second_residual=0.95, second_plain=0.6, before=0.6, seeds=2):
     run = made_signatures(
         {
             (model, weights, "digits", seed): blocks(0.6, second)
@@ -39,7 +39,7 @@ def told(second_residual=0.95, second_plain=0.6, before=0.6, seeds=2):
 
 
 def test_two_modes_where_there_are_two_and_one_where_there_is_one():
-    assert all(told().values())
+    assert all(answers().values())
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_two_modes_where_there_are_two_and_one_where_there_is_one():
     ],
 )
 def test_each_verdict_follows_its_own_numbers(changed, claims):
-    found = told(**changed)
+    found = answers(**changed)
     assert claims <= {claim for claim, agrees in found.items() if not agrees}
     kept = set(CLAIMS) - claims - {"above"}
     assert all(found[claim] for claim in kept)
@@ -82,7 +82,7 @@ def test_separation_depends_on_neither_units_nor_order(x, y, unit, offset):
         assert there == pytest.approx(separation(one, other), rel=1e-9, abs=1e-9)
 
 
-def test_modes_are_counted_whatever_the_units():
+def test_modes_do_not_depend_on_units():
     rng = np.random.default_rng(1)
     one, two = rng.normal(0.7, 0.05, 60), np.repeat([0.5, 0.9], 30) + rng.normal(0, 0.03, 60)
     assert modes(one) < 0 < modes(two)

@@ -6,7 +6,7 @@ from made_signatures import made_signatures
 from nlbench.studies.seeds import Seeds
 
 
-def told(step=0.0, moved=0.3, apart=0.2):
+def answers(step=0.0, moved=0.3, apart=0.2):
     rng = np.random.default_rng(0)
     found = {}
     for seed in range(5):
@@ -21,9 +21,9 @@ def told(step=0.0, moved=0.3, apart=0.2):
     return [verdict.agrees for verdict in findings.verdicts]
 
 
-def test_little_spread_is_told_from_much():
-    assert told() == [True, True, True, True]
-    assert told(apart=0.0)[1] is False
-    assert told(moved=0.0)[3] is not True
-    assert told(step=0.1, moved=0.0)[3] is False
-    assert told(step=0.1)[0] is False
+def test_verdicts_follow_spread_and_distance():
+    assert answers() == [True, True, True, True]
+    assert answers(apart=0.0)[1] is False
+    assert answers(moved=0.0)[3] is not True
+    assert answers(step=0.1, moved=0.0)[3] is False
+    assert answers(step=0.1)[0] is False

@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "studies.md").read_text(encoding="utf-8")
 
 
-def test_every_study_is_listed_as_its_class_says():
+def test_every_study_is_listed():
     script = runpy.run_path(str(DOCS / "list_studies.py"))
     assert script["update"](PAGE) == PAGE, "update it: python docs/list_studies.py"
     assert "| `polynomials` | Does the affinity score fall" in script["study_table"]()

@@ -7,7 +7,7 @@ from nlbench.studies.training import Training
 RISING = [0.5 + 0.49 * place / 14 for place in range(15)]
 
 
-def told(deep=RISING, before=(0.9, 0.9, 0.9), after=(0.8, 0.7, 0.85)):
+def answers(deep=RISING, before=(0.9, 0.9, 0.9), after=(0.8, 0.7, 0.85)):
     found = {("vgg16", "calibrated", "digits", 0): deep}
     for seed in range(2):
         found["vgg8", "calibrated", "digits", seed] = before
@@ -19,13 +19,13 @@ def told(deep=RISING, before=(0.9, 0.9, 0.9), after=(0.8, 0.7, 0.85)):
     return rises, linear, nonlinear, uneven
 
 
-def test_what_the_paper_saw_is_recognised():
+def test_the_published_pattern_agrees():
     deep = [*RISING[:-3], 0.97, 0.98, 0.99]
-    assert told(deep) == (True, True, True, True)
+    assert answers(deep) == (True, True, True, True)
 
 
 def test_each_verdict_follows_its_own_numbers():
-    assert told(RISING[::-1])[:2] == (False, False)
-    assert told([0.9, 0.5] * 7 + [0.96])[0] is None
-    assert told(after=(0.95, 0.96, 0.95))[2] is False
-    assert told(after=(0.85, 0.8, 0.7))[3] is False
+    assert answers(RISING[::-1])[:2] == (False, False)
+    assert answers([0.9, 0.5] * 7 + [0.96])[0] is None
+    assert answers(after=(0.95, 0.96, 0.95))[2] is False
+    assert answers(after=(0.85, 0.8, 0.7))[3] is False

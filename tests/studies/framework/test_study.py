@@ -52,7 +52,7 @@ def changed(run, change):
 
 
 @pytest.mark.parametrize("name", list(registry.entries("studies")))
-def test_every_study_says_what_it_asks_and_needs(name):
+def test_every_study_has_a_question_and_needs(name):
     study = registry.load("studies", name)
     assert issubclass(study, Study)
     assert study.question.endswith("?")
@@ -95,14 +95,14 @@ def test_a_study_is_a_run_with_verdicts_tables_and_a_page(here, tmp_path):
     assert not any(v.agrees for v in turned[8:])
 
 
-def test_a_setting_that_a_study_fixes_is_refused_in_one_line(here):
+def test_fixed_settings_are_refused_in_one_line(here):
     status, _, err = here("study", "redshift", "--data", "digits")
     assert (status, err) == (2, "nlbench: --data: study redshift fixes it (it takes --seeds)\n")
     status, _, err = here("study", "redshif")
     assert (status, err) == (2, "nlbench: there is no study 'redshif'; did you mean 'redshift'?\n")
 
 
-def test_cells_that_another_run_has_are_taken_over(tmp_path):
+def test_cells_of_another_run_are_reused(tmp_path):
     request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
     first = run(request, tmp_path / "first")
     more = dataclasses.replace(request, models=("redshift-mlp", "redshift-mlp-tanh"))
@@ -113,7 +113,7 @@ def test_cells_that_another_run_has_are_taken_over(tmp_path):
     assert second.scores.equals(run(more, tmp_path / "straight").scores)
 
 
-def test_networks_are_trained_once_for_all_studies_before_the_run_that_needs_them(tmp_path):
+def test_networks_are_trained_once_before_the_run(tmp_path):
     model, data = "ladders/mlp-relu-gain2-depth3", "curves"
 
     def asked(study, epochs=1):
@@ -141,7 +141,7 @@ def test_networks_are_trained_once_for_all_studies_before_the_run_that_needs_the
     [([], "noise", 4), ([], "redshift", None), (["--quick"], "activations", None),
      (["--workers", "3"], "redshift", 3), (["--workers", "1"], "noise", None)],
 )  # fmt: skip
-def test_what_takes_minutes_has_as_many_workers_as_cores(here, monkeypatch, flags, name, workers):
+def test_long_studies_use_all_cores(here, monkeypatch, flags, name, workers):
     seen = []
 
     def measure(self, context):
@@ -156,7 +156,7 @@ def test_what_takes_minutes_has_as_many_workers_as_cores(here, monkeypatch, flag
     assert execution.executor == ("processes" if workers else "serial")
 
 
-def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(tmp_path):
+def test_evaluate_replaces_the_previous_cells(tmp_path):
     context = Context(tmp_path, "mine")
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.randn(32, 3)
     first = context.evaluate(model, x, ["r2", "norm"], "part")
@@ -166,7 +166,7 @@ def test_what_a_study_measures_by_itself_takes_the_place_of_what_it_did_before(t
     assert [record.to_json() for record in kept.records] == [r.to_json() for r in again.records]
 
 
-def test_verdicts_of_all_studies_stand_in_one_file_each_version_once(tmp_path):
+def test_verdicts_of_all_studies_are_in_one_file(tmp_path):
     file = tmp_path / "verdicts.csv"
     one, other = (Findings([Verdict(claim, "", "1", True)]) for claim in ("first", "second"))
     for name, version, findings in [
@@ -178,7 +178,7 @@ def test_verdicts_of_all_studies_stand_in_one_file_each_version_once(tmp_path):
     assert found == [("a", "quick", "first"), ("b", "full", "second"), ("b", "quick", "first")]
 
 
-def test_quick_runs_and_those_on_other_data_do_not_mix_with_the_full_ones(tmp_path):
+def test_versions_have_separate_folders(tmp_path):
     request = Request("r2", "redshift-mlp", "grid", weights="init", samples=64)
     runs = [
         Context(tmp_path, "one", **chosen).run(request)

@@ -1,4 +1,4 @@
-"""Functions of one number are ordinary models, and a power is a site of nobody else's network."""
+"""Single functions are ordinary models, and powers are sites of no other network."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The networks of the benchmark's ladders are what their names say."""
+"""The networks of the benchmark's ladders have the properties in their names."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which classifiers are measured, and what is made of random weights."""
+"""The choice of classifiers and weights, and verdicts for random weights."""
 
 import dataclasses
 
@@ -19,14 +19,14 @@ from nlbench.studies.framework import Context, Verdict
 from nlbench.studies.shared import classifiers
 
 
-def test_all_36_networks_of_the_paper_are_torchvision_s():
+def test_all_36_networks_are_in_torchvision():
     assert len(classifiers.CLASSIFIERS) == 36
     assert {classifiers.short_name(name) for name in classifiers.CLASSIFIERS} <= set(NAMES)
     years = [one.year for one in classifiers.CLASSIFIERS.values()]
     assert years == sorted(years)
 
 
-def test_what_is_claimed_of_trained_networks_is_left_open_for_random_ones():
+def test_random_weights_leave_claims_undecided():
     claim = Verdict("ViTs are the most nonlinear", "yes", "0.9", False, "looked twice")
     random = made_signatures({("torchvision/alexnet", "init", "synthetic", 0): [0.5]})
     trained = made_signatures({("torchvision/alexnet", "trained", "imagenet", 0): [0.5]})
@@ -67,9 +67,7 @@ def asked(folder, **changes):
     return classifiers.measure_classifiers(context, ("affinity",))
 
 
-def test_weights_that_are_at_hand_are_measured_on_imagenet_and_named(
-    tmp_path, monkeypatch, library
-):
+def test_available_weights_are_measured_on_imagenet(tmp_path, monkeypatch, library):
     weights = models.MNASNet0_5_Weights.DEFAULT
     network = models.mnasnet0_5(weights=None)
     torch.save(network.state_dict(), library / "weights" / weights.url.rpartition("/")[2])
@@ -99,7 +97,7 @@ def test_weights_that_are_at_hand_are_measured_on_imagenet_and_named(
     assert asked(tmp_path, weights="init") == (("init",), "init")
 
 
-def test_without_weights_or_images_one_line_says_what_to_do(tmp_path, library, monkeypatch):
+def test_missing_weights_or_images_are_one_line(tmp_path, library, monkeypatch):
     file = library / "weights" / models.AlexNet_Weights.DEFAULT.url.rpartition("/")[2]
     instead = "use --weights init to measure the networks with random weights"
     with pytest.raises(nlbench.RequestError, match=instead) as caught:

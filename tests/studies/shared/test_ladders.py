@@ -1,4 +1,4 @@
-"""Ladders: rungs that are told apart, and the weights of each."""
+"""Ladders: distinct rungs and their weights."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from nlbench.studies.shared.ladders import LADDERS, Ladder, Rung, weights_of
 from nlbench.subjects.facts import SubjectFacts
 
 
-def test_a_ladders_rungs_are_apart_and_their_order_is_that_of_the_docs():
+def test_rungs_are_distinct_and_ordered():
     for ladder in LADDERS.values():
         for number, rung in enumerate(ladder.rungs):
             name = f"{rung.model.replace('/', '-')}-{ladder.data}-quick-{rung.weights}-seed3"
@@ -21,7 +21,7 @@ def test_a_ladders_rungs_are_apart_and_their_order_is_that_of_the_docs():
     assert all(len(ladder.seeds) >= 3 for ladder in LADDERS.values())
 
 
-def test_weights_of_a_rung_are_trained_once_and_named_by_what_they_are(tmp_path, monkeypatch):
+def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
     asked = []
 
     def trained(self, model, data, recipe="auto", seed=0, **changes):

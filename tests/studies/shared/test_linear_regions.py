@@ -73,7 +73,7 @@ def test_shares_of_paths_are_those_that_are_counted():
         assert found.value == pytest.approx(np.mean(expected))
 
 
-def test_density_that_goes_with_deviation_is_told_from_density_that_does_not():
+def test_correlated_and_uncorrelated_density_differ():
     name = "density-vs-deviation"
     assert set(words(name, {"paths": paths(*PAPER, tied=0.9)})) == {"no"}
     assert "no" not in words(name, {"paths": paths(*PAPER)})
@@ -117,14 +117,14 @@ def test_few_networks_do_not_tell():
     assert words("ranking", runs) == ["can't tell", "can't tell"]
 
 
-def test_networks_that_did_not_learn_are_named():
+def test_unfitted_networks_are_named():
     made = [record("absdev", "noise 0.4", 1, [1.0], fits=0.31), record("absdev", "clean", 0, [1.0])]
     (said,) = linear_regions.unfitted_remarks(run_of(made))
     assert said.endswith("they fit: noise 0.4, seed 1: 31%.")
     assert linear_regions.unfitted_remarks(run_of(made[1:])) == []
 
 
-def test_a_network_of_each_setting_and_seed_is_trained_under_the_shared_name(tmp_path, monkeypatch):
+def test_trainings_have_shared_names(tmp_path, monkeypatch):
     asked = []
 
     def trained(self, model, data, recipe, seed, **more):

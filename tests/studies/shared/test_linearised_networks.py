@@ -1,4 +1,4 @@
-"""The studies of linearised networks: verdicts follow from what is recorded of each network."""
+"""The studies of linearised networks: verdicts follow from recorded cells."""
 
 import pytest
 from made_records import made_record
@@ -116,7 +116,7 @@ def test_networks_are_read_from_their_checkpoints_headers():
     ("from-start", False, "start-omega0.003"),
     ("from-start", True, "quick-start-omega0.003"),
 ])  # fmt: skip
-def test_what_is_trained_alike_is_called_alike(tmp_path, monkeypatch, mode, quick, name):
+def test_equal_trainings_have_equal_names(tmp_path, monkeypatch, mode, quick, name):
     asked = {}
     monkeypatch.setattr(
         Context, "request_training", lambda self, *given, **more: asked.update(more) or tmp_path

@@ -46,7 +46,7 @@ def test_tau_by_hand():
         ([[1, 2, 3], [2, 3, 4]], {"more_means": "neither"}, "no direction"),
     ],
 )
-def test_what_a_measure_does_is_said_in_words(values, about, word):
+def test_an_order_has_a_word(values, about, word):
     found = order_of(cells(values), about)
     # Two seeds of three out of four pairs: Student's interval is wide.
     assert found.word == word or (word == "sees" and found.tau == pytest.approx(8 / 9))

@@ -100,7 +100,7 @@ def test_relus_asymmetry_comes_from_the_spread_of_its_output(tmp_path):
 
 
 @pytest.mark.slow
-def test_activations_are_told_apart_by_how_low_and_how_wide(tmp_path, monkeypatch):
+def test_activations_differ_in_depth_and_width(tmp_path, monkeypatch):
     monkeypatch.setitem(activations.GRIDS, "quick", (5, (4,)))
     study, runs = study_of("activations", tmp_path)
     findings = study.analyse(runs)

@@ -1,4 +1,4 @@
-"""Sites' scores as the studies read them."""
+"""Scores of sites, read from records."""
 
 import math
 
@@ -7,7 +7,7 @@ from made_signatures import made_signatures
 from nlbench.studies.shared.site_scores import signatures, site_scores
 
 
-def test_a_row_says_which_training_a_site_is_of():
+def test_rows_have_the_seed_of_the_training():
     run = made_signatures(
         {
             ("vgg8", "file", "digits", 3): {"a": 0.5, "b": None},
