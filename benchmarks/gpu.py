@@ -180,7 +180,7 @@ class Setting:
 
 
 def machine(setting: Setting) -> Iterator[Results]:
-    """Describe the machine, and what a record says about it."""
+    """Describe the machine, also by the fields of a record."""
     yield {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,8 +1,8 @@
-"""How do time and memory grow with the number of cells, from a thousand to a hundred thousand?
+"""Measure the growth of time and memory with the number of cells, from 10^3 to 10^5.
 
 A grid of a small network and four quick measures is measured once per size. Then the plan of the
 finished run, its resumption, its table, its page and its comparison with itself are timed, each in
-a process of its own. Prints the results and writes them as JSON next to this file.
+its own process. Prints the results and writes them as JSON next to this file.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def imagenet(folder: str = "", size: int = 0) -> Dataset:
         "size": SIZE,
         "classes": Option(
             0,
-            "number of logits; 0: as many as class folders, else 1000",
+            "number of logits; 0: number of class folders, else 1000",
             minimum=0,
             maximum=1_000_000,
         ),

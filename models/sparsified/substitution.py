@@ -120,15 +120,15 @@ def replace_calls(model: nn.Module, calls: Sequence[ReLUCall], layerwise: bool) 
         layer.to(call.device, call.dtype).train(model.training)
         by_owner.setdefault(call.owner, []).append(layer)
     for owner, layers in by_owner.items():
-        layer = layers[0] if len(layers) == 1 else PReLUPerCall(layers).train(model.training)
+        substitute = layers[0] if len(layers) == 1 else PReLUPerCall(layers).train(model.training)
         if type(owner) is nn.ReLU and owner is not model:
             for parent in list(model.modules()):
                 for name, child in parent._modules.items():
                     if child is owner:
-                        parent._modules[name] = layer
+                        parent._modules[name] = substitute
         else:
             name = _free_name(owner)
-            owner.add_module(name, layer)
+            owner.add_module(name, substitute)
             setattr(owner, SUBSTITUTE, name)
     for module in list(model.modules()):
         if any(SUBSTITUTE in vars(m) or isinstance(m, PReLUPerCall) for m in module.modules()):

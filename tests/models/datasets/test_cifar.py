@@ -44,7 +44,7 @@ def write_cifar100(folder, count=6):
 
 
 class AsTorchvision(datasets.CIFAR10):
-    """Torchvision's reader, told that the files needn't be the published ones."""
+    """Torchvision's reader without the check of the MD5 sums."""
 
     def _check_integrity(self):
         return True

@@ -33,7 +33,7 @@ def write(folder, packed=False, count=5):
 
 
 @pytest.mark.parametrize("open_it", [mnist, fashion_mnist])
-def test_images_and_labels_are_those_that_torchvision_reads(tmp_path, open_it):
+def test_images_and_labels_match_torchvision(tmp_path, open_it):
     folder = write(tmp_path / "data")
     data = open_it(str(folder), size="28")
     for split, prefix in (("train", "train"), ("test", "t10k")):
@@ -44,7 +44,7 @@ def test_images_and_labels_are_those_that_torchvision_reads(tmp_path, open_it):
         assert all(torch.equal(items[i][0], images[i][None] / 255) for i in range(len(items)))
 
 
-def test_packed_files_give_the_same_as_unpacked_ones(tmp_path):
+def test_compressed_files_give_the_same_images(tmp_path):
     plain, packed = (
         mnist(str(write(tmp_path / "a"))),
         mnist(str(write(tmp_path / "b", packed=True))),
@@ -70,7 +70,7 @@ def test_three_channels_are_equal(tmp_path):
 @pytest.mark.parametrize(
     ("open_it", "below"), [(mnist, "MNIST/raw"), (fashion_mnist, "FashionMNIST/raw")]
 )
-def test_the_layout_that_torchvision_downloads_is_found(tmp_path, monkeypatch, open_it, below):
+def test_the_layout_of_torchvision_is_found(tmp_path, monkeypatch, open_it, below):
     write(tmp_path / below)
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     assert len(open_it().test) == 5
@@ -96,7 +96,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, content, what):
     assert "\n" not in str(caught.value)
 
 
-def test_a_packed_file_that_is_cut_short_is_refused(tmp_path):
+def test_a_truncated_compressed_file_is_refused(tmp_path):
     folder = write(tmp_path / "data", packed=True)
     file = folder / f"{NAMES[2]}.gz"
     file.write_bytes(file.read_bytes()[:-20])
@@ -104,7 +104,7 @@ def test_a_packed_file_that_is_cut_short_is_refused(tmp_path):
         mnist(str(folder)).sample(1)
 
 
-def test_a_missing_dataset_is_one_line_that_says_what_to_put_where(tmp_path):
+def test_a_missing_dataset_is_reported_in_one_line(tmp_path):
     with pytest.raises(RequestError) as caught:
         fashion_mnist(str(tmp_path))
     assert all(name in str(caught.value) for name in NAMES)
@@ -118,7 +118,7 @@ def test_a_missing_file_is_named(tmp_path):
         mnist(str(folder))
 
 
-def test_files_that_are_there_are_not_downloaded_again(tmp_path, monkeypatch):
+def test_existing_files_are_not_downloaded(tmp_path, monkeypatch):
     def fails(*_, **__):
         raise AssertionError("a download was tried")
 
@@ -127,19 +127,19 @@ def test_files_that_are_there_are_not_downloaded_again(tmp_path, monkeypatch):
     assert len(mnist(str(folder), download=True).test) == 5
 
 
-def test_files_that_are_not_there_are_downloaded_and_found(tmp_path, monkeypatch):
+def test_missing_files_are_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "torchvision.datasets.MNIST", lambda root, download: write(Path(root) / "MNIST" / "raw")
     )
     assert len(mnist(str(tmp_path / "data"), download=True).test) == 5
 
 
-def test_a_folder_of_an_unknown_user_is_just_not_there():
+def test_a_folder_of_an_unknown_user_is_missing():
     with pytest.raises(RequestError, match="its files are not in ~nobody-of-that-name"):
         mnist("~nobody-of-that-name/mnist")
 
 
-def test_a_damaged_test_file_is_told_before_the_first_epoch(tmp_path):
+def test_a_damaged_file_is_reported_before_the_first_epoch(tmp_path):
     folder = write(tmp_path / "data")
     (folder / "t10k-images-idx3-ubyte").write_bytes(b"damaged")
     heard = []

@@ -10,7 +10,7 @@ from nlbench.subjects.data import dataset_info
 
 
 @pytest.mark.parametrize("shape", ["3x32x32", "1x8x12", "16", "4×5"])
-def test_random_tensors_have_the_shape_asked_for(shape):
+def test_random_tensors_have_their_shape(shape):
     data = random_tensors(shape, classes=3, size=20)
     lengths = tuple(int(n) for n in shape.replace("×", "x").split("x"))
     assert data.shape == lengths
@@ -35,7 +35,7 @@ def test_a_larger_size_keeps_the_first_items(make):
 
 
 @pytest.mark.parametrize("make", [random_tensors, synthetic])
-def test_splits_seeds_and_items_differ_and_asking_again_does_not(make):
+def test_items_are_deterministic_and_distinct(make):
     first = make(seed=0)
     same = make(seed=0)
     assert torch.equal(first.train[5][0], same.train[5][0])
@@ -44,7 +44,7 @@ def test_splits_seeds_and_items_differ_and_asking_again_does_not(make):
 
 
 @pytest.mark.parametrize("shape", ["", "3x", "0x2", "axb", "-1", "3 32"])
-def test_a_shape_that_cannot_be_read_is_refused(shape):
+def test_an_invalid_shape_is_refused(shape):
     with pytest.raises(RequestError, match=r"random\.shape: expected lengths such as"):
         random_tensors(shape)
 
@@ -57,9 +57,7 @@ def test_a_shape_that_cannot_be_read_is_refused(shape):
     difficulty=st.floats(0, 1),
     seed=st.integers(0, 2**31 - 1),
 )
-def test_synthetic_images_are_within_zero_and_one_and_classes_take_turns(
-    classes, channels, side, difficulty, seed
-):
+def test_synthetic_images_are_in_bounds(classes, channels, side, difficulty, seed):
     data = synthetic(6, 3, classes, channels, side, difficulty, seed)
     assert (len(data.train), len(data.test), data.classes) == (6, 3, classes)
     for index in range(6):
@@ -77,7 +75,7 @@ def accuracy(difficulty):
     return fit.score(test.inputs.flatten(1), test.labels)
 
 
-def test_difficulty_goes_from_all_learnt_to_nothing():
+def test_difficulty_decides_the_accuracy():
     easy, middle, hard = accuracy(0.0), accuracy(0.85), accuracy(1.0)
     assert easy > 0.99
     assert hard < middle - 0.2 < easy
@@ -85,7 +83,7 @@ def test_difficulty_goes_from_all_learnt_to_nothing():
     assert abs(hard - 0.1) < 5 * (0.1 * 0.9 / 300) ** 0.5
 
 
-def test_the_share_of_variance_that_tells_nothing_is_the_difficulty():
+def test_synthetic_images_have_variance_one():
     images = synthetic(size=400, classes=2, difficulty=0.4, image_size=16).sample(
         None, split="train"
     )
@@ -93,12 +91,12 @@ def test_the_share_of_variance_that_tells_nothing_is_the_difficulty():
     assert images.inputs.var().item() == pytest.approx(1, abs=0.05)
 
 
-def test_a_tensor_that_no_memory_holds_is_refused():
+def test_a_huge_tensor_is_refused():
     with pytest.raises(RequestError, match=r"30,000,000,000 numbers, expected at most 268,435,456"):
         random_tensors("3x100000x100000")
 
 
-def test_patterns_that_no_memory_holds_are_refused():
+def test_huge_patterns_are_refused():
     with pytest.raises(RequestError, match=r"10,000 classes of 3x1024x1024 have 31,457,280,000"):
         synthetic(classes=10_000, image_size=1024)
 
@@ -107,6 +105,6 @@ def test_patterns_that_no_memory_holds_are_refused():
     ("make", "name"),
     [(random_tensors, "size"), (synthetic, "size"), (synthetic, "test_size")],
 )
-def test_a_split_is_no_larger_than_can_be_drawn_from(make, name):
+def test_a_huge_split_is_refused(make, name):
     with pytest.raises(RequestError, match="out of bounds"):
         dataset_info(make).options[name].parse(10**11)

@@ -29,7 +29,7 @@ def expected_count(depth, channels=3, classes=10):
 
 
 @pytest.mark.parametrize("name", ["resnet20", "plain20", "resnet56", "plain56"])
-def test_the_parameters_are_those_of_the_layers_with_or_without_shortcuts(name):
+def test_shortcuts_add_no_parameters(name):
     network = registry.load("models", name)(num_classes=100)
     depth = int(name[-2:])
     assert sum(p.numel() for p in network.parameters()) == expected_count(depth, classes=100)

@@ -27,7 +27,7 @@ def data_of(shape, classes=5):
         ("mobilenetv3_small_050", (3, 64, 64)),
     ],
 )
-def test_a_network_is_built_for_the_datasets_channels_classes_and_resolution(name, shape):
+def test_a_network_is_built_for_the_dataset(name, shape):
     network = build_model(f"timm/{name}", data_of(shape), seed=0).eval()
     assert network(torch.rand(2, *shape)).shape == (2, 5)
 

@@ -69,7 +69,7 @@ def test_a_network_is_torchvisions_own_with_the_datasets_classes(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_A_FAMILY)
-def test_the_smallest_resolution_stated_is_the_smallest_that_works(name):
+def test_the_stated_minimum_resolution_works(name):
     smallest = ONE_A_FAMILY[name]
     network = build(name, num_classes=5, image_size=smallest).eval()
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_the_smallest_resolution_stated_is_the_smallest_that_works(name):
 
 
 @pytest.mark.parametrize("name", [n for n, smallest in ONE_A_FAMILY.items() if smallest > 4])
-def test_a_smaller_resolution_is_refused_in_one_line_that_says_the_smallest(name):
+def test_a_smaller_resolution_is_refused(name):
     smallest = ONE_A_FAMILY[name]
     with pytest.raises(RequestError, match=f"at least {smallest}x{smallest}") as caught:
         build_model(f"torchvision/{name}", data_of((3, smallest - 1, smallest - 1)), seed=0)
@@ -126,7 +126,7 @@ def test_an_unknown_name_suggests_the_nearest():
 
 
 @pytest.mark.parametrize("name", ["mnasnet0_5", "squeezenet1_1"])
-def test_a_checkpoint_of_torchvisions_own_form_is_loaded(name, tmp_path):
+def test_a_checkpoint_of_torchvision_is_loaded(name, tmp_path):
     theirs = models.get_model(name, weights=None, num_classes=5)
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")
     ours = build(name, num_classes=5)
@@ -141,7 +141,7 @@ def build_of(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_auxiliary_classifiers_in_a_checkpoint_are_left_out(name, tmp_path):
+def test_auxiliary_classifiers_are_skipped(name, tmp_path):
     theirs = models.get_model(
         name, weights=None, num_classes=5, init_weights=False, aux_logits=True
     )
@@ -163,7 +163,7 @@ def test_names_of_old_densenet_checkpoints_are_understood():
     assert {rename(key) for key in inverse} == set(keys)
 
 
-def test_names_of_old_vision_transformer_checkpoints_are_understood():
+def test_old_vision_transformer_checkpoints_are_loaded():
     rename = model_info(build_of("vit_b_16")).rename
     with torch.device("meta"):
         keys = set(build("vit_b_16").state_dict())
@@ -174,7 +174,7 @@ def test_names_of_old_vision_transformer_checkpoints_are_understood():
     assert {rename(key) for key in keys} == keys
 
 
-def test_trained_weights_that_are_missing_are_asked_for_in_one_line(monkeypatch, tmp_path):
+def test_missing_weights_are_reported_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     spec = SubjectSpec("torchvision/resnet18", "trained", "imagenet")
@@ -187,7 +187,7 @@ def test_trained_weights_that_are_missing_are_asked_for_in_one_line(monkeypatch,
     assert "\n" not in message
 
 
-def test_trained_weights_are_taken_from_where_they_lie(monkeypatch, tmp_path):
+def test_trained_weights_are_found(monkeypatch, tmp_path):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     (tmp_path / "weights").mkdir()
     file = tmp_path / "weights" / models.ResNet18_Weights.DEFAULT.url.rpartition("/")[2]
@@ -212,7 +212,7 @@ def test_the_preprocessing_is_that_of_the_default_weights(name, tmp_path):
     with Image.open(tmp_path / "image.png") as image:
         expected = weights.transforms()(image)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
-    # The others of which torchvision says the same have the same.
+    # Networks with equal entries in torchvision have equal preprocessing.
     for other in NAMES:
         if preprocessing_of(other) == preprocessing_of(name):
             found = model_info(build_of(other)).preprocessing(None)
@@ -233,7 +233,7 @@ def choose_file(weights):
     return Path(weights.url.rpartition("/")[2])
 
 
-def test_own_weights_that_renormalise_inside_get_the_same_images_from_outside(tmp_path):
+def test_renormalising_networks_get_equal_images(tmp_path):
     weights = models.GoogLeNet_Weights.IMAGENET1K_V1
     Image.new("RGB", (256, 256), (200, 30, 90)).save(tmp_path / "image.png")
     used = model_info(build_of("googlenet")).preprocessing(choose_file(weights))
@@ -246,7 +246,7 @@ def test_own_weights_that_renormalise_inside_get_the_same_images_from_outside(tm
     torch.testing.assert_close(ours[None], theirs._transform_input(given), rtol=1e-5, atol=1e-5)
 
 
-def test_weights_that_are_missing_are_replaced_with_a_remark(monkeypatch, tmp_path):
+def test_missing_weights_are_initialised_with_a_note(monkeypatch, tmp_path):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     choice = choose_weights(SubjectSpec("torchvision/resnet18", "auto", "imagenet"))
@@ -255,13 +255,13 @@ def test_weights_that_are_missing_are_replaced_with_a_remark(monkeypatch, tmp_pa
     assert choose_weights(SubjectSpec("torchvision/resnet18", "auto", "digits")).note == ""
 
 
-def test_a_plan_warns_once_of_weights_that_are_missing(monkeypatch, tmp_path):
+def test_a_plan_warns_once_of_missing_weights(monkeypatch, tmp_path):
     monkeypatch.setenv("NLBENCH_DATA", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     (tmp_path / "imagenet" / "val").mkdir(parents=True)
-    said = []
+    warnings = []
     request = Request(("r2",), ("torchvision/resnet18",), ("imagenet",), seeds=(0, 1))
-    plan = make_plan(request, "cpu", said.append)
+    plan = make_plan(request, "cpu", warnings.append)
     assert [cell.subject.label for cell in plan.cells] == ["init", "init"]
-    assert len(said) == 1
-    assert "is freshly initialised" in said[0]
+    assert len(warnings) == 1
+    assert "is freshly initialised" in warnings[0]

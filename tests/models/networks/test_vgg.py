@@ -75,7 +75,7 @@ def test_weights_start_normal_with_variance_two_over_fan_in_and_biases_zero():
             assert module.bias.count_nonzero() == 0
 
 
-def test_the_same_global_seed_gives_the_same_weights_and_another_seed_others():
+def test_the_global_seed_decides_the_weights():
     def first_weights(seed):
         torch.manual_seed(seed)
         return vgg8().features[0].weight
@@ -101,7 +101,7 @@ STAGES = {vgg11: "11222", vgg13: "22222", vgg16: "22333", vgg19: "22444"}
 
 
 @pytest.mark.parametrize("build", STAGES)
-def test_the_deep_ones_have_the_convolutions_of_the_original_and_average_pooling(build):
+def test_deep_networks_have_the_original_convolutions(build):
     expected, inputs = [], 3
     for channels, count in zip((64, 128, 256, 512, 512), STAGES[build], strict=True):
         for _ in range(int(count)):

@@ -55,7 +55,7 @@ def set_slopes(model, *numbers):
         ("densenet121", 121, None),
     ],
 )
-def test_every_relu_call_gets_slopes_and_the_function_stays(name, calls, units):
+def test_every_relu_call_gets_slopes(name, calls, units):
     torch.manual_seed(0)
     if name == "vgg8":
         model, size = VGG(8), 32
@@ -71,7 +71,7 @@ def test_every_relu_call_gets_slopes_and_the_function_stays(name, calls, units):
     assert {site.kind for site in list_sites(made, x)} == {"prelu"}
 
 
-def test_the_given_model_is_left_alone_and_its_weights_keep_their_names():
+def test_the_model_is_not_modified():
     model = torchvision.models.resnet18(weights=None, num_classes=5)
     names = list(model.state_dict())
     made = sparsify(model)
@@ -126,7 +126,7 @@ class Shared(nn.Module):
         return self.act(self.block(self.block(x)) - 1)
 
 
-def test_a_shared_relu_has_one_prelu_a_call_wherever_it_is_registered():
+def test_a_shared_relu_has_a_prelu_per_call():
     torch.manual_seed(0)
     model = Shared()
     made = sparsify(model)
@@ -183,7 +183,7 @@ def test_a_pass_that_is_interrupted_leaves_nothing_behind(alone):
         torch.testing.assert_close(made[1](made[0](x)) if alone else made(x), expected)
 
 
-def test_a_path_length_leaves_a_network_with_reused_relus_as_it_was():
+def test_a_path_length_does_not_change_reused_relus():
     made = sparsify(torchvision.models.resnet18(weights=None, num_classes=3)).eval()
     x = torch.randn(2, 3, 32, 32)
     expected = made(x)
@@ -191,7 +191,7 @@ def test_a_path_length_leaves_a_network_with_reused_relus_as_it_was():
     torch.testing.assert_close(made(x), expected)
 
 
-def test_measures_of_several_probes_take_turns_on_a_network_with_reused_relus():
+def test_several_probes_measure_reused_relus():
     made = sparsify(nn.Sequential(nn.Linear(3, 4), Broken(), nn.Linear(4, 2)))
     run = nlbench.evaluate(made, torch.randn(32, 3), measures=["pathlength", "affinity", "absdev"])
     assert {record.result.status for record in run.records} == {"ok"}
@@ -213,12 +213,12 @@ def test_channels_are_not_guessed():
 
 
 @pytest.mark.parametrize(("layer", "units"), [(nn.Linear(5, 2), 5), (nn.Conv1d(4, 2, 1), 4)])
-def test_a_relu_of_the_input_has_the_channels_that_the_first_layer_takes(layer, units):
+def test_a_relu_of_the_input_has_its_channels(layer, units):
     made = sparsify(nn.Sequential(nn.ReLU(), layer), example=torch.randn(2, 4, 5))
     assert nonlinear_units(made)["0"] == (units, units)
 
 
-def test_a_network_that_takes_turns_between_threads_counts_the_calls_of_each():
+def test_calls_are_counted_per_thread():
     made = sparsify(nn.Sequential(nn.Linear(3, 4), Broken()), example=torch.ones(2, 3))
     xs = [torch.randn(5, 3) for _ in range(24)]
     with ThreadPoolExecutor(4) as threads:
@@ -257,7 +257,7 @@ def test_channels_of_tokens_are_last():
 
 
 @pytest.mark.parametrize("activation", [F.relu, nn.ReLU()], ids=["function", "module"])
-def test_the_fused_kernel_of_transformer_layers_does_not_bypass_the_slopes(activation):
+def test_the_fused_kernel_does_not_bypass_the_slopes(activation):
     layer = nn.TransformerEncoderLayer(6, 2, 10, batch_first=True, activation=activation)
     model = nn.TransformerEncoder(layer, 2).eval()
     x, mask = torch.randn(3, 5, 6), torch.tensor([[False] * 5, [False] * 3 + [True] * 2] * 2)[:3]
@@ -298,7 +298,7 @@ def test_a_relu_whose_overwriting_matters_is_refused():
         sparsify(Overwriting())
 
 
-def test_a_relu_that_is_no_module_of_the_network_is_found_as_a_call():
+def test_an_unregistered_relu_is_a_functional_call():
     class Hidden(nn.Module):
         def __init__(self):
             super().__init__()
@@ -321,7 +321,7 @@ def test_a_relu_that_is_no_module_of_the_network_is_found_as_a_call():
         (nn.Sequential(nn.Conv2d(3, 2, 1), nn.Linear(7, 2), nn.ReLU()), "can't be run"),
     ],
 )
-def test_what_cannot_be_sparsified_is_refused_with_the_reason(model, message):
+def test_unsuitable_models_are_refused(model, message):
     with pytest.raises(RequestError, match=message):
         sparsify(model)
 
@@ -334,14 +334,14 @@ def test_functions_of_slopes_refuse_a_model_without_them():
 
 @given(st.lists(st.floats(-1, 0.98), min_size=4, max_size=4), st.floats(0.1, 2))
 @settings(max_examples=30, deadline=None)
-def test_the_penalty_is_the_sum_of_powers_of_the_distance_to_one(numbers, power):
+def test_the_penalty_matches_the_formula(numbers, power):
     model = sparsify(chain())
     set_slopes(model, *numbers)
     expected = sum(abs(1 - number) ** power for number in numbers)
     assert penalty(model, power).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_penalty_has_the_gradient_of_the_root_and_none_at_frozen_units():
+def test_the_penalty_has_no_gradient_at_frozen_units():
     model = sparsify(chain())
     set_slopes(model, 0.0, 0.75, 0.995, 1.0)
     snap(model)
@@ -351,7 +351,7 @@ def test_the_penalty_has_the_gradient_of_the_root_and_none_at_frozen_units():
 
 @given(st.lists(st.floats(-2, 0.99), min_size=4, max_size=4), st.floats(0.2, 2))
 @settings(max_examples=10, deadline=None)
-def test_the_gradient_of_the_penalty_is_that_of_finite_differences(numbers, power):
+def test_the_gradient_matches_finite_differences(numbers, power):
     model = sparsify(chain()).double()
     weight = slopes(model)[0]
 
@@ -391,7 +391,7 @@ def test_layerwise_slopes_do_not_change_the_function():
     assert torch.equal(sparsify(model, layerwise=True, example=x)(x), model(x))
 
 
-def test_snapping_freezes_what_is_near_one_or_beyond_and_nothing_else():
+def test_snap_freezes_slopes_near_or_above_one():
     model = sparsify(chain())
     set_slopes(model, 0.98, 0.991, 1.3, -0.2)
     assert snap(model) == 2
@@ -401,7 +401,7 @@ def test_snapping_freezes_what_is_near_one_or_beyond_and_nothing_else():
     assert snap(model) == 0
 
 
-def test_a_frozen_unit_gets_no_gradient_and_stays_linear_whatever_the_optimiser_adds():
+def test_a_frozen_unit_stays_linear():
     model = sparsify(chain())
     optimiser = torch.optim.SGD(parameter_groups(model, 0.1), lr=0.5, momentum=0.9)
     x = torch.randn(16, 3)
@@ -420,7 +420,7 @@ def test_a_frozen_unit_gets_no_gradient_and_stays_linear_whatever_the_optimiser_
     assert slopes(model)[0][0] == 1.0
 
 
-def test_slopes_have_no_weight_decay_and_every_parameter_is_in_one_group():
+def test_slopes_have_no_weight_decay():
     model = sparsify(torchvision.models.resnet18(weights=None))
     others, own = parameter_groups(model, 5e-4)
     assert (others["weight_decay"], own["weight_decay"]) == (5e-4, 0.0)
@@ -430,7 +430,7 @@ def test_slopes_have_no_weight_decay_and_every_parameter_is_in_one_group():
 
 @given(st.floats(0, 1), st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
-def test_the_random_control_makes_the_share_linear_and_the_seed_decides_which(share, seed):
+def test_the_random_control_makes_the_share_linear(share, seed):
     model, again = sparsify(VGG(8)), sparsify(VGG(8))
     assert randomize(model, share, seed) == round(share * 292)
     assert linear_share(model) == pytest.approx(round(share * 292) / 292)
@@ -445,7 +445,7 @@ def test_the_random_control_differs_from_seed_to_seed():
     assert nonlinear_units(first) != nonlinear_units(second)
 
 
-def test_the_random_control_refuses_layerwise_slopes_and_shares_out_of_bounds():
+def test_the_random_control_checks_its_arguments():
     with pytest.raises(RequestError, match="layer-wise"):
         randomize(sparsify(chain(), layerwise=True), 0.5, 0)
     with pytest.raises(RequestError, match="0 to 1"):
@@ -477,7 +477,7 @@ def test_a_sparsified_network_trains():
         ("resnet18", {}),
     ],
 )
-def test_other_activations_than_relu_are_counted_by_kind(name, counts):
+def test_other_activations_are_counted_by_kind(name, counts):
     assert other_activations(torchvision.models.get_model(name, weights=None)) == counts
 
 

@@ -79,7 +79,7 @@ def test_a_network_without_nonlinear_units_is_one_region():
 
 
 @pytest.mark.parametrize("layerwise", [False, True])
-def test_a_checkpoint_is_loaded_by_transforming_the_model_first(tmp_path, layerwise):
+def test_a_checkpoint_is_loaded_into_a_transformed_model(tmp_path, layerwise):
     model = linearised(layerwise)
     path = tmp_path / "linear.safetensors"
     save_weights(path, model, checkpoint_metadata(model))
@@ -116,7 +116,7 @@ def test_other_measures_run_on_a_linearised_checkpoint(tmp_path, checkpoint, mon
     assert values["pathlength"] < 7
 
 
-def test_layers_bear_one_name_among_sites_in_the_graph_and_in_the_core_network():
+def test_layers_have_one_name_in_all_probes():
     model = sparsify(Functional())
     x = torch.randn(2, 3)
     sites = [site.name for site in list_sites(model, x)]
@@ -124,7 +124,7 @@ def test_layers_bear_one_name_among_sites_in_the_graph_and_in_the_core_network()
     assert sites == list(nonlinear_units(model)) == ["relu.0", "relu.1"]
 
 
-def test_a_transform_that_is_none_is_one_line(tmp_path):
+def test_an_unknown_transform_is_refused_in_one_line(tmp_path):
     path = tmp_path / "odd.safetensors"
     save_weights(path, VGG(8), {"transform": "sparsifi"})
     with pytest.raises(RequestError, match="no transform 'sparsifi'; did you mean 'sparsify'"):
@@ -145,7 +145,7 @@ def test_a_transform_that_is_none_is_one_line(tmp_path):
         json.dumps({"layerwise": "no"}),
     ],
 )
-def test_options_that_do_not_fit_are_one_short_line(options):
+def test_wrong_options_are_refused_in_one_line(options):
     metadata = {"transform": "sparsify", "transform_options": options}
     with pytest.raises(
         RequestError, match=r"transform_options is|keyword argument|expected true or false"

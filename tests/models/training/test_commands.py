@@ -26,7 +26,7 @@ def train(tmp_path, monkeypatch, capfd):
     return call
 
 
-def test_several_seeds_give_a_checkpoint_each(train, tmp_path):
+def test_each_seed_gets_a_checkpoint(train, tmp_path):
     done = train(*TINY, "--seeds", "0,1", "--out", "nets")
     assert done.returncode == 0, done.stderr
     files = sorted(file.name for file in (tmp_path / "nets").glob("*.safetensors"))
@@ -43,14 +43,14 @@ def test_the_recipe_of_the_model_is_followed_and_recorded(train, tmp_path):
     assert manifest["request"]["recipe"] == manifest["recipe"]["name"] == "adam"
 
 
-def test_checkpoints_are_kept_after_the_epochs_asked_for(train, tmp_path):
+def test_checkpoints_are_kept_after_the_given_epochs(train, tmp_path):
     done = train(*TINY, "--epochs", "4", "--checkpoint-epochs", "1,3", "--out", "x.safetensors")
     assert done.returncode == 0, done.stderr
     kept = sorted(file.name for file in (tmp_path / "x.training").glob("*.safetensors"))
     assert kept == ["epoch0001.safetensors", "epoch0003.safetensors"]
 
 
-def test_a_threshold_that_is_missed_is_said_and_is_exit_status_1(train, tmp_path):
+def test_a_missed_threshold_is_exit_status_1(train, tmp_path):
     done = train(*TINY, "--until-train-accuracy", "1", "--out", "x.safetensors")
     assert done.returncode == 1
     assert "the threshold was not reached in 1 epochs" in done.stdout
@@ -91,18 +91,18 @@ def test_data_without_labels_are_refused(train, tmp_path):
     assert not (tmp_path / "x.training").exists()
 
 
-def test_a_rate_at_which_training_diverges_is_told_with_the_epoch(train, tmp_path):
+def test_divergence_is_reported_with_the_epoch(train, tmp_path):
     done = train(*TINY, "--learning-rate", "1e30", "--out", "x.safetensors")
     assert done.returncode == 1  # Nothing was wrong with the request.
     assert "after epoch 1" in done.stderr
     assert "a learning rate below 1e+30 may help" in done.stderr
-    # What is left says why there is no checkpoint, and is in nobody's way.
+    # The manifest records the failure and doesn't block another training.
     assert [p.name for p in tmp_path.rglob("*")] == ["x.training", "manifest.json"]
     assert "after epoch 1" in (tmp_path / "x.training" / "manifest.json").read_text()
     assert train(*TINY, "--out", "x.safetensors").returncode == 0
 
 
-def test_several_seeds_are_gone_on_with_and_the_finished_ones_kept(train, tmp_path):
+def test_resume_keeps_finished_seeds(train, tmp_path):
     train(*TINY, "--seeds", "0", "--out", "nets/vgg8-seed0.safetensors")
     before = (tmp_path / "nets" / "vgg8-seed0.safetensors").stat().st_mtime_ns
     done = train(*TINY, "--seeds", "0,1", "--out", "nets", "--resume")
@@ -129,16 +129,14 @@ def test_a_seed_that_diverges_leaves_the_others_trained(train, tmp_path, monkeyp
     assert files == ["vgg8-seed1.safetensors"]
 
 
-def test_a_seed_given_twice_is_trained_once(train, tmp_path):
+def test_a_repeated_seed_is_trained_once(train, tmp_path):
     done = train(*TINY, "--seeds", "0,00", "--out", "x.safetensors")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x.safetensors").is_file()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_an_interrupt_says_what_is_kept_and_the_same_command_goes_on(
-    train, tmp_path, monkeypatch, resumed
-):
+def test_an_interrupt_reports_what_is_kept(train, tmp_path, monkeypatch, resumed):
     from nlbench.models.training import loop
 
     whole = loop._Training.run_epoch
@@ -161,7 +159,7 @@ def test_an_interrupt_says_what_is_kept_and_the_same_command_goes_on(
     assert (tmp_path / "x.safetensors").is_file() == resumed
 
 
-def test_a_manifest_says_how_long_the_training_took(train, tmp_path):
+def test_the_manifest_records_seconds(train, tmp_path):
     train(*TINY, "--out", "x.safetensors")
     manifest = json.loads((tmp_path / "x.training/manifest.json").read_text())
     assert manifest["seconds"] > 0

@@ -69,7 +69,7 @@ REFERENCE, NONE, MOST = (
 )
 
 
-def test_each_omega_and_its_control_is_a_subject_beside_the_reference(made):
+def test_each_omega_and_control_is_a_subject(made):
     assert list(values(made, "accuracy")) == [
         REFERENCE,
         NONE,
@@ -79,7 +79,7 @@ def test_each_omega_and_its_control_is_a_subject_beside_the_reference(made):
     ]
 
 
-def test_an_ordinary_run_says_how_many_samples_an_accuracy_is_of(made):
+def test_accuracy_records_its_number_of_samples(made):
     rows = made.scores[made.scores["measure"] == "accuracy"]
     assert set(rows["n"]) == {16}
 
@@ -92,12 +92,12 @@ def test_the_penalty_makes_units_linear_and_paths_shorter(made):
     assert lengths[MOST] < lengths[NONE]
 
 
-def test_the_control_has_as_many_linear_units_elsewhere(made):
+def test_the_control_has_as_many_linear_units(made):
     linear = values(made, "linear-units")
     assert linear[f"random-{MOST}"] == pytest.approx(linear[MOST])
 
 
-def test_units_by_layer_add_up_to_those_of_the_network(made):
+def test_units_by_layer_add_up(made):
     table = made.scores
     rows = table[(table["measure"] == "linear-units") & (table["weights"] == MOST)]
     layers = rows[rows["place"] != ""]
@@ -107,7 +107,7 @@ def test_units_by_layer_add_up_to_those_of_the_network(made):
     assert values(made, "linear-units", "units")[MOST] == 292
 
 
-def test_subjects_say_recipe_omega_and_seed_of_their_training(made):
+def test_subjects_record_their_training(made):
     about = {s["weights"]: s["weights_metadata"] for s in made.manifest["subjects"]}
     assert {k: about[MOST][k] for k in ("recipe", "omega", "seed")} == {
         "recipe": "post-training", "omega": "0.1", "seed": "0",
@@ -118,7 +118,7 @@ def test_subjects_say_recipe_omega_and_seed_of_their_training(made):
     assert values(made, "accuracy")[MOST] == pytest.approx(trained, abs=1e-4)
 
 
-def test_given_weights_are_as_accurate_as_on_the_whole_test_split(tmp_path, start):
+def test_accuracy_is_of_the_whole_test_split(tmp_path, start):
     options = (("size", 48), ("test_size", 600))
     run = linearise(request(weights=start, omegas=(0.0,), options=options), tmp_path / "lin")
     spec = SubjectSpec("vgg8", start, "synthetic", options=options)
@@ -127,7 +127,7 @@ def test_given_weights_are_as_accurate_as_on_the_whole_test_split(tmp_path, star
     assert values(run, "accuracy")[REFERENCE] == whole
 
 
-def test_a_checkpoint_is_a_subject_of_any_other_measure(made):
+def test_a_checkpoint_is_a_subject_of_other_measures(made):
     file = str(made.path / "checkpoints" / "omega0.1-seed0.safetensors")
     import torch
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_is_a_subject_of_any_other_measure(made):
     assert run.records[0].result.status == "ok"
 
 
-def test_what_is_finished_is_not_done_again(made, start):
+def test_finished_networks_are_not_trained_again(made, start):
     files = sorted((made.path / "checkpoints").glob("*.safetensors"))
     before = [file.stat().st_mtime_ns for file in files]
     again = linearise(request(weights=start, control=True), made.path)
@@ -146,7 +146,7 @@ def test_what_is_finished_is_not_done_again(made, start):
     assert again.scores.equals(made.scores)
 
 
-def test_an_interrupted_grid_goes_on(tmp_path, start):
+def test_an_interrupted_grid_resumes(tmp_path, start):
     class Stop:
         def __init__(self, after):
             self.left = after
@@ -190,7 +190,7 @@ def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
     assert not (tmp_path / "lin").exists()
 
 
-class Heard(Monitor):
+class RecordingMonitor(Monitor):
     def __init__(self):
         super().__init__()
         self.lines = []
@@ -199,17 +199,17 @@ class Heard(Monitor):
         self.lines.append(message)
 
 
-def test_what_stays_nonlinear_beside_relu_is_said_once(tmp_path, start, monkeypatch):
+def test_other_activations_are_warned_of_once(tmp_path, start, monkeypatch):
     def mixed(in_channels=3, num_classes=10):
         layers = nn.Linear(in_channels * 1024, 4), nn.ReLU(), nn.SiLU(), nn.Linear(4, num_classes)
         return nn.Sequential(nn.Flatten(), *layers)
 
     monkeypatch.setattr(vgg, "vgg8", mixed)
-    heard = Heard()
-    linearise(request(omegas=(0.0,), mode="from-start"), tmp_path / "lin", progress=heard)
-    linearise(request(omegas=(0.1,), mode="from-start"), tmp_path / "lin", progress=heard)
-    said = "vgg8: only ReLUs are made linear; 1 call of silu remains"
-    assert heard.lines == [said]
+    monitor = RecordingMonitor()
+    linearise(request(omegas=(0.0,), mode="from-start"), tmp_path / "lin", progress=monitor)
+    linearise(request(omegas=(0.1,), mode="from-start"), tmp_path / "lin", progress=monitor)
+    message = "vgg8: only ReLUs are made linear; 1 call of silu remains"
+    assert monitor.lines == [message]
 
 
 def test_modes_share_a_folder(tmp_path, start):
@@ -221,13 +221,13 @@ def test_modes_share_a_folder(tmp_path, start):
     assert recipes[f"start-{MOST}"] == "from-start"
 
 
-def test_a_folder_that_holds_the_same_made_otherwise_is_refused(made, start):
+def test_a_folder_of_another_training_is_refused(made, start):
     changes = {**CHANGES, "epochs": 3}
     with pytest.raises(RequestError, match=r"trained in another way \(changes was .*epochs': 2"):
         linearise(request(weights=start, changes=changes), made.path)
 
 
-def test_a_folder_made_under_another_recipe_names_both(tmp_path, monkeypatch):
+def test_another_base_recipe_is_refused(tmp_path, monkeypatch):
     from nlbench.models.training import recipes
 
     for name in ("vanilla", "adam"):
@@ -255,13 +255,13 @@ def test_two_processes_never_train_into_one_folder(tmp_path, start):
         linearise(request(weights=start), tmp_path / "lin")
 
 
-def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, start):
-    heard = Heard()
+def test_cells_of_a_diverged_training_are_skipped(tmp_path, start):
+    monitor = RecordingMonitor()
     changes = {**CHANGES, "epochs": 1, "learning_rate": 1e30}
     run = linearise(
-        request(weights=start, omegas=(0.0,), changes=changes), tmp_path / "lin", progress=heard
+        request(weights=start, omegas=(0.0,), changes=changes), tmp_path / "lin", progress=monitor
     )
-    assert any("omega0-seed0: " in line and "learning rate" in line for line in heard.lines)
+    assert any("omega0-seed0: " in line and "learning rate" in line for line in monitor.lines)
     table = run.scores[run.scores["measure"] == "accuracy"]
     rows = zip(table["weights"], table["status"], table["reason"], strict=True)
     found = {Path(weights).name: (status, reason) for weights, status, reason in rows}
@@ -272,9 +272,7 @@ def test_a_training_whose_numbers_cease_leaves_the_others_measured(tmp_path, sta
     assert found == {REFERENCE: ("ok", "")}
 
 
-def test_what_depends_on_a_failed_training_says_so_and_leaves_the_others_alone(
-    tmp_path, monkeypatch
-):
+def test_dependents_of_a_failed_training_are_skipped(tmp_path, monkeypatch):
     from nlbench.models.training import recipes
 
     quick = nlbench.registry.load("recipes", "vanilla")
@@ -326,7 +324,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, start):
         ({"weights": "x", "mode": "from-start"}, "--from-start starts from initial weights"),
     ],
 )
-def test_a_request_that_can_not_be_is_refused(changes, message):
+def test_an_invalid_request_is_refused(changes, message):
     with pytest.raises(RequestError, match=message):
         request(**changes)
 
@@ -357,7 +355,7 @@ def test_the_manifest_is_that_of_a_run(made):
     assert set(content["measures"]) == {"accuracy", "linear-units", "pathlength"}
 
 
-def test_a_translator_is_linearised_with_token_accuracy_and_bleu(tmp_path):
+def test_a_translator_is_linearised(tmp_path):
     from nlbench.models.training.train import run_training
     from nlbench.models.training.training_request import TrainingRequest
 

@@ -22,7 +22,7 @@ SHIPPED = model_info(vgg8).trained["digits"]
 
 
 def tiny_data(n=24):
-    """Three classes of 1×2×2 images, told apart by which corner is bright."""
+    """Three classes of 1×2×2 images with one bright corner each."""
     random = torch.Generator().manual_seed(5)
     labels = torch.arange(n) % 3
     images = 0.2 * torch.rand(n, 1, 2, 2, generator=random)
@@ -51,7 +51,7 @@ class Answers(nn.Module):
 QUICK = Recipe("quick", epochs=3, batch_size=10, learning_rate=0.5)
 
 
-def test_training_takes_the_steps_of_momentum_descent_on_the_cross_entropy():
+def test_training_matches_momentum_descent_by_hand():
     data = tiny_data(4)
     recipe = Recipe(
         "r", 5, batch_size=4, learning_rate=0.5, momentum=0.9, weight_decay=0.1, warmup_steps=3
@@ -78,7 +78,7 @@ def test_training_takes_the_steps_of_momentum_descent_on_the_cross_entropy():
     assert [epoch.loss for epoch in result.history] == pytest.approx(losses, rel=1e-4)
 
 
-def test_every_image_is_used_once_an_epoch_in_an_order_that_changes():
+def test_every_image_is_used_once_per_epoch():
     data = tiny_data(24)
     seen = []
 
@@ -101,7 +101,7 @@ def test_every_image_is_used_once_an_epoch_in_an_order_that_changes():
     assert not torch.equal(first, second)
 
 
-def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_does_not():
+def test_the_seed_decides_the_weights():
     def trained(seed):
         quick = replace(vanilla, epochs=1)
         return state_hash(
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_does_not()
     assert trained(0) != trained(1)
 
 
-def test_training_leaves_the_global_random_state_alone():
+def test_training_preserves_the_random_state():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -120,7 +120,7 @@ def test_training_leaves_the_global_random_state_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_progress_hears_of_every_epoch_and_the_result_is_that_of_the_last():
+def test_progress_receives_every_epoch():
     heard = []
     result = train(tiny_network, tiny_data(), QUICK, progress=heard.append)
     assert result.history == tuple(heard)
@@ -139,17 +139,17 @@ def test_progress_hears_of_every_epoch_and_the_result_is_that_of_the_last():
         ({"until_train_accuracy": 1.0, "until_loss": 10.0, "learning_rate": 1e-9}, [True] * 3),
     ],
 )
-def test_accuracy_in_training_is_measured_wherever_training_may_end(changes, measured):
+def test_training_accuracy_is_measured_where_training_may_end(changes, measured):
     history = train(tiny_network, tiny_data(), replace(QUICK, **changes)).history
     assert [epoch.train_accuracy is not None for epoch in history] == measured
 
 
-def test_accuracy_in_training_is_that_of_the_network_at_the_end():
+def test_training_accuracy_is_that_of_the_final_network():
     result = train(tiny_network, tiny_data(), QUICK)
     assert result.train_accuracy == accuracy(result.model, "train", tiny_data())
 
 
-def test_running_accuracy_is_of_each_sample_before_the_step_that_used_it():
+def test_running_accuracy_is_measured_before_each_step():
     seen = []
 
     class Seen(nn.Linear):
@@ -170,15 +170,15 @@ def test_running_accuracy_is_of_each_sample_before_the_step_that_used_it():
     assert epoch.running_accuracy == pytest.approx(right)
 
 
-def test_with_label_noise_accuracy_in_training_is_by_the_noisy_labels():
-    # An easy problem is learnt right whatever a quarter of its labels say.
+def test_training_accuracy_counts_corrupted_labels():
+    # The problem is so easy that a quarter of wrong labels doesn't matter.
     recipe = replace(QUICK, epochs=30)
     result = train(tiny_network, tiny_data(), replace(recipe, label_noise=0.25), seed=2)
     assert result.test_accuracy == 1.0
     assert result.train_accuracy == 0.75
 
 
-def test_a_loss_that_overflows_is_an_error_not_a_result():
+def test_an_overflowing_loss_is_an_error():
     def explosive():
         network = tiny_network()
         nn.init.constant_(network[1].weight, 1e38)
@@ -211,7 +211,7 @@ def test_accuracy_is_the_share_of_right_answers():
     assert accuracy(Answers(), "train", mixed) == 1.0
 
 
-def test_accuracy_puts_every_module_back_into_its_mode():
+def test_accuracy_restores_the_mode_of_modules():
     network = Answers().train()
     network.child.eval()
     accuracy(network, "test", tiny_data())
@@ -219,7 +219,7 @@ def test_accuracy_puts_every_module_back_into_its_mode():
     assert not network.child.training
 
 
-def test_accuracy_of_a_network_that_gives_nan_is_an_error():
+def test_accuracy_of_nan_is_an_error():
     network = tiny_network()
     nn.init.constant_(network[1].bias, math.nan)
     with pytest.raises(NotFinite, match="logits are not finite"):
@@ -231,7 +231,7 @@ def test_accuracy_on_an_unknown_split_is_refused():
         accuracy(Answers(), "validation", tiny_data())
 
 
-def test_the_shipped_checkpoint_is_small_and_as_accurate_as_its_header_says():
+def test_the_shipped_checkpoint_matches_its_header():
     network = vgg8()
     metadata = load_weights(network, SHIPPED)
     assert SHIPPED.stat().st_size < 1_000_000
@@ -248,7 +248,7 @@ def test_the_shipped_checkpoint_is_small_and_as_accurate_as_its_header_says():
 
 
 @pytest.mark.slow
-def test_less_than_half_the_recipe_of_the_shipped_network_fits_most_digits():
+def test_half_the_recipe_fits_most_digits():
     recipe = replace(vanilla, epochs=20, until_train_accuracy=0.9)
     result = train(vgg8, digits(), recipe, seed=0)
     assert result.is_reached

@@ -19,7 +19,7 @@ TINY = {
 }
 
 
-class Heard(Monitor):
+class RecordingMonitor(Monitor):
     def __init__(self, after=None):
         super().__init__()
         self.steps, self.lines, self.after = [], [], after
@@ -73,35 +73,37 @@ def serial(tmp_path_factory):
     return content(folder)
 
 
-def test_checkpoints_are_the_same_side_by_side_and_one_after_the_other(tmp_path, serial):
-    heard = Heard()
-    run_trainings(requests(tmp_path), workers=2, progress=heard, command="c")
+def test_parallel_checkpoints_match_serial_ones(tmp_path, serial):
+    monitor = RecordingMonitor()
+    run_trainings(requests(tmp_path), workers=2, progress=monitor, command="c")
     assert content(tmp_path) == serial
     assert len(serial) == 3
-    assert len(heard.steps) == 6
+    assert len(monitor.steps) == 6
     # Another time nothing is trained.
-    run_trainings(requests(tmp_path), workers=2, progress=heard, command="another")
-    assert len(heard.steps) == 6
+    run_trainings(requests(tmp_path), workers=2, progress=monitor, command="another")
+    assert len(monitor.steps) == 6
     assert content(tmp_path) == serial
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_one_that_fails_is_named_and_leaves_the_others_trained(tmp_path, serial, workers):
-    heard = Heard()
+def test_a_failure_is_named_and_the_others_are_trained(tmp_path, serial, workers):
+    monitor = RecordingMonitor()
     wanted = requests(tmp_path)
     first = next(iter(wanted))
     wanted[first] = TrainingRequest(**{**TINY, "changes": {"epochs": 2, "learning_rate": 1e30}})
     with pytest.raises(NotFinite, match=r"^training one: .*learning rate") as caught:
-        run_trainings(wanted, workers=workers, progress=heard, command="c")
+        run_trainings(wanted, workers=workers, progress=monitor, command="c")
     assert "\n" not in str(caught.value)
-    (line,) = heard.lines
+    (line,) = monitor.lines
     assert line.startswith("training next: it needs one, whose training failed: ")
     assert content(tmp_path) == {"other.safetensors": serial["other.safetensors"]}
 
 
-def test_an_interrupted_one_goes_on_and_finished_ones_stay(tmp_path, serial):
+def test_interrupted_trainings_resume_and_finished_ones_stay(tmp_path, serial):
     with pytest.raises(KeyboardInterrupt):
-        run_trainings(requests(tmp_path), workers=2, progress=Heard(after=5), command="c")
+        run_trainings(
+            requests(tmp_path), workers=2, progress=RecordingMonitor(after=5), command="c"
+        )
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.safetensors")}
     assert kept
     run_trainings(requests(tmp_path), command="c")
@@ -109,32 +111,32 @@ def test_an_interrupted_one_goes_on_and_finished_ones_stay(tmp_path, serial):
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
 
 
-def test_another_training_under_the_same_name_is_refused_before_any_is_trained(tmp_path, serial):
+def test_another_training_of_the_same_name_is_refused(tmp_path, serial):
     (tmp_path / "before").mkdir()
     run_trainings(requests(tmp_path / "before"))
-    heard = Heard()
+    monitor = RecordingMonitor()
     changes = {"epochs": 3, "learning_rate": 0.01}
     with pytest.raises(RequestError, match="trained in another way"):
-        run_trainings(requests(tmp_path / "before", changes=changes), progress=heard)
-    assert not heard.steps
+        run_trainings(requests(tmp_path / "before", changes=changes), progress=monitor)
+    assert not monitor.steps
 
 
-def test_a_process_that_is_killed_is_said_with_the_name_of_its_network(tmp_path, others):
-    class Killing(Heard):
+def test_a_killed_process_is_reported_with_its_network(tmp_path, others):
+    class Killing(RecordingMonitor):
         def step(self, what):
             super().step(what)
             for child in set(psutil.Process().children()) - others:
                 child.kill()
 
-    heard = Killing()
+    monitor = Killing()
     endless = requests(tmp_path, changes={"epochs": 10**6})
     with pytest.raises(NlbenchError, match=r"^training (one|other): the worker was killed by SIGK"):
-        run_trainings(endless, workers=2, progress=heard)
-    assert any("the worker was killed" in line for line in heard.lines)
-    assert any(line.startswith("training next: ") for line in heard.lines)
+        run_trainings(endless, workers=2, progress=monitor)
+    assert any("the worker was killed" in line for line in monitor.lines)
+    assert any(line.startswith("training next: ") for line in monitor.lines)
 
 
-def test_of_one_that_cannot_begin_what_starts_from_it_says_so(tmp_path, monkeypatch):
+def test_a_dependent_training_reports_the_failed_one(tmp_path, monkeypatch):
     made = parallel.run_training
 
     def failing(training, file, **options):
@@ -143,11 +145,11 @@ def test_of_one_that_cannot_begin_what_starts_from_it_says_so(tmp_path, monkeypa
         return made(training, file, **options)
 
     monkeypatch.setattr(parallel, "run_training", failing)
-    heard, error = Heard(), RequestError("no room")
+    monitor, error = RecordingMonitor(), RequestError("no room")
     with pytest.raises(RequestError, match=r"^training one: no room$"):
-        run_trainings(requests(tmp_path), progress=heard)
-    assert heard.lines == ["training next: it needs one, whose training failed"]
-    # What nobody raised on purpose is a fault to be seen where it is.
+        run_trainings(requests(tmp_path), progress=monitor)
+    assert monitor.lines == ["training next: it needs one, whose training failed"]
+    # Unexpected exceptions are not caught.
     error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match=r"^a bug$"):
         run_trainings(requests(tmp_path / "again"))

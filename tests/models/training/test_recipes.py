@@ -15,7 +15,7 @@ from nlbench.models.training.recipes import (
 )
 
 
-def test_a_cosine_falls_from_the_rate_to_nearly_nothing():
+def test_a_cosine_falls_to_nearly_zero():
     recipe = Recipe("r", 4, learning_rate=2.0, schedule="cosine")
     rates = [recipe.learning_rate_at(number, 0) for number in range(4)]
     assert rates == pytest.approx([2.0, 1 + 2**-0.5, 1.0, 1 - 2**-0.5])
@@ -45,12 +45,12 @@ def test_a_recipe_without_thresholds_never_ends_early():
         ({"until_loss": float("nan")}, "until_loss is nan, expected at least 0"),
     ],
 )
-def test_a_setting_that_can_not_be_is_refused(change, message):
+def test_an_invalid_setting_is_refused(change, message):
     with pytest.raises(RequestError, match=message):
         replace(vanilla, **change)
 
 
-def test_the_linear_regions_recipes_have_what_the_paper_states():
+def test_the_linear_regions_recipes_match_the_paper():
     # M. Gamba et al., AISTATS 2022, appendix A: SGD, momentum 0.9, batches of 128, rate 0.1.
     for recipe in (linear_regions_vanilla, linear_regions_augmented, linear_regions_noisy_labels):
         assert recipe.optimizer == "sgd"
@@ -64,7 +64,7 @@ def test_the_linear_regions_recipes_have_what_the_paper_states():
 
 
 @pytest.mark.parametrize("name", list(registry.entries("recipes")))
-def test_a_registered_recipe_is_called_what_it_is_registered_as(name):
+def test_a_recipe_has_its_registered_name(name):
     if not registry.entries("recipes")[name].providers[0].startswith("nlbench "):
         pytest.skip("of a plugin")
     recipe = registry.load("recipes", name)
@@ -97,6 +97,6 @@ def test_the_learning_rate_warms_up_then_decays():
         ("warmup_steps", -1),
     ],
 )
-def test_a_recipe_with_a_number_out_of_bounds_is_refused(name, value):
+def test_a_number_out_of_bounds_is_refused(name, value):
     with pytest.raises(RequestError, match=f"recipe vanilla: {name} is {value}, expected"):
         replace(vanilla, **{name: value})

@@ -61,7 +61,7 @@ def interrupted(recipe, state, at_epoch):
     ids=["sgd", "adam", "adamw-cosine", "warm-up", "linearising"],
 )
 @pytest.mark.parametrize("at_epoch", [1, 4])
-def test_interrupted_and_resumed_training_gives_the_same_weights(recipe, at_epoch, tmp_path):
+def test_resumed_training_gives_the_same_weights(recipe, at_epoch, tmp_path):
     whole = train(network, images(), recipe, seed=5)
     interrupted(recipe, tmp_path / "state", at_epoch)
     resumed = train(network, images(), recipe, seed=5, state=tmp_path / "state")
@@ -70,7 +70,7 @@ def test_interrupted_and_resumed_training_gives_the_same_weights(recipe, at_epoc
     assert resumed.scores == whole.scores
 
 
-def test_training_interrupted_within_an_epoch_does_that_epoch_again(tmp_path):
+def test_an_interrupted_epoch_is_repeated(tmp_path):
     class Fragile(nn.Module):
         def __init__(self, calls):
             super().__init__()
@@ -91,7 +91,7 @@ def test_training_interrupted_within_an_epoch_does_that_epoch_again(tmp_path):
     assert state_hash(resumed.model) == state_hash(whole.model)
 
 
-def test_an_interruption_before_the_first_epoch_ends_leaves_nothing_to_resume(tmp_path):
+def test_an_interruption_in_the_first_epoch_leaves_no_state(tmp_path):
     def broken():
         raise Stop
 
@@ -100,7 +100,7 @@ def test_an_interruption_before_the_first_epoch_ends_leaves_nothing_to_resume(tm
     assert not (tmp_path / "state").exists()
 
 
-def test_the_state_of_a_finished_training_gives_its_result_again(tmp_path):
+def test_the_state_of_a_finished_training_gives_its_result(tmp_path):
     state = tmp_path / "state"
     first = train(network, images(), replace(BASE, epochs=1), state=state)
     again = train(network, images(), replace(BASE, epochs=1), state=state)
@@ -108,7 +108,7 @@ def test_the_state_of_a_finished_training_gives_its_result_again(tmp_path):
     assert state_hash(again.model) == state_hash(first.model)
 
 
-def test_a_state_from_before_there_was_running_accuracy_is_taken_up(tmp_path):
+def test_a_state_without_running_accuracy_is_read(tmp_path):
     whole = train(network, images(), BASE, seed=5)
     state = tmp_path / "state"
     interrupted(BASE, state, 2)
@@ -122,7 +122,7 @@ def test_a_state_from_before_there_was_running_accuracy_is_taken_up(tmp_path):
     assert [epoch.running_accuracy is None for epoch in resumed.history] == [True] * 2 + [False] * 4
 
 
-def test_resuming_tells_progress_of_the_earlier_epochs_first(tmp_path):
+def test_resuming_reports_the_earlier_epochs_first(tmp_path):
     interrupted(BASE, tmp_path / "state", 3)
     heard = []
     train(network, images(), BASE, seed=5, state=tmp_path / "state", progress=heard.append)
@@ -145,7 +145,7 @@ def test_the_state_of_another_training_is_refused(changes, message, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut short", b"\x80\x02."])
-def test_a_damaged_state_is_one_line(content, tmp_path):
+def test_a_damaged_state_is_refused_in_one_line(content, tmp_path):
     file = tmp_path / "state"
     file.write_bytes(content)
     with pytest.raises(RequestError, match="remove it to train again") as error:

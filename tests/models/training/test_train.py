@@ -61,7 +61,7 @@ def finished(tmp_path_factory):
     return file, trained
 
 
-def test_a_training_leaves_checkpoint_log_and_manifest_and_no_state(finished):
+def test_a_finished_training_leaves_no_state(finished):
     file, _ = finished
     assert sorted(entry.name for entry in file.with_suffix(".training").iterdir()) == [
         "epoch0001.safetensors",
@@ -71,7 +71,7 @@ def test_a_training_leaves_checkpoint_log_and_manifest_and_no_state(finished):
     ]
 
 
-def test_the_log_has_one_line_an_epoch_and_ends_as_the_result_says(finished):
+def test_the_log_has_a_row_per_epoch(finished):
     file, trained = finished
     rows = epochs(file)
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
@@ -79,7 +79,7 @@ def test_the_log_has_one_line_an_epoch_and_ends_as_the_result_says(finished):
     assert all(float(row["loss"]) > 0 for row in rows)
 
 
-def test_the_log_has_accuracy_in_training_where_it_was_measured(finished):
+def test_the_log_has_training_accuracy_where_measured(finished):
     rows = epochs(finished[0])
     assert [row["train_accuracy"] for row in rows[:2]] == ["", ""]
     assert float(rows[2]["train_accuracy"]) == finished[1].train_accuracy
@@ -89,7 +89,7 @@ def test_the_log_has_accuracy_in_training_where_it_was_measured(finished):
     )
 
 
-def test_the_manifest_says_what_decided_the_weights(finished):
+def test_the_manifest_records_what_decided_the_weights(finished):
     file, _ = finished
     content = manifest(file)
     assert content["command"] == "nlbench train …"
@@ -104,7 +104,7 @@ def test_the_manifest_says_what_decided_the_weights(finished):
     }
 
 
-def test_checkpoints_on_the_way_say_which_epoch_they_are_of(finished):
+def test_kept_checkpoints_record_their_epoch(finished):
     file, _ = finished
     folder = file.with_suffix(".training")
     assert header(folder / "epoch0002.safetensors")["epochs"] == "2"
@@ -115,7 +115,7 @@ def test_checkpoints_on_the_way_say_which_epoch_they_are_of(finished):
     )
 
 
-def test_an_interrupted_training_resumed_writes_the_same_file(finished, tmp_path):
+def test_a_resumed_training_writes_the_same_file(finished, tmp_path):
     file = tmp_path / "net.safetensors"
     stopped(QUICK, file, 2)
     run_training(QUICK, file, resume=True, command="nlbench train …")
@@ -131,7 +131,7 @@ def test_a_finished_training_is_not_repeated_on_resuming(finished):
     assert file.stat().st_mtime_ns == before
 
 
-def test_an_interrupted_training_is_not_overwritten_unasked(tmp_path):
+def test_an_interrupted_training_is_not_overwritten(tmp_path):
     file = tmp_path / "net.safetensors"
     stopped(QUICK, file, 1)
     with pytest.raises(
@@ -145,7 +145,7 @@ def test_resuming_with_another_request_is_refused(finished):
         run_training(replace(QUICK, seed=4), finished[0], resume=True)
 
 
-def test_training_goes_on_from_a_checkpoint(finished, tmp_path, monkeypatch):
+def test_training_starts_from_a_checkpoint(finished, tmp_path, monkeypatch):
     file = tmp_path / "more.safetensors"
     request = replace(QUICK, weights=str(finished[0]), changes={"epochs": 1, "batch_size": 16})
     run_training(request, file)
@@ -167,7 +167,7 @@ def test_training_goes_on_from_a_checkpoint(finished, tmp_path, monkeypatch):
         finished[0].write_bytes(held)
 
 
-def test_a_threshold_ends_training_and_a_missed_one_is_told(tmp_path):
+def test_a_threshold_ends_training(tmp_path):
     changes = {**QUICK.changes, "until_train_accuracy": 0.01}
     early = run_training(replace(QUICK, changes=changes), tmp_path / "early.safetensors")
     assert (early.epochs, early.is_reached) == (1, True)
@@ -186,7 +186,7 @@ def test_a_threshold_ends_training_and_a_missed_one_is_told(tmp_path):
         ({"model": "transformer-tiny"}, "expected parallel text such as number-words"),
     ],
 )
-def test_a_request_that_can_not_be_is_one_line(change, message, tmp_path):
+def test_an_invalid_request_is_refused_in_one_line(change, message, tmp_path):
     with pytest.raises(RequestError, match=message):
         run_training(replace(QUICK, **{"changes": {}, **change}), tmp_path / "x.safetensors")
     assert not list(tmp_path.iterdir())
@@ -207,7 +207,7 @@ def test_every_model_names_a_registered_recipe():
             registry.find("recipes", resolve_recipe(name))
 
 
-def test_a_recipe_takes_the_noise_that_is_asked_for():
+def test_label_noise_overrides_the_recipe():
     assert (
         load_recipe(TrainingRequest("vgg8", "digits", "vanilla", label_noise=0.2)).label_noise
         == 0.2
@@ -215,12 +215,12 @@ def test_a_recipe_takes_the_noise_that_is_asked_for():
     assert load_recipe(TrainingRequest("vgg8", "digits", "noisy-labels")).label_noise == 0.4
 
 
-def test_a_checkpoint_is_not_overwritten_unasked(finished):
+def test_a_checkpoint_is_not_overwritten(finished):
     with pytest.raises(RequestError, match=r"net.safetensors exists; remove it or choose another"):
         run_training(replace(QUICK, seed=4), finished[0])
 
 
-def test_a_file_that_no_training_wrote_is_not_overwritten_on_resuming(tmp_path):
+def test_a_foreign_file_is_not_overwritten_on_resuming(tmp_path):
     file = tmp_path / "mine.safetensors"
     file.write_bytes(b"mine")
     with pytest.raises(RequestError, match="exists"):
@@ -265,7 +265,7 @@ def test_a_seed_out_of_bounds_is_refused(seed):
 
 
 @pytest.mark.slow
-def test_ctrl_c_on_the_command_line_says_how_to_go_on_and_leaves_the_state(tmp_path):
+def test_ctrl_c_leaves_the_state_and_prints_how_to_resume(tmp_path):
     file = tmp_path / "cut.safetensors"
     command = (
         "train", "--model", "vgg8", "--epochs", "400", "--seed", "3", "--batch-size", "16",
@@ -277,8 +277,8 @@ def test_ctrl_c_on_the_command_line_says_how_to_go_on_and_leaves_the_state(tmp_p
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGINT)
         process.join()
-    said = (tmp_path / "err").read_text()
-    assert process.exitcode == 130, said
-    assert "--resume" in said
+    message = (tmp_path / "err").read_text()
+    assert process.exitcode == 130, message
+    assert "--resume" in message
     assert not file.exists()
     assert (tmp_path / "cut.training" / "state").exists()

@@ -37,15 +37,17 @@ def test_decoding_matches_the_published_loop():
     sources = data.test.inputs[:5, 0]
     with torch.no_grad():
         for source, found in zip(sources, translate(network, sources, CPU), strict=True):
-            said = [START]
-            while len(said) <= len(source):
+            decoded = [START]
+            while len(decoded) <= len(source):
                 target = torch.full_like(source, PAD)
-                target[: len(said)] = torch.tensor(said)
-                token = int(network(torch.stack([source, target])[None])[0, len(said) - 1].argmax())
-                said.append(token)
-                if token == END or len(said) > len(source):
+                target[: len(decoded)] = torch.tensor(decoded)
+                token = int(
+                    network(torch.stack([source, target])[None])[0, len(decoded) - 1].argmax()
+                )
+                decoded.append(token)
+                if token == END or len(decoded) > len(source):
                     break
-            assert found.tolist()[: len(said) - 1] == said[1:]
+            assert found.tolist()[: len(decoded) - 1] == decoded[1:]
 
 
 def test_bleu_matches_the_formula():
