@@ -250,10 +250,20 @@ def test_normalized_deviation_has_the_closed_form_of_a_path():
     assert path.numbers["logit0"] == path.statistics["value"]
     assert sum(path.parts["segment"]) == pytest.approx(path.statistics["value"])
     assert path.statistics["length"] == 6
+    assert path.statistics["variation"] == measured([bend, tent], "none").summary["variation"] > 0
     of_none = measured([bend, tent], "none").summary
     assert of_none["over_range"] == pytest.approx(of_range.summary["value"], rel=1e-15)
     assert of_none["over_chord"] == pytest.approx(6.5 / 2)
     assert of_range.summary["over_range"] == of_none["over_range"]
+
+
+def test_scales_are_positive_wherever_a_logit_begins_and_ends():
+    falling = trace_of([0, 0.5, 1], [[3, 1], [0, 5], [1, 2]], 2.0)
+    assert deviation_scale(falling, "range").tolist() == [6, 8]
+    assert deviation_scale(falling, "chord").tolist() == [4, 2]
+    rising = trace_of([0, 0.5, 1], [[1, 2], [0, 5], [3, 1]], 2.0)
+    there_and_back = measured([falling, rising], "none").summary
+    assert there_and_back["over_chord"] == pytest.approx(there_and_back["value"] / math.hypot(8, 4))
 
 
 def test_normalized_deviation_takes_norms_over_logits_before_it_divides():

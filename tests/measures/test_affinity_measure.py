@@ -94,3 +94,8 @@ def test_starting_again_forgets_the_subject_before():
         measure.reset()
         measure.update(shown(place, x, x.relu()))
     assert [v.place for v in measure.compute().values] == ["second"]
+
+
+def test_without_shrinkage_alone_the_score_is_at_least_zero():
+    assert Affinity.bounds_of({"shrinkage": "none"}) == (0, 1)
+    assert Affinity.bounds_of({"shrinkage": "ledoit-wolf"}) == (-math.inf, 1)

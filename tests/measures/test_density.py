@@ -146,7 +146,8 @@ def test_an_estimate_is_taken_as_a_trace_is():
     result = measure.compute()
     statistics = result.values[0].statistics
     assert statistics["value"] == pytest.approx(2 * trace.crossings, abs=estimate.error + 1e-9)
-    assert statistics["at_least"] <= 2 * trace.crossings
+    assert statistics["at_least"] == estimate.at_least + trace.crossings
+    assert 0 < estimate.at_least <= trace.crossings
     assert statistics["error"] == estimate.error
     assert "slope_changes" not in statistics
     assert result.notes["method"] == "refined, exact"

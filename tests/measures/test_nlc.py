@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.errors import NotFinite, Undefined
+from nlbench.measures import nlc
 from nlbench.measures.nlc import NonlinearityCoefficient, nonlinearity_coefficient
 from nlbench.probes.function import observe_function
 
@@ -108,13 +109,25 @@ def test_a_faster_wave_is_more_nonlinear():
 
 def test_the_stream_is_the_ratio_of_sums_over_batches_of_its_own_pairs():
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh()).double()
-    batches = normal(7, 20, 2).split(10)
-    result = read(net, batches, directions=3)
-    assert result.n == 20
-    single = [read(net, [batch], directions=3).summary["value"] for batch in batches]
-    assert min(single) <= result.summary["value"] <= max(single)
-    once = read(net, [batches[0], batches[0]], directions=3).summary["value"]
-    assert once == pytest.approx(single[0])
+    # With four directions nine samples form all pairs: the spreads add up to n tr Cov.
+    batches = [0.1 * normal(7, 9, 2), 4 * normal(8, 9, 2)]
+    result = read(net, batches, directions=4)
+    assert result.n == 18
+    single = [read(net, [batch], directions=4).summary["value"] for batch in batches]
+    spreads = [float(net(batch).detach().var(0).sum()) for batch in batches]
+    expected = math.sqrt(np.average(np.square(single), weights=spreads))
+    assert result.summary["value"] == pytest.approx(expected, rel=1e-9)
+    assert abs(expected - np.mean(single)) > 0.1
+
+
+@pytest.mark.parametrize("n", range(3, 10))
+def test_no_sample_is_paired_with_itself_and_no_pair_occurs_twice(n):
+    pairs = list(nlc._offsets(n, 9))
+    assert len(pairs) == (n - 1) // 2
+    for first, second in pairs:
+        assert len({0, first % n, second % n}) == 3
+    differences = {(second - first) % n for first, second in pairs}
+    assert len(differences | {n - difference for difference in differences}) == 2 * len(pairs)
 
 
 def test_the_standard_error_is_the_spread_over_repeated_draws():

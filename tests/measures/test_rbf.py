@@ -70,13 +70,13 @@ def test_it_is_the_definition_with_scikit_learns_kernels(debiased, hsic, seed, n
 def test_a_stream_sums_terms_of_the_first_batchs_kernel_and_takes_the_ratio_last(debiased, hsic):
     x = normal(1, 30, 4)
     y = torch.relu(x) + 0.1 * x**2
-    widths = [0.4 * np.median(pdist(v[:10].numpy())) for v in (x, y)]
+    # Batches of 12, 12 and 6, whose terms have different weights.
+    widths = [0.4 * np.median(pdist(v[:12].numpy())) for v in (x, y)]
     pairs = [
         (kernel(a.numpy(), 0, widths[0]), kernel(b.numpy(), 0, widths[1]))
-        for a, b in batches_of(x, y, 10)
+        for a, b in batches_of(x, y, 12)
     ]
-    found = read(CKA(kernel="rbf", debiased=debiased), batches_of(x, y, 10)).summary["value"]
-    # 45 distances in a batch: an odd number.
+    found = read(CKA(kernel="rbf", debiased=debiased), batches_of(x, y, 12)).summary["value"]
     assert found == pytest.approx(ratio(hsic, pairs), abs=1e-9)
 
 
@@ -97,10 +97,16 @@ def test_a_wide_kernel_comes_near_the_linear_one():
     assert rbf_cka(x, y, bandwidth=200).item() == pytest.approx(linear_cka(x, y).item(), abs=1e-3)
 
 
-def test_equal_samples_do_not_make_the_width_zero():
+@pytest.mark.parametrize("count", [6, 8, 11])
+def test_distances_of_equal_samples_are_not_in_the_median(count):
     x = normal(3, 12, 3)
-    x[:8] = x[0]
-    assert rbf_cka(x, x).item() == pytest.approx(1)
+    x[:count] = x[0]
+    y = torch.relu(x)
+    matrices = []
+    for values in (x.numpy(), y.numpy()):
+        distances = pdist(values)
+        matrices.append(kernel(values, 0, 0.4 * np.median(distances[distances > 0])))
+    assert rbf_cka(x, y).item() == pytest.approx(ratio(biased, [matrices]), abs=1e-9)
 
 
 def test_gradients_are_those_of_finite_differences_at_a_fixed_width(monkeypatch):

@@ -13,9 +13,9 @@ from functools import partial
 from torch import Tensor, nn
 
 from nlbench.errors import Undefined
+from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.batch_independence import refuse_mixing
 from nlbench.introspection.memory import FittingSizes, SampleLimit, halve_on_oom
-from nlbench.introspection.attention import without_fast_path
 from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
 from nlbench.introspection.precision import exact_by_default
 
