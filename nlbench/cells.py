@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def decisions(self) -> Decisions:
-        """What decides the cells' numbers."""
+        """The settings and keys that decide the cells' numbers."""
         return {
             **{("measure", m.name): (m.version, dict(m.options)) for m in self.measures},
             **{("probe", m.probe): dict(m.probe_options) for m in self.measures},

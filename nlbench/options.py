@@ -245,7 +245,7 @@ class _WrongEntry(ValueError):
 
 @dataclass(frozen=True)
 class _Kind:
-    """How values of a kind are described, converted and, if repeatable, read from flags."""
+    """Description and conversion of the values of a kind, and the parser of repeatable flags."""
 
     expected: str
     convert: Callable[[Option, Any, str], Any]

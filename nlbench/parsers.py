@@ -64,11 +64,6 @@ _SIZE = re.compile(r"([0-9.]{1,40})\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 def parse_size(text: str | int, label: str = "--memory") -> int:
     """Parse a number of bytes.
 
-    Raises
-    ------
-    nlbench.RequestError
-        If it is none, or out of bounds.
-
     Examples
     --------
     >>> parse_size("4GB"), parse_size("1.5 MiB"), parse_size("100")
@@ -97,11 +92,6 @@ def parse_names(text: str) -> list[str]:
 
 def parse_seeds(texts: Sequence[str], label: str = "--seeds") -> tuple[int, ...]:
     """Parse seeds: numbers with commas, and ranges that include both ends.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If there are none or too many, or one is no whole number of 0 or more.
 
     Examples
     --------
@@ -140,13 +130,7 @@ def limited_seeds(seeds: Iterable[int], label: str) -> tuple[int, ...]:
 
 
 def parse_paths(text: str, label: str) -> list[str]:
-    """Split paths at commas, unless a file has that name, and expand globs.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If no file matches a glob.
-    """
+    """Split paths at commas, unless a file has that name, and expand globs."""
     if _exists(text):
         return [text]
     paths: list[str] = []
@@ -177,13 +161,7 @@ def _exists(text: str) -> bool:
 
 
 def parse_settings(texts: Iterable[str], label: str) -> dict[str, str]:
-    """Parse settings of the form ``OWNER.OPTION=VALUE``.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If one has another form.
-    """
+    """Parse settings of the form ``OWNER.OPTION=VALUE``."""
     settings: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -30,24 +30,12 @@ def load_measures(names: Iterable[str], warn: Callable[[str], None]) -> list[typ
 
 
 def load_measure(name: str) -> type[Measure]:
-    """Load a registered measure.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.PluginError
-        If there is none of that name, or the registered object is no measure.
-    """
+    """Load a registered measure."""
     return checked_measure(registry.load("measures", name), name)
 
 
 def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
-    """Convert an object to a measure whose probe is registered; see `as_measure`.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If it is no measure, or names no probe.
-    """
+    """Convert an object to a measure whose probe is registered; see `as_measure`."""
     checked = as_measure(measure, name)
     probes = registry.entries("probes")
     if checked.name in probes:
@@ -61,13 +49,7 @@ def checked_measure(measure: object, name: str | None = None) -> type[Measure]:
 
 
 def load_probe(name: str) -> Probe:
-    """Load a registered probe.
-
-    Raises
-    ------
-    nlbench.RequestError, nlbench.PluginError
-        If there is none of that name, or the registered object is no probe.
-    """
+    """Load a registered probe."""
     probe = registry.load("probes", name)
     if not isinstance(probe, Probe):
         raise PluginError(f"probe '{name}' is {probe!r}, expected an nlbench.probes.Probe")

@@ -76,13 +76,7 @@ class Reports(Protocol):
 
 
 def load_reports() -> Reports:
-    """Load the installed reports.
-
-    Raises
-    ------
-    nlbench.PluginError
-        If there are none.
-    """
+    """Load the installed reports."""
     for point in registry.entry_points("nlbench.reports"):
         return cast(Reports, point.load())
     raise PluginError("no reports are installed; install nlbench again")

@@ -39,7 +39,7 @@ __all__ = ["Preview", "forecast", "preview", "run"]
 
 @dataclass(frozen=True)
 class Preview:
-    """Cells that a run would measure, and those that it would not.
+    """The cells of a plan, by whether a run would measure them.
 
     Parameters
     ----------

@@ -31,13 +31,7 @@ def _plain(value: object) -> object:
 
 
 def parse_versioned(text: str, origin: str, *, finite: bool = True) -> dict[str, Any]:
-    """Parse the text of a file and drop its format.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If it is damaged, or was not written by this or an older nlbench.
-    """
+    """Parse the text of a file and drop its format."""
     content = parse_json(text, origin, finite=finite)
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise RequestError(f"{origin} was not written by nlbench")

@@ -22,7 +22,7 @@ __all__ = [
 K = TypeVar("K")
 
 Decisions = Mapping[tuple[object, ...], object]
-"""What decides the numbers of a leaderboard's columns and rows.
+"""Everything that decides the numbers of a leaderboard's columns and rows.
 
 Keys are ``("measure", name)``, ``("probe", name)`` and ``("subject", *identity)``.
 """

@@ -52,13 +52,7 @@ class LockedFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder if it is absent and exclude other writers.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it can't be written, or another process writes to it.
-        """
+        """Create the folder if it is absent and exclude other writers."""
         make_folder(self._lock)
         self._handle = _open_locked(self._lock, self.path)
         try:
@@ -74,13 +68,7 @@ class LockedFolder:
             remove_parts(folder)
 
     def read_manifest(self) -> dict[str, Any]:
-        """Read the manifest.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it is absent or damaged.
-        """
+        """Read the manifest."""
         file = self.manifest_file
         return parse_versioned(read_text(file), str(file), finite=False)
 
@@ -89,13 +77,7 @@ class LockedFolder:
         self.write(self.manifest_file, dump_versioned(content, finite=False))
 
     def write(self, file: Path, text: str) -> None:
-        """Write a file atomically, unless the locked folder was replaced by another one.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it can't be written.
-        """
+        """Write a file atomically, unless the locked folder was replaced by another one."""
         if self._handle is not None:
             try:
                 is_same = os.path.samestat(self._lock.stat(), os.fstat(self._handle))

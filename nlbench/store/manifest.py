@@ -123,13 +123,7 @@ class Manifest(Mapping[str, Any]):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], origin: str = "the manifest") -> Manifest:
-        """Validate the content of a manifest's file.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If a field is of another type.
-        """
+        """Validate the content of a manifest's file."""
         if isinstance(content, Manifest):
             return content
         present = {name: value for name, value in content.items() if value is not None}

@@ -160,13 +160,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Record:
-        """Parse the text of a record's file.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it is damaged, of a newer format, or no record.
-        """
+        """Parse the text of a record's file."""
         content = parse_versioned(text, origin)
         try:
             if not is_plain_name(content.get("key")):

@@ -67,25 +67,13 @@ class RunFolder(LockedFolder):
         return self.path / "scores.csv"
 
     def record_file(self, key: str) -> Path:
-        """Return the file of a cell's record.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the key is no plain name.
-        """
+        """Return the file of a cell's record."""
         if not is_plain_name(key):
             raise RequestError(f"{self.path}: the key {key[:80]!r} of a cell is no plain name")
         return self.cells / f"{key}.json"
 
     def holds_a_run(self) -> bool:
-        """Return True if there is a run, False if the folder is free for one.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If the folder holds something else.
-        """
+        """Return True for a run, False for a free folder; raise for anything else."""
         if self._is_free():
             return False
         if self.manifest_file.is_file():
@@ -93,13 +81,7 @@ class RunFolder(LockedFolder):
         raise RequestError(f"{self.path} exists and is not a run; choose another --out")
 
     def read(self) -> tuple[Manifest, list[Record]]:
-        """Read the manifest and all records, in the manifest's order.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it is not a run's folder, or a file in it is damaged.
-        """
+        """Read the manifest and all records, in the manifest's order."""
         if not self.manifest_file.exists():
             raise RequestError(f"{self.path} is not a run: it has no manifest.json")
         manifest = self._read_manifest()
@@ -131,13 +113,7 @@ class RunFolder(LockedFolder):
         return record
 
     def recorded(self, key: str) -> Record | None:
-        """Read the record of a cell; None if there is none.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it is damaged.
-        """
+        """Read the record of a cell; None if there is none."""
         file = self.record_file(key)
         return self._read_record(file) if file.is_file() else None
 
@@ -149,12 +125,6 @@ class RunFolder(LockedFolder):
         ----------
         decisions : mapping, optional
             What decides the cells to be added; see `nlbench.store.consistency.decisions_of`.
-
-        Raises
-        ------
-        nlbench.RequestError
-            If it is something else, can't be written, is being written by another process, or
-            holds cells that were made in another way.
         """
         self.holds_a_run()
         with self.locked():
