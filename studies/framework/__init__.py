@@ -1,7 +1,15 @@
 """The parts of a study: its class, its verdicts, its figures and the command that runs it."""
 
-from .context import Context
-from .study import Findings, Runs, Study
-from .verdicts import Verdict
+from typing import TYPE_CHECKING
 
-__all__ = ["Context", "Findings", "Runs", "Study", "Verdict"]
+from nlbench.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from .context import Context as Context
+    from .study import Findings as Findings
+    from .study import Runs as Runs
+    from .study import Study as Study
+    from .verdicts import Verdict as Verdict
+
+# The command line imports the command without NumPy.
+__getattr__, __dir__, __all__ = lazy_imports(__name__)
