@@ -58,7 +58,7 @@ def remark_table(claims: Sequence[tuple[str, str]]) -> str:
     """Return a table of some verdicts with their remarks."""
     rows = {(row["study"], row["claim"]): row for row in _verdicts()}
     columns = ("claim", "published", "here", "agrees", "remark")
-    head = ("claim", "published", "here", "agrees", "what was done to make sure")
+    head = ("claim", "published", "here", "agrees", "remark")
     return _table(head, ([rows[claim][name] for name in columns] for claim in claims))
 
 

@@ -150,10 +150,7 @@ class Correlations(Study):
 def correlations_of(run: Run) -> pd.DataFrame:
     """Correlate affinity with each other measure over the sites of each network.
 
-    Returns
-    -------
-    DataFrame
-        One row a network and seed; columns ``network, seed, sites`` and one a measure.
+    The columns are ``network, seed, sites`` and one a measure.
     """
     keys = ["model", "weights", "seed", "place"]
     table = site_scores(run).set_index(keys).value.rename("affinity").to_frame()

@@ -135,7 +135,7 @@ def _request_fields(context: Context, ladder: Ladder) -> Iterable[dict[str, Any]
     seeds = context.seeds or ladder.seeds[: len(SEEDS) if context.quick else None]
     is_drawn = all(rung.weights in ("init", "trained") for rung in rungs)
     for each in [seeds] if is_drawn else [(seed,) for seed in seeds]:
-        weights = (weights_of(context, ladder, rung, each[0]) for rung in rungs)
+        weights = (weights_of(context, rung, each[0]) for rung in rungs)
         yield {
             "models": models,
             "data": (ladder.data,),

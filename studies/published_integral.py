@@ -39,13 +39,9 @@ def integral_as_published(t: Tensor, values: Tensor, length: float) -> Tensor:
     t : tensor of shape (n,)
         Breakpoints in [0, 1], including both ends.
     values : tensor of shape (n, k)
-        The network's outputs there.
+        Outputs of the network there.
     length : float
-        Of the segment.
-
-    Returns
-    -------
-    tensor of shape (k,)
+        Length of the segment.
 
     Examples
     --------

@@ -201,11 +201,8 @@ class PublishedRoots(Study):
 def features(n: int, d: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Draw heavy-tailed features whose spectrum falls like that of deep layers.
 
-    They are Student's t with 5 degrees of freedom, the k-th weighted by 1 / k, mixed at random.
-
-    Returns
-    -------
-    float32 array of shape (n, d)
+    They are Student's t with 5 degrees of freedom, the k-th weighted by 1 / k, mixed at random, of
+    shape (n, d).
     """
     random = np.random.default_rng(11)
     tails = random.standard_t(5.0, (n, d))

@@ -82,12 +82,7 @@ def study(
         registry.expand("datasets", [data])
     if measures:
         settings["measures"] = tuple(registry.expand("measures", settings["measures"]))
-    studies = {name: _load(name) for name in registry.expand("studies", split_names(names, ""))}
-    for name, loaded in studies.items():
-        for flag, value in settings.items():
-            if value and flag not in loaded.takes:
-                allowed = ", ".join(f"--{other}" for other in loaded.takes) or "no settings"
-                raise RequestError(f"--{flag}: study {name} fixes it (it takes {allowed})")
+    studies = _load_studies(names, [flag for flag, value in settings.items() if value])
     command = command_line()
     from nlbench.execution.worker_pool import keep_workers
     from nlbench.progress import create_progress
@@ -135,14 +130,23 @@ def _execution(
     return ExecutionOptions(executor="processes", workers=workers, threads=1)
 
 
-def _load(name: str) -> "Study":
+def _load_studies(names: list[str], flags: Sequence[str]) -> "dict[str, Study]":
+    """Load studies by name or glob, and check that they take the chosen settings."""
     from .study import Study
 
-    plugin = registry.load("studies", name)
-    if not (isinstance(plugin, type) and issubclass(plugin, Study)):
-        raise PluginError(f"study '{name}' is not a subclass of nlbench.studies.framework.Study")
-    instance: Study = plugin()
-    return instance
+    studies: dict[str, Study] = {}
+    for name in registry.expand("studies", split_names(names, "")):
+        plugin = registry.load("studies", name)
+        if not (isinstance(plugin, type) and issubclass(plugin, Study)):
+            raise PluginError(
+                f"study '{name}' is not a subclass of nlbench.studies.framework.Study"
+            )
+        studies[name] = plugin()
+        for flag in flags:
+            if flag not in plugin.takes:
+                allowed = ", ".join(f"--{other}" for other in plugin.takes) or "no settings"
+                raise RequestError(f"--{flag}: study {name} fixes it (it takes {allowed})")
+    return studies
 
 
 def _report(

@@ -24,7 +24,7 @@ __all__ = ["Context"]
 
 @dataclass(frozen=True)
 class Context:
-    """Where and how a study measures.
+    """The folder, the settings and the execution of a study.
 
     Parameters
     ----------
@@ -127,14 +127,8 @@ class Context:
     ) -> Run:
         """Evaluate measures of the study's own, or a model that is not registered.
 
-        The evaluation is always repeated, and the part's folder holds the latest result.
-
-        Parameters
-        ----------
-        model, inputs, measures, settings, name
-            As for `nlbench.evaluate`.
-        part : str
-            Name of the run's folder.
+        The arguments are those of `nlbench.evaluate` and the name of the run's folder. The
+        evaluation is always repeated, and the folder holds the latest result.
         """
         from nlbench.evaluation import evaluate
         from nlbench.store.run_folder import RunFolder

@@ -96,10 +96,7 @@ def draw_theory(
     published: tuple[ArrayLike, ArrayLike],
     spread: ArrayLike | None = None,
 ) -> tuple[Figure, Axes]:
-    """Draw measured affinities, with their spread, and published ones over the closed form.
-
-    Each is a tuple of places and scores.
-    """
+    """Draw measured affinities with their spread and published ones, as places and scores."""
     figure, axes = page_figure(2.7)
     axes.plot(*theory, color="0.6", label="closed form")
     axes.errorbar(*measured, yerr=spread, fmt="o", color="C0", label="here")

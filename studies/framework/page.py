@@ -45,13 +45,7 @@ def verdict_table(findings: Findings) -> pd.DataFrame:
 
 
 def write_findings(name: str, study: Study, findings: Findings, runs: Runs, folder: Path) -> Path:
-    """Write the page, ``verdicts.csv``, a CSV file a table and a PNG file a figure.
-
-    Returns
-    -------
-    pathlib.Path
-        The page.
-    """
+    """Write ``verdicts.csv``, a CSV file a table, a PNG file a figure and the page; return it."""
     make_folder(folder)
     write_atomically(folder / "verdicts.csv", verdict_table(findings).to_csv(index=False))
     for title, table in findings.tables.items():
@@ -67,15 +61,7 @@ def write_findings(name: str, study: Study, findings: Findings, runs: Runs, fold
 def add_verdicts(file: Path, name: str, version: str, findings: Findings) -> None:
     """Add a study's verdicts to the file of all studies, replacing those of the same version.
 
-    Parameters
-    ----------
-    file : Path
-        CSV file with the columns ``study, version`` and those of `verdict_table`.
-    name : str
-        Name of the study.
-    version : str
-        ``full`` or ``quick`` and the chosen settings.
-    findings : Findings
+    The columns are ``study, version`` and those of `verdict_table`.
     """
     table = verdict_table(findings)
     table.insert(0, "study", name)

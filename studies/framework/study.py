@@ -75,20 +75,8 @@ class Study(ABC):
 
     @abstractmethod
     def measure(self, context: Context) -> Runs:
-        """Measure what the question needs by ordinary runs.
-
-        Returns
-        -------
-        mapping of str to Run
-            By the name of the part.
-        """
+        """Measure what the question needs by ordinary runs, and return them by name."""
 
     @abstractmethod
     def analyse(self, runs: Runs) -> Findings:
-        """Answer the question from recorded cells alone.
-
-        Parameters
-        ----------
-        runs : mapping of str to Run
-            As `measure` returns them.
-        """
+        """Answer the question from the recorded cells of `measure` alone."""

@@ -96,37 +96,19 @@ class Ladder:
         return tuple(self.rungs[i] for i in self.quick) if quick and self.quick else self.rungs
 
     def rung_of(self, subject: SubjectFacts) -> int:
-        """Return the number of a recorded subject's rung, from 0 for the least nonlinear.
-
-        Raises
-        ------
-        ValueError
-            If the subject is on no rung.
-        """
+        """Return the number of a recorded subject's rung, from 0 for the least nonlinear."""
         for number, rung in enumerate(self.rungs):
             if rung.has(subject):
                 return number
         raise ValueError(f"{subject.model} with {subject.weights} is on no rung")
 
 
-def weights_of(context: Context, ladder: Ladder, rung: Rung, seed: int) -> str:
+def weights_of(context: Context, rung: Rung, seed: int) -> str:
     """Return the weights of a rung's network, requesting their training if needed.
 
-    Parameters
-    ----------
-    context : Context
-        Trainings of a quick study are shorter and have names of their own.
-    ladder : Ladder
-    rung : Rung
-        Its weights are ``plain`` (trained on the digits), ``noise0.4`` (on wrong labels),
-        ``shifted`` (with augmentation), ``omega0.01`` or ``random0.5`` (linearised from the plain
-        ones), ``sine3`` or ``kinks2`` (fitted).
-    seed : int
-
-    Returns
-    -------
-    str
-        Weights of a request.
+    Trained weights are ``plain`` (on the digits), ``noise0.4`` (on wrong labels), ``shifted`` (with
+    augmentation), ``omega0.01`` or ``random0.5`` (linearised from the plain ones), ``sine3`` or
+    ``kinks2`` (fitted). Trainings of a quick study are shorter and have names of their own.
     """
     if rung.weights in ("init", "trained"):
         return rung.weights
@@ -146,7 +128,7 @@ def weights_of(context: Context, ladder: Ladder, rung: Rung, seed: int) -> str:
             "adam", FITTED, "curves", options=options, epochs=epochs("curves"), learning_rate=0.01
         )
     if kind in ("omega", "random"):
-        start = weights_of(context, ladder, Rung("", CNN, "plain"), seed)
+        start = weights_of(context, Rung("", CNN, "plain"), seed)
         if kind == "omega":
             steps = epochs("post-training")
             return train("post-training", weights=start, omega=float(amount), epochs=steps)

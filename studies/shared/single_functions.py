@@ -136,15 +136,7 @@ def _function(name: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
 def relu_on_uniform(low: float, high: float) -> tuple[float, float, float]:
     """Compute the affinity of ReLU on the uniform distribution of an interval containing 0.
 
-    Parameters
-    ----------
-    low, high : float
-        ``low <= 0 < high``.
-
-    Returns
-    -------
-    tuple of float
-        Transport distance, its bound √(2 var y), and the score.
+    The result is the transport distance, its bound √(2 var y), and the score.
 
     Examples
     --------

@@ -3,7 +3,7 @@
 import pytest
 
 from nlbench.studies.framework import Context
-from nlbench.studies.shared.ladders import LADDERS, Ladder, Rung, weights_of
+from nlbench.studies.shared.ladders import LADDERS, Rung, weights_of
 from nlbench.subjects.facts import SubjectFacts
 
 
@@ -30,16 +30,15 @@ def test_weights_of_a_rung_have_names(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Context, "request_training", trained)
     context = Context(tmp_path, "measures", quick=True)
-    ladder = Ladder("any", "digits", ())
-    assert weights_of(context, ladder, Rung("", "vgg8", "trained"), 0) == "trained"
-    found = weights_of(context, ladder, Rung("", "ladders/cnn", "omega0.01"), 2)
+    assert weights_of(context, Rung("", "vgg8", "trained"), 0) == "trained"
+    found = weights_of(context, Rung("", "ladders/cnn", "omega0.01"), 2)
     assert found == str(tmp_path / "quick-omega0.01")
     plain, omega = asked
     assert plain[2:4] == ("adam", 2)
     assert (omega[2], omega[4]["omega"]) == ("post-training", 0.01)
     assert omega[4]["weights"] == str(tmp_path / "plain")
-    weights_of(context, ladder, Rung("", "", "noise0.3"), 0)
+    weights_of(context, Rung("", "", "noise0.3"), 0)
     assert asked[-1][4]["label_noise"] == 0.3
-    weights_of(context, ladder, Rung("", "", "kinks2"), 0)
+    weights_of(context, Rung("", "", "kinks2"), 0)
     assert asked[-1][1] == "curves"
     assert asked[-1][4]["options"] == {"target": "kinks", "k": 2}
