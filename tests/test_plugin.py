@@ -121,7 +121,7 @@ def test_its_probe_is_shown_to_measures_from_python_and_checked_as_any(site, tmp
     assert checked.returncode == 0, checked.stderr
     rows = {row["check"]: row for row in json.loads(checked.stdout)}
     assert rows["invariant to batches"]["verdict"] == "not checked"
-    assert "doesn't depend on the samples" in rows["inputs that are not finite"]["detail"]
+    assert "doesn't depend on the samples" in rows["non-finite inputs"]["detail"]
 
 
 def test_its_operation_is_a_site_and_traced_exactly(site, tmp_path):
