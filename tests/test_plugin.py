@@ -54,7 +54,7 @@ def test_its_measures_and_models_are_listed_with_their_description(site, tmp_pat
     assert "tinynet" in call("list", "models", cwd=tmp_path, paths=[site]).stdout
 
 
-def test_its_measures_run_on_its_model_beside_the_built_in_ones(site, tmp_path):
+def test_its_measures_run_on_its_model_with_built_in_ones(site, tmp_path):
     done = call(
         "run", "--measures", "cosine,peak,affinity", "--model", "tinynet", "--samples", "64",
         "--set", "cosine.center=true", "--out", "run", cwd=tmp_path, paths=[site],

@@ -288,7 +288,7 @@ def test_a_run_is_not_saved_over_anything_else(tmp_path):
     assert "Sequential" in page.read_text(encoding="utf-8")
 
 
-def test_a_channel_axis_that_is_only_assumed_is_said_beside_the_score():
+def test_an_assumed_channel_axis_is_noted_in_the_reason():
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU())
     first, second = nlbench.evaluate(model, torch.randn(40, 3, 8, 8), ["affinity"])[
         "affinity"

@@ -281,7 +281,7 @@ def installed(place, name, text, metadata="Metadata-Version: 2.1\nName: {}\nVers
     ids=["no equals sign", "not UTF-8"],
 )
 @pytest.mark.parametrize("metadata", ["Metadata-Version: 2.1\nName: {}\nVersion: 1.0\n", ""])
-def test_entry_points_that_cannot_be_read_hide_nobody_elses(tmp_path, monkeypatch, text, metadata):
+def test_unreadable_entry_points_hide_no_others(tmp_path, monkeypatch, text, metadata):
     installed(tmp_path, "crooked", text, metadata)
     installed(tmp_path, "straight", b"[nlbench.measures]\nfine = json:dumps\n")
     monkeypatch.syspath_prepend(str(tmp_path))

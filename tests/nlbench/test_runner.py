@@ -164,7 +164,7 @@ def test_a_measure_that_raises_fails_alone_and_its_traceback_is_kept(names, tmp_
     assert "ZeroDivisionError" in record.traceback
 
 
-def test_what_a_plugin_says_reaches_nobody_with_control_characters(names, tmp_path):
+def test_control_characters_of_plugins_are_removed(names, tmp_path):
     class Painting(Measure):
         """Writes escape sequences wherever it can."""
 
@@ -365,7 +365,7 @@ def test_a_wrong_request_is_one_line_and_leaves_nothing(names, tmp_path, changes
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_samples_for_the_paths_is_said_before_anything_is_measured(names, tmp_path):
+def test_too_few_samples_for_the_paths_are_refused_before_measuring(names, tmp_path):
     with pytest.raises(RequestError, match=r"4 paths \(closed\) need 4 samples, there are 2"):
         run(request("good,absdev", samples=2), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -450,7 +450,7 @@ def test_cells_without_a_manifest_are_not_overwritten(names, tmp_path):
     assert len(list((result.path / "cells").iterdir())) == 1
 
 
-def test_the_git_state_is_nlbenchs_own_and_nobody_elses(tmp_path, monkeypatch):
+def test_the_git_state_is_that_of_nlbench(tmp_path, monkeypatch):
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
     subprocess.run([*command, "init", "-q"], check=True)
     (tmp_path / "theirs").write_text("")
@@ -479,7 +479,7 @@ def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_p
     assert result.manifest["cells"] == {"ok": 1, "skipped": 2}
 
 
-def test_a_checkpoint_that_is_another_ones_copy_is_said_to_be_measured_once(names, tmp_path):
+def test_a_copied_checkpoint_is_measured_once_with_a_warning(names, tmp_path):
     said = []
     monitor = Monitor()
     monitor.warn = said.append
@@ -520,7 +520,7 @@ class Heard(Monitor):
         self.lines.append(message)
 
 
-def test_fewer_samples_than_were_asked_for_are_said_once(names, tmp_path):
+def test_fewer_samples_than_requested_are_warned_of_once(names, tmp_path):
     heard = Heard()
     run(request("good", samples=10**9, seeds=(0, 1)), tmp_path / "run", progress=heard)
     (line,) = heard.lines
@@ -577,7 +577,7 @@ def test_there_is_one_worker_for_each_gpu(executor, device, gpus, workers, devic
     assert [pool.placed(unit, n).device for n in range(workers)] == list(devices or [device])
 
 
-def test_more_workers_than_gpus_share_them_and_somebodys_cluster_has_its_own(monkeypatch):
+def test_workers_share_gpus_but_a_users_cluster_assigns_its_own(monkeypatch):
     pool = pool_of("dask", "cuda", 2, monkeypatch, workers=3)
     assert [pool.placed(Unit((), "cuda"), n).device for n in range(3)] == [
         "cuda:0",
@@ -618,7 +618,7 @@ def test_a_machine_seen_from_another_process_is_the_same():
     assert machine.Machine.at_in_subprocess(cpu) == here
 
 
-def test_a_device_that_cannot_be_used_is_said_in_one_line(monkeypatch):
+def test_an_unusable_device_is_one_line(monkeypatch):
     done = subprocess.CompletedProcess([], 1, "", "Traceback\n  ...\nRuntimeError: no driver\n")
     monkeypatch.setattr(machine.subprocess, "run", lambda *given, **options: done)
     with pytest.raises(

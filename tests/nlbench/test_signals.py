@@ -51,7 +51,7 @@ def test_without_one_there_is_none():
         pass
 
 
-def test_what_somebody_else_made_of_a_signal_is_left_alone():
+def test_custom_signal_handlers_stay():
     heard = []
     signal.signal(signal.SIGTERM, lambda *_: heard.append("theirs"))
     with interruptible(), uninterrupted():

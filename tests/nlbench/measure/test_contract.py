@@ -45,16 +45,16 @@ def test_a_sound_measure_is_given_back_as_it_is():
     assert as_measure(Sound) is Sound
 
 
-def test_an_undecorated_function_is_told_to_be_decorated():
+def test_an_undecorated_function_is_refused_with_the_decorator():
     assert "put @nlbench.site_measure(...) above it" in refusal(plain)
 
 
-def test_an_instance_is_told_to_be_a_class():
+def test_an_instance_is_refused_with_its_class():
     assert "is an instance of Sound; pass the class Sound" in refusal(Sound())
 
 
 @pytest.mark.parametrize("given", [None, 3, "text", torch.zeros(3), nlbench])
-def test_what_is_no_measure_at_all_is_told_what_one_is(given):
+def test_other_objects_are_refused_with_the_kinds_of_measures(given):
     assert "expected a class derived from nlbench.Measure" in refusal(given)
 
 
@@ -109,7 +109,7 @@ def test_a_computation_that_returns_nothing_is_found_without_running_it():
     assert as_measure(changed(compute=never), "odd")
 
 
-def test_a_function_of_one_parameter_is_told_its_parameters():
+def test_a_function_of_one_parameter_is_refused():
     @site_measure()
     def odd(x):
         return x.mean()
@@ -118,7 +118,7 @@ def test_a_function_of_one_parameter_is_told_its_parameters():
     assert "odd(x) can't be called with (x, y); write `def odd(x, y)`" in text
 
 
-def test_a_function_whose_options_are_not_its_parameters_is_told():
+def test_options_that_are_no_parameters_are_refused():
     @site_measure(options={"center": Option(False)})
     def odd(x, y):
         return (x - y).mean()
@@ -132,7 +132,7 @@ def test_a_function_whose_options_are_not_its_parameters_is_told():
     assert "with the options declared" in refusal(undeclared, "undeclared")
 
 
-def test_a_function_that_returns_nothing_is_told_to_return():
+def test_a_function_that_returns_nothing_is_refused():
     @site_measure()
     def odd(x, y):
         (x - y).mean()

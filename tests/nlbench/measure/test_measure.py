@@ -125,7 +125,7 @@ def test_a_score_that_is_not_finite_fails_the_reading_and_names_the_place():
     assert result.values[0].status == "ok"
 
 
-def test_a_batch_without_a_value_is_left_out_and_said():
+def test_a_batch_without_a_value_is_left_out_with_a_remark():
     x = torch.randn(8, 3)
     result = read(mean_change(), [observation("a", x, x.relu()), observation("a", x[:1], x[:1], 1)])
     (value,) = result.values
@@ -237,7 +237,7 @@ def test_a_pooled_measure_lists_a_site_that_has_no_value_with_the_reason():
         ("text", "returned a str, expected one number"),
     ],
 )
-def test_a_function_that_returns_no_number_is_told_what_to_return(returned, mend):
+def test_a_function_that_returns_no_number_is_refused(returned, mend):
     @site_measure()
     def wrong(x, y):
         return returned

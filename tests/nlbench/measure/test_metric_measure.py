@@ -100,7 +100,7 @@ def test_how_a_metric_is_set_is_part_of_its_version():
     assert plain != metric_measure(torchmetrics.R2Score(adjusted=2)).version
 
 
-def test_it_is_measured_beside_registered_measures():
+def test_it_is_measured_with_registered_measures():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
     metrics = [torchmetrics.R2Score(), torchmetrics.PearsonCorrCoef, "r2"]
     run = nlbench.evaluate(model, torch.randn(60, 4), metrics)
@@ -115,11 +115,11 @@ def test_it_is_measured_beside_registered_measures():
     [torchmetrics.R2Score(), torchmetrics.R2Score, lambda: torchmetrics.R2Score()],
     ids=["instance", "class", "factory"],
 )
-def test_whatever_way_it_is_registered_it_bears_the_registered_name(given):
+def test_an_instance_a_class_and_a_factory_get_the_registered_name(given):
     assert as_measure(given, "mine").name == "mine"
 
 
-def test_a_metric_that_needs_arguments_is_told_to_be_made_by_a_function():
+def test_a_metric_that_needs_arguments_is_refused():
     with pytest.raises(PluginError, match="register a function that creates it"):
         as_measure(torchmetrics.MinkowskiDistance, "minkowski")
 

@@ -61,7 +61,7 @@ def test_what_is_written_is_read_back_the_same(outer):
     assert from_plain(Outer, json.loads(json.dumps(to_plain(outer))), "outer") == outer
 
 
-def test_what_is_none_by_default_is_left_out_and_the_rest_stands_beside():
+def test_default_none_is_left_out_and_extra_fields_are_inlined():
     outer = Outer(inner=Inner("a", facts={"kinds": {"x": "relu"}, "more": 1}))
     inner = {"name": "a", "size": 0.0, "kinds": {"x": "relu"}, "more": 1}
     assert to_plain(outer) == {"inner": inner, "status": "ok", "several": [], "parts": {}}

@@ -46,7 +46,7 @@ def test_what_a_probe_can_predict_is_asked_of_each_subject_that_is_not_recorded(
     assert forecast(preview(request("r2", "vgg8"), tmp_path / "run")) == {}
 
 
-def test_a_subject_that_cannot_be_loaded_is_said_to_be_so_in_its_forecast(plugin, tmp_path):
+def test_the_forecast_reports_a_subject_that_cannot_be_loaded(plugin, tmp_path):
     wanted = request("absdev", "redshift-mlp")
     (said,) = forecast(preview(wanted, tmp_path / "run")).values()
     assert said["lines"].startswith("can't be loaded: redshift-mlp for digits")
@@ -62,7 +62,7 @@ def test_what_would_be_done_is_known_and_nothing_is_written(plugin, tmp_path):
     assert names(foreseen.recorded) == [("mini", "plain")]
 
 
-def test_what_is_impossible_is_said_with_the_reason_and_recorded_as_skipped(plugin, tmp_path):
+def test_impossible_cells_are_skipped_with_the_reason(plugin, tmp_path):
     wanted = request("plain", "mini,vgg8", weights="trained")
     foreseen = preview(wanted, tmp_path / "run")
     assert names(foreseen.impossible) == [("mini", "plain")]
@@ -142,7 +142,7 @@ def test_a_table_that_fell_behind_is_written_again(plugin, tmp_path):
     assert (result.path / "scores.csv").read_bytes() == complete
 
 
-def test_other_samples_under_the_same_key_are_not_put_beside_recorded_ones(plugin, tmp_path):
+def test_other_samples_under_the_same_key_are_refused(plugin, tmp_path):
     result = run(request("plain"), tmp_path / "run")
     (file,) = (result.path / "cells").iterdir()
     record = json.loads(file.read_text())

@@ -76,7 +76,7 @@ def test_a_result_is_found_by_its_measure_where_there_is_one_subject():
         run["cka"]
 
 
-def test_failures_are_told_from_what_is_merely_undefined():
+def test_failed_excludes_undefined_cells():
     run = Run(
         {},
         [
@@ -134,7 +134,7 @@ def test_where_saving_was_cut_short_another_run_can_be_saved(half):
     assert [r.key for r in load_run(half).records] == ["k3"]
 
 
-def test_a_run_that_is_saved_to_its_own_folder_again_is_there_all_the_time(tmp_path, monkeypatch):
+def test_saving_again_to_the_own_folder_keeps_the_run_readable(tmp_path, monkeypatch):
     run = Run({}, [record()])
     run.save(tmp_path / "run")
     monkeypatch.setattr(run_folder, "table_text", lambda *_: 1 / 0)
@@ -292,7 +292,7 @@ anything = st.recursive(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_a_run_of_anybody_is_read_as_it_is_or_refused_in_a_line(tmp_path, data):
+def test_an_untrusted_run_is_read_or_refused_in_one_line(tmp_path, data):
     folder, out = tmp_path / "run", tmp_path / "out"
     if not folder.exists():
         Run(Manifest(order=("k",)).of_records([record()]), [record()]).save(folder)
