@@ -1,4 +1,4 @@
-"""What nlbench knows of PyTorch: operations, modules and calls, axes, state, precision, memory.
+"""PyTorch as all probes see it: operations, calls, modules, axes, model state, precision, memory.
 
-The only folder that touches private parts of PyTorch.
+The only folder that uses private parts of PyTorch.
 """

@@ -168,7 +168,7 @@ CONV2D = {
 
 
 @pytest.mark.parametrize(("function", "others"), CONV1D.values(), ids=CONV1D)
-def test_the_channels_of_a_one_dimensional_convolution_are_followed_through(function, others):
+def test_channels_of_a_1d_convolution_are_followed(function, others):
     model = Given(nn.Conv1d(5, 5, 3, padding=1), function)
     assert_reduced_over(model, torch.randn(4, 5, 12), others)
 
@@ -185,7 +185,7 @@ def test_the_transposed_weight_of_a_product_is_no_activation():
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((4, 3, 8, 8), 1), ((4, 8, 6), 2)])
-def test_where_nothing_says_which_axis_holds_the_channels_the_guess_is_said(shape, axis):
+def test_an_assumed_channel_axis_is_reported(shape, axis):
     (site,) = list_sites(nn.ReLU(), torch.randn(shape))
     assert (site.channel_axis, site.assumed) == (axis, True)
 
@@ -224,7 +224,7 @@ def test_a_matrix_leaves_no_choice():
     ],
     ids=str,
 )
-def test_an_index_leaves_the_channels_where_their_size_is_found(index, layer, size):
+def test_channels_are_followed_through_an_index(index, layer, size):
     x = torch.empty(3, 5, 7, 11)
     layouts, output = Layouts(1), x[index]
     layouts.follow(FunctionCall(layer, (x,)), x)

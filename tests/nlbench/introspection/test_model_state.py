@@ -1,3 +1,5 @@
+"""A model is left unchanged."""
+
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,8 +10,13 @@ from torch import nn
 
 from nlbench.errors import RequestError
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
-from nlbench.introspection.model_state import evaluation_mode, refuse_unobservable
+from nlbench.introspection.model_state import (
+    evaluation_mode,
+    preserve_attributes,
+    refuse_unobservable,
+)
 from nlbench.probes.function import observe_function
+from nlbench.probes.graph.observation import channel_graph
 from nlbench.probes.sites.observation import list_sites, observe_sites
 
 
@@ -28,7 +35,7 @@ def assert_same_state(model, before):
         assert torch.equal(value, before[1][name]), name
 
 
-def test_the_model_is_left_as_it_was_found():
+def test_the_model_is_restored():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)).train()
     model[1].eval()
     before = state_of(model)
@@ -37,7 +44,7 @@ def test_the_model_is_left_as_it_was_found():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_the_model_is_left_as_it_was_found_after_an_error_in_the_listener_or_the_model():
+def test_the_model_is_restored_after_an_error():
     model = nn.Sequential(
         nn.Linear(4, 6), nn.SiLU(inplace=True), nn.Linear(6, 6), nn.GELU()
     ).train()
@@ -55,7 +62,7 @@ def test_the_model_is_left_as_it_was_found_after_an_error_in_the_listener_or_the
     assert [site.name for site in list_sites(model, torch.randn(5, 4))] == ["1", "3"]
 
 
-def test_buffers_that_the_forward_pass_changes_get_their_values_back():
+def test_changed_buffers_are_restored():
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -78,7 +85,7 @@ def test_buffers_that_the_forward_pass_changes_get_their_values_back():
     assert len(model.cache) == 4
 
 
-def test_a_sparse_buffer_gets_its_values_back():
+def test_a_sparse_buffer_is_restored():
     class OnAGraph(nn.Module):
         def __init__(self):
             super().__init__()
@@ -93,7 +100,7 @@ def test_a_sparse_buffer_gets_its_values_back():
     assert torch.equal(model.edges.to_dense(), torch.eye(3))
 
 
-def test_buffers_that_did_not_change_are_not_written_to():
+def test_unchanged_buffers_are_not_written_to():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
     versions = [buffer._version for buffer in model.buffers()]
     observe_sites(model, [torch.randn(4, 3)], lambda observation: None)
@@ -101,7 +108,7 @@ def test_buffers_that_did_not_change_are_not_written_to():
 
 
 @pytest.mark.parametrize("layers", [1, 5])
-def test_a_gpu_is_waited_for_once_for_all_buffers(layers):
+def test_there_is_one_gpu_synchronisation_for_all_buffers(layers):
     with PretendCuda() as cuda:
         model = nn.Sequential(*(nn.BatchNorm1d(3) for _ in range(layers))).cuda()
         cuda.reset()
@@ -111,7 +118,7 @@ def test_a_gpu_is_waited_for_once_for_all_buffers(layers):
         assert model[0].running_mean.sum().item() == 0
 
 
-def test_plain_attributes_that_the_forward_pass_sets_get_their_values_back():
+def test_plain_attributes_are_restored():
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -129,7 +136,7 @@ def test_plain_attributes_that_the_forward_pass_sets_get_their_values_back():
     assert (model[0].calls, model[0].last, hasattr(model[0], "extra")) == (0, None, False)
 
 
-def test_a_module_that_makes_its_layers_when_it_is_first_run_keeps_them():
+def test_layers_created_at_the_first_run_stay():
     class Building(nn.Module):
         built = False
 
@@ -155,19 +162,19 @@ def overlapping(first, second):
         inner.close()
 
 
-def test_the_fast_path_stays_off_until_the_last_of_overlapping_passes_ends():
+def test_the_fast_path_is_off_until_the_last_overlapping_pass_ends():
     for _ in overlapping(without_fast_path, without_fast_path):
         assert not torch.backends.mha.get_fastpath_enabled()
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_attention_stays_plain_until_the_last_of_overlapping_passes_ends():
+def test_attention_is_plain_until_the_last_overlapping_pass_ends():
     for _ in overlapping(with_plain_attention, with_plain_attention):
         assert not torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_a_model_stays_in_evaluation_mode_until_the_last_of_overlapping_passes_ends():
+def test_evaluation_mode_lasts_until_the_last_overlapping_pass_ends():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).train()
     before = state_of(model)
     # In one thread, where the mode of gradients is not each pass's own.
@@ -180,7 +187,7 @@ def test_a_model_stays_in_evaluation_mode_until_the_last_of_overlapping_passes_e
     assert not hasattr(model[0], "counter")
 
 
-def test_passes_over_one_model_in_several_threads_see_what_each_sees_alone():
+def test_passes_in_several_threads_do_not_affect_each_other():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model, x = nn.TransformerEncoder(layer, 2).train(), torch.randn(5, 4, 8)
 
@@ -206,7 +213,7 @@ def test_a_scripted_model_is_refused_in_one_line():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
-def test_a_scripted_model_is_a_function_and_left_as_it_was():
+def test_a_scripted_model_is_observed_as_a_function():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ReLU())
     scripted, x, found = torch.jit.script(model), torch.randn(4, 2), []
     for each in (scripted, model):
@@ -223,7 +230,7 @@ def test_a_compiled_model_is_refused_in_one_line():
 
 @pytest.mark.parametrize("wrap", [torch.compile, torch.jit.script], ids=["compiled", "scripted"])
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning")
-def test_a_part_that_can_not_be_observed_is_refused_by_name(wrap):
+def test_an_unobservable_part_is_refused_by_name(wrap):
     model = nn.Sequential(nn.ReLU(), wrap(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
     with pytest.raises(RequestError, match=r"1 is .*pass the module it was made from"):
         refuse_unobservable(model)
@@ -241,3 +248,35 @@ def test_a_model_that_runs_in_several_threads_is_refused_by_name():
     parallel.device_ids = [0, 1]
     with pytest.raises(RequestError, match=r"^0 is a DataParallel on several devices"):
         list_sites(nn.Sequential(parallel), torch.zeros(2, 3))
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mask, self.seen, self.layer = None, [], nn.Linear(3, 3)
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(3, device=x.device)
+        self.seen.append(x.shape)
+        return self.layer(x) * self.mask
+
+
+def test_a_mask_cached_during_recording_is_removed():
+    model = Masked()
+    channel_graph(model, torch.ones(1, 3))
+    assert model.mask is None
+    assert model.seen == []
+    assert model(torch.ones(1, 3)).device.type == "cpu"
+
+
+def test_earlier_hooks_can_still_be_removed():
+    model = Masked()
+    handle = model.register_forward_hook(lambda *args: None)
+    with preserve_attributes(model):
+        model.register_forward_hook(lambda *args: None)
+        model.register_buffer("added", torch.ones(1))
+    assert len(model._forward_hooks) == 1
+    assert not hasattr(model, "added")
+    handle.remove()
+    assert not model._forward_hooks

@@ -67,7 +67,7 @@ def test_a_site_bears_one_name_in_sites_graph_activity_and_lines(make):
     assert list(trace_segment(model, x[0], x[1]).sites) == names
 
 
-def test_the_pieces_of_a_handwritten_activation_bear_its_name_before_their_own():
+def test_pieces_of_a_handwritten_activation_have_its_name_first():
     leaky = Reused(lambda x: F.relu(x) - 0.1 * F.relu(-x))
     x = torch.randn(6, 4)
     assert [site.name for site in list_sites(leaky, x)] == ["act", "relu", "act:1"]

@@ -1,4 +1,4 @@
-"""One registry says what is known of an operation, whoever says it."""
+"""The registry of operations, and what plugins add."""
 
 import itertools
 from pathlib import Path
@@ -20,12 +20,12 @@ _numbers = itertools.count()
 
 
 def fresh(prefix):
-    """A name that no other test uses, as what is registered stays so."""
+    """Return a name that no other test registers."""
     return f"{prefix}{next(_numbers)}"
 
 
 def custom_op(function):
-    """An operation of torch.library that computes a function of one tensor."""
+    """Define an operation of torch.library that computes a function of one tensor."""
     name = fresh("op")
 
     @torch.library.custom_op(f"nlbench_tests::{name}", mutates_args=())
@@ -71,11 +71,11 @@ class Watching(TorchFunctionMode):
         (torch.ops.aten._softmax.default, "_softmax"),
     ],
 )
-def test_an_operation_has_one_name_whichever_way_it_is_called(func, name):
+def test_an_operation_has_one_name(func, name):
     assert ops.qualified_name(func) == name
 
 
-def test_an_operation_of_another_library_is_not_confused_with_pytorchs():
+def test_an_operation_of_another_library_is_another_one():
     @torch.library.custom_op("nlbench_tests::relu", mutates_args=())
     def relu(x: torch.Tensor) -> torch.Tensor:
         return -x
@@ -103,7 +103,7 @@ def test_a_second_rule_is_refused_and_both_are_named():
         ops.graph_rule(name)(len)
 
 
-def test_what_is_said_twice_in_the_same_words_is_said_once():
+def test_the_same_registration_is_accepted_twice():
     op, _ = custom_op(torch.abs)
     first = nlbench.register_op(op, kind="hat", kinks=(0,))
     assert nlbench.register_op(op, kind="hat", kinks=[0.0]) is first
@@ -113,7 +113,7 @@ def test_what_is_said_twice_in_the_same_words_is_said_once():
         nlbench.register_op(op, kind="cap")
 
 
-def test_all_that_is_said_of_an_operation_is_found_in_one_place():
+def test_an_operation_has_one_entry():
     op, name = custom_op(torch.abs)
     ops.graph_rule(f"nlbench_tests::{name}", caveat="of images only")(len)
     found = nlbench.register_op(op, kind="hat", kinks=(0,))
@@ -126,7 +126,7 @@ def test_all_that_is_said_of_an_operation_is_found_in_one_place():
 
 
 @pytest.mark.parametrize("style", ["before", "after"])
-def test_an_autograd_function_is_seen_as_one_call_wherever_it_was_named(style):
+def test_an_autograd_function_is_one_call(style):
     Own = autograd_function(torch.abs)
     apply = Own.apply if style == "before" else None
     nlbench.register_op(Own, kind="hat", kinks=(0,))
@@ -139,7 +139,7 @@ def test_an_autograd_function_is_seen_as_one_call_wherever_it_was_named(style):
     assert ops.known(watching.seen[0]).kind == "hat"
 
 
-def test_a_registered_autograd_function_computes_and_differentiates_as_before():
+def test_registration_leaves_values_and_derivatives():
     class Scaled(torch.autograd.Function):
         @staticmethod
         def forward(x, factor=2.0):
@@ -182,12 +182,12 @@ def test_a_bad_registration_is_refused_in_one_line(arguments, message):
 
 
 @pytest.mark.parametrize("function", [len, lambda x: x, nn.ReLU, 3])
-def test_what_cannot_be_seen_in_a_network_is_refused(function):
+def test_what_probes_cannot_see_is_refused(function):
     with pytest.raises(RequestError, match="can't be seen in a network"):
         nlbench.register_op(function, kind="hat")
 
 
-def test_a_plugin_that_cannot_be_loaded_is_named_and_the_rest_is_known(monkeypatch):
+def test_a_plugin_that_fails_to_load_is_reported(monkeypatch):
     class Point:
         name, value, dist = "mine", "mine.ops", None
 
@@ -229,7 +229,7 @@ def test_a_plugin_registers_each_fact_and_a_second_value_is_refused():
         nlbench.register_op(op, takes="number")
 
 
-def test_a_product_of_ones_own_makes_a_gate():
+def test_a_registered_product_makes_a_gate():
     class Times(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, y):
@@ -252,7 +252,7 @@ def test_the_page_of_the_documentation_is_current():
     )
 
 
-def test_what_is_listed_as_refused_is_refused_and_what_is_traced_has_a_rule():
+def test_the_listing_agrees_with_the_registry():
     rows = {row["operation"]: row["lines"] for row in supported()}
     assert rows["relu"] == "bends at 0"
     assert rows["linear"] == "affine"
@@ -262,7 +262,7 @@ def test_what_is_listed_as_refused_is_refused_and_what_is_traced_has_a_rule():
         assert ops.known(name).traced == says_so
 
 
-def test_the_axes_of_an_operation_of_ones_own_are_followed():
+def test_axes_of_a_registered_operation_are_followed():
     class Turned(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):

@@ -101,7 +101,7 @@ def _put_back():
 
 @pytest.mark.parametrize("precision", ["native", "tf32"])
 @pytest.mark.parametrize("name", SET)
-def test_tf32_is_off_unless_asked_for_and_all_settings_are_put_back(name, precision):
+def test_tf32_is_off_unless_requested_and_settings_are_restored(name, precision):
     SET[name]()
     before = settings()
     with exact_arithmetic(precision):
@@ -150,7 +150,7 @@ OUT = ""
         ([("a", "tf32"), ("b", "tf32"), ("a", OUT), ("b", OUT)], ["tf32", "tf32", "tf32"]),
     ],
 )
-def test_threads_that_ask_for_a_precision_at_the_same_time_leave_the_users(name, steps, expected):
+def test_overlapping_requests_restore_the_users_settings(name, steps, expected):
     SET[name]()
     before = settings()
     assert in_threads(*steps)[:-1] == expected

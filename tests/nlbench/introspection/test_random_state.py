@@ -12,7 +12,7 @@ from nlbench.introspection.random_state import RandomStream, preserve_numpy_stat
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(1)])
-def test_a_draw_from_any_global_generator_shows(draw):
+def test_a_draw_changes_the_state(draw):
     before = rng_state(torch.device("cpu"))
     assert rng_state(torch.device("cpu")) == before
     draw()
@@ -30,7 +30,7 @@ def seed_all():
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12))
-def test_what_a_stream_gives_does_not_depend_on_the_others_between(order):
+def test_streams_are_independent(order):
     straight = {}
     for name in "abc":
         with RandomStream(name).active():
@@ -45,7 +45,7 @@ def test_what_a_stream_gives_does_not_depend_on_the_others_between(order):
         assert drawn == straight[name][: len(drawn)]
 
 
-def test_the_callers_generators_go_on_where_they_were():
+def test_global_generators_continue_after_a_stream():
     seed_all()
     expected = [draw(), draw()]
     seed_all()
@@ -72,7 +72,7 @@ def test_a_stream_without_a_name_leaves_everything_alone():
         assert torch.equal(torch.rand(3), before)
 
 
-def test_a_normal_deviate_kept_for_the_next_call_is_kept():
+def test_numpys_cached_normal_deviate_is_preserved():
     seed_all()
     expected = np.random.randn(4).tolist()  # noqa: NPY002
     seed_all()

@@ -8,7 +8,7 @@ from nlbench.introspection.threads import measure_threads, overlap_pays
 
 
 @pytest.mark.parametrize(("asked", "cores", "threads"), [(4, 16, 4), (16, 4, 4), (1, 4, 1)])
-def test_measures_next_to_a_gpu_use_the_threads_that_have_cores(monkeypatch, asked, cores, threads):
+def test_measure_threads_are_limited_by_cores(monkeypatch, asked, cores, threads):
     monkeypatch.setattr(torch, "get_num_threads", lambda: asked)
     monkeypatch.setattr(module, "_available_cores", lambda: cores)
     assert measure_threads(torch.device("cuda")) == threads

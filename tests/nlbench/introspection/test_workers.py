@@ -16,7 +16,7 @@ def size(item):
 
 
 @pytest.mark.parametrize("most", [0, 1, 100])
-def test_items_are_worked_off_in_their_order_by_one_thread(most):
+def test_one_thread_processes_items_in_order(most):
     done = []
 
     def work(item):
@@ -28,7 +28,7 @@ def test_items_are_worked_off_in_their_order_by_one_thread(most):
     assert done == [(number, "measures") for number in range(50)]
 
 
-def test_the_caller_waits_where_too_much_is_waiting():
+def test_the_caller_waits_while_the_queue_is_full():
     waiting, most = [], 0
     free = threading.Event()
 
@@ -50,7 +50,7 @@ def test_the_caller_waits_where_too_much_is_waiting():
     assert most <= 4
 
 
-def test_an_item_larger_than_what_may_wait_is_taken_alone():
+def test_an_item_larger_than_the_limit_waits_alone():
     done = []
     with BackgroundWorkers(done.append, size, 10) as workers:
         for number in range(3):
@@ -58,7 +58,7 @@ def test_an_item_larger_than_what_may_wait_is_taken_alone():
     assert len(done) == 3
 
 
-def test_without_room_to_wait_the_caller_goes_on_after_each_item():
+def test_with_limit_0_the_caller_waits_for_each_item():
     done = []
     with BackgroundWorkers(done.append, size, 0) as workers:
         for number in range(10):
@@ -67,7 +67,7 @@ def test_without_room_to_wait_the_caller_goes_on_after_each_item():
 
 
 @pytest.mark.parametrize("most", [0, 100])
-def test_what_the_work_raises_is_raised_in_the_caller(most):
+def test_an_error_of_the_work_is_raised_in_the_caller(most):
     def work(item):
         if item[0] == 2:
             raise KeyError("two")
@@ -81,7 +81,7 @@ def test_what_the_work_raises_is_raised_in_the_caller(most):
         put_many()
 
 
-def test_an_error_of_the_caller_ends_the_thread_and_drops_what_waits():
+def test_an_error_of_the_caller_drops_the_queue():
     done = []
 
     def work(item):
@@ -100,7 +100,7 @@ def test_an_error_of_the_caller_ends_the_thread_and_drops_what_waits():
     assert not any(thread.name == "measures" for thread in threading.enumerate())
 
 
-def test_the_thread_computes_by_itself_and_leaves_the_number_of_threads():
+def test_workers_use_one_torch_thread_and_restore_the_number():
     before, seen = torch.get_num_threads(), []
     with BackgroundWorkers(lambda item: seen.append(torch.get_num_threads()), size, 10) as workers:
         workers.put((0, 1))
@@ -111,14 +111,14 @@ def test_the_thread_computes_by_itself_and_leaves_the_number_of_threads():
     assert (seen, later, torch.get_num_threads()) == ([1], [before], before)
 
 
-def test_no_gradient_is_followed_in_the_thread():
+def test_workers_record_no_gradients():
     seen = []
     with BackgroundWorkers(lambda item: seen.append(torch.is_grad_enabled()), size, 10) as workers:
         workers.put((0, 1))
     assert seen == [False]
 
 
-def test_an_interruption_while_the_rest_is_worked_off_drops_it_and_ends_the_thread():
+def test_an_interruption_drops_the_queue_and_ends_the_thread():
     done = []
 
     def work(item):
@@ -139,7 +139,7 @@ def test_an_interruption_while_the_rest_is_worked_off_drops_it_and_ends_the_thre
     assert not any(thread.name == "measures" for thread in threading.enumerate())
 
 
-def test_the_caller_may_go_ahead_from_when_it_is_let():
+def test_a_raised_limit_lets_the_caller_continue():
     free, done = threading.Event(), []
 
     def work(item):
@@ -155,7 +155,7 @@ def test_the_caller_may_go_ahead_from_when_it_is_let():
     assert len(done) == 2
 
 
-def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
+def test_overlapping_workers_restore_the_number_of_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -183,7 +183,7 @@ def test_the_number_of_threads_is_put_back_when_the_last_of_several_ends():
 
 
 class Shuffled(BackgroundWorkers):
-    """Takes any of what may be worked on, as a generator says."""
+    """Takes ready items in random order."""
 
     draws = random.Random(0)
 
@@ -199,7 +199,7 @@ def by_lane(items):
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(1, 4), st.integers(0, 999))
-def test_a_lane_is_worked_off_in_order_and_lanes_begin_in_theirs(lanes, threads, draws):
+def test_lanes_keep_the_order_of_submission(lanes, threads, draws):
     begun, at_work, overlaps = [], set(), []
 
     def work(item):
@@ -227,7 +227,7 @@ def test_a_lane_is_worked_off_in_order_and_lanes_begin_in_theirs(lanes, threads,
         )
 
 
-def test_workers_the_first_item_of_a_lane_nothing_is_worked_on():
+def test_the_first_item_of_a_lane_runs_alone():
     all_given, ready = threading.Event(), {}
 
     def work(item):
@@ -244,7 +244,7 @@ def test_workers_the_first_item_of_a_lane_nothing_is_worked_on():
     assert set(ready) == {"a0", "b0", "a1", "b1"}
 
 
-def test_lanes_are_worked_off_at_once():
+def test_lanes_run_concurrently():
     together = threading.Barrier(3, timeout=30)
     how = {"lane": lambda item: item[0], "threads": 3}
     done = []
@@ -260,7 +260,7 @@ def test_lanes_are_worked_off_at_once():
     assert len(done) == 9
 
 
-def test_of_several_errors_that_of_the_first_item_is_raised():
+def test_the_error_of_the_first_item_is_raised():
     together = threading.Barrier(3, timeout=30)
     how = {"lane": lambda item: item[0], "threads": 3}
     ended = [threading.Event() for _ in range(3)]
@@ -286,7 +286,7 @@ def test_of_several_errors_that_of_the_first_item_is_raised():
 
 
 @pytest.mark.parametrize("there", [0, 2])
-def test_a_thread_that_does_not_start_leaves_nothing_for_the_next_one(monkeypatch, there):
+def test_a_thread_that_fails_to_start_leaves_no_state(monkeypatch, there):
     start, started = threading.Thread.start, []
 
     def refused(self):

@@ -1,4 +1,4 @@
-"""How often units do anything on samples, against hooks on the modules."""
+"""The activity of units on samples, compared with hooks on the modules."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_windows_and_tokens_in_the_axis_of_samples_are_told_apart():
 
 
 @pytest.mark.parametrize("channels_first", [False, True])
-def test_channels_folded_into_the_axis_of_samples_are_told_apart_in_either_order(channels_first):
+def test_channels_folded_into_the_sample_axis_are_distinguished(channels_first):
     class Folding(nn.Module):
         def __init__(self):
             super().__init__()

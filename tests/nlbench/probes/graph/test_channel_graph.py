@@ -1,4 +1,4 @@
-"""Lengths of paths against the enumeration of every path, on random small networks."""
+"""Lengths of paths compared with an enumeration, on random small networks."""
 
 import itertools
 import math
@@ -122,7 +122,7 @@ late = steps.map(lambda step: (step[0], -1 - min(step[1], 2), -1 - step[2] % 4, 
 
 @given(st.integers(1, 4), st.lists(st.one_of(steps, late, late), min_size=1, max_size=10))
 @settings(max_examples=60, deadline=None)
-def test_random_graphs_give_what_the_enumeration_of_all_paths_gives(channels, drawn):
+def test_lengths_equal_an_enumeration_of_paths(channels, drawn):
     network = Drawn(channels, drawn)
     assume(0 < network.number_of_paths() <= 3000)
     paths = list(network.enumerated())

@@ -1,4 +1,4 @@
-"""How the channel graph follows single operations, and what it refuses."""
+"""Operations that the channel graph follows, and those that it refuses."""
 
 import pytest
 import torch
@@ -219,7 +219,7 @@ def test_slopes_on_the_meta_device_are_not_known():
         (lambda self, x: torch.maximum(x, -x), "maximum"),
     ],
 )
-def test_operations_that_are_not_known_are_refused_with_name_and_place(function, operation):
+def test_unknown_operations_are_refused_with_place(function, operation):
     model = nn.Sequential(nn.Linear(3, 3), Calls(function))
     with pytest.raises(UnsupportedOperation) as caught:
         channel_graph(model, torch.ones(1, 3))

@@ -1,4 +1,4 @@
-"""Path lengths of torchvision's networks against values derived by hand, one a family."""
+"""Path lengths of torchvision's networks, compared with values derived by hand."""
 
 import math
 from fractions import Fraction
@@ -114,7 +114,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_the_walk_through_a_network_of_each_family_has_the_length_found_by_hand(name):
+def test_walked_lengths_equal_those_found_by_hand(name):
     assert walked_length(graph_of(name)) == pytest.approx(float(VALUES[name]), abs=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Which axis of the input holds the channels."""
+"""The channel axis of the input."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Channels taken again are more channels; positions taken again are not."""
+"""Repeated channels are new channels, repeated positions are not."""
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_a_map_that_is_chosen_by_its_channels_counts_each_choice():
     assert average_path_length(model, torch.zeros(1, 1, 2, 2)) == 0.75
 
 
-def test_the_axis_of_a_single_channel_is_still_known_after_a_list_has_picked_along_it():
+def test_the_axis_of_a_single_channel_survives_an_index():
     model = Calls(lambda x, unit: unit(x)[:, [0, 0]][:, :1].expand(-1, 2, -1, -1), nn.PReLU(1))
     graph = channel_graph(model, torch.ones(1, 1, 2, 3))
     assert 10 ** counted_lengths(graph).log10_paths == pytest.approx(2)

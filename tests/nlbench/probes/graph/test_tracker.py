@@ -1,4 +1,4 @@
-"""What reaches the output where no PyTorch function shows it is refused, never left out."""
+"""What can't be intercepted on the way to the output is refused, never left out."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
         (lambda self, x: x.relu().view(torch.int32).float(), "view"),
     ],
 )
-def test_numbers_that_come_of_the_input_unseen_are_refused(function, operation):
+def test_numbers_outside_of_pytorch_are_refused(function, operation):
     with pytest.raises(UnsupportedOperation) as caught:
         channel_graph(Calls(function), torch.ones(1, 4))
     assert (caught.value.operation, caught.value.place) == (operation, "the network")
