@@ -175,6 +175,9 @@ def sorted_along(call: RecordedCall) -> Rule:
     if size > MAX_SORTED:
         raise NotAffine(f"it sorts {size} numbers, at most {MAX_SORTED} are supported")
     ranks = _ranks(call, size)
+    used = torch.zeros(size + 1, dtype=torch.int64)
+    used[1:].index_fill_(0, torch.tensor(ranks, dtype=torch.int64), 1)
+    used = used.cumsum(0)
     pairs = torch.combinations(torch.arange(size), 2)
 
     def lines(x: Tensor) -> Tensor:
@@ -190,15 +193,10 @@ def sorted_along(call: RecordedCall) -> Rule:
         uncertain = torch.hypot(error[..., first], error[..., second])
         interval, unit, share = unit_crossings(margin, uncertain)
         *rest, pair = torch.unravel_index(unit, margin.shape[1:])
-        weight = share[:, None].to(x.dtype)
-        at = torch.lerp(x[(interval, *rest)], x[(interval + 1, *rest)], weight)
-        level = (at.gather(1, first[pair][:, None]) + at.gather(1, second[pair][:, None])) / 2
-        # The number of larger values, except for the two, is the rank at which they change.
-        above = at > level
-        above.scatter_(1, first[pair][:, None], False).scatter_(1, second[pair][:, None], False)
-        upper = above.sum(1)
-        used = torch.tensor(ranks, device=x.device)
-        bends = torch.isin(upper, used) | torch.isin(upper + 1, used)
+        left, right = x[(interval, *rest)], x[(interval + 1, *rest)]
+        spread = torch.maximum(error[(interval, *rest)], error[(interval + 1, *rest)])
+        pair_lines = torch.stack([first[pair], second[pair]], 1)
+        bends, share = _rank_changes(left, right, spread, pair_lines, share, used.to(x.device))
         return interval[bends], share[bends]
 
     others = [n for i, n in enumerate(call.shapes[0][1:], 1) if i != axis]
@@ -216,6 +214,63 @@ def sorted_along(call: RecordedCall) -> Rule:
     workspace = rest * max(4 * len(pairs), 2 * size * len(ranks))
     pieces = Ranks(lambda x: lines(x[0]).reshape(len(x[0]), -1, size), ranks, restored)
     return Rule(call.apply, bound, bend, workspace=workspace, pieces=pieces)
+
+
+def _rank_changes(
+    left: Tensor, right: Tensor, error: Tensor, pair: Tensor, share: Tensor, used: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Find which crossings of two lines change the line at a rank of the output.
+
+    Where several lines meet at one place, each keeps the ranks between those of smaller and those
+    of larger slopes, which change sides. Lines that are equal all along share their ranks.
+
+    Parameters
+    ----------
+    left, right : tensor of shape (m, k)
+        Values at 0 and at 1 of the k lines around each crossing.
+    error : tensor of shape (m, k)
+        Their noise.
+    pair : int64 tensor of shape (m, 2)
+        The two lines that cross.
+    share : float64 tensor of shape (m,)
+        Where they cross.
+    used : int64 tensor of shape (k + 1,)
+        Number of ranks of the output that are less than 0, 1, …, k.
+
+    Returns
+    -------
+    bends : bool tensor of shape (m,)
+    share : float64 tensor of shape (m,)
+        The places, equal for all pairs of lines that meet at one.
+    """
+    at = torch.lerp(left, right, share[:, None].to(left.dtype))
+    slope = right - left
+    level = at.gather(1, pair).mean(1, keepdim=True)
+    rise = slope.gather(1, pair).diff(dim=1).abs()
+    # The place is uncertain by the noise of the two over the difference of their slopes.
+    noise = error + error.gather(1, pair).sum(1, keepdim=True)
+    off = (slope - slope.gather(1, pair[:, :1])).abs()
+    tied = (at - level).abs() <= noise * (1 + off / rise)
+    tied.scatter_(1, pair, True)
+    above = ((at > level) & ~tied).sum(1)
+    bends = torch.zeros_like(above, dtype=torch.bool)
+    for line in pair.unbind(1):
+        rates = slope.gather(1, line[:, None])
+        equal = 2 * (error + error.gather(1, line[:, None]))
+        smaller = (tied & (slope < rates - equal)).sum(1)
+        larger = (tied & (slope > rates + equal)).sum(1)
+        together = tied.sum(1) - smaller - larger
+        before, behind = above + smaller, above + larger
+        # Of the line's ranks before the place, those that are not its ranks behind it.
+        kept = torch.maximum(before, behind)
+        kept_end = torch.maximum(torch.minimum(before, behind) + together, kept)
+        bends |= used[before + together] - used[before] > used[kept_end] - used[kept]
+    lowest = slope.masked_fill(~tied, math.inf).argmin(1, keepdim=True)
+    steepest = slope.masked_fill(~tied, -math.inf).argmax(1, keepdim=True)
+    start, end = (
+        (x.gather(1, lowest) - x.gather(1, steepest)).squeeze(1).double() for x in (left, right)
+    )
+    return bends, start / (start - end)
 
 
 def _ranks(call: RecordedCall, size: int) -> list[int]:

@@ -1,9 +1,13 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import Net
 from torch import nn
 
+from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.rules.maxima import (
     overtakes,
     pooling_windows,
@@ -73,3 +77,54 @@ def test_a_member_far_below_the_others_does_not_blur_them():
     interval, share = window_overtakes(x, windows, noise)
     assert (interval.tolist(), share.tolist()) == ([0], [0.5])
     assert window_tops(x, windows, x.abs()).tolist() == [[[1.0]], [[1.0]]]
+
+
+ORDER_STATISTICS = {
+    "median": lambda x: x.median(1)[0],
+    "kthvalue": lambda x: x.kthvalue(2, 1)[0],
+    "largest": lambda x: x.topk(2, 1)[0],
+    "smallest": lambda x: x.topk(2, 1, largest=False)[0],
+    "sort": lambda x: x.sort(1)[0],
+    "cummax": lambda x: x.cummax(1)[0],
+    "amax": lambda x: x.amax(1),
+    "max pooling": lambda x: nn.functional.max_pool1d(x[:, None], 3, 1),
+}
+
+
+def bending_places(function, start, end):
+    """Places where a function of numbers that are affine in t bends, by its slopes around each
+    place where two of the numbers meet."""
+    meetings = {0.0, 1.0}
+    for i, j in itertools.combinations(range(start.numel()), 2):
+        before, behind = (float(x.flatten()[i] - x.flatten()[j]) for x in (start, end))
+        if before * behind < 0:
+            meetings.add(round(before / (before - behind), 12))
+    t = torch.tensor(sorted(meetings), dtype=torch.float64)
+    inside = t[:-1] + t.diff() * torch.tensor([[0.25], [0.75]], dtype=torch.float64)
+    low, high = (function(torch.lerp(start, end, x[:, None])) for x in inside)
+    slope = (high - low).reshape(len(t) - 1, -1) / inside.diff(dim=0).reshape(-1, 1)
+    return t[1:-1][(slope.diff(dim=0).abs() > 1e-7).any(1)].tolist()
+
+
+def tied_ends(kind, size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    start, end = torch.randn(2, 1, size, generator=generator, dtype=torch.float64)
+    if kind == "all at one place":
+        end = -start
+    elif kind == "whole numbers":
+        start, end = (2 * start).round(), (2 * end).round()
+    else:
+        start[..., -2:], end[..., -2:] = start[..., :2].clone(), end[..., :2].clone()
+    return start, end
+
+
+@pytest.mark.parametrize("kind", ["all at one place", "whole numbers", "equal all along"])
+@pytest.mark.parametrize("name", ORDER_STATISTICS)
+def test_lines_that_meet_at_one_place(name, kind):
+    for size, seed in itertools.product((3, 4, 5, 8), range(2)):
+        function = ORDER_STATISTICS[name]
+        start, end = tied_ends(kind, size, seed)
+        net = Net(lambda m, x, function=function: function(x).reshape(len(x), -1))
+        trace = trace_segment(net, start[0], end[0])
+        expected = bending_places(function, start, end)
+        assert trace.t[1:-1].tolist() == pytest.approx(expected, abs=1e-9), (size, seed)
