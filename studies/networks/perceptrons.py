@@ -101,13 +101,7 @@ def perceptron(
 
 
 def vector_length(shape: tuple[int, ...]) -> int:
-    """Return the length of input vectors.
-
-    Raises
-    ------
-    nlbench.RequestError
-        If the inputs are not vectors.
-    """
+    """Return the length of input vectors; raise a RequestError for other shapes."""
     if len(shape) != 1:
         raise RequestError(f"expected vectors, such as the points of the dataset grid, got {shape}")
     return shape[0]

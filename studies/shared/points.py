@@ -36,10 +36,6 @@ def target_values(x: Tensor, target: str, k: int) -> Tensor:
         spaced kinks; k = 0 is the straight line x.
     k : int
 
-    Returns
-    -------
-    tensor of the shape of `x`
-
     Examples
     --------
     >>> import torch
