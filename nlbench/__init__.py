@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .request import Request as Request
     from .runner import run as run
     from .store.run import Run as Run
+    from .store.run import compare as compare
     from .store.run import load_run as load_run
     from .store.signature import Signature as Signature
     from .store.signature import module_of as module_of

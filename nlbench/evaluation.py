@@ -26,7 +26,7 @@ from nlbench.progress import Monitor, Progress
 from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash
 from nlbench.settings import resolve_settings
-from nlbench.store.manifest import make_manifest
+from nlbench.store.manifest import Manifest, make_manifest
 from nlbench.store.record import RecordedMeasure
 from nlbench.store.run import Run
 from nlbench.subjects.facts import SubjectFacts
@@ -44,7 +44,7 @@ __all__ = ["evaluate"]
 
 
 def evaluate(
-    model: nn.Module,
+    model: nn.Module | Mapping[str, nn.Module],
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
     measures: str | Sequence[str | type[Measure]],
     *,
@@ -57,9 +57,10 @@ def evaluate(
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module, or mapping of str to torch.nn.Module
         Its mode, dtype, weights and hooks stay unchanged. Its output is a tensor, or a mapping,
-        tuple or object with ``logits`` or with a single tensor.
+        tuple or object with ``logits`` or with a single tensor. A mapping holds several models,
+        such as checkpoints of one training; its keys are their weights in the table.
     inputs : tensor of shape (n, ...), tuple, mapping, or loader
         A tensor holds all samples. A tuple or a mapping is one batch of arguments, for
         ``model(*inputs)`` or ``model(**inputs)``. Any other iterable, such as a DataLoader or a
@@ -101,7 +102,36 @@ def evaluate(
     >>> run = evaluate(model, torch.randn(64, 4), measures=["affinity", "absdev"])
     >>> [result.result.status for result in run.records]
     ['ok', 'ok']
+    >>> run = evaluate({"epoch 1": model, "epoch 2": model}, torch.randn(64, 4), measures=["r2"])
+    >>> run.scores["weights"].unique().tolist()
+    ['epoch 1', 'epoch 2']
     """
+    if not isinstance(model, Mapping):
+        return _evaluate(model, inputs, measures, labels, settings, name, progress, "given")
+    if not model:
+        raise RequestError("no model to evaluate, expected at least one")
+    if len(model) > 1 and iter(inputs) is inputs:
+        raise RequestError("inputs: an iterator serves one model; expected a loader or a tensor")
+    runs = [
+        _evaluate(one, inputs, measures, labels, settings, name, progress, str(weights))
+        for weights, one in model.items()
+    ]
+    records = [record for run in runs for record in run.records]
+    seconds = round(sum(float(run.manifest["seconds"]) for run in runs), 3)
+    manifest = replace(Manifest.from_dict(runs[0].manifest), seconds=seconds)
+    return Run(manifest.of_records(records), records)
+
+
+def _evaluate(
+    model: nn.Module,
+    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
+    measures: str | Sequence[str | type[Measure]],
+    labels: Tensor | bool | str | None,
+    settings: Settings | None,
+    name: str | None,
+    progress: Progress | None,
+    weights: str,
+) -> Run:
     monitor = Monitor(progress)
     _check_model(model)
     loaded = _load_measures(measures, monitor)
@@ -116,7 +146,7 @@ def evaluate(
     device = next((p.device for p in model.parameters()), samples.inputs.device)
     facts = SubjectFacts(
         model=name or type(model).__name__,
-        weights="given",
+        weights=weights,
         data="given",
         seed=0,
         weights_hash=state_hash(model),

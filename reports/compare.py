@@ -120,6 +120,9 @@ class Comparison:
             ]
         )
 
+    def _repr_html_(self) -> str:
+        return str(self.frame().to_html(index=False))
+
     def broken(self, conditions: Sequence[str]) -> list[str]:
         """List the cells that violate a condition.
 

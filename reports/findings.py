@@ -45,13 +45,12 @@ def standout_places(cell: TableCell, sense: int) -> tuple[list[str], list[str]]:
     ordered = sorted(finite, key=lambda pair: -sense * pair[1])
     best, size = 0, 0.0
     for k in range(1, min(_MAX_NAMED, len(ordered) - 2) + 1):
-        rest = abs(ordered[-1][1] - ordered[k][1]) / (len(ordered) - k - 1)
+        mean_gap = abs(ordered[-1][1] - ordered[k][1]) / (len(ordered) - k - 1)
         gap = abs(ordered[k][1] - ordered[k - 1][1])
-        if gap > _STANDOUT_GAP * rest and gap > size:
+        if gap > _STANDOUT_GAP * mean_gap and gap > size:
             best, size = k, gap
     names = [name for name, _ in ordered]
-    rest = set(names[best:])
-    return names[:best], [name for name, _ in finite if name in rest]
+    return names[:best], [name for name, _ in finite if name not in names[:best]]
 
 
 def network_findings(row: Row, scores: Scores, measures: Measures) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .signature import Signature
 
-__all__ = ["Run", "load_run"]
+__all__ = ["Run", "compare", "load_run"]
 
 
 @dataclass
@@ -173,6 +173,30 @@ class Run:
 
 def _first_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def compare(first: Run, second: Run) -> Any:
+    """Compare the cells and manifests of two runs, like ``nlbench compare``.
+
+    Returns
+    -------
+    nlbench.reports.compare.Comparison
+        ``frame()`` is a table of the differences with their intervals, ``write(path)`` a file.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If the runs share no cell.
+
+    Examples
+    --------
+    >>> import torch, nlbench
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    >>> run = nlbench.evaluate(model, torch.randn(64, 4), measures=["r2"])
+    >>> nlbench.compare(run, run).frame()["difference"].tolist()
+    [0.0]
+    """
+    return load_reports().compare_runs(first, second)
 
 
 def load_run(path: str | Path) -> Run:

@@ -321,3 +321,37 @@ def test_a_precision_set_in_the_newer_way_is_put_aside_and_back():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_several_models_are_subjects_of_one_run():
+    torch.manual_seed(0)
+    models = {
+        f"epoch {n}": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for n in (1, 4)
+    }
+    inputs = torch.randn(64, 4)
+    together = nlbench.evaluate(models, inputs, ["r2", "affinity"])
+    assert [s["weights"] for s in together.manifest["subjects"]] == list(models)
+    for name, model in models.items():
+        alone = nlbench.evaluate(model, inputs, ["r2", "affinity"])
+        mine = together.scores[together.scores["weights"] == name]
+        assert mine["value"].tolist() == alone.scores["value"].tolist()
+    assert len(together.leaderboard()) == 2
+
+
+def test_an_iterator_is_refused_for_several_models():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    batches = iter([torch.randn(32, 4)])
+    with pytest.raises(nlbench.RequestError, match="an iterator serves one model"):
+        nlbench.evaluate({"a": model, "b": model}, batches, ["r2"])
+    with pytest.raises(nlbench.RequestError, match="no model"):
+        nlbench.evaluate({}, torch.randn(8, 4), ["r2"])
+
+
+def test_runs_are_compared_from_python():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    first = nlbench.evaluate(model, torch.randn(64, 4), ["r2"])
+    second = nlbench.evaluate(model, 3 * torch.randn(64, 4), ["r2"])
+    frame = nlbench.compare(first, second).frame()
+    expected = second["r2"].summary["value"] - first["r2"].summary["value"]
+    assert frame["difference"].tolist() == pytest.approx([expected])
+    assert "<table" in nlbench.compare(first, second)._repr_html_()
