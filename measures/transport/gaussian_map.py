@@ -57,7 +57,7 @@ def optimal_map(source: Tensor, target: Tensor) -> Tensor:
 
     Examples
     --------
-    >>> optimal_map(torch.eye(2).double(), 4 * torch.eye(2).double())
+    >>> optimal_map(torch.eye(2).double(), 4 * torch.eye(2).double()).round()
     tensor([[2., 0.],
             [0., 2.]], dtype=torch.float64)
     """

@@ -151,3 +151,17 @@ def test_an_estimate_is_taken_as_a_trace_is():
     assert statistics["error"] == estimate.error
     assert "slope_changes" not in statistics
     assert result.notes["method"] == "refined, exact"
+
+
+def test_crossings_of_a_site_add_up_over_segments_that_others_do_not_cross():
+    class Separate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.ReLU(), nn.ReLU()
+
+        def forward(self, x):
+            return self.first(x[:, :1]) + self.second(x[:, 1:])
+
+    corner = torch.tensor([[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]])
+    value = reading_of(Separate(), corner).values[0]
+    assert value.parts == {"segment": (1.0, 1.0, 1.0), "site": {"first": 2.0, "second": 1.0}}
