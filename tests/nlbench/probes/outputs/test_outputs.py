@@ -43,15 +43,15 @@ def test_labels_at_each_place_are_counted_but_for_padding():
 @pytest.mark.parametrize(
     ("logits", "labels", "error", "message"),
     [
-        (torch.zeros(3, 2), torch.zeros(3, 2).long(), Undefined, "not one logit a class"),
-        (torch.zeros(3), torch.zeros(3).long(), Undefined, "not one logit a class"),
+        (torch.zeros(3, 2), torch.zeros(3, 2).long(), Undefined, "expected one logit per class"),
+        (torch.zeros(3), torch.zeros(3).long(), Undefined, "expected one logit per class"),
         (torch.zeros(3, 2), torch.tensor([0, 1, 2]), Undefined, "a label is 2"),
         (torch.zeros(3, 2), torch.tensor([0, -1, 1]), Undefined, "a label is -1"),
         (torch.zeros(3, 2), torch.tensor([0.0, 1.0, 1.0]), Undefined, "labels are float32"),
         (torch.zeros(3, 2), torch.tensor([True, False, True]), Undefined, "labels are bool"),
         (torch.zeros(3, 1), torch.tensor([0, 0, 0]), Undefined, "has 1 logits"),
         (torch.full((3, 2), torch.nan), torch.zeros(3).long(), NotFinite, "not finite"),
-        (torch.zeros(3, 2), torch.full((3,), -100), Undefined, "nothing to predict"),
+        (torch.zeros(3, 2), torch.full((3,), -100), Undefined, "no labels to predict"),
     ],
 )
 def test_undefined_accuracy_has_a_reason(logits, labels, error, message):
