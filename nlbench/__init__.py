@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .measure import Result as Result
     from .measure import Value as Value
     from .measure import site_measure as site_measure
+    from .monitor import Monitor as Monitor
     from .options import Option as Option
     from .request import Request as Request
     from .runner import run as run

@@ -22,7 +22,7 @@ from nlbench.measure import Measure
 from nlbench.options import Settings
 from nlbench.parsers import parse_names
 from nlbench.plugins import checked_measure, load_measures, load_probe
-from nlbench.progress import Monitor, Progress
+from nlbench.progress import Progress, ProgressMonitor
 from nlbench.serialization.fields import to_plain
 from nlbench.serialization.hashing import content_key, state_hash
 from nlbench.settings import resolve_settings
@@ -40,7 +40,7 @@ from nlbench.subjects.inputs import (
 from nlbench.subjects.samples import Batches, sample_facts
 from nlbench.subjects.subject import Subject
 
-__all__ = ["evaluate"]
+__all__ = ["combine", "evaluate"]
 
 
 def evaluate(
@@ -116,6 +116,11 @@ def evaluate(
         _evaluate(one, inputs, measures, labels, settings, name, progress, str(weights))
         for weights, one in model.items()
     ]
+    return combine(runs)
+
+
+def combine(runs: Sequence[Run]) -> Run:
+    """Return one run with the records of several evaluations."""
     records = [record for run in runs for record in run.records]
     seconds = round(sum(float(run.manifest["seconds"]) for run in runs), 3)
     manifest = replace(Manifest.from_dict(runs[0].manifest), seconds=seconds)
@@ -132,7 +137,7 @@ def _evaluate(
     progress: Progress | None,
     weights: str,
 ) -> Run:
-    monitor = Monitor(progress)
+    monitor = ProgressMonitor(progress)
     _check_model(model)
     loaded = _load_measures(measures, monitor)
     settings = dict(settings or {})
@@ -202,7 +207,7 @@ def _check_model(model: object) -> None:
 
 
 def _load_measures(
-    measures: str | Sequence[str | type[Measure]], progress: Monitor
+    measures: str | Sequence[str | type[Measure]], progress: ProgressMonitor
 ) -> list[type[Measure]]:
     if isinstance(measures, str):
         measures = parse_names(measures)

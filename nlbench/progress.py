@@ -22,7 +22,7 @@ from rich.text import Text
 
 from nlbench.errors import RequestError, nearest, one_line
 
-__all__ = ["Bar", "Monitor", "PlainProgress", "Progress", "create_progress"]
+__all__ = ["Bar", "ProgressMonitor", "PlainProgress", "Progress", "create_progress"]
 
 
 class Progress(Protocol):
@@ -38,7 +38,7 @@ class Progress(Protocol):
         """Show a warning of one line."""
 
 
-class Monitor:
+class ProgressMonitor:
     """Receiver of the events of measuring, which forwards progress to another receiver."""
 
     def __init__(self, progress: Progress | None = None) -> None:

@@ -25,7 +25,7 @@ from nlbench.introspection.threads import default_threads, torch_threads
 from nlbench.measure import Status
 from nlbench.plan import make_plan
 from nlbench.plugins import load_probe
-from nlbench.progress import Monitor, Progress
+from nlbench.progress import ProgressMonitor, Progress
 from nlbench.request import ExecutionOptions, Request
 from nlbench.signals import interruptible
 from nlbench.store.consistency import changed_subject, recorded_facts
@@ -95,7 +95,7 @@ def preview(
     """
     folder = RunFolder(out)
     records = folder.read()[1] if folder.holds_a_run() else []
-    plan = make_plan(request, _device(request), Monitor(progress).warn)
+    plan = make_plan(request, _device(request), ProgressMonitor(progress).warn)
     folder.check(records, plan.decisions)
     return Preview.of(plan, records, execution or ExecutionOptions())
 
@@ -121,7 +121,7 @@ def forecast(
     dict
         One line by subject's key and probe; subjects without a prediction are left out.
     """
-    execution, monitor = execution or ExecutionOptions(), Monitor(progress)
+    execution, monitor = execution or ExecutionOptions(), ProgressMonitor(progress)
     unit_runner = UnitRunner(threads=execution.threads or default_threads())
     units = units_of(preview.new, preview.plan, memory=execution.memory, expected={})
     forecasts = {unit.cells[0].subject.key: unit_runner.forecast(unit, monitor) for unit in units}
@@ -166,7 +166,11 @@ def run(
     KeyboardInterrupt
         On Ctrl-C or a signal to end; finished cells are kept.
     """
-    monitor, execution, folder = Monitor(progress), execution or ExecutionOptions(), RunFolder(out)
+    monitor, execution, folder = (
+        ProgressMonitor(progress),
+        execution or ExecutionOptions(),
+        RunFolder(out),
+    )
     is_new = not folder.holds_a_run() and not os.path.lexists(folder.path)
     with interruptible():
         plan = make_plan(request, _device(request), monitor.warn)
@@ -256,7 +260,7 @@ def _copy_known(folder: RunFolder, cells: Sequence[Cell], known: Iterable[str | 
 
 
 def _measure(
-    folder: RunFolder, todo: Preview, pool: WorkerPool, monitor: Monitor, request: Request
+    folder: RunFolder, todo: Preview, pool: WorkerPool, monitor: ProgressMonitor, request: Request
 ) -> None:
     """Measure and record cells; raise if the only subject can't be loaded."""
     environment, device = folder.manifest.environment, folder.manifest.device

@@ -18,7 +18,7 @@ import nlbench
 from nlbench import registry
 from nlbench.errors import NotFinite, RequestError
 from nlbench.options import OptionValue
-from nlbench.progress import Monitor, Progress
+from nlbench.progress import ProgressMonitor, Progress
 from nlbench.request import Request
 from nlbench.runner import preview
 from nlbench.store.run import Run
@@ -193,7 +193,7 @@ def _train_networks(
     if not folder.is_dir():
         warning = check_training(request.linearisation(request.omegas[0], 0, "init"))
         if warning:
-            Monitor(progress).warn(f"{request.model}: {warning}")
+            ProgressMonitor(progress).warn(f"{request.model}: {warning}")
     starts, references = _starts(request, folder)
     prefix = "" if request.starts_trained else "start-"
     networks = {
@@ -257,6 +257,6 @@ def _train(
     try:
         run_trainings(requests, threads=torch.get_num_threads(), progress=progress, command=command)
     except NotFinite as error:
-        Monitor(progress).warn(str(error))
+        ProgressMonitor(progress).warn(str(error))
         return [error]
     return []

@@ -18,7 +18,7 @@ from nlbench.errors import (
 )
 from nlbench.execution.processes import call_in_processes
 from nlbench.introspection.threads import torch_threads
-from nlbench.progress import Monitor, Progress
+from nlbench.progress import ProgressMonitor, Progress
 from nlbench.subjects.weights_choice import training_failure
 
 from .loop import Epoch
@@ -79,7 +79,7 @@ def run_trainings(
         return
     for file in pending:
         file.parent.mkdir(parents=True, exist_ok=True)
-    monitor = Monitor(progress)
+    monitor = ProgressMonitor(progress)
     monitor.begin(sum(load_recipe(request).epochs for request in pending.values()))
     errors: list[NlbenchError] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
@@ -12,12 +12,14 @@ from torch import nn
 
 from nlbench.cells import Cell
 from nlbench.errors import NlbenchError
+from nlbench.introspection.model_state import changed_parameters, parameter_checksums
 from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.process_state import ProcessChanges, restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.measure import Measure, Result, Status
 from nlbench.plugins import load_measure
 from nlbench.probes import Resources
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 from nlbench.settings import ResolvedSettings
 from nlbench.store.manifest import now
 from nlbench.store.record import (
@@ -33,7 +35,7 @@ from nlbench.subjects.subject import Subject
 
 from .cost_meter import CostMeter
 from .machine import Machine
-from .probe_pass import observe
+from .probe_pass import observe, with_remark
 
 __all__ = ["missing_record", "records_of"]
 
@@ -42,12 +44,15 @@ def records_of(
     subject: Subject,
     resolved: ResolvedSettings,
     machine: Machine,
-    monitor: Monitor,
+    monitor: ProgressMonitor,
     key_of: Callable[[type[Measure]], str],
     *,
     resources: Resources | None = None,
     load_seconds: float = 0.0,
     pass_context: Callable[[], AbstractContextManager[None]] = exact_arithmetic,
+    remark: str = "",
+    on_changes: Callable[[ProcessChanges], None] = lambda changes: None,
+    reload: Callable[[], Subject] | None = None,
 ) -> Iterator[Record]:
     """Observe a subject with each probe that the measures need; yield one record per measure.
 
@@ -56,7 +61,7 @@ def records_of(
     subject : Subject
     resolved : ResolvedSettings
     machine : Machine
-    monitor : Monitor
+    monitor : ProgressMonitor
     key_of : callable
         From a measure to its cell's key.
     resources : Resources, optional
@@ -64,9 +69,17 @@ def records_of(
         Time that loading the subject took.
     pass_context : callable
         Makes the context of each pass, such as a precision.
+    remark : str
+        Added to the reason of each result.
+    on_changes : callable
+        Called with what a pass changed in the process; it has been restored.
+    reload : callable, optional
+        Loads the subject again after a pass that changed the model's parameters. Without it,
+        the results of all later passes are undefined too.
     """
     facts = subject.facts
     resources = resources or Resources(machine.device)
+    checksums = parameter_checksums(subject.model)
     for probe, entries in resolved.by_probe().items():
         settings = resolved.probes[probe]
         step = f"{facts.model}: {', '.join(measure.name for measure, _ in entries)}"
@@ -74,7 +87,12 @@ def records_of(
         monitor.observing(probe)
         meter = CostMeter(machine.device)
         stream = RandomStream(f"pass {facts.key or ''} {probe}", machine.device)
-        with pass_context(), preserve_numpy_state(), stream.active():
+        with (
+            pass_context(),
+            restored_process_state() as changes,
+            preserve_numpy_state(),
+            stream.active(),
+        ):
             outcomes = observe(
                 subject,
                 entries,
@@ -85,22 +103,45 @@ def records_of(
                 monitor=monitor,
             )
         costs = {**meter.read(), "load_seconds": load_seconds}
+        dtype = _dtype(subject.model)
+        problem = _changed_weights(changed_parameters(subject.model, checksums))
+        if problem and reload is not None:
+            subject = reload()
+        remarks = [remark]
+        if changes:
+            on_changes(changes)
+            remarks.append(f"the pass changed {changes}; since restored")
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
             record = Record(
                 key=key,
                 subject=facts,
                 measure=RecordedMeasure.of(measure, options),
                 probe=RecordedProbe(probe, settings, cast(ProbeFacts, outcome.facts)),
-                machine=RecordedMachine(
-                    str(machine.device), _dtype(subject.model), machine.environment
-                ),
-                result=outcome.result,
+                machine=RecordedMachine(str(machine.device), dtype, machine.environment),
+                result=_final_result(outcome.result, problem, remarks),
                 seconds=round(outcome.seconds, 6),
                 finished=now(),
                 traceback=outcome.traceback,
                 costs=costs,
             )
             yield readable(record)
+
+
+def _changed_weights(names: Sequence[str]) -> str:
+    """Return why a model that changed its parameters has no result, or an empty text."""
+    if not names:
+        return ""
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"the model changes its own weights when it is run ({names[0]}{others}), so its numbers "
+        "would depend on how often it is run"
+    )
+
+
+def _final_result(result: Result, problem: str, remarks: Sequence[str]) -> Result:
+    if problem and result.status == "ok":
+        result = Result.missing("undefined", problem)
+    return with_remark(result, *remarks)
 
 
 def missing_record(

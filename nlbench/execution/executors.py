@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from nlbench.progress import Monitor, Progress
+from nlbench.progress import ProgressMonitor, Progress
 from nlbench.store.record import Record
 
 from .dask_cluster import measure_on_cluster
@@ -49,6 +49,6 @@ def _measure_serially(
     # Imported here: a finished run is loaded without PyTorch.
     from .unit_runner import UnitRunner
 
-    unit_runner, monitor = UnitRunner(threads=pool.threads), Monitor(progress)
+    unit_runner, monitor = UnitRunner(threads=pool.threads), ProgressMonitor(progress)
     for unit in units:
         yield from unit_runner.measure(unit, monitor)

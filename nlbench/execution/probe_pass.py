@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nlbench.errors import RequestError, Undefined, error_text
+from nlbench.errors import RequestError, Undefined, error_text, message_of
 from nlbench.introspection.memory import is_out_of_memory, release_gpu_cache
 from nlbench.introspection.model_copy import cpu_copy
 from nlbench.introspection.precision import without_autocast
@@ -23,13 +23,13 @@ from nlbench.measure.contract import sound_result
 from nlbench.options import OptionValue
 from nlbench.plugins import load_probe
 from nlbench.probes import OnStep, ProbeOptions, Resources
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 from nlbench.subjects.samples import DrawnBatches
 from nlbench.subjects.subject import Subject
 
 from .devices import synchronize
 
-__all__ = ["Outcome", "observe", "result_of_error"]
+__all__ = ["Outcome", "observe", "result_of_error", "with_remark"]
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _Feed:
         measure: type[Measure],
         options: Mapping[str, OptionValue],
         stream: RandomStream,
-        monitor: Monitor,
+        monitor: ProgressMonitor,
         device: torch.device,
     ) -> None:
         self.seconds = 0.0
@@ -124,7 +124,9 @@ class _Feed:
                 return value
             finally:
                 self._monitor.leave()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             # A plugin may raise anything. It is recorded, and no other measure is affected.
             failure, trace = result_of_error(error)
             with self._lock:
@@ -150,7 +152,7 @@ def observe(
     resources: Resources,
     step: OnStep = lambda: None,
     streams: Sequence[str] = (),
-    monitor: Monitor | None = None,
+    monitor: ProgressMonitor | None = None,
 ) -> list[Outcome]:
     """Run one probe's pass over a subject and collect the results of its measures.
 
@@ -167,7 +169,7 @@ def observe(
     streams : sequence of str
         Name of each measure's random stream; by default measures draw from the global
         generators as they are.
-    monitor : Monitor, optional
+    monitor : ProgressMonitor, optional
 
     Returns
     -------
@@ -178,7 +180,7 @@ def observe(
     """
     names = streams or [""] * len(measures)
     entries = [(*entry, name) for entry, name in zip(measures, names, strict=True)]
-    monitor = monitor or Monitor()
+    monitor = monitor or ProgressMonitor()
     with preserve_rng_state(resources.device):
         outcomes = _observe_once(subject, entries, settings, resources, step, monitor)
     if subject.stream is not None and not isinstance(subject.stream, DrawnBatches):
@@ -198,7 +200,7 @@ def _observe_alone(
     entry: MeasureEntry,
     settings: ProbeOptions,
     resources: Resources,
-    monitor: Monitor,
+    monitor: ProgressMonitor,
 ) -> Outcome:
     """Observe a subject again for one measure, on its device or on the CPU."""
     release_gpu_cache(resources.device)
@@ -224,7 +226,7 @@ def _observe_once(
     settings: ProbeOptions,
     resources: Resources,
     step: OnStep,
-    monitor: Monitor,
+    monitor: ProgressMonitor,
 ) -> list[Outcome]:
     probe = load_probe(entries[0][0].probe)
     device = torch.device("cpu") if probe.shows_on_cpu else resources.device
@@ -239,7 +241,9 @@ def _observe_once(
         probe.observe(
             subject.model, subject, settings, feeds, resources=resources, step=step, facts=facts
         )
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # The model's forward pass can raise anything; it fails every measure of the pass.
         failure, ran_out = result_of_error(error), is_out_of_memory(error)
     outcomes = []
@@ -260,8 +264,12 @@ def _annotated(result: Result, facts: Mapping[str, Any]) -> Result:
         replace(value, n=value.n or n, reason=_joined(value.reason, notes.get(value.place, "")))
         for value in result.values
     )
-    reason = _joined(result.reason, facts.get("remark", ""))
-    return replace(result, values=values, n=result.n or n, reason=reason)
+    return with_remark(replace(result, values=values, n=result.n or n), facts.get("remark", ""))
+
+
+def with_remark(result: Result, *remarks: str) -> Result:
+    """Add remarks to the reason of a result."""
+    return replace(result, reason=_joined(result.reason, *remarks))
 
 
 def _joined(*reasons: str) -> str:
@@ -271,5 +279,5 @@ def _joined(*reasons: str) -> str:
 def result_of_error(error: BaseException) -> tuple[Result, str]:
     """Return the result that reports an exception, and its traceback if it is a failure."""
     if isinstance(error, Undefined):
-        return Result.missing("undefined", str(error)), ""
+        return Result.missing("undefined", message_of(error)), ""
     return Result.missing("failed", error_text(error)), traceback.format_exc()

@@ -24,7 +24,7 @@ from nlbench.introspection.threads import torch_threads
 from nlbench.measure import Measure
 from nlbench.plugins import load_measure, load_probe
 from nlbench.probes import Probe, Resources
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 from nlbench.serialization.fields import from_plain, to_plain
 from nlbench.serialization.files import parse_json
 from nlbench.settings import ResolvedSettings
@@ -64,26 +64,37 @@ class UnitRunner:
         self._found: FittingSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
 
-    def measure(self, unit: Unit, monitor: Monitor) -> Iterator[Record | UnmeasuredCells]:
+    def measure(self, unit: Unit, monitor: ProgressMonitor) -> Iterator[Record | UnmeasuredCells]:
         """Yield the record of each cell, or the reason why there is none.
 
         Settings of the process are as the caller left them at each yield.
         """
-        target = unit.cells[0].subject
         cells = []
         for cell in unit.cells:
-            problem = self._problem(cell.measure)
+            problem = self._problem(cell.measure, monitor)
             if problem:
                 yield UnmeasuredCells((cell,), problem)
             else:
                 cells.append(cell)
         if not cells:
             return
+        self._import_plugins(unit.cells[0].subject, monitor)
+        # What loading replaces stays replaced during the passes: the model may need it.
+        with restored_process_state() as changes:
+            yield from self._measure(unit, cells, monitor)
+        self._note_replaced(changes)
+
+    def _measure(
+        self, unit: Unit, cells: Sequence[Cell], monitor: Monitor
+    ) -> Iterator[Record | UnmeasuredCells]:
+        target = unit.cells[0].subject
         unmeasured: UnmeasuredCells | None = None
         try:
             subject, machine = self._load(unit, monitor)
             _warn_of_fewer_samples(target.spec, subject.facts.samples, monitor)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             # A model's or dataset's plugin may raise anything; only this subject is affected.
             trace = traceback.format_exc()
             unmeasured = UnmeasuredCells(
@@ -93,6 +104,11 @@ class UnitRunner:
             yield unmeasured
             return
         keys = {cell.measure.name: cell.key for cell in cells}
+
+        def reload() -> Subject:
+            self._subject = None
+            return self._load(unit, monitor)[0]
+
         yield from records_of(
             subject,
             self._resolved(cells),
@@ -102,9 +118,12 @@ class UnitRunner:
             resources=Resources(machine.device, unit.memory, self._found),
             load_seconds=self._load_seconds,
             pass_context=lambda: self._run_settings(unit),
+            remark=self._load_remark,
+            on_changes=self._note_replaced,
+            reload=reload,
         )
 
-    def forecast(self, unit: Unit, monitor: Monitor) -> dict[str, str]:
+    def forecast(self, unit: Unit, monitor: ProgressMonitor) -> dict[str, str]:
         """Predict the cost of observing a unit's subject, for each probe that can predict it."""
         settings_of = {cell.measure.probe: cell.measure.probe_options for cell in unit.cells}
         probes = [load_probe(name) for name in settings_of]
@@ -176,7 +195,7 @@ class UnitRunner:
             {cell.measure.probe: cell.measure.probe_options for cell in cells},
         )
 
-    def _load(self, unit: Unit, monitor: Monitor) -> tuple[Subject, Machine]:
+    def _load(self, unit: Unit, monitor: ProgressMonitor) -> tuple[Subject, Machine]:
         """Load a unit's subject, or return the cached one."""
         self._import_plugins(unit.cells[0].subject)
         with self._run_settings(unit):
@@ -215,7 +234,9 @@ class UnitRunner:
         return subject
 
 
-def _warn_of_fewer_samples(spec: SubjectSpec, available: int | None, monitor: Monitor) -> None:
+def _warn_of_fewer_samples(
+    spec: SubjectSpec, available: int | None, monitor: ProgressMonitor
+) -> None:
     if spec.samples is not None and available is not None and available < spec.samples:
         monitor.warn(
             f"{spec.samples} samples of {spec.data} were requested; its {spec.split} split has "

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from nlbench.errors import NlbenchError
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 
 from .work_units import Unit, to_message
 
@@ -37,7 +37,7 @@ class CellTimeout(NlbenchError):
     """A measure exceeded the time limit of a cell."""
 
 
-class Messenger(Monitor):
+class Messenger(ProgressMonitor):
     """A monitor that reports to the supervisor and measures the time of each cell.
 
     Parameters

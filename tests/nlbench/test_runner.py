@@ -18,7 +18,7 @@ from nlbench.execution.work_units import Unit
 from nlbench.introspection.precision import exact_arithmetic
 from nlbench.measure import Measure, Result, site_measure
 from nlbench.options import Option
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
@@ -481,7 +481,7 @@ def test_each_of_several_checkpoints_that_are_missing_has_its_cells(names, tmp_p
 
 def test_a_copied_checkpoint_is_measured_once_with_a_warning(names, tmp_path):
     said = []
-    monitor = Monitor()
+    monitor = ProgressMonitor()
     monitor.warn = said.append
     torch.save(tiny().state_dict(), tmp_path / "a.pt")
     shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
@@ -509,7 +509,7 @@ def test_every_call_of_a_run_is_in_its_manifest(names, tmp_path):
     assert [call["request"]["measures"] for call in calls] == [["good"], ["counting"]]
 
 
-class Heard(Monitor):
+class Heard(ProgressMonitor):
     """Keeps what it is told."""
 
     def __init__(self):

@@ -13,7 +13,7 @@ from nlbench.errors import RequestError
 from nlbench.models.networks import vgg
 from nlbench.models.training import parallel
 from nlbench.models.training.linearisation import LinearisingRequest, linearise
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 from nlbench.store.locked_folder import LockedFolder
 from nlbench.subjects.load import load_dataset, load_subject
 from nlbench.subjects.spec import SubjectSpec
@@ -190,7 +190,7 @@ def test_a_network_without_relu_is_refused_before_it_is_trained(tmp_path):
     assert not (tmp_path / "lin").exists()
 
 
-class RecordingMonitor(Monitor):
+class RecordingMonitor(ProgressMonitor):
     def __init__(self):
         super().__init__()
         self.lines = []

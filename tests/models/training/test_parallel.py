@@ -9,7 +9,7 @@ from nlbench.execution.worker_pool import keep_workers
 from nlbench.models.training import parallel
 from nlbench.models.training.parallel import run_trainings
 from nlbench.models.training.training_request import TrainingRequest
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 
 TINY = {
     "model": "ladders/mlp-relu-gain2-depth3",
@@ -19,7 +19,7 @@ TINY = {
 }
 
 
-class RecordingMonitor(Monitor):
+class RecordingMonitor(ProgressMonitor):
     def __init__(self, after=None):
         super().__init__()
         self.steps, self.lines, self.after = [], [], after

@@ -16,7 +16,7 @@ from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import Unit
 from nlbench.execution.worker_pool import WorkerPool
 from nlbench.plan import make_plan
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 from nlbench.store import locked_folder
@@ -174,7 +174,7 @@ def test_interrupted_run_leaves_no_process_and_resumes(plugin, tmp_path, executo
     assert nlbench.load_run(tmp_path / "r").scores.shape == straight.scores.shape
 
 
-class Stopping(Monitor):
+class Stopping(ProgressMonitor):
     """Ends the run in some way at its first step."""
 
     def __init__(self, stop):
@@ -250,7 +250,7 @@ def test_process_settings_are_restored_at_each_yield(plugin, tmp_path):
     plan = make_plan(request("plain,nlc", "mini", precision="bfloat16"), "cpu", print)
     unit = Unit(plan.cells, "cpu", "bfloat16")
     before = state()
-    results = UnitRunner(threads=before[0] + 1).measure(unit, Monitor())
+    results = UnitRunner(threads=before[0] + 1).measure(unit, ProgressMonitor())
     seen = [(state(), result.machine.environment["threads"]) for result in results]
     assert seen == [(before, before[0] + 1)] * 2
 

@@ -16,7 +16,7 @@ from nlbench.errors import RequestError
 from nlbench.execution import executors, unit_runner
 from nlbench.execution.work_units import Unit, UnmeasuredCells
 from nlbench.plan import make_plan
-from nlbench.progress import Monitor
+from nlbench.progress import ProgressMonitor
 from nlbench.request import Request
 from nlbench.runner import run
 from nlbench.store.run_folder import RunFolder
@@ -126,9 +126,11 @@ def test_another_machines_copy_of_the_data_may_have_other_times(printed, tmp_pat
     plan = make_plan(printed, "cpu", print)
     here = Unit(plan.cells, "cpu")
     elsewhere = dataclasses.replace(here, planned_at="another machine")
-    (missed,) = unit_runner.UnitRunner().measure(here, Monitor())
+    (missed,) = unit_runner.UnitRunner().measure(here, ProgressMonitor())
     assert isinstance(missed, UnmeasuredCells)
-    (found,) = unit_runner.UnitRunner().measure(Unit.from_dict(elsewhere.to_dict()), Monitor())
+    (found,) = unit_runner.UnitRunner().measure(
+        Unit.from_dict(elsewhere.to_dict()), ProgressMonitor()
+    )
     assert found.result.status == "ok"
 
 

@@ -1,0 +1,82 @@
+"""Measurements during a training equal those of its checkpoints and don't disturb it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import nlbench
+from nlbench import monitor as module
+
+
+def training(monitor_of=lambda model: None, steps=6):
+    """Train a small network; return its final weights, checkpoints and monitor."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    watch, checkpoints = monitor_of(model), {}
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        model(torch.randn(32, 4)).square().mean().backward()
+        optimizer.step()
+        checkpoints[f"step {step}"] = copy.deepcopy(model)
+        if watch is not None:
+            watch.step()
+            assert model.training
+    return model.state_dict(), checkpoints, watch
+
+
+def inputs():
+    return torch.randn(64, 4, generator=torch.Generator().manual_seed(7))
+
+
+def test_the_training_takes_the_same_course():
+    plain, _, _ = training()
+    watched, _, _ = training(lambda m: nlbench.Monitor(m, inputs(), ["r2", "nlc"], every=1))
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+
+
+def test_values_equal_those_of_the_checkpoints():
+    _, checkpoints, watch = training(
+        lambda m: nlbench.Monitor(m, inputs(), ["r2", "affinity", "nlc"], every=2)
+    )
+    chosen = {name: checkpoints[name] for name in ("step 2", "step 4", "step 6")}
+    afterwards = nlbench.evaluate(chosen, inputs(), ["r2", "affinity", "nlc"])
+    columns = ["weights", "measure", "place", "statistic", "value"]
+    assert watch.run.scores[columns].equals(afterwards.scores[columns])
+
+
+def test_the_default_spacing_bounds_the_share_of_time(monkeypatch):
+    clock = [0.0]
+
+    def evaluate(*arguments, **options):
+        clock[0] += 3.0
+        return nlbench.evaluate(*arguments, **options)
+
+    monkeypatch.setattr(module, "evaluate", evaluate)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    watch = nlbench.Monitor(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), inputs(), ["norm"])
+    measured = 0
+    for _ in range(400):
+        clock[0] += 1.0
+        measured += watch.step() is not None
+    assert measured >= 2
+    assert 3.0 * (measured - 1) <= 0.05 * clock[0]
+
+
+def test_a_step_is_measured_on_demand_once():
+    watch = nlbench.Monitor(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), inputs(), ["norm"], every=5)
+    with pytest.raises(nlbench.RequestError, match="no step"):
+        _ = watch.run
+    watch.measure()
+    watch.measure()
+    assert watch.run.scores["weights"].unique().tolist() == ["step 0"]
+
+
+def test_bad_arguments_are_refused():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    with pytest.raises(nlbench.RequestError, match="every=0"):
+        nlbench.Monitor(model, inputs(), ["r2"], every=0)
+    with pytest.raises(nlbench.RequestError, match="iterator"):
+        nlbench.Monitor(model, iter([inputs()]), ["r2"])
