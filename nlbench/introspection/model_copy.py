@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nlbench.errors import RequestError, first_line
 
+from .float_types import FloatTypeMode, computing_in, own_float_type
 from .model_state import refuse_unobservable
 
 __all__ = ["cpu_copy", "double_copy", "precise_device", "shape_copy", "tensors_of", "typed_copy"]
@@ -22,7 +24,10 @@ def double_copy(model: nn.Module) -> nn.Module:
 
 
 def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Copy a model, in eval mode and another dtype.
+    """Copy a model, in eval mode, so that it computes in another dtype.
+
+    What its forward reads besides parameters and buffers is converted too: tensors in attributes of
+    any kind, constants that it makes, and variables of its file; see `FloatTypeMode`.
 
     From a device without float64 (`precise_device`) the model is copied to the CPU, also in
     float32, since its outputs are processed in double precision.
@@ -42,10 +47,16 @@ def typed_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     _refuse_uncopyable(model)
     if any(t.is_meta for t in tensors_of(model)):
         raise RequestError("the model is on the device meta: it has shapes, but no weights")
-    twin = _copied(model, {id(t): t.detach().clone() for t in _computed(model)})
-    if any(t.device.type in _WITHOUT_FLOAT64 for t in tensors_of(twin)):
+    is_unsupported = any(t.device.type in _WITHOUT_FLOAT64 for t in tensors_of(model))
+
+    def typed(tensor: Tensor) -> Tensor:
+        moved = tensor.detach().cpu() if is_unsupported else tensor.detach()
+        return moved.to(dtype if moved.is_floating_point() else moved.dtype, copy=True)
+
+    twin = _copied(model, {}, typed)
+    if is_unsupported:
         twin = twin.cpu()
-    return twin.to(dtype)
+    return computing_in(twin.to(dtype), FloatTypeMode(own_float_type(model), dtype))
 
 
 _WITHOUT_FLOAT64 = ("mps",)
@@ -80,8 +91,7 @@ def cpu_copy(model: nn.Module) -> nn.Module:
     device(type='cpu')
     """
     refuse_unobservable(model)
-    tensors = (*tensors_of(model), *_tensor_attributes(model))
-    return _copied(model, {id(t): _on_cpu(t) for t in tensors})
+    return _copied(model, {id(t): _on_cpu(t) for t in tensors_of(model)}, _on_cpu)
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
@@ -103,8 +113,8 @@ def shape_copy(model: nn.Module) -> nn.Module:
     (device(type='meta'), torch.Size([3, 2]))
     """
     _refuse_uncopyable(model)
-    tensors = [*tensors_of(model), *_computed(model)]
-    return _copied(model, {id(t): _shape_of(t) for t in tensors})
+    twin = _copied(model, {id(t): _shape_of(t) for t in tensors_of(model)}, _shape_of)
+    return computing_in(twin, FloatTypeMode(own_float_type(model), torch.float64))
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
@@ -120,26 +130,45 @@ def _refuse_uncopyable(model: nn.Module) -> None:
         raise RequestError("the model has complex numbers, expected real ones")
 
 
-def _copied(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
-    """Copy a model in eval mode, with tensors, by identity, replaced by others."""
+def _copied(
+    model: nn.Module, replaced: dict[int, Any], copy_tensor: Callable[[Tensor], Tensor]
+) -> nn.Module:
+    """Copy a model in eval mode.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    replaced : dict of int to tensor
+        Tensors by the identity of those that they replace.
+    copy_tensor : callable
+        Copies the other tensors, parameters excepted.
+    """
     try:
-        return copy.deepcopy(model, replaced).eval()
+        with _TensorCopies(copy_tensor):
+            return copy.deepcopy(model, replaced).eval()
     except (RuntimeError, TypeError) as error:
         reason = first_line(error)
         raise RequestError(f"the model can't be copied: {reason}") from error
 
 
-def _tensor_attributes(model: nn.Module) -> Iterator[Tensor]:
-    """Yield tensors that are plain attributes of modules."""
-    return (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+class _TensorCopies(TorchFunctionMode):
+    """Function mode in which deep copies of tensors are made by a function.
 
-
-def _computed(model: nn.Module) -> list[Tensor]:
-    """List the tensor attributes that have a gradient graph, which PyTorch refuses to copy.
-
-    Older weight normalisation stores its product so, and computes it before each forward pass.
+    So they are also made of tensors with a gradient graph, which PyTorch refuses to copy. Older
+    weight normalisation stores its product so, and computes it before each forward pass.
     """
-    return [tensor for tensor in _tensor_attributes(model) if not tensor.is_leaf]
+
+    def __init__(self, copy_tensor: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._copy_tensor = copy_tensor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = self._copy_tensor(tensor)
+        return memo[id(tensor)]
 
 
 def _shape_of(tensor: Tensor) -> Tensor:

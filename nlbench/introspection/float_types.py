@@ -1,0 +1,143 @@
+"""Networks that compute in another floating type than their own.
+
+Conversion of a network's parameters and buffers does not reach the types that its forward names
+(``x.float()``), the constants that it makes (``torch.ones(3)``), or tensors from elsewhere, such as
+variables of its file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .function_calls import tensors_in
+from .pytree import tree_map
+
+__all__ = ["FloatTypeMode", "computing_in", "own_float_type"]
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def own_float_type(network: nn.Module) -> torch.dtype:
+    """Return the floating type of most of a network's numbers; PyTorch's default without any.
+
+    Examples
+    --------
+    >>> own_float_type(nn.Linear(2, 2).half()), own_float_type(nn.ReLU())
+    (torch.float16, torch.float32)
+    """
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    return max(sizes, key=sizes.__getitem__) if sizes else torch.get_default_dtype()
+
+
+class FloatTypeMode(TorchFunctionMode):
+    """Function mode in which a network computes in another floating type than its own.
+
+    The network's own type and wider ones become the other type where forward names them, and what
+    is made there or comes from elsewhere is converted before it meets tensors of that type.
+    Constants have their values in the network's own precision. A conversion to a narrower type is
+    left as it is, as it rounds.
+
+    Parameters
+    ----------
+    own : torch.dtype
+        The network's own type.
+    dtype : torch.dtype
+        Type that it computes in.
+
+    Examples
+    --------
+    >>> with FloatTypeMode(torch.float32, torch.float64):
+    ...     x = torch.ones(2) @ torch.ones(2).double()
+    ...     print(x.dtype, x.float().dtype, x.half().dtype)
+    torch.float64 torch.float64 torch.float16
+    """
+
+    def __init__(self, own: torch.dtype, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.own, self.dtype = own, dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "__get__":
+            return func(*args, **kwargs)
+        # What is asked here is no call of the network.
+        with torch._C.DisableTorchFunction():
+            floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
+            if floats:
+                args, kwargs = self._converted(name, floats, args, kwargs)
+                target = _named_type(name, args)
+                if target is not None and self._replaces(target):
+                    func, args, kwargs = Tensor.to, (args[0], self.dtype), {}
+        result = func(*args, **kwargs)
+        if floats or not isinstance(result, Tensor):
+            return result
+        with torch._C.DisableTorchFunction():
+            return result.to(self.dtype) if self._replaces(result.dtype) else result
+
+    def _replaces(self, dtype: torch.dtype) -> bool:
+        """Return True for a floating type at least as wide as the network's own."""
+        return dtype.is_floating_point and torch.promote_types(dtype, self.own) == dtype
+
+    def _converted(
+        self, name: str, floats: Sequence[Tensor], args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Replace types, and convert tensors that meet some of the type."""
+        is_mixed = len({t.dtype for t in floats}) > 1 and any(t.dtype == self.dtype for t in floats)
+        written = args[0] if args and _writes_first(name) else kwargs.get("out")
+
+        def converted(value: Any) -> Any:
+            if isinstance(value, torch.dtype):
+                return self.dtype if self._replaces(value) else value
+            if is_mixed and isinstance(value, Tensor) and value is not written:
+                return value.to(self.dtype) if value.is_floating_point() else value
+            return value
+
+        if is_mixed:
+            args, kwargs = tree_map(converted, (args, kwargs))
+            return args, kwargs
+        # Containers hold tensors; types are arguments of their own.
+        return tuple(map(converted, args)), {k: converted(v) for k, v in kwargs.items()}
+
+
+def _writes_first(name: str) -> bool:
+    """Return True for the name of a method that changes its tensor in place."""
+    if name.startswith("__"):
+        return name.startswith("__i") or name == "__setitem__"
+    return name.endswith("_")
+
+
+def _named_type(name: str, args: Sequence[Any]) -> torch.dtype | None:
+    """Return the type that a method converts to, if its name or a tensor type names it."""
+    if name in ("float", "double", "half", "bfloat16"):
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if name != "type" or len(args) < 2:
+        return None
+    named = args[1]
+    if isinstance(named, str):
+        named = getattr(torch, named.rpartition(".")[2], None)
+    found = getattr(named, "dtype", None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def computing_in(network: Network, mode: FloatTypeMode) -> Network:
+    """Make every call of a network run in a mode, and return the network."""
+    kind = getattr(type(network), "_without_mode", type(network))
+
+    def call(self: Network, *args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return kind.__call__(self, *args, **kwargs)
+
+    # Neither the names of its modules change nor its copies, as with a wrapper or hooks.
+    members = {"__call__": call, "_without_mode": kind, "__module__": kind.__module__}
+    network.__class__ = type(kind.__name__, (kind,), members)
+    return network
