@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ from nlbench.probes.lines.rules.rounding import peak
 from nlbench.probes.lines.rules.rule import Input, NotAffine, RecordedCall, Rule
 
 from .program import Program, Step
+from .transposition import is_transposition, with_samples_first
 
 __all__ = ["Recorder", "record_program", "run_once", "untraceable_reason"]
 
@@ -190,6 +192,8 @@ class Recorder(DispatchMode):
         self._composites: list[str] = []
         # Numbers of values. References are weak, so that recording keeps no memory alive.
         self._values: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+        # Values of which a tensor is the transpose.
+        self._transposed: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         # Positions and new content of each write.
         self._writes: WriteLog[tuple[_StorageLayout, Any]] = WriteLog()
         self._input_shape = tuple(example.shape[1:])
@@ -219,6 +223,8 @@ class Recorder(DispatchMode):
     def output_value(self, output: Tensor) -> int:
         """Return the number of the network's output, which may be a constant."""
         self._refresh(output, "forward")
+        if output in self._transposed:
+            raise self._refusal("forward", _MOVES_SAMPLES)
         if output not in self._values:
             constant = output.clone()
             rule = Rule(
@@ -250,8 +256,11 @@ class Recorder(DispatchMode):
 
     def refuse_reading(self, name: str, args: Sequence[Any]) -> None:
         """Refuse access to the memory of a tensor that depends on the input."""
-        if args and isinstance(args[0], Tensor) and args[0] in self._values:
+        if args and isinstance(args[0], Tensor) and self._is_traced(args[0]):
             raise self._refusal(name, "the values of the input decide what is computed")
+
+    def _is_traced(self, tensor: Tensor) -> bool:
+        return tensor in self._values or tensor in self._transposed
 
     def _record(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], written: Any
@@ -259,8 +268,8 @@ class Recorder(DispatchMode):
         tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, Tensor)]
         for tensor in tensors:
             self._refresh(tensor, name)
-        traced = list({id(a): a for a in tensors if a in self._values}.values())
-        constants = {_storage(a) for a in tensors if a not in self._values}
+        traced = list({id(a): a for a in tensors if self._is_traced(a)}.values())
+        constants = {_storage(a) for a in tensors if not self._is_traced(a)}
         if any(a in self._indices for a in tensors):
             raise self._refusal(name, "it uses the positions of maxima")
         if not traced:
@@ -277,10 +286,21 @@ class Recorder(DispatchMode):
         spec, spec_kwargs = tree_map(lambda a: numbers.get(id(a), a), (args, kwargs))
         if _ignores_values(name, spec):
             return func(*args, **kwargs)
+        if not written and is_transposition(func, name, args, kwargs):
+            return self._transpose(func, args, kwargs)
+        is_transposed = any(a in self._transposed for a in traced)
+        if is_transposed and (written or any(a in self._values for a in traced)):
+            raise self._refusal(name, _MOVES_SAMPLES)
         if name in ("copy", "fill", "zero") and written:
             return self._copy(func, args, spec, traced)
+        if name in _CLAMPS and "out" not in kwargs and _has_tensors(args[1:], kwargs):
+            return self._decompose(partial(_clamped, name), name, args, kwargs, written)
         if not known(name).traced:
-            return self._decompose(func, name, args, kwargs)
+            return self._decompose(func.decompose, name, args, kwargs)
+        if is_transposed:
+            self._constants |= constants
+            call = RecordedCall(name, func, spec, spec_kwargs, (), ())
+            return self._record_transposed(call, traced, args, kwargs)
         function = func
         if written:
             if len(written) != 1 or written[0] is not args[0]:
@@ -296,13 +316,52 @@ class Recorder(DispatchMode):
         )
         return result
 
+    def _transpose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Transpose a value, which takes no step: the result refers to the same value."""
+        source, result = args[0], func(*args, **kwargs)
+        if source in self._transposed:
+            self._bind(result, self._transposed[source])
+        else:
+            self._transposed[result] = self._values[source]
+            self._writes.bind(result)
+        return result
+
+    def _record_transposed(
+        self,
+        call: RecordedCall,
+        traced: list[Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record a call on transposed tensors as the same call on values with samples first."""
+        try:
+            spec, spec_kwargs = with_samples_first(call.name, call.args, call.kwargs)
+        except NotAffine as error:
+            raise self._refusal(call.name, str(error)) from None
+        result = call.function(*args, **kwargs)
+        if result not in self._transposed:
+            value = result.mT
+            shapes = tuple((1, *self._shape_of(self._transposed[a])) for a in traced)
+            call = replace(call, args=spec, kwargs=spec_kwargs, shapes=shapes)
+            self._add(call, traced, value, [])
+            self._transposed[result] = self._values[value]
+            self._writes.bind(result)
+        return result
+
     def _decompose(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        parts: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: Sequence[Tensor] = (),
     ) -> Any:
         """Record the parts of an operation without a rule of its own."""
         self._composites.append(name)
         with self:
-            result = func.decompose(*args, **kwargs)
+            result = parts(*args, **kwargs)
+            for tensor in written:
+                result = tensor.copy_(result)
         if result is NotImplemented:
             raise self._refusal(name, self._why_not(name))
         self._composites.pop()
@@ -322,7 +381,7 @@ class Recorder(DispatchMode):
     def _add(
         self, call: RecordedCall, traced: list[Tensor], result: Any, written: list[Tensor]
     ) -> None:
-        inputs = [self._values[a] for a in traced]
+        inputs = [self._value_of(a) for a in traced]
         for part, tensor in enumerate([result] if isinstance(result, Tensor) else result):
             if not written and tensor in self._values:
                 continue  # The operation returned its input.
@@ -332,7 +391,7 @@ class Recorder(DispatchMode):
             if tensor.dtype != self._dtype:
                 raise self._refusal(call.name, f"it converts to {tensor.dtype}")
             if tensor.ndim == 0 or len(tensor) != 1:
-                raise self._refusal(call.name, "it moves or drops the axis of samples")
+                raise self._refusal(call.name, _MOVES_SAMPLES)
             own_call = replace(call, shape=tuple(tensor.shape))
             if not isinstance(result, Tensor):
                 own_call = replace(own_call, function=_part(call.function, part))
@@ -367,7 +426,7 @@ class Recorder(DispatchMode):
                 "expand", _expanded, (Input(0), shape), {}, (tuple(tensor.shape),), shape
             )
             if tensor.dtype != self._dtype or tensor.ndim != len(shape):
-                raise self._refusal("copy", "it moves or drops the axis of samples")
+                raise self._refusal("copy", _MOVES_SAMPLES)
             self._add_step("copy", [self._values[tensor]], _rule_of(call), target)
             self._log_write(target, self._values[target])
         else:
@@ -391,10 +450,11 @@ class Recorder(DispatchMode):
             source = order[own]
             hit = source >= 0
             if bool(hit.any()):
-                if tensor.ndim == 0 or len(tensor) != 1 or tensor.dtype != self._dtype:
+                is_moved = tensor.ndim == 0 or len(tensor) != 1 or tensor in self._transposed
+                if is_moved or tensor.dtype != self._dtype:
                     raise self._refusal(name, "it reads a tensor whose memory was changed in place")
                 self._assign(tensor, content, hit.nonzero().squeeze(1), source[hit])
-            elif tensor not in self._values:
+            elif not self._is_traced(tensor):
                 continue
             self._writes.bind(tensor, time)
 
@@ -414,6 +474,9 @@ class Recorder(DispatchMode):
         call = RecordedCall("assigned", _expanded, (*arguments, places, source), {}, shapes, shape)
         self._add_step("copy", list(numbers), _rule_of(call), tensor)
 
+    def _value_of(self, tensor: Tensor) -> int:
+        return self._values[tensor] if tensor in self._values else self._transposed[tensor]
+
     def _shape_of(self, value: int) -> tuple[int, ...]:
         return self.steps[value - 1].shape if value else self._input_shape
 
@@ -423,6 +486,22 @@ class Recorder(DispatchMode):
     def _site(self, name: str) -> SiteName:
         """Return the name of a call that bends: an activation's, or else the operation's."""
         return self._names.current or self._names.name((self._composites or [name])[0])
+
+
+_MOVES_SAMPLES = "it moves or drops the axis of samples"
+_CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max")
+
+
+def _has_tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
+
+
+def _clamped(name: str, x: Any, *bounds: Any, **named: Any) -> Any:
+    """Clamp to tensors, as two maxima."""
+    low, high = (None, *bounds) if name == "clamp_max" else (*bounds, None, None)[:2]
+    low, high = named.get("min", low), named.get("max", high)
+    x = x if low is None else torch.maximum(x, low)
+    return x if high is None else torch.minimum(x, high)
 
 
 def _ignores_values(name: str, spec: Sequence[Any]) -> bool:

@@ -200,8 +200,6 @@ def prelu(call: RecordedCall) -> Rule:
 
 
 def _clip(low: Any, high: Any, call: RecordedCall) -> Rule:
-    if isinstance(low, (Input, Tensor)) or isinstance(high, (Input, Tensor)):
-        raise NotAffine("bounds that are tensors are not supported")
     if low is not None and high is not None and float(low) >= float(high):
         return Rule(call.apply, scaled(0.0))  # Constant.
     kinks = [float(c) for c in (low, high) if c is not None and math.isfinite(c)]
@@ -219,12 +217,12 @@ def relu6(call: RecordedCall) -> Rule:
     return _clip(0.0, 6.0, call)
 
 
-@line_rule("clamp", "clip", "clamp_min", bends="at its bounds", caveat="bounds are numbers")
+@line_rule("clamp", "clip", "clamp_min", bends="at its bounds")
 def clamp(call: RecordedCall) -> Rule:
     return _clip(call.argument(1, "min"), call.argument(2, "max"), call)
 
 
-@line_rule("clamp_max", bends="at its bound", caveat="the bound is a number")
+@line_rule("clamp_max", bends="at its bound")
 def clamp_max(call: RecordedCall) -> Rule:
     return _clip(None, call.argument(1, "max"), call)
 

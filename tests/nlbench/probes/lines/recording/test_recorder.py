@@ -251,6 +251,49 @@ def test_a_weight_that_is_computed_before_each_pass_is_copied():
     assert weight.dtype == torch.float32
 
 
+W = torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("function", "operations"),
+    [
+        (lambda m, x: (W @ x.T).T, ["matmul"]),
+        (lambda m, x: torch.mm(W[:3], x.t()).transpose(0, 1), ["mm"]),
+        (lambda m, x: (W @ F.relu(W @ x.mT + W[:, :1])).mT, ["matmul", "add", "relu", "matmul"]),
+        (lambda m, x: torch.addmm(W[:, :1], W, x.T, alpha=2).T, ["addmm"]),
+        (lambda m, x: torch.addmm(x.T, W, x.T).T, ["addmm"]),
+        (lambda m, x: torch.addmm(torch.ones(1).double(), W, x.T).T, ["addmm"]),
+        (lambda m, x: (x.permute(1, 0) - 0.5 * x.swapaxes(0, 1)).movedim(1, 0), ["mul", "sub"]),
+        (lambda m, x: torch.maximum(x.T, W[:, 1:2]).T, ["maximum"]),
+        (lambda m, x: F.dropout(x.T, training=False).T.contiguous(), []),
+        (lambda m, x: x.T.T * 2, ["mul"]),
+        (lambda m, x: x.T.reshape(4, 1).T if x.T is None else x + len(x.T), ["add"]),
+        (lambda m, x: (x.T + torch.zeros_like(x.T)).T, ["add"]),
+    ],
+)
+def test_matrices_with_samples_last(function, operations):
+    program = assert_reproduces(Net(function), 4)
+    assert [s.operation for s in program.steps if s.operation != "contiguous"] == operations
+
+
+@pytest.mark.parametrize(
+    ("function", "sites"),
+    [
+        (lambda m, x: x.clamp(max=W[0]), ("clamp",)),
+        (lambda m, x: x.clamp(W[0]), ("clamp",)),
+        (lambda m, x: torch.clip(x, W[0], W[0] + 0.5), ("clip", "clip:1")),
+        (lambda m, x: x.clamp_min(W[0]).clamp_max(W[0] + 0.5), ("clamp_min", "clamp_max")),
+        (lambda m, x: (2 * x).clamp_(W[0], max=W[0].abs()), ("clamp", "clamp:1")),
+        (lambda m, x: x.clamp(max=x.mean(1, keepdim=True)), ("clamp",)),
+        (lambda m, x: x.clamp(min=torch.tensor(0.25)), ("clamp",)),
+        (lambda m, x: torch.clamp(W[:1], max=x), ("clamp",)),
+    ],
+)
+def test_clamping_to_tensors(function, sites):
+    program = assert_reproduces(Net(function), 4)
+    assert program.sites == sites
+
+
 def test_mixing_is_seen_despite_a_large_constant():
     def forward(m, x):
         h = F.max_pool1d(F.pad(x, (1, 1), value=-1e30)[:, None], 3, 1)[:, 0]
