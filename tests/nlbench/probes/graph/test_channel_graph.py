@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nlbench.measures.pathlength import average_path_length
-from nlbench.probes.graph.channel_graph import counted_lengths, walked_length
+from nlbench.probes.graph.channel_graph import (
+    Builder,
+    ChannelGraph,
+    Inputs,
+    Merge,
+    Units,
+    compact,
+    counted_lengths,
+    differs,
+    tidied,
+    varies,
+    walked_length,
+)
 from nlbench.probes.graph.observation import channel_graph
 
 
@@ -198,3 +210,127 @@ def test_the_network_of_the_test_and_the_written_graph_agree_on_their_sizes():
     network = Drawn(2, [("mix", 0, 0, 2), ("unit", 1, 0, 0), ("cat", 1, 2, 0), ("add", 3, 3, 0)])
     assert network(torch.zeros(1, 2, 2, 2)).shape[1] == len(network.nodes) == 6
     assert Counter(len(before) for before in network.before) == {0: 2, 1: 3, 2: 9}
+
+
+def unit(nodes, active=1.0):
+    """Units on nodes, all of one activity."""
+    sources, entries = torch.tensor(nodes), torch.arange(len(nodes))
+    activity = torch.full((len(nodes),), active, dtype=torch.float64)
+    return Units("unit", sources, activity, entries, (len(nodes),))
+
+
+def test_padding_of_a_set_adds_no_branch():
+    sources = torch.tensor([[2, 3, 1], [3, -1, -1]])
+    steps = (Inputs(2), unit([0, 1]), Merge(sources, 2), unit([4, 6]))
+    graph = ChannelGraph(steps, torch.tensor([8, 9]))
+    # Of the first set, two of three nodes have a unit behind them; of the second, the only one.
+    assert walked_length(graph) == ((1 + 2 / 3) + 2) / 2
+    lengths = counted_lengths(graph)
+    assert lengths.mean == pytest.approx((2 + 2 + 1 + 2) / 4)
+    assert lengths.log10_paths == pytest.approx(math.log10(4))
+
+
+def test_copies_of_a_set_are_adjacent():
+    steps = (Inputs(1), unit([0]), Merge(torch.tensor([[0], [1]]), 3))
+    lengths = [walked_length(ChannelGraph(steps, torch.tensor([node]))) for node in range(2, 8)]
+    assert lengths == [0, 0, 0, 1, 1, 1]
+    counted = [counted_lengths(ChannelGraph(steps, torch.tensor([n]))).mean for n in range(2, 8)]
+    assert counted == lengths
+
+
+def merges(builder):
+    steps = builder.graph(torch.zeros(1).long()).steps
+    return [step.sources.tolist() for step in steps if isinstance(step, Merge)]
+
+
+def test_a_constant_that_occurs_again_stays_constant():
+    builder = Builder()
+    nodes = torch.cat([builder.inputs(2), torch.tensor([-1])])
+    again = builder.again(nodes.repeat(2), torch.tensor([0, 0, 0, 1, 1, 1]))
+    assert again.tolist() == [0, 1, -1, 2, 3, -1]
+    assert merges(builder) == [[[0], [1]]]
+
+
+def test_a_third_occurrence_is_another_channel_than_the_second():
+    builder = Builder()
+    again = builder.again(builder.inputs(1).repeat(4), torch.tensor([0, 1, 2, 1]))
+    assert again.tolist() == [0, 1, 2, 1]
+
+
+def test_constants_vary_from_channels_but_do_not_differ():
+    nodes = torch.tensor([[3, -1, 3], [4, 4, 4], [-1, -1, -1], [3, 4, -1]])
+    assert [differs(row[None], 1) for row in nodes] == [False, False, False, True]
+    assert [varies(row[None], 1) for row in nodes] == [True, False, False, True]
+    assert not differs(torch.tensor([[3, 4]]), 0)
+    assert not varies(torch.tensor([[3, 4]]), 0)
+
+
+def test_a_channel_that_is_repeated_in_a_sum_is_one_branch():
+    builder = Builder()
+    builder.inputs(4)
+    rows = torch.tensor([[2, 1, 2, -1], [1, 2, 1, 1], [3, 3, 3, 0], [3, -1, 3, 3]])
+    reduced = builder.reduced(rows, [1])
+    assert merges(builder) == [[[2, 1], [3, 0]]]
+    assert reduced.tolist() == [4, 4, 5, 3]
+    assert builder.reduced(rows[:1], [1]).tolist() == [6]
+    assert merges(builder)[1:] == [[[1, 2]]]
+
+
+def test_a_mix_of_constants_is_constant():
+    builder = Builder()
+    nodes = torch.stack([builder.inputs(2), torch.tensor([-1, -1]), torch.tensor([0, -1])])
+    mixed = builder.dense(nodes, 2)
+    assert mixed.tolist()[1] == [-1, -1]
+    assert merges(builder) == [[[0, -1], [1, 0]]]
+    assert {tuple(mixed.tolist()[i]) for i in (0, 2)} == {(2, 3), (4, 5)}
+    assert mixed.tolist()[0] == [4, 5]
+
+
+def test_a_constant_adds_no_branch_to_a_pair():
+    builder = Builder()
+    a = torch.cat([builder.inputs(3), torch.tensor([-1, -1])])
+    b = torch.tensor([2, -1, 2, 1, -1])
+    assert builder.paired(a, b).tolist() == [3, 1, 4, 1, -1]
+    assert merges(builder) == [[[0, 2], [2, 2]]]
+
+
+def test_units_are_distinct_by_node_and_slope():
+    builder = Builder()
+    nodes = torch.cat([builder.inputs(2), torch.tensor([-1])]).expand(2, 3)
+    active = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    units = builder.activated(nodes, "act", active, torch.tensor([[0], [1]]))
+    (step,) = builder.graph(units).units
+    assert step.sources.tolist() == [0, 0, 1, 1]
+    assert step.active.tolist() == [1, 0, 1, 0]
+    assert step.entries.tolist() == [[0, 2, -1], [1, 3, -1]]
+    assert units.tolist() == [[2, 4, -1], [3, 5, -1]]
+    assert walked_length(builder.graph(units)) == 0.5
+
+
+def test_a_channel_for_all_groups_is_convolved_by_each():
+    builder = Builder()
+    convolved = builder.convolved(builder.inputs(1).expand(2, 4, 3), 2, (2, 6, 3))
+    assert convolved.shape == (2, 6, 3)
+    assert merges(builder) == [[[0]]]
+    assert compact(convolved).flatten().tolist() == [1, 2, 3, 1, 2, 3]
+
+
+def test_groups_mix_their_own_channels():
+    builder = Builder()
+    convolved = builder.convolved(builder.inputs(4)[None, :, None].expand(1, 4, 5), 2, (1, 6, 3))
+    assert merges(builder) == [[[1, 0], [3, 2]]]
+    assert convolved[0, :, 0].tolist() == [4, 5, 6, 7, 8, 9]
+
+
+def test_outputs_are_counted_once_and_constants_not_at_all():
+    builder = Builder()
+    nodes = builder.inputs(2)
+    graph = builder.graph(torch.tensor([1, 1, -1, 0]))
+    assert graph.outputs.tolist() == nodes.tolist()
+    assert (graph.inputs, graph.nodes) == (2, 2)
+
+
+def test_tidied_nodes_are_expanded_along_constant_axes():
+    nodes = torch.tensor([[1, 1], [2, 2]])
+    assert torch.equal(tidied(nodes), nodes)
+    assert compact(tidied(nodes)).tolist() == [[1], [2]]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from programs import Net
 from torch import nn
 
+from nlbench.introspection.operations import known
 from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.rules.maxima import (
     overtakes,
@@ -14,6 +15,7 @@ from nlbench.probes.lines.rules.maxima import (
     window_overtakes,
     window_tops,
 )
+from nlbench.probes.lines.rules.rule import Input, RecordedCall
 
 
 @settings(max_examples=100, deadline=None)
@@ -128,3 +130,51 @@ def test_lines_that_meet_at_one_place(name, kind):
         trace = trace_segment(net, start[0], end[0])
         expected = bending_places(function, start, end)
         assert trace.t[1:-1].tolist() == pytest.approx(expected, abs=1e-9), (size, seed)
+
+
+def rule_of(name, *args, shapes, shape, **kwargs):
+    function = getattr(torch, name)
+    return known(name).line(RecordedCall(name, function, args, kwargs, shapes, shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("maximum", [10.0, 2.0, 30.0]), ("minimum", [1.0, 20.0, 3.0])]
+)
+def test_the_larger_of_two_has_the_error_of_the_chosen_one(name, expected):
+    rule = rule_of(name, Input(0), Input(1), shapes=((1, 3), (1, 3)), shape=(1, 3))
+    x, y = torch.tensor([[0.0, 5.0, -1.0]]), torch.tensor([[1.0, 4.0, 2.0]])
+    bounds = [torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 20.0, 30.0]])]
+    assert rule.bound([x, y], bounds, rule.apply([x, y])).tolist() == [expected]
+
+
+def test_the_larger_of_a_number_and_a_constant_has_no_error_where_it_is_the_constant():
+    rule = rule_of("maximum", Input(0), torch.zeros(1, 3), shapes=((1, 3),), shape=(1, 3))
+    x, bounds = torch.tensor([[-1.0, 2.0, 3.0]]), [torch.tensor([[1.0, 2.0, 3.0]])]
+    assert rule.bound([x], bounds, rule.apply([x])).tolist() == [[0.0, 2.0, 3.0]]
+
+
+def test_shared_errors_of_two_are_combined_by_the_larger():
+    rule = rule_of("minimum", Input(0), Input(1), shapes=((1, 2, 4), (1, 2, 4)), shape=(1, 2, 4))
+    x, y = torch.randn(2, 3, 2, 4)
+    bounds = [torch.full((3, 1, 1), 1.0), torch.tensor([[[0.5], [2.0]]]).expand(3, 2, 1)]
+    bound = rule.bound([x, y], bounds, rule.apply([x, y]))
+    assert torch.equal(bound, torch.tensor([[[1.0], [2.0]]]).expand(3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("sort", (1,), [1.0, 3.0, 2.0]),
+        ("topk", (2, 1), [2.0, 3.0]),
+        ("kthvalue", (1, 1, True), [1.0]),
+        ("median", (1, True), [3.0]),
+        ("cummax", (1,), [3.0, 2.0, 2.0]),
+        ("amax", (1, True), [2.0]),
+        ("amin", (1, True), [1.0]),
+    ],
+)
+def test_ranked_numbers_have_their_own_errors(name, args, expected):
+    x, bound = torch.tensor([[4.0, 7.0, -1.0]]), torch.tensor([[3.0, 2.0, 1.0]])
+    rule = rule_of(name, Input(0), *args, shapes=((1, 3),), shape=(1, len(expected)))
+    output = x if name == "cummax" else torch.zeros(1, len(expected))
+    assert rule.bound([x], [bound], output).tolist() == [expected]
