@@ -19,6 +19,7 @@ __all__ = [
     "UnsupportedOperation",
     "error_text",
     "first_line",
+    "message_of",
     "nearest",
     "one_line",
     "shorten",
@@ -111,8 +112,18 @@ def error_text(error: BaseException) -> str:
     >>> error_text(RequestError("no model")), error_text(KeyError("size"))
     ('no model', "KeyError: 'size'")
     """
-    message = one_line(error)
+    message = one_line(message_of(error))
     return message if isinstance(error, NlbenchError) else f"{type(error).__name__}: {message}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an error, or a replacement if its own ``__str__`` fails."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
+        return f"its message can't be printed ({type(failure).__name__})"
 
 
 def first_line(error: BaseException) -> str:
@@ -123,12 +134,13 @@ def first_line(error: BaseException) -> str:
     >>> first_line(RuntimeError("no room\nfor this")), first_line(KeyError())
     ('no room', 'KeyError')
     """
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (message_of(error).splitlines() or [type(error).__name__])[0]
 
 
 def system_text(error: Exception) -> str:
     """Return the message of an OSError without its number and file name."""
-    return str(getattr(error, "strerror", None) or error) or type(error).__name__
+    message = getattr(error, "strerror", None)
+    return str(message or message_of(error)) or type(error).__name__
 
 
 def shorten(value: object, limit: int = 80) -> str:

@@ -234,9 +234,9 @@ def load(group: str, name: str) -> Any:
         loaded = entry.claims[0].load() if entry.family is None else entry.family
         is_family = entry.claims[0].name.endswith("/*")
         return _family_of(loaded).load(name.partition("/")[2]) if is_family else loaded
-    except NlbenchError:
+    except (NlbenchError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         # The import of a plugin may raise anything.
         where = f"{GROUPS[group]} '{name}' ({entry.providers[0]}, {entry.claims[0].value})"
         raise PluginError(f"{where} can't be loaded: {error_text(error)}") from error

@@ -14,7 +14,7 @@ from nlbench.cells import Cell
 from nlbench.errors import NlbenchError
 from nlbench.introspection.model_state import changed_parameters, parameter_checksums
 from nlbench.introspection.precision import exact_arithmetic
-from nlbench.introspection.process_state import ProcessChanges, restored_process_state
+from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.measure import Measure, Result, Status
 from nlbench.plugins import load_measure
@@ -51,7 +51,6 @@ def records_of(
     load_seconds: float = 0.0,
     pass_context: Callable[[], AbstractContextManager[None]] = exact_arithmetic,
     remark: str = "",
-    on_changes: Callable[[ProcessChanges], None] = lambda changes: None,
     reload: Callable[[], Subject] | None = None,
 ) -> Iterator[Record]:
     """Observe a subject with each probe that the measures need; yield one record per measure.
@@ -71,8 +70,6 @@ def records_of(
         Makes the context of each pass, such as a precision.
     remark : str
         Added to the reason of each result.
-    on_changes : callable
-        Called with what a pass changed in the process; it has been restored.
     reload : callable, optional
         Loads the subject again after a pass that changed the model's parameters. Without it,
         the results of all later passes are undefined too.
@@ -109,7 +106,6 @@ def records_of(
             subject = reload()
         remarks = [remark]
         if changes:
-            on_changes(changes)
             remarks.append(f"the pass changed {changes}; since restored")
         for outcome, (measure, options), key in zip(outcomes, entries, keys, strict=True):
             record = Record(

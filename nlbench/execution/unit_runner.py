@@ -19,6 +19,7 @@ from nlbench.cells import Cell, MeasureSpec, SubjectPlan
 from nlbench.errors import NlbenchError, PluginError, RequestError, error_text
 from nlbench.introspection.memory import FittingSizes, release_gpu_cache
 from nlbench.introspection.precision import exact_arithmetic
+from nlbench.introspection.process_state import restored_process_state
 from nlbench.introspection.random_state import RandomStream, preserve_numpy_state
 from nlbench.introspection.threads import torch_threads
 from nlbench.measure import Measure
@@ -60,6 +61,7 @@ class UnitRunner:
         self._subject: Subject | None = None
         self._subject_key: tuple[str, ...] = ()
         self._load_seconds = 0.0
+        self._load_remark = ""
         self._machines: dict[tuple[str, str], Machine] = {}
         self._found: FittingSizes = WeakKeyDictionary()
         self._imported: set[tuple[str, str]] = set()
@@ -69,25 +71,16 @@ class UnitRunner:
 
         Settings of the process are as the caller left them at each yield.
         """
+        target = unit.cells[0].subject
         cells = []
         for cell in unit.cells:
-            problem = self._problem(cell.measure, monitor)
+            problem = self._problem(cell.measure)
             if problem:
                 yield UnmeasuredCells((cell,), problem)
             else:
                 cells.append(cell)
         if not cells:
             return
-        self._import_plugins(unit.cells[0].subject, monitor)
-        # What loading replaces stays replaced during the passes: the model may need it.
-        with restored_process_state() as changes:
-            yield from self._measure(unit, cells, monitor)
-        self._note_replaced(changes)
-
-    def _measure(
-        self, unit: Unit, cells: Sequence[Cell], monitor: Monitor
-    ) -> Iterator[Record | UnmeasuredCells]:
-        target = unit.cells[0].subject
         unmeasured: UnmeasuredCells | None = None
         try:
             subject, machine = self._load(unit, monitor)
@@ -119,7 +112,6 @@ class UnitRunner:
             load_seconds=self._load_seconds,
             pass_context=lambda: self._run_settings(unit),
             remark=self._load_remark,
-            on_changes=self._note_replaced,
             reload=reload,
         )
 
@@ -133,7 +125,9 @@ class UnitRunner:
         target, forecasts = unit.cells[0].subject, {}
         try:
             subject, machine = self._load(unit, monitor)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             reason = f"can't be loaded: {_load_error(error, target)}"
             return {probe.name: reason for probe in probes}
         resources = Resources(machine.device, unit.memory, self._found)
@@ -142,9 +136,16 @@ class UnitRunner:
             stream = RandomStream(f"pass {target.key} {probe.name}", machine.device)
             settings = settings_of[probe.name]
             try:
-                with self._run_settings(unit), preserve_numpy_state(), stream.active():
+                with (
+                    self._run_settings(unit),
+                    restored_process_state(),
+                    preserve_numpy_state(),
+                    stream.active(),
+                ):
                     text = probe.forecast(subject.model, subject, settings, resources=resources)
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 # The model's forward pass can raise anything.
                 result, _ = result_of_error(error)
                 text = f"{result.status}: {result.reason}"
@@ -171,7 +172,8 @@ class UnitRunner:
         try:
             measure = self._measures.get(wanted.name)
             if measure is None:
-                measure = self._measures[wanted.name] = load_measure(wanted.name)
+                with restored_process_state():
+                    measure = self._measures[wanted.name] = load_measure(wanted.name)
         except NlbenchError as error:
             return str(error)
         if measure.version != wanted.version:
@@ -186,7 +188,8 @@ class UnitRunner:
         for plugin in (("models", target.spec.model), ("datasets", target.spec.data)):
             if plugin not in self._imported:
                 self._imported.add(plugin)
-                with contextlib.suppress(NlbenchError):  # Loading raises it again.
+                # Loading raises its errors again.
+                with restored_process_state(), contextlib.suppress(NlbenchError):
                     registry.load(*plugin)
 
     def _resolved(self, cells: Sequence[Cell]) -> ResolvedSettings:
@@ -215,8 +218,9 @@ class UnitRunner:
                 release_gpu_cache(machine.device)
             start = time.perf_counter()
             stream = RandomStream(f"load {target.key}", machine.device)
-            with preserve_numpy_state(), stream.active():
+            with restored_process_state() as changes, preserve_numpy_state(), stream.active():
                 subject = load_subject(target.spec, machine.device)
+            self._load_remark = f"loading changed {changes}; since restored" if changes else ""
             if unit.precision == "float64":
                 subject = subject.converted(
                     subject.model.double(),

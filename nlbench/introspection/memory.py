@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import BaseTorchFunctionMode
 
+from nlbench.errors import message_of
+
 from .dispatch import DispatchMode, storage_of
 from .function_calls import tensors_in
 from .model_state import preserve_attributes
@@ -122,7 +124,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(message_of(error)))
 
 
 # Kernels need workspaces, and a batch's tensors are not freed at once.

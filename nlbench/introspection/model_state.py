@@ -17,9 +17,13 @@ from torch.nn.parameter import is_lazy
 
 from nlbench.errors import RequestError
 
+from .threads import torch_threads
+
 __all__ = [
     "batch_norm_layers",
+    "changed_parameters",
     "evaluation_mode",
+    "parameter_checksums",
     "preserve_attributes",
     "refuse_unobservable",
 ]
@@ -38,6 +42,11 @@ class _Snapshot:
             if buffer is not None and not is_lazy(buffer)
         ]
         self.attributes = _attributes(module)
+        self.tensors = [
+            (value, value.clone())
+            for value, _ in self.attributes.values()
+            if isinstance(value, Tensor) and value.grad_fn is None and not value.is_inference()
+        ]
         self.registered = _registered(module)
 
     def restore(self) -> list[tuple[Tensor, Tensor]]:
@@ -50,7 +59,8 @@ class _Snapshot:
         if _registered(module) == self.registered:
             _restore_attributes(module, self.attributes)
         module.training = self.training
-        restorable, current = [], dict(module._buffers.items())
+        restorable = [(tensor, before) for tensor, before in self.tensors if _fits(tensor, before)]
+        current = dict(module._buffers.items())
         for name, buffer, before in self.buffers:
             now = current.get(name)
             if now is None or not _fits(now, before):
@@ -79,11 +89,12 @@ _LOCK = threading.RLock()
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode without gradients, and restore every module on exit.
 
-    Buffers that the forward pass changes, such as a counter of calls, and plain attributes that
-    it sets are restored. A buffer that it replaces by another shape is a cache that has grown: it
-    stays, and so does what the pass adds to a list or dictionary. Passes that overlap in several
-    threads may share modules; the last one to end restores them. A caller's
-    `torch.inference_mode`, in which nothing has a derivative, is suspended.
+    Buffers and tensor attributes that the forward pass changes, such as a counter of calls, and
+    plain attributes that it sets are restored; parameters are not, see `changed_parameters`. A
+    buffer that it replaces by another shape is a cache that has grown: it stays, and so does what
+    the pass adds to a list or dictionary. Passes that overlap in several threads may share
+    modules; the last one to end restores them. A caller's `torch.inference_mode`, in which
+    nothing has a derivative, is suspended.
     """
     with _LOCK:
         snapshots = [_snapshot(module) for module in model.modules()]
@@ -195,6 +206,54 @@ def _restore_attributes(
             value.clear()
             value.extend(content)
         own[name] = value
+
+
+def parameter_checksums(model: nn.Module) -> dict[str, int]:
+    """Compute a checksum of the bits of each parameter, to compare it after a pass.
+
+    Version counters would miss writes through ``parameter.data``. There is one synchronisation
+    per GPU, not one per parameter.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 3)
+    >>> before = parameter_checksums(model)
+    >>> model.bias.data += 1
+    >>> changed_parameters(model, before)
+    ['bias']
+    """
+    by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
+    with torch_threads(1):  # One thread reads as fast as memory allows.
+        for name, parameter in model.named_parameters():
+            is_readable = not is_lazy(parameter) and not parameter.is_meta
+            if is_readable and parameter.layout == torch.strided and parameter.numel():
+                by_device[parameter.device][name] = _bit_sum(parameter.detach())
+    return {
+        name: checksum
+        for sums in by_device.values()
+        for name, checksum in zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)
+    }
+
+
+def _bit_sum(tensor: Tensor) -> Tensor:
+    """Sum the bits of a tensor as integers, modulo 2**64."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    flat = tensor.contiguous().view(-1)
+    size = flat.element_size()
+    if flat.numel() * size % 8 == 0 and flat.storage_offset() * size % 8 == 0:
+        # Sums of 64-bit integers are several times faster than those of smaller ones.
+        return flat.view(torch.int64).sum()
+    return flat.view(_INTEGERS[size]).sum(dtype=torch.int64)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def changed_parameters(model: nn.Module, checksums: Mapping[str, int]) -> list[str]:
+    """Return the names of the parameters that differ from their checksums."""
+    current = parameter_checksums(model)
+    return [name for name, before in checksums.items() if current.get(name, before) != before]
 
 
 def batch_norm_layers(model: nn.Module) -> list[nn.Module]:

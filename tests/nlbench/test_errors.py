@@ -3,7 +3,8 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlbench.errors import nearest, one_line, shorten
+from nlbench.errors import error_text, first_line, nearest, one_line, shorten, system_text
+from nlbench.introspection.memory import is_out_of_memory
 
 
 @given(st.text(), st.integers(1, 50))
@@ -39,3 +40,13 @@ def test_the_nearest_of_names_is_found_quickly_for_a_page_of_text():
     names = [f"model{number}" for number in range(200)]
     assert nearest("x" * 100_000, names).startswith("; there are: ")
     assert nearest("model1", names, "zoo/") == "; did you mean 'zoo/model1'?"
+
+
+def test_error_with_an_unreadable_message_has_a_text():
+    class Mute(RuntimeError):
+        def __str__(self):
+            raise GeneratorExit
+
+    assert error_text(Mute()) == "Mute: its message can't be printed (GeneratorExit)"
+    assert first_line(Mute()) == system_text(Mute())
+    assert not is_out_of_memory(Mute())

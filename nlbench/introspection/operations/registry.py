@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from nlbench.errors import PluginError
+from nlbench.errors import PluginError, message_of
 from nlbench.registry import entry_points
 
 from .names import qualified_name
@@ -447,9 +447,11 @@ def _load_plugins() -> None:
                     target = point.load()
                     if not isinstance(target, ModuleType):
                         target()
-                except (Exception, SystemExit) as error:
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:
                     # A plugin's import can fail in any way; other operations stay known.
-                    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                    reason = f"{type(error).__name__}: {message_of(error)}".splitlines()[0]
                     owner = point.dist.name if point.dist else point.value
                     _PLUGINS.errors.append(
                         f"operations '{point.name}' of {owner} are missing: {reason}"

@@ -11,7 +11,9 @@ from torch import nn
 from nlbench.errors import RequestError
 from nlbench.introspection.attention import with_plain_attention, without_fast_path
 from nlbench.introspection.model_state import (
+    changed_parameters,
     evaluation_mode,
+    parameter_checksums,
     preserve_attributes,
     refuse_unobservable,
 )
@@ -280,3 +282,43 @@ def test_earlier_hooks_can_still_be_removed():
     assert not hasattr(model, "added")
     handle.remove()
     assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
+def test_any_changed_parameter_is_named(dtype):
+    model = nn.ParameterDict(
+        {
+            "odd": torch.randn(3, 5, 7, dtype=dtype),
+            "part": torch.randn(9, dtype=dtype)[1:8],
+            "sheets": torch.randn(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last),
+            "empty": torch.zeros(0, dtype=dtype),
+            "kept": torch.ones(2, dtype=dtype),
+        }
+    )
+    checksums = parameter_checksums(model)
+    assert changed_parameters(model, checksums) == []
+    for name in ("odd", "part", "sheets"):
+        with torch.no_grad():
+            model[name][(0,) * model[name].dim()] += 1
+    assert changed_parameters(model, checksums) == ["odd", "part", "sheets"]
+
+
+def test_parameters_without_numbers_are_not_checked():
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(2, 2, device="meta"))
+    model.register_parameter("sparse", nn.Parameter(torch.eye(2).to_sparse()))
+    assert parameter_checksums(model) == {}
+
+
+def test_changed_tensor_attributes_are_restored():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = torch.zeros(1)
+
+        def forward(self, x):
+            self.calls += 1
+            return torch.relu(x)
+
+    model = Counting()
+    observe_sites(model, [torch.randn(4, 3)] * 2, lambda observation: None)
+    assert model.calls.item() == 0

@@ -1,0 +1,200 @@
+"""Subjects leave nothing behind for the next one."""
+
+import pytest
+from hostile import write_plugin
+
+from nlbench.request import Request
+from nlbench.runner import run
+
+CODE = '''
+import os
+
+import torch
+from torch import nn
+
+import nlbench
+
+
+class Network(nn.Module):
+    def __init__(self, in_channels, num_classes, act=lambda self: None):
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(in_channels, 4, 3, stride=4), nn.ReLU()
+        self.head, self.act = nn.Linear(4, num_classes), act
+
+    def forward(self, x):
+        self.act(self)
+        return self.head(self.relu(self.conv(x)).mean((2, 3)))
+
+
+def innocent(in_channels=3, num_classes=10):
+    """A convolution, a ReLU, a linear layer."""
+    return Network(in_channels, num_classes)
+
+
+def switching(in_channels=3, num_classes=10):
+    """Changes settings when it is run."""
+
+    def act(self):
+        torch.backends.mkldnn.enabled = False
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        os.chdir("/")
+
+    return Network(in_channels, num_classes, act)
+
+
+def patching(in_channels=3, num_classes=10):
+    """Replaces a function when it is run."""
+
+    def act(self):
+        nn.ReLU.forward = lambda self, x: x.clamp(min=-0.5)
+
+    return Network(in_channels, num_classes, act)
+
+
+def built_patching(in_channels=3, num_classes=10):
+    """Changes the process when it is built."""
+    torch.set_default_dtype(torch.float64)
+    nn.functional.relu = torch.tanh
+    return Network(in_channels, num_classes)
+
+
+def learning(in_channels=3, num_classes=10):
+    """Changes its own weights when it is run."""
+
+    def act(self):
+        self.conv.weight.data.mul_(0.99)
+
+    return Network(in_channels, num_classes, act)
+
+
+class Own(BaseException):
+    """No Exception."""
+
+
+class Mute(Exception):
+    """Its message can't be read."""
+
+    def __str__(self):
+        raise RuntimeError
+
+
+def own_in_forward(in_channels=3, num_classes=10):
+    """Raises a BaseException when it is run."""
+
+    def act(self):
+        raise Own("no")
+
+    return Network(in_channels, num_classes, act)
+
+
+def own_in_builder(in_channels=3, num_classes=10):
+    """Raises a BaseException when it is built."""
+    raise GeneratorExit
+
+
+def mute_in_builder(in_channels=3, num_classes=10):
+    """Raises an exception without a readable message when it is built."""
+    raise Mute
+
+
+@nlbench.site_measure()
+def plain(x, y):
+    """Mean change."""
+    return (y - x).abs().mean()
+
+
+@nlbench.site_measure()
+def mute(x, y):
+    """Raises an exception without a readable message."""
+    raise Mute
+
+
+@nlbench.site_measure()
+def own(x, y):
+    """Raises a BaseException."""
+    raise Own("no")
+'''
+
+MODELS = (
+    "innocent", "switching", "patching", "built_patching", "learning", "own_in_forward",
+    "own_in_builder", "mute_in_builder",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plugin")
+    write_plugin(folder, CODE, ("plain", "mute", "own"), MODELS, "leaving")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(str(folder))
+        yield
+
+
+def measured(folder, models, measures="plain,nlc", **changes):
+    request = Request(
+        tuple(measures.split(",")),
+        tuple(models.split(",")),
+        ("digits",),
+        weights="init",
+        samples=16,
+        **changes,
+    )
+    return {(r.subject.model, r.measure.name): r.result for r in run(request, folder).records}
+
+
+@pytest.mark.parametrize("first", ["switching", "patching", "built_patching", "learning"])
+def test_subject_does_not_change_the_next_one(tmp_path, first):
+    alone = measured(tmp_path / "alone", "innocent")
+    after = measured(tmp_path / "after", f"{first},innocent")
+    for measure in ("plain", "nlc"):
+        result = after["innocent", measure]
+        assert result.status == "ok"
+        assert result == alone["innocent", measure]
+
+
+def test_changed_settings_are_recorded(tmp_path):
+    results = measured(tmp_path / "run", "switching,patching,built_patching", "plain")
+    assert results["switching", "plain"].reason.endswith(
+        "the pass changed torch.get_default_device, torch.get_default_dtype, "
+        "torch.backends.mkldnn.enabled, the working directory; since restored"
+    )
+    assert results["patching", "plain"].reason.endswith(
+        "the pass changed torch.nn.ReLU.forward; since restored"
+    )
+    assert results["built_patching", "plain"].reason.endswith(
+        "loading changed torch.get_default_dtype, torch.nn.functional.relu; since restored"
+    )
+
+
+def test_model_that_changes_its_weights_is_undefined_at_every_probe(tmp_path):
+    results = measured(tmp_path / "run", "learning", "plain,nlc,accuracy,density,pathlength")
+    assert results["learning", "plain"].reason == (
+        "the model changes its own weights when it is run (conv.weight), so its numbers would "
+        "depend on how often it is run"
+    )
+    statuses = {name: result.status for (_, name), result in results.items()}
+    # The channel graph is built without running the network on numbers.
+    assert statuses.pop("pathlength") == "ok"
+    assert set(statuses.values()) == {"undefined"}
+
+
+def test_probe_after_changed_weights_sees_the_loaded_ones(tmp_path):
+    alone = measured(tmp_path / "alone", "innocent", "linear-units")
+    after = measured(tmp_path / "after", "learning", "plain,linear-units")
+    assert after["learning", "linear-units"].summary == alone["innocent", "linear-units"].summary
+
+
+@pytest.mark.parametrize("broken", ["own_in_forward", "own_in_builder", "mute_in_builder"])
+def test_any_exception_fails_only_its_subject(tmp_path, broken):
+    results = measured(tmp_path / "run", f"{broken},innocent", "plain")
+    assert results[broken, "plain"].status == "failed"
+    assert results["innocent", "plain"].status == "ok"
+
+
+def test_any_exception_fails_only_its_measure(tmp_path):
+    results = measured(tmp_path / "run", "innocent", "mute,own,plain")
+    statuses = {name: (r.status, r.reason) for (_, name), r in results.items()}
+    assert statuses["mute"] == ("failed", "Mute: its message can't be printed (RuntimeError)")
+    assert statuses["own"] == ("failed", "Own: no")
+    assert statuses["plain"][0] == "ok"
