@@ -261,7 +261,15 @@ def _existing(name: str, folder: str) -> Path:
 
 
 def _class_folders(root: Path) -> list[str]:
-    return sorted(p.name for p in root.glob("*") if p.is_dir() and not p.name.startswith("."))
+    outer = _with_parents(root)
+    folders = (p for p in root.glob("*") if p.is_dir() and not p.name.startswith("."))
+    return sorted(p.name for p in folders if p.resolve() not in outer)
+
+
+def _with_parents(folder: Path) -> set[Path]:
+    """Return a folder and those that contain it, where a link to one of them would be a loop."""
+    resolved = folder.resolve()
+    return {resolved, *resolved.parents}
 
 
 def _files_by_class(name: str, root: Path) -> tuple[LabelledFiles, list[str]]:
@@ -274,15 +282,44 @@ def _files_by_class(name: str, root: Path) -> tuple[LabelledFiles, list[str]]:
     classes = _class_folders(root)
     if not classes:
         raise RequestError(f"{name}: {root} has no folders, expected one per class")
-    try:
-        files = folder.make_dataset(
-            root,
-            {each: label for label, each in enumerate(classes)},
-            extensions=folder.IMG_EXTENSIONS,
+    files_of = {each: _files_below(root / each, folder.IMG_EXTENSIONS) for each in classes}
+    empty = [each for each, files in files_of.items() if not files]
+    if empty:
+        others = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        raise RequestError(
+            f"{name}: the class folder {root / empty[0]}{others} holds no image; supported are "
+            f"{', '.join(folder.IMG_EXTENSIONS)}"
         )
-    except FileNotFoundError as error:
-        raise RequestError(f"{name}: {' '.join(str(error).split())}") from error
+    files = [(file, label) for label, each in enumerate(classes) for file in files_of[each]]
     return files, classes
+
+
+def _files_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
+    """List the image files below a class folder, folder by folder.
+
+    Links to folders are followed, but no folder is read twice, and none that contains this one.
+
+    Raises
+    ------
+    OSError
+        If a folder can't be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen = _with_parents(folder)
+    found: list[tuple[str, list[str]]] = []
+    for root, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
+        found.append((root, sorted(n for n in names if n.lower().endswith(extensions))))
+        unread = {}
+        for name in sorted(subfolders):
+            target = Path(root, name).resolve()
+            if target not in seen:
+                seen.add(target)
+                unread[name] = target
+        subfolders[:] = unread
+    return [os.path.join(root, name) for root, names in sorted(found) for name in names]  # noqa: PTH118
 
 
 def _image_files(root: Path) -> LabelledFiles:

@@ -285,3 +285,37 @@ def test_imagenet_without_class_folders_is_one_line(tmp_path):
     picture(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
     with pytest.raises(RequestError, match="val has no folders, expected one per class"):
         imagenet(str(tmp_path)).sample(1)
+
+
+def test_links_to_folders_above_do_not_repeat_images(animals):
+    expected = [images(str(animals)).test._files[i] for i in range(5)]
+    (animals / "ant" / "again").symlink_to(".")
+    (animals / "cat" / "above").symlink_to("..")
+    (animals / "cat" / "again").symlink_to(animals / "cat")
+    (animals / "loop").symlink_to(".")
+    (animals / "self").symlink_to("self")
+    data = images(str(animals))
+    assert (data.classes, data.test._files) == (3, expected)
+
+
+def test_folders_that_link_to_each_other_are_read_once(animals):
+    for name, other in (("x", "y"), ("y", "x")):
+        (animals / "ant" / name).mkdir()
+        (animals / "ant" / name / "other").symlink_to(f"../{other}")
+        picture(animals / "ant" / name / "1.png")
+    assert len(images(str(animals)).test) == 7
+
+
+def test_linked_class_folders_and_files_are_read(animals, tmp_path):
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "cat").symlink_to(animals / "cat")
+    (tmp_path / "linked" / "pets").mkdir()
+    (tmp_path / "linked" / "pets" / "dogs").symlink_to(animals / "dog")
+    (tmp_path / "linked" / "pets" / "f.png").symlink_to(animals / "ant" / "d.png")
+    assert images(str(tmp_path / "linked")).test.read_labels() == [0, 0, 1, 1]
+
+
+def test_class_folder_without_images_is_refused(animals):
+    (animals / "empty").mkdir()
+    with pytest.raises(RequestError, match=r"class folder .*empty holds no image"):
+        images(str(animals)).sample(1)
