@@ -59,7 +59,7 @@ class Function(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return self.function(x)
 
 
@@ -70,7 +70,7 @@ class Branches(nn.Module):
         super().__init__()
         self.branch, self.is_added = branch, is_added
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         y = self.branch(x)
         return x + y if self.is_added else torch.cat([x, y], 1)
 
@@ -87,7 +87,7 @@ class Mixer(nn.Module):
             nn.Linear(channels, 2 * channels), act(), nn.Linear(2 * channels, channels)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         x = x + self.across_tokens(x.mT).mT
         return x + self.across_channels(x)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .bits import first_set_bits, set_bits
 
-__all__ = ["CrossingLog", "bend_alike", "repeats_earlier"]
+__all__ = ["CrossingLog", "bend_alike", "clusters", "join_clusters"]
 
 MAX_COMPARED_ROUNDING = 1e-7
 """Rounding error of a unit, relative to its largest value, beyond which multiples of it can't be
@@ -78,23 +78,31 @@ class CrossingLog:
         """Return a flag for crossings that repeat another; interval, site, kink and unit of all."""
         (columns,) = self._columns or [torch.zeros(7, 0)]
         interval, unit, first, second, tolerance, site, kink = columns
-        repeated = repeats_earlier(interval, torch.stack([first, second], 1), tolerance)
+        cluster = clusters(interval, torch.stack([first, second], 1), tolerance)
+        repeated = cluster != torch.arange(len(cluster))
         return repeated, *(x.long() for x in (interval, site, kink, unit))
 
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return interval, site, kink and unit (4, m), values (2, m) and their tolerance (m,)."""
+        (columns,) = self._columns or [torch.zeros(7, 0)]
+        interval, unit, first, second, tolerance, site, kink = columns.double()
+        crossings = torch.stack([interval, site, kink, unit]).long()
+        return crossings, torch.stack([first, second]), tolerance
 
-def repeats_earlier(group: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
-    """Return True for rows (m, d) that equal an earlier row of their group, within (m,).
+
+def clusters(group: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
+    """Return the first index of the cluster of each row (m, d): rows of its group that agree.
 
     Examples
     --------
     >>> values = torch.tensor([[1.0], [2.0], [1.0], [1.0]])
-    >>> repeats_earlier(torch.tensor([0, 0, 0, 1]), values, torch.zeros(4)).tolist()
-    [False, False, True, False]
+    >>> clusters(torch.tensor([0, 0, 0, 1]), values, torch.zeros(4)).tolist()
+    [0, 1, 0, 3]
     """
     # Rows that are equal have equal projections, and few others have.
     weights = torch.tensor([0.7 ** (i / 2) for i in range(values.shape[1])], dtype=values.dtype)
     if not len(values):
-        return torch.zeros(0, dtype=torch.bool)
+        return torch.zeros(0, dtype=torch.int64)
     order = (values @ weights).argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
     allowed = torch.maximum(tolerance[order][1:], tolerance[order][:-1])
@@ -104,12 +112,32 @@ def repeats_earlier(group: Tensor, values: Tensor, tolerance: Tensor) -> Tensor:
     cluster = torch.cat([near.new_zeros(1), ~near]).cumsum(0)
     # The first of each cluster counts, which is that of the earliest step.
     earliest = torch.full_like(order, len(order)).scatter_reduce(0, cluster, order, "amin")
-    repeated = torch.ones(len(order), dtype=torch.bool)
-    repeated[earliest[: int(cluster[-1]) + 1]] = False
-    return repeated
+    result = torch.empty_like(order)
+    result[order] = earliest[cluster]
+    return result
 
 
-def bend_alike(segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed: Tensor) -> Tensor:
+def join_clusters(*partitions: Tensor) -> Tensor:
+    """Return the first index of what several partitions (m,) connect, each given as by `clusters`.
+
+    Examples
+    --------
+    >>> join_clusters(torch.tensor([0, 0, 2, 3]), torch.tensor([0, 1, 1, 3])).tolist()
+    [0, 0, 0, 3]
+    """
+    labels = partitions[0]
+    while True:
+        before = labels
+        for partition in partitions:
+            least = labels.scatter_reduce(0, partition, labels, "amin", include_self=True)
+            labels = torch.minimum(labels, least[partition])
+        if torch.equal(labels, before):
+            return labels
+
+
+def bend_alike(
+    segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed: Tensor, min_different: int = 2
+) -> Tensor:
     """Return True for units that bend wherever an earlier unit of their segment does.
 
     Such units are equal up to their sign, or, if they take values on both sides of the kink,
@@ -125,6 +153,8 @@ def bend_alike(segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed:
         Rounding error of a unit's distances.
     is_signed : bool tensor of shape (m,)
         True where a unit and its negative are two.
+    min_different : int
+        Different distances that units must have in common.
     """
     # The first distance is made positive, so that a unit and its negative are one.
     first = distances.gather(1, (distances != 0).to(torch.int8).argmax(1, keepdim=True)).sign()
@@ -132,9 +162,11 @@ def bend_alike(segment: Tensor, distances: Tensor, tolerance: Tensor, is_signed:
     scale = distances.abs().amax(1).clamp(min=torch.finfo(distances.dtype).tiny)
     on_both_sides = (distances > 0).any(1) & (distances < 0).any(1)
     is_scaled = on_both_sides & (tolerance / scale <= MAX_COMPARED_ROUNDING)
-    varies = distances.amax(1) - distances.amin(1) > tolerance
+    differs = distances.sort(1).values.diff(dim=1) > tolerance[:, None]
+    varies = differs.sum(1) + 1 >= min_different
     # A unit that does not vary is a group of its own.
     alone = 2 * len(distances) + torch.arange(len(distances))
     group = torch.where(varies, 2 * segment + is_scaled, alone)
     scale = scale.masked_fill_(~is_scaled, 1.0)
-    return repeats_earlier(group, distances.div_(scale[:, None]), tolerance / scale)
+    cluster = clusters(group, distances.div_(scale[:, None]), tolerance / scale)
+    return cluster != torch.arange(len(cluster))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from nlbench.errors import RequestError
 from nlbench.introspection.memory import halve_on_oom
 from nlbench.introspection.precision import each_exact
-from nlbench.probes.lines.rules.pieces import Leaders
+from nlbench.probes.lines.rules.pieces import Leaders, Ranks
 from nlbench.probes.lines.segments import Segment
 from nlbench.probes.lines.trace import SegmentEstimate
 
@@ -35,6 +35,8 @@ from .evaluator import Evaluator
 from .extrapolation import (
     CHECK_PLACES,
     ERROR_SIGMAS,
+    PAIRED_SHARE,
+    RANKED_SHARE,
     CrossingEstimate,
     DeviationEstimate,
     check_places,
@@ -234,9 +236,10 @@ def _estimate(
         evaluator, [state.segment for state in states], [state.rounding for state in states]
     )
     group.begin()
-    has_windows = any(isinstance(p, Leaders) for p in evaluator.piecewise.pieces.values())
+    kinds = {type(pieces) for pieces in evaluator.piecewise.pieces.values()}
+    paired_share = RANKED_SHARE if Ranks in kinds else PAIRED_SHARE
     is_single = evaluator.dtype == torch.float32
-    miscounted = MISCOUNTED_CROSSINGS if is_single or has_windows else 0.0
+    miscounted = MISCOUNTED_CROSSINGS if is_single or Leaders in kinds else 0.0
     while active:
         group.halve()
         is_last = 2 * group.steps + 1 + CHECK_PLACES > options.evaluations or (
@@ -247,9 +250,12 @@ def _estimate(
         # The only copy from the device that the numbers of boundaries need.
         counts, undecided = group.counts()
         going = []
+        repeats = group.doubtful.tolist()
         for i, state in enumerate(active):
             doubtful = undecided[i] / group.steps
-            state.crossings = CrossingEstimate.of(counts[:, i], doubtful, miscounted)
+            state.crossings = CrossingEstimate.of(
+                counts[:, i], doubtful, miscounted, repeats[i], paired_share
+            )
             state.values = group.values[i]
             if group.steps == COST_PROBE_STEPS and _leaves(state, options, may_be_imprecise):
                 continue
@@ -265,6 +271,13 @@ def _estimate(
         active = [active[i] for i in going]
         if group.steps == COST_PROBE_STEPS:
             _exclude_copies(group, active, evaluator_in(torch.float64))
+            if evaluator.piecewise.may_coincide:
+                going = _compare_crossings(group, active, may_be_imprecise)
+                if not going:
+                    break
+                if len(going) < len(active):
+                    group.select(going)
+                    active = [active[i] for i in going]
     _integrate(evaluator, [s for s in states if not (s.is_exact or s.is_imprecise)], options)
     return states
 
@@ -273,6 +286,20 @@ def _exclude_copies(group: GridGroup, states: Sequence[_SegmentState], precise: 
     group.exclude_copies(precise)
     for state in states:
         state.extra_evaluations += len(COMPARED_STEPS)
+
+
+def _compare_crossings(
+    group: GridGroup, states: Sequence[_SegmentState], may_be_imprecise: bool
+) -> list[int]:
+    """Compare crossings from now on; return the segments that don't need double precision."""
+    have_ties = group.compare_crossings()
+    for state, has_ties in zip(states, have_ties, strict=True):
+        state.extra_evaluations += group.steps + 1
+        if has_ties and may_be_imprecise:
+            # Places of crossings are compared, which single precision doesn't resolve.
+            state.is_imprecise = True
+            state.extra_evaluations += group.steps + 1
+    return [i for i, state in enumerate(states) if not state.is_imprecise]
 
 
 def _leaves(state: _SegmentState, options: _EstimateOptions, may_be_imprecise: bool) -> bool:

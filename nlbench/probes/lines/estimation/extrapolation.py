@@ -21,6 +21,7 @@ last change of the extrapolated value, and the network is compared with the inte
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ from nlbench.probes.lines.chord import ChordParts, chord_parts
 __all__ = [
     "CHECK_PLACES",
     "ERROR_SIGMAS",
+    "PAIRED_SHARE",
+    "RANKED_SHARE",
     "CrossingEstimate",
     "DeviationEstimate",
     "check_places",
@@ -48,6 +51,8 @@ NEGLIGIBLE_CROSSINGS = 0.02
 PAIRED_SHARE = 1.5e-2
 """Crossings in pairs that the first grid misses, as a share of those it sees, assumed where no
 pair was seen: 1.4e-2 in networks of two layers of 24 units."""
+RANKED_SHARE = 0.2
+"""The same where units are sorted: three that change places together are seen as two."""
 
 
 def check_places() -> Tensor:
@@ -106,13 +111,24 @@ class CrossingEstimate:
         return self.pair <= tolerance * self.total
 
     @classmethod
-    def of(cls, counts: Tensor, undecided: float, miscounted: float) -> CrossingEstimate:
+    def of(
+        cls,
+        counts: Tensor,
+        undecided: float,
+        miscounted: float,
+        repeated: float = 0.0,
+        paired_share: float = PAIRED_SHARE,
+    ) -> CrossingEstimate:
         """Extrapolate from counts (levels, sites), the grid halved from level to level.
 
         Parameters
         ----------
         miscounted : float
             Crossings that rounding may have merged or hidden.
+        repeated : float
+            Crossings that may repeat others.
+        paired_share : float
+            See `PAIRED_SHARE`.
         """
         totals = counts.sum(1)
         seen = float(totals[-1])
@@ -129,18 +145,18 @@ class CrossingEstimate:
             spread = 0.0
         drift = abs(rest - float(added[-1])) / 2
         # Pairs come whole; where none was seen, up to half a pair may have been due.
-        expected = likely + min(1.0, PAIRED_SHARE * seen) / weight
+        expected = likely + min(1.0, paired_share * seen) / weight
         pair = 2.0 if expected > NEGLIGIBLE_CROSSINGS else 0.0
         gain = counts[-1] - counts[-2]
         share = gain / gain.sum() if float(gain.sum()) > 0 else torch.zeros_like(gain)
         by_site = counts[-1] + rest * share
-        total = seen + rest
+        total = seen + rest - repeated / 2
         if float(by_site.sum()) > 0:
             by_site = by_site * (total / float(by_site.sum()))
         return cls(
-            round(seen),
+            round(seen - repeated),
             total,
-            max(pair, spread) + drift + undecided + miscounted,
+            max(pair, spread) + drift + undecided + miscounted + repeated / 2,
             spread + drift + undecided,
             pair,
             by_site,
@@ -166,10 +182,17 @@ class DeviationEstimate:
             Values at `check_places`.
         """
         t = torch.linspace(0, 1, len(values), dtype=torch.float64, device=values.device)
-        fine, middle, coarse = (chord_parts(t[::by], values[::by]) for by in (1, 2, 4))
-        parts, before = _richardson(fine, middle), _richardson(middle, coarse).total
+        grids = [chord_parts(t[::by], values[::by]) for by in (1, 2, 4, 8)]
+        parts, middle, coarse = (_richardson(*pair) for pair in itertools.pairwise(grids))
         total = parts.total
-        error = torch.maximum((total - before).abs(), (total - fine.above - fine.below).abs())
+        # A change may be small by chance. That of the grids before falls to a quarter.
+        changes = [
+            total - middle.total,
+            total - grids[0].total,
+            (middle.total - coarse.total) / 4,
+            (middle.total - grids[1].total) / 4,
+        ]
+        error = torch.stack(changes).abs().amax(0)
         if checks is not None:
             # The largest distance from the interpolant that the last halving found, and those at
             # the checks: what is further off now lies between the nodes.

@@ -24,6 +24,7 @@ from nlbench.probes.lines.recording.program import Step
 from nlbench.probes.lines.segments import Segment
 
 from .bits import any_place, pack, pack_positions, popcount, set_bits
+from .coincidences import CrossingTable
 from .copies import CrossingLog, bend_alike
 from .evaluator import Evaluator
 from .patterns import Margins, Windows, crossed, noise_among, value_at
@@ -39,6 +40,7 @@ COMPARED_STEPS = (0, 2, 5, 7)
 COPY_TOLERANCE_NOISE = 8
 """Difference, in units of their noise, up to which values of two units are equal."""
 BYTES_PER_COMPARED_UNIT = 224
+_HASH_FACTOR = 0x9E3779B97F4A7C1
 INITIAL_GPU_CAPACITY = 2**9
 """Crossings of a step that a GPU has space for at first."""
 
@@ -108,10 +110,15 @@ class GridGroup:
         self.values = torch.zeros(0)
         self._sides: dict[tuple[int, int], _UnitSides] = {}
         self._leads: dict[int, Tensor] = {}
-        # Members of windows at the start, (s, rows, positions), by step.
-        self._start_members: dict[int, Tensor] = {}
+        # Members of windows at both ends, (s, 2, rows, positions), by step.
+        self._end_members: dict[int, Tensor] = {}
         # Switches of each level, (s, sites), on the CPU.
         self._switches: list[Tensor] = []
+        # Crossings of each level that repeat another of their step, (s, sites), on the CPU.
+        self._repeats: list[Tensor] = []
+        self._table: CrossingTable | None = None
+        # Crossings of the finest grid that may repeat another.
+        self.doubtful = torch.zeros(len(segments))
         self._at_nodes = torch.zeros(len(segments), device=self._device)
         self.undecided = torch.zeros(len(segments), device=self._device)
 
@@ -126,8 +133,12 @@ class GridGroup:
         self.values = self.values[index]
         self._at_nodes, self.undecided = self._at_nodes[index], self.undecided[index]
         self._switches = [counts[torch.tensor(indices)] for counts in self._switches]
+        self._repeats = [counts[torch.tensor(indices)] for counts in self._repeats]
+        self.doubtful = self.doubtful[torch.tensor(indices)]
+        if self._table is not None:
+            self._table.select(indices)
         self._leads = {key: lead[index] for key, lead in self._leads.items()}
-        self._start_members = {key: x[index] for key, x in self._start_members.items()}
+        self._end_members = {key: x[index] for key, x in self._end_members.items()}
         for sides in self._sides.values():
             sides.states, sides.counted = sides.states[index], sides.counted[index]
             sides.unplaced = sides.unplaced[index]
@@ -136,7 +147,7 @@ class GridGroup:
     def pattern_bytes(self) -> int:
         """Bytes of the patterns of all nodes."""
         states = [sides.states for sides in self._sides.values()]
-        tensors = (*states, *self._leads.values(), *self._start_members.values())
+        tensors = (*states, *self._leads.values(), *self._end_members.values())
         return sum(x.nbytes for x in tensors)
 
     def begin(self) -> None:
@@ -150,14 +161,14 @@ class GridGroup:
     def _with_capacity(self, evaluate: Callable[[CrossingLog, CrossingLog], None]) -> None:
         """Evaluate again with more space where the logs overflow; then nothing has been stored."""
         while True:
-            twice, switches = CrossingLog(self._capacity), CrossingLog(self._capacity)
-            evaluate(twice, switches)
-            needed = max(twice.needed, switches.needed)
+            crossings, switches = CrossingLog(self._capacity), CrossingLog(self._capacity)
+            evaluate(crossings, switches)
+            needed = max(crossings.needed, switches.needed)
             if needed <= self._capacity:
                 return
             self._capacity = 2 * needed
 
-    def _evaluate_first_grid(self, twice: CrossingLog, switches: CrossingLog) -> None:
+    def _evaluate_first_grid(self, crossings: CrossingLog, switches: CrossingLog) -> None:
         count, self.steps = len(self), FIRST_GRID_STEPS
         rows = torch.arange(count * (FIRST_GRID_STEPS + 1), device=self._device)
         owner, nodes = rows // (FIRST_GRID_STEPS + 1), rows % (FIRST_GRID_STEPS + 1)
@@ -192,8 +203,49 @@ class GridGroup:
             self._sides[key] = _UnitSides(states, counted, unplaced, is_paired)
         self._at_nodes += met.sum(1)
         self._switches.append(self._count_switches(switches, FIRST_GRID_STEPS))
+        self._repeats.append(torch.zeros_like(self._switches[-1]))
 
-    def _evaluate_middles(self, twice: CrossingLog, switches: CrossingLog) -> None:
+    def compare_crossings(self) -> list[bool]:
+        """Compare the crossings of each step from now on; the nodes are evaluated again.
+
+        Returns True for segments with crossings at one place.
+        """
+        self._with_capacity(self._evaluate_ends)
+        assert self._table is not None
+        return (self._table.ties() > 0).tolist()
+
+    def _evaluate_ends(self, crossings: CrossingLog, _: CrossingLog) -> None:
+        count, steps = len(self), self.steps
+        rows = torch.arange(count * (steps + 1), device=self._device)
+        owner, node = rows // (steps + 1), rows % (steps + 1)
+
+        def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
+            s, i = owner[rows], node[rows]
+            for side in (0, 1):
+                # A node is the left end of a step and the right end of another.
+                left, right = (i - side).clamp(min=0), (i - side + 1).clamp(max=steps)
+                interval = 2 * (s * steps + left) + side
+                if isinstance(pattern, Windows):
+                    leads = self._leads[step.output]
+                    pattern.state = leads[s, i]
+                    other = leads[s, left if side else right]
+                    self._log_leaders(crossings, step, pattern, other, interval, side)
+                    continue
+                sides = self._sides[step.output, number]
+                states = sides.states[s, left], sides.states[s, right]
+                units = crossed(*states, sides.is_paired) & sides.counted[s]
+                self._log_crossings(crossings, step, number, pattern, units, interval)
+
+        self._run(owner, node / steps, callback)
+        crossings.fetch()
+        if crossings.needed <= self._capacity:
+            has_windows = torch.zeros(len(self._site_index), dtype=torch.bool)
+            has_windows[[self._site_index[output] for output in self._leads]] = True
+            flats = self._evaluator.piecewise.flats.cpu().double()
+            self._table = CrossingTable(crossings, count, steps, has_windows, flats)
+            self._switches[-1], self._repeats[-1], self.doubtful = self._table.counts()
+
+    def _evaluate_middles(self, crossings: CrossingLog, switches: CrossingLog) -> None:
         count, steps = len(self), self.steps
         rows = torch.arange(count * steps, device=self._device)
         owner, place = rows // steps, rows % steps
@@ -205,7 +257,8 @@ class GridGroup:
         def callback(rows: slice, step: Step, number: int, pattern: Margins | Windows) -> None:
             s, i, key = owner[rows], place[rows], (step.output, number)
             if isinstance(pattern, Windows):
-                doubtful = self._add_middle_leads(step, pattern, rows, s, i, switches)
+                log = switches if self._table is None else crossings
+                doubtful = self._add_middle_leads(step, pattern, rows, s, i, log)
                 leads.setdefault(step.output, []).append(pattern.state)
                 undecided.index_add_(0, s, doubtful.to(undecided.dtype))
                 return
@@ -224,14 +277,22 @@ class GridGroup:
                 doubtful = popcount(unknown & _has_side(right) & ~opposite | unplaced)
                 undecided.index_add_(0, s, doubtful.to(undecided.dtype))
             middle |= unknown[:, None] & left
-            both = crossed(left, middle) & crossed(middle, right) & sides.counted[s]
-            self._log_twice(twice, step, number, pattern, both, rows.start)
+            counted, paired = sides.counted[s], sides.is_paired
+            interval = 2 * (s * steps + i)
+            if self._table is None:
+                # Copies that cross twice are told apart by their values in between.
+                units = crossed(left, middle) & crossed(middle, right) & counted
+                self._log_crossings(crossings, step, number, pattern, units, interval)
+            else:
+                for side, ends in enumerate([(left, middle), (middle, right)]):
+                    units = crossed(*ends, paired) & counted
+                    self._log_crossings(crossings, step, number, pattern, units, interval + side)
             middles.setdefault(key, []).append(middle)
 
         values = self._run(owner, (2 * place + 1) / (2 * steps), callback)
-        twice.fetch()
+        crossings.fetch()
         switches.fetch()
-        if max(twice.needed, switches.needed) > self._capacity:
+        if max(crossings.needed, switches.needed) > self._capacity:
             return
 
         def with_middles(nodes: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -243,29 +304,35 @@ class GridGroup:
         for key, sides in self._sides.items():
             sides.states = with_middles(sides.states, middles.pop(key))
         self._leads = {key: with_middles(lead, leads[key]) for key, lead in self._leads.items()}
-        self._remove_repeated(twice, steps)
         self._at_nodes += met.reshape(count, steps).sum(1)
-        self._switches.append(self._count_switches(switches, 2 * steps))
+        if self._table is None:
+            self._remove_repeated(crossings, 2 * steps)
+            self._switches.append(self._count_switches(switches, 2 * steps))
+            self._repeats.append(torch.zeros_like(self._switches[-1]))
+        else:
+            self._table.halve(crossings)
+            seen, repeats, self.doubtful = self._table.counts()
+            self._switches.append(seen)
+            self._repeats.append(repeats)
 
-    def _log_twice(
+    def _log_crossings(
         self,
-        twice: CrossingLog,
+        crossings: CrossingLog,
         step: Step,
         number: int,
         margins: Margins,
-        both: Tensor,
-        first_row: int,
+        units: Tensor,
+        interval: Tensor,
     ) -> None:
-        """Log units that cross in both halves of a step, with values that identify copies."""
-        at, unit, is_set = twice.positions(both)
+        """Log flagged units (P, W) with their distances from the kink."""
+        at, unit, is_set = crossings.positions(units)
         if not len(at):
             return
         value = margins.values[at, unit] - margins.kink
         # A unit that changes sides with another is its negative; else the sign is not compared.
-        second = value if margins.is_paired else value.abs()
-        values = torch.stack([value.abs(), second], 1)
+        values = torch.stack([value.abs(), value if margins.is_paired else value.abs()], 1)
         site, noise = self._site_index[step.output], margins.noise[at, 0]
-        twice.add(at + first_row, site, number, unit, values, noise, is_set)
+        crossings.add(interval[at], site, number, unit, values, noise, is_set)
 
     def counts(self) -> tuple[Tensor, list[float]]:
         """Return the crossings seen by each grid so far, and the undecided units of each segment.
@@ -283,7 +350,7 @@ class GridGroup:
         result[:levels, :, :1] += self._at_nodes[:, None]
         result[levels, :, 0] = self.undecided
         on_cpu = result.cpu()
-        seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches)
+        seen = on_cpu[:levels, :, :sites] + torch.stack(self._switches) - torch.stack(self._repeats)
         return seen, on_cpu[levels, :, 0].tolist()
 
     def exclude_copies(self, precise: Evaluator) -> None:
@@ -345,7 +412,9 @@ class GridGroup:
         precise.along(segment_starts, segment_ends, owner, t.repeat(len(indices)), callback)
         tolerance = (COPY_TOLERANCE_NOISE * noises.amax(1).cpu())[kind]
         is_paired = torch.tensor([sides.is_paired for sides in self._sides.values()])
-        copies = bend_alike(row, values.cpu(), tolerance, is_paired[kink])
+        # Saturated units have two distances.
+        least = 3 if self._evaluator.piecewise.may_coincide else 2
+        copies = bend_alike(row, values.cpu(), tolerance, is_paired[kink], least)
         if bool(copies.any()):
             flags = pack_positions(row[copies], column[copies], words.shape).to(self._device)
             parts = torch.split(flags, list(widths), 1)
@@ -382,13 +451,14 @@ class GridGroup:
         if step.output not in self._leads:
             shape = len(self), nodes, windows.state.shape[1]
             self._leads[step.output] = windows.state.new_full(shape, -1)
-            members = windows.values.new_zeros(len(self), *windows.values.shape[1:])
-            self._start_members[step.output] = members
+            members = windows.values.new_zeros(len(self), 2, *windows.values.shape[1:])
+            self._end_members[step.output] = members
         leads = self._leads[step.output]
         row = torch.arange(rows.start, rows.stop, device=self._device)
         s, node = row // nodes, row % nodes
-        start = self._rows_at(rows, nodes, 0)
-        self._start_members[step.output][s[start]] = windows.values[start]
+        for end in (0, 1):
+            edge = self._rows_at(rows, nodes, end * FIRST_GRID_STEPS)
+            self._end_members[step.output][s[edge], end] = windows.values[edge]
         before = torch.full_like(windows.state, -1)
         for i, at in enumerate(range(rows.start, rows.stop)):
             # Each leader depends on the one before.
@@ -397,7 +467,7 @@ class GridGroup:
                 before[i] = leads[segment, place - 1]
                 windows.keep(before[i : i + 1], slice(i, i + 1))
             leads[segment, place] = windows.state[i]
-        self._lead_from_start(step, windows, s, before, self._rows_at(rows, nodes, 1))
+        self._settle_tie(step, windows, s, before, self._rows_at(rows, nodes, 1), 0)
         self._log_switches(step, windows, before, s * FIRST_GRID_STEPS + node - 1, switches)
 
     def _rows_at(self, rows: slice, period: int, phase: int) -> Tensor:
@@ -419,23 +489,57 @@ class GridGroup:
         steps, leads = self.steps, self._leads[step.output]
         left = leads[s, i]
         doubtful = windows.keep(left, slice(None)) * windows.is_coarse
-        self._lead_from_start(step, windows, s, left, self._rows_at(rows, steps, 0))
+        right = leads[s, i + 1]
+        self._settle_tie(step, windows, s, left, self._rows_at(rows, steps, 0), 0)
+        self._settle_tie(step, windows, s, right, self._rows_at(rows, steps, steps - 1), 1)
         interval = (s * steps + i) * 2
-        self._log_switches(step, windows, left, interval, switches)
-        self._log_switches(step, windows, leads[s, i + 1], interval + 1, switches)
+        for side, other in enumerate([left, right]):
+            if self._table is None:
+                self._log_switches(step, windows, other, interval + side, switches)
+            else:
+                # The middle is the right end of the left half.
+                self._log_leaders(switches, step, windows, other, interval + side, 1 - side)
         return doubtful
 
-    def _lead_from_start(
-        self, step: Step, windows: Windows, s: Tensor, before: Tensor, first: Tensor
+    def _settle_tie(
+        self, step: Step, windows: Windows, s: Tensor, leads: Tensor, at: Tensor, end: int
     ) -> None:
-        """Of members tied at the start, make the one that leads behind it the leader there."""
-        if not len(first):
+        """Of members tied at an end of the segment, make the one that leads next to it lead there.
+
+        `leads` (P, groups) are the leaders at that end for the rows `at`, which are next to it.
+        """
+        if not len(at):
             return
-        members = self._start_members[step.output][s[first]]
-        ours, theirs = windows.state[first], before[first]
+        members = self._end_members[step.output][s[at], end]
+        ours, theirs = windows.state[at], leads[at]
         tied = value_at(members, ours) >= value_at(members, theirs) - noise_among(members)
-        before[first] = torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
-        self._leads[step.output][s[first], 0] = before[first]
+        leads[at] = torch.where(tied & (ours >= 0) & (theirs >= 0), ours, theirs)
+        self._leads[step.output][s[at], -end] = leads[at]
+
+    def _log_leaders(
+        self,
+        crossings: CrossingLog,
+        step: Step,
+        windows: Windows,
+        other: Tensor,
+        interval: Tensor,
+        side: int,
+    ) -> None:
+        """Log windows with another leader at the other end of a step, of which this is a side."""
+        row, group, is_set = crossings.positions(pack(windows.led_by_others(other)))
+        if not len(row):
+            return
+        mine, theirs = windows.of_leaders(other, row, group)
+        own, others = windows.state[row, group].long(), other[row, group].long()
+        if side:
+            values, leaders = torch.stack([theirs, mine], 1), (others, own)
+        else:
+            values, leaders = torch.stack([mine, theirs], 1), (own, others)
+        switch = group
+        for leader in leaders:
+            switch = (switch * _HASH_FACTOR + leader) % 2**52
+        noise, site = windows.noise.flatten()[row], self._site_index[step.output]
+        crossings.add(interval[row], site, 0, switch, values, noise, is_set)
 
     def _log_switches(
         self, step: Step, windows: Windows, other: Tensor, interval: Tensor, switches: CrossingLog

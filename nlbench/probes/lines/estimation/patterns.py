@@ -209,9 +209,9 @@ def _margins_of_ranks(ranks: Ranks, x: Sequence[Tensor], flats: Tensor) -> list[
     margins = []
     for edge in sorted(edges):
         last, next_ = ordered[..., edge - 1 : edge], ordered[..., edge : edge + 1]
-        # Among units that rest, one may leave and another enter without a boundary.
-        resting = torch.isin(last, flats) | torch.isin(next_, flats)
         margin = torch.where(lines >= last, lines - next_, lines - last)
+        # Among units that rest, one may leave and another enter without a boundary.
+        resting = (last == next_) & torch.isin(last, flats) | torch.isin(lines, flats)
         margins.append(margin.masked_fill(resting, 0.0).flatten(1))
     noise = RELATIVE_ROUNDING[lines.dtype] * peak(lines.flatten(1))
     return [Margins(torch.cat(margins, 1), 0.0, noise, is_paired=True)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,12 +74,16 @@ class PiecewiseNetwork:
         included, as minima are compared as maxima of negatives.
     is_direct : bool
         True if calls run as PyTorch's own: the rules' own ways are made for float64 on a CPU.
+    may_coincide : bool
+        True if units that are no copies may cross together: behind windows that overlap, and where
+        units hand on what they have been given or are saturated. Not in plain ReLU networks.
     """
 
     program: Program
     pieces: dict[int, Pieces]
     flats: Tensor
     is_direct: bool
+    may_coincide: bool = True
 
     @property
     def first_steps(self) -> set[int]:
@@ -152,7 +157,7 @@ class PiecewiseNetwork:
 def _difference(pattern: Margins | Windows, perturbed: Margins | Windows) -> tuple[Tensor, Tensor]:
     """Return the largest difference, and True if only one of the two has a value on the kink."""
     largest = peak((pattern.values - perturbed.values)[None]).flatten()[0]
-    if isinstance(pattern, Windows):
+    if isinstance(pattern, Windows) or pattern.is_paired:
         return largest, torch.zeros_like(largest, dtype=torch.bool)
     kink = pattern.kink
     return largest, ((pattern.values == kink) & (perturbed.values != kink)).any()
@@ -204,4 +209,27 @@ def record_pieces(network: nn.Module, example: Tensor) -> PiecewiseNetwork:
     kinks = {c for p in pieces.values() if isinstance(p, Kinks) for c in p.numbers} | {0.0}
     signed = sorted({sign * c for c in kinks for sign in (1, -1)})
     flats = torch.tensor(signed, dtype=example.dtype, device=example.device)
-    return PiecewiseNetwork(program, pieces, flats, is_direct)
+    return PiecewiseNetwork(program, pieces, flats, is_direct, _may_coincide(program, pieces))
+
+
+def _may_coincide(program: Program, pieces: Mapping[int, Pieces]) -> bool:
+    shapes = {0: program.shape} | {step.output: step.shape for step in program.steps}
+    behind_average = False
+    for step in program.steps:
+        behind_average |= "avg_pool" in step.operation and math.prod(step.shape[-2:]) > 1
+        piece = pieces.get(step.output)
+        if isinstance(piece, Leaders):
+            if _overlap(piece, [shapes[i] for i in step.inputs]):
+                return True
+        elif piece is not None and (behind_average or step.operation != "relu"):
+            return True
+    return False
+
+
+def _overlap(leaders: Leaders, shapes: Sequence[Sequence[int]]) -> bool:
+    """Return True if a value is a member of several windows."""
+    numbers = [1 + torch.arange(math.prod(s), dtype=torch.float64).reshape(1, *s) for s in shapes]
+    members = leaders.members(numbers).abs().long().flatten(0, 2).sort(1).values
+    is_first = torch.ones_like(members, dtype=torch.bool)
+    is_first[:, 1:] = members.diff(dim=1) != 0
+    return bool((members[is_first].bincount() > 1).any())

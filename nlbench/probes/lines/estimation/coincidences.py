@@ -1,0 +1,217 @@
+"""Crossings of one step that happen at one place.
+
+Two windows of a pooling that overlap have one leader at times. Then the units behind them are equal
+and cross together, but elsewhere they differ, so they are no copies. The crossings of a step are
+compared by the units' distances from their kinks at both ends of the step: units that agree at both
+ends, or in the ratio of the two distances, cross at one place. Units that agree at one end only may
+cross at one place, as their common cause may end before the crossing or after it.
+
+A distance that units of a layer have at several nodes is flat: their inputs are off or saturated.
+That units agree in a flat distance is no evidence of a common cause.
+
+A window switches from one member to another if each is the larger one at its end of the step.
+Members that are equal at an end have had a common cause there, and part where that bends: the
+switch is no boundary of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .copies import MAX_COMPARED_ROUNDING, CrossingLog, clusters, join_clusters
+
+__all__ = ["CrossingTable"]
+
+MAX_TIE_SHARE = 1e-3
+"""Rounding error of a distance, as a share of its change in a step, up to which ties are seen."""
+_UNKNOWN = 1e300
+"""Value at an end at which it was not logged."""
+
+
+class CrossingTable:
+    """Crossings of units and switches of windows within each step of a grid, with their values.
+
+    Parameters
+    ----------
+    log : CrossingLog
+        Each crossing twice, with the values at the left end and at the right end of its step;
+        intervals are twice the step, plus 1 for the right end. The two values of a unit are its
+        distance from the kink, those of a window its leaders at the left end and at the right end.
+    segments, steps : int
+    has_windows : bool tensor of shape (sites,)
+    flats : tensor
+        Values at which many units rest.
+    """
+
+    def __init__(
+        self, log: CrossingLog, segments: int, steps: int, has_windows: Tensor, flats: Tensor
+    ) -> None:
+        self.segments, self.steps = segments, steps
+        self._has_windows, self._flats = has_windows, flats
+        crossings, values, noise = log.columns()
+        side = crossings[0] % 2
+        crossings[0] //= 2
+        _, entry = torch.unique(_keys(crossings), return_inverse=True)
+        count = int(entry.max()) + 1 if len(entry) else 0
+        # Step (those of all segments are numbered), site, kink and unit.
+        self._crossings = crossings.new_zeros(4, count)
+        self._crossings[:, entry] = crossings
+        # By end and value, (2, 2, m).
+        self._values = values.new_full((2, 2, count), _UNKNOWN)
+        self._values[side, :, entry] = values.T
+        self._noise = noise.new_zeros(count)
+        self._noise[entry] = noise
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Keep only some of the segments."""
+        position = torch.full((self.segments,), -1)
+        position[list(indices)] = torch.arange(len(indices))
+        segment, step = self._crossings[0] // self.steps, self._crossings[0] % self.steps
+        self._crossings[0] = position[segment] * self.steps + step
+        is_kept = position[segment] >= 0
+        self._crossings, self._values = self._crossings[:, is_kept], self._values[..., is_kept]
+        self._noise, self.segments = self._noise[is_kept], len(indices)
+
+    def halve(self, log: CrossingLog) -> None:
+        """Replace the crossings by those of the halved grid, logged in the middles of steps."""
+        crossings, middle, noise = log.columns()
+        # The middle is the right end of a left half; the other end is one of the former step.
+        side = 1 - crossings[0] % 2
+        keys, order = _keys(self._crossings).sort()
+        wanted = _keys(torch.cat([crossings[:1] // 2, crossings[1:]]))
+        at = torch.searchsorted(keys, wanted).clamp(max=max(0, len(keys) - 1))
+        values = middle.new_full((2, 2, len(wanted)), _UNKNOWN)
+        if len(keys):
+            (known,) = (keys[at] == wanted).nonzero().unbind(1)
+            other = 1 - side[known]
+            values[other, :, known] = self._values[other, :, order[at[known]]]
+        values[side, :, torch.arange(len(wanted))] = middle.T
+        self.steps *= 2
+        self._crossings, self._values, self._noise = crossings, values, noise
+
+    def counts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Count the switches of windows, and the crossings that repeat another of their step.
+
+        Returns
+        -------
+        switches, repeats : tensor of shape (segments, sites)
+        doubtful : tensor of shape (segments,)
+            Further crossings that may repeat another.
+        """
+        step, site = self._crossings[:2]
+        segment, is_switch = step // self.steps, self._has_windows[site]
+        is_false = is_switch & self._is_no_switch()
+        certain, possible = self._joined(is_false)
+        index = torch.arange(len(step))
+        repeated = is_false | (certain != index)
+        gaps = self._gaps()
+        is_unknown = is_switch & ((gaps == _UNKNOWN) | (gaps <= self._noise)).any(0)
+        further = ~repeated & ((possible != index) | is_unknown)
+
+        def by_site(flags: Tensor) -> Tensor:
+            kind, sites = (segment * len(self._has_windows) + site)[flags], len(self._has_windows)
+            count = torch.bincount(kind, minlength=self.segments * sites)
+            return count.reshape(self.segments, sites).float()
+
+        doubtful = torch.bincount(segment[further], minlength=self.segments)
+        doubtful += self._cycles(is_switch & ~repeated & ~further)
+        return by_site(is_switch), by_site(repeated), doubtful.float()
+
+    def ties(self) -> Tensor:
+        """Count the crossings that repeat another unit's, and false switches: (segments,)."""
+        step, site = self._crossings[:2]
+        is_switch = self._has_windows[site]
+        is_false = is_switch & self._is_no_switch()
+        certain, _ = self._joined(is_false)
+        repeats = is_false | ~is_switch & (certain != torch.arange(len(step)))
+        return torch.bincount((step // self.steps)[repeats], minlength=self.segments)
+
+    def _joined(self, is_false: Tensor) -> tuple[Tensor, Tensor]:
+        """Return partitions of the crossings: those at one place, and those possibly at one."""
+        step, values, noise = self._crossings[0], self._values, self._noise
+        is_switch = self._has_windows[self._crossings[1]]
+        is_flat = self._is_flat()
+        has_evidence = ~is_flat.all(0)
+
+        step_and_kind, alone = 2 * step + is_switch, -1 - torch.arange(len(step))
+
+        def agree(group: Tensor, values: Tensor, noise: Tensor, is_compared: Tensor) -> Tensor:
+            return clusters(torch.where(is_compared & ~is_false, group, alone), values, noise)
+
+        ends = values.flatten(0, 1).T
+        gaps = self._gaps()
+        width = gaps.sum(0).clamp(min=torch.finfo(gaps.dtype).tiny)
+        accuracy = noise / width
+        is_precise = (accuracy <= MAX_COMPARED_ROUNDING) & (gaps < _UNKNOWN).all(0) & has_evidence
+        certain = join_clusters(
+            agree(step_and_kind, ends, noise, has_evidence),
+            agree(step, (gaps[0] / width)[:, None], accuracy, is_precise),
+        )
+        possible = join_clusters(
+            certain,
+            agree(step_and_kind, values[0].T, noise, ~is_flat[0]),
+            agree(step_and_kind, values[1].T, noise, ~is_flat[1]),
+            agree(step_and_kind, ends, noise, ~has_evidence),
+        )
+        return certain, possible
+
+    def _is_no_switch(self) -> Tensor:
+        """Return True where members were equal at an end, or both may have rested in between."""
+        values, gaps = self._values, self._gaps()
+        is_known = values[:, 0] != _UNKNOWN
+        # Of the leader at the one end, the value at the other.
+        others = torch.stack([values[0, 1], values[1, 0]])
+        rests = torch.isin(others, self._flats) & is_known
+        is_resolved = self._noise <= MAX_TIE_SHARE * gaps.sum(0)
+        return (gaps <= self._noise).any(0) & is_resolved | (rests | ~is_known).all(0)
+
+    def _gaps(self) -> Tensor:
+        """Return the distances from the crossing at both ends, (2, m)."""
+        first, second = self._values.unbind(1)
+        between = torch.stack([first[0] - second[0], second[1] - first[1]])
+        gaps = torch.where(self._has_windows[self._crossings[1]], between, first)
+        return torch.where(first == _UNKNOWN, first, gaps)
+
+    def _is_flat(self) -> Tensor:
+        """Return True for ends with a value that is unknown or recurs at other nodes: (2, m)."""
+        step, site, kink = self._crossings[:3]
+        count, segment = len(step), step // self.steps
+        values, is_switch = self._values[:, 0], self._has_windows[site]
+        node = torch.cat([step + segment, step + segment + 1])
+        kind = _keys(torch.stack([segment, site, kink])).repeat(2)
+        cluster = clusters(kind, values.reshape(-1, 1), self._noise.repeat(2))
+        first, last = torch.full_like(node, 2**62), torch.full_like(node, -1)
+        first.scatter_reduce_(0, cluster, node, "amin")
+        last.scatter_reduce_(0, cluster, node, "amax")
+        recurs = (first != last)[cluster].reshape(2, count)
+        return recurs & ~is_switch | (values == _UNKNOWN)
+
+    def _cycles(self, chosen: Tensor) -> Tensor:
+        """Count the switches that others of their step may imply: (segments,).
+
+        A window may go from A to C by B, where others go from A to B and from B to C.
+        """
+        (index,) = chosen.nonzero().unbind(1)
+        step, noise, count = self._crossings[0, index], self._noise[index], len(index)
+        members = self._values[1][:, index].reshape(-1, 1)
+        place = torch.arange(2 * count)
+        member = clusters(step.repeat(2), members, noise.repeat(2))
+        connected = join_clusters(member, place % max(1, count))
+        segment = (step // self.steps).repeat(2)
+
+        def number(flags: Tensor) -> Tensor:
+            return torch.bincount(segment[flags], minlength=self.segments)
+
+        return number(place < count) - number(member == place) + number(connected == place)
+
+
+def _keys(columns: Tensor) -> Tensor:
+    """Return a hash of each of the columns (c, m)."""
+    keys = columns[0]
+    for column in columns[1:]:
+        keys = (keys * 0x9E3779B97F4A7C1 + column) * 0x2545F4914F6CDD1D
+        keys = keys ^ (keys >> 29)
+    return keys
