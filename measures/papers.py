@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nlbench.citation import Source
 
-__all__ = ["affinity_paper", "traced_regions"]
+__all__ = ["affinity_paper", "easier_paper", "traced_regions"]
 
 
 def traced_regions(equation: str) -> Source:
@@ -42,5 +42,22 @@ def affinity_paper(equation: str) -> Source:
     month     = {June},
     year      = {2025},
     pages     = {25250-25260}
+}""",
+    )
+
+
+def easier_paper(equation: str) -> Source:
+    """Cite EASIER, which removes the layers whose units rarely change their state."""
+    return Source(
+        'V. Quétu, Z. Liao, E. Tartaglione, "The Simpler The Better: An Entropy-Based Importance '
+        "Metric To Reduce Neural Networks' Depth\", ECML PKDD 2024",
+        equation,
+        """@inproceedings{quetu2024simpler,
+  title = {The Simpler The Better: An Entropy-Based Importance Metric To Reduce Neural
+           Networks' Depth},
+  author = {Qu{\\'e}tu, Victor and Liao, Zhu and Tartaglione, Enzo},
+  booktitle = {European Conference on Machine Learning and Principles and Practice of
+               Knowledge Discovery in Databases},
+  year = {2024}
 }""",
     )

@@ -1,0 +1,147 @@
+"""Activation state: the entropy of the side of its kink that a unit is on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, Undefined
+from nlbench.measure import Accumulator, MoreMeans, PooledMeasure, Result
+from nlbench.options import Option
+
+from .papers import easier_paper
+from .path_measure import with_means
+from .statistics.prepared import Prepared, Samples, prepare, prepared
+
+if TYPE_CHECKING:
+    from nlbench.probes.sites.site import SiteBatch
+
+__all__ = ["ActivationState", "state_entropy", "states"]
+
+
+def state_entropy(x: Samples, *, kink: float = 0.0) -> Tensor:
+    """Compute the entropy of each unit's state, in bits.
+
+    H = -p log₂ p - (1 - p) log₂(1 - p), where p is the share of samples for which the unit's
+    input is above its kink.
+
+    Parameters
+    ----------
+    x : tensor of shape (n, d)
+        Inputs of an activation, any real type.
+    kink : float
+
+    Returns
+    -------
+    tensor of shape (d,), float64
+        In [0, 1]; 0 for a unit that is always on one side.
+
+    Raises
+    ------
+    nlbench.Undefined
+        For fewer than two samples.
+    nlbench.NotFinite
+        For NaN or infinities.
+
+    References
+    ----------
+    V. Quétu, Z. Liao and E. Tartaglione, "The Simpler The Better: An Entropy-Based Importance
+    Metric To Reduce Neural Networks' Depth", ECML PKDD 2024, section 3.
+
+    Examples
+    --------
+    >>> state_entropy(torch.tensor([[1.0, 2.0], [-1.0, 3.0], [-2.0, 1.0], [3.0, 5.0]]))
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    on, n = _counts(prepared(x, "x"), kink)
+    return _entropy(on, n)
+
+
+def _counts(x: Prepared, kink: float) -> tuple[Tensor, int]:
+    # As numbers, since PyTorch sums booleans slowly.
+    return (x.values.detach() > kink).double().sum(0), len(x)
+
+
+def _entropy(on: Tensor, n: int) -> Tensor:
+    if n < 2:
+        raise Undefined(f"n = {n}: at least 2 samples are needed")
+    share = torch.stack([on, n - on]) / n
+    bits: Tensor = torch.special.entr(share).sum(0) / math.log(2)
+    return bits
+
+
+def states(observation: SiteBatch) -> Prepared:
+    """Return a site's inputs with one column per unit.
+
+    Positions of flattened activations become samples of their channel.
+    """
+    x, _ = observation.shared(prepare)
+    site, n = observation.site, len(x)
+    if len(site.shape) < 2 or x.shape[1] != torch.Size(site.shape).numel():
+        return x
+    channels_last = x.values.reshape(n, *site.shape).movedim(site.channel_axis, -1)
+    return Prepared(channels_last.flatten(0, -2), x.rounding)
+
+
+class _StateAccumulator(Accumulator):
+    """Numbers of samples above the kink, by unit."""
+
+    def __init__(self, kink: float) -> None:
+        self._kink, self._n = kink, 0
+        self._on: Tensor | None = None
+
+    def add(self, x: Samples, y: Samples) -> None:
+        """Count one batch."""
+        on, n = _counts(prepared(x, "x"), self._kink)
+        if self._on is not None and len(self._on) != len(on):
+            raise RequestError(f"a batch has {len(on)} units, the batches before {len(self._on)}")
+        self._on, self._n = on if self._on is None else self._on + on, self._n + n
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return the mean entropy, and the shares of units that are always on one side."""
+        if self._on is None:
+            raise Undefined("no samples")
+        return {
+            "value": _entropy(self._on, self._n).mean().item(),
+            "dead": (self._on == 0).double().mean().item(),
+            "always_on": (self._on == self._n).double().mean().item(),
+        }
+
+
+class ActivationState(PooledMeasure):
+    """Entropy, in bits, of the side of its kink that a unit's input is on, averaged over units.
+
+    ``dead`` and ``always_on`` are the shares of units that are always below or always above. With
+    ``sites.reduction=flatten`` the positions of a channel are samples of one unit. By default
+    positions are averaged first, as in EASIER's code, which is another number. A network of
+    identities has an entropy as well, so the measure has no direction.
+    """
+
+    name: ClassVar[str] = "activation-state"
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "kink": Option(0.0, "input at which a unit's state changes", minimum=-1e6, maximum=1e6)
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units")
+    independent_sites: ClassVar[bool] = True
+    source: ClassVar[Source] = easier_paper("section 3, entropy of a neuron's state")
+
+    def samples(self, observation: SiteBatch) -> tuple[Prepared, Prepared]:
+        """Return the inputs, one column per unit."""
+        x = states(observation)
+        return x, x
+
+    def accumulator(self) -> Accumulator:
+        """Create the counts of one site."""
+        return _StateAccumulator(float(self.settings["kink"]))
+
+    def compute(self) -> Result:
+        """Return the value of each site, and the means over sites."""
+        return with_means(super().compute(), ("dead", "always_on"))
