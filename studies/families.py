@@ -1,4 +1,4 @@
-"""Likeness of the signatures of published classifiers."""
+"""Similarity of the signatures of published classifiers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .shared.classifiers import (
     short_name,
     undecided_if_untrained,
 )
-from .shared.site_scores import nearest_is_alike, signatures, site_scores
+from .shared.site_scores import nearest_shares_group, signatures, site_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ COLOURS = dict(zip(FAMILIES, _PALETTE, strict=True))
 class Families(Classifiers):
     """DTW distances between the signatures of torchvision's classifiers: dendrogram and map."""
 
-    question = "Do networks of one family have signatures that are alike?"
+    question = "Do networks of one family have similar signatures?"
 
     def analyse(self, runs: Runs) -> Findings:
         """Compare signatures within and between families."""
@@ -58,12 +58,12 @@ class Families(Classifiers):
         distances = pd.DataFrame(compared.distances, columns=short_names).round(3)
         distances.insert(0, "network", short_names)
         verdicts = [
-            nearest_is_alike(
+            nearest_shares_group(
                 "The nearest signature is that of a network of the same family",
                 "architectures of one family cluster",
                 families,
                 compared.distances,
-                "by chance {chance:.0%}; networks whose family has no other are left out",
+                "by chance {chance:.0%}; families of one network are left out",
             ),
             *_from_alexnet(names, compared.distances),
             _vits_are_apart(families, compared.distances),
@@ -85,7 +85,7 @@ def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[
     first = "torchvision/alexnet"
     claims = (
         "Until 2019 networks became less and less like AlexNet",
-        "Swin and ConvNeXt are like AlexNet again",
+        "Swin and ConvNeXt resemble AlexNet again",
     )
     if first not in names:
         return [Verdict(claim, remark="AlexNet is missing") for claim in claims]
@@ -93,7 +93,7 @@ def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[
     classifiers = [CLASSIFIERS[name] for name in from_alexnet.index]
     years = np.array([classifier.year for classifier in classifiers])
     latest = from_alexnet[[classifier.group == "post-ViT" for classifier in classifiers]]
-    # AlexNet itself, at distance 0, would decide the order alone.
+    # AlexNet itself is left out, since its distance of 0 would dominate.
     tau = kendall(years[years < 2020], from_alexnet[years < 2020])
     middle = from_alexnet[(years >= 2018) & (years <= 2020)]
     are_known = len(latest) > 0 and len(middle) > 0
@@ -112,14 +112,14 @@ def _from_alexnet(names: Sequence[str], distances: NDArray[np.float64]) -> list[
             "a U-turn",
             ours if are_known else "",
             ordered(latest, middle),
-            "all of them nearer than every network of those years",
+            "agrees if all are nearer than every network of those years",
         ),
     ]
 
 
 def _vits_are_apart(families: Sequence[str], distances: NDArray[np.float64]) -> Verdict:
     """Test whether ViTs are farther from the other networks than any other family is."""
-    claim, published = "ViTs are unlike all others", "highly dissimilar"
+    claim, published = "ViTs differ from all others", "highly dissimilar"
     means = {}
     for family in dict.fromkeys(families):
         inside = np.array([name == family for name in families])

@@ -31,12 +31,12 @@ KINDS = {
     "open": "open paths through augmented images",
     "random": "closed paths through noise",
 }
-LEVEL = 0.4
-NEARLY_ALL = 0.9
+NOISE_LEVEL = 0.4
+SEPARATING_SHARE = 0.9
 
 
 class Paths(Study):
-    """Clean against wrong labels along closed, open and random paths."""
+    """Clean versus wrong labels along closed, open and random paths."""
 
     question = "Does it matter along which paths networks are compared?"
     source = SOURCE
@@ -45,8 +45,8 @@ class Paths(Study):
     takes = ("data", "seeds")
 
     def measure(self, context: Context) -> Runs:
-        """Measure networks of clean and of wrong labels along three kinds of path."""
-        networks = trained_networks(context, (LEVEL,), augmented=False)
+        """Measure networks trained on clean and on wrong labels along three kinds of paths."""
+        networks = trained_networks(context, (NOISE_LEVEL,), augmented=False)
         return {kind: measure_paths(context, kind, networks) for kind in KINDS}
 
     def analyse(self, runs: Runs) -> Findings:
@@ -57,7 +57,7 @@ class Paths(Study):
         spreads = {key: _relative_spread(table) for key, table in values.items()}
         rows, verdicts = [], []
         for (kind, name), table in values.items():
-            share = share_of_paths(table, f"noise {LEVEL:g}", "clean")
+            share = share_of_paths(table, f"noise {NOISE_LEVEL:g}", "clean")
             interval = (share.value, share.low, share.high)
             rows.append((KINDS[kind], name, *interval, share.n, spreads[kind, name]))
             if name == "absdev" or kind != "random":
@@ -68,17 +68,18 @@ class Paths(Study):
         )
         verdicts.append(
             Verdict(
-                "Far from the data both measures are almost the same on all paths",
+                "Far from the data both measures are almost equal on all paths",
                 "almost uniform",
                 ours,
                 all(spreads["random", name] < spreads["closed", name] / 2 for name in MEASURES),
-                "read so: nearly the same number on every path. Standard deviation over paths as a "
-                "share of the mean, mean over networks; agrees where it is less than half of that "
-                "on closed paths",
+                "read as: nearly the same value on every path. Standard deviation over paths "
+                "divided by the mean, averaged over networks; agrees if it is less than half of "
+                "that on closed paths",
             )
         )
-        columns = ["paths", "measure", f"share with noise {LEVEL:g} above clean", "low", "high"]
-        table = pd.DataFrame(rows, columns=[*columns, "comparisons", "spread over paths"])
+        above = f"share with noise {NOISE_LEVEL:g} above clean"
+        columns = ["paths", "measure", above, "low", "high", "comparisons", "spread over paths"]
+        table = pd.DataFrame(rows, columns=columns)
         return Findings(
             verdicts,
             {"Networks of one seed, path by path": table},
@@ -93,7 +94,7 @@ class Paths(Study):
 
 
 def _relative_spread(values: pd.DataFrame) -> float:
-    """Average over trained networks the standard deviation over paths divided by the mean."""
+    """Return std / mean over paths, averaged over trained networks."""
     trained = values[values.setting != "initialised"]
     by_network = trained.groupby(["setting", "seed"]).value
     return float(by_network.agg(lambda paths: paths.std(ddof=0) / paths.mean()).mean())
@@ -102,13 +103,13 @@ def _relative_spread(values: pd.DataFrame) -> float:
 def _separates(kind: str, measure: str, share: Correlation) -> Verdict:
     is_deviation = measure == "absdev"
     return Verdict(
-        f"{'Deviation' if is_deviation else 'Density'} tells clean from wrong labels on "
+        f"{'Deviation' if is_deviation else 'Density'} separates clean from wrong labels on "
         f"{KINDS[kind]}",
         "yes" if is_deviation else "hardly, near training data",
         f"{share.text}, {share.n} comparisons",
-        share_above(share, NEARLY_ALL) if is_deviation else share_below(share, NEARLY_ALL),
-        f"share of paths on which {LEVEL:.0%} wrong labels give the larger value, Wilson's 95 % "
-        f"interval; told apart where that is {NEARLY_ALL} or more",
+        (share_above if is_deviation else share_below)(share, SEPARATING_SHARE),
+        f"share of paths on which {NOISE_LEVEL:.0%} wrong labels give the larger value, Wilson's "
+        f"95 % interval; separated if it is at least {SEPARATING_SHARE}",
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# By the number of the window's centre, each from one draw of 1,000 points (notebook).
+# Scores of the authors' notebook by index of the window's centre, each from one draw.
 PUBLISHED = {5: 0.1339, 8: 0.5263, 11: 0.7921, 13: 0.9401, 15: 1.0000}
 CENTRES = np.linspace(-4, 4, 20)
 HALF_WIDTH = 2
@@ -30,15 +30,15 @@ PUBLISHED_ROUNDING = 5e-4
 ROUNDING = 1e-6
 
 
-def window(number: int) -> str:
-    """Return the name of the data around one of the centres.
+def window(index: int) -> str:
+    """Return the name of the dataset of a window.
 
     Examples
     --------
     >>> window(0), window(19)
     ('interval/-6.000000:-2.000000', 'interval/2.000000:6.000000')
     """
-    return f"interval/{CENTRES[number] - HALF_WIDTH:.6f}:{CENTRES[number] + HALF_WIDTH:.6f}"
+    return f"interval/{CENTRES[index] - HALF_WIDTH:.6f}:{CENTRES[index] + HALF_WIDTH:.6f}"
 
 
 class ReluDomain(Study):
@@ -69,7 +69,7 @@ class ReluDomain(Study):
     def analyse(self, runs: Runs) -> Findings:
         """Compare each window's score with the notebook and the closed form."""
         scores = summary_values(runs["run"])
-        verdicts = [_against(scores, number, score) for number, score in PUBLISHED.items()]
+        verdicts = [_compared(scores, index, score) for index, score in PUBLISHED.items()]
         table = _table(scores)
         known = table["here"].dropna()
         steps = known.diff().dropna()
@@ -77,7 +77,7 @@ class ReluDomain(Study):
         negative = table[table["to"] < 0]["here"]
         verdicts += [
             Verdict(
-                "The further the window lies to the right, the more linear is ReLU",
+                "The further the window lies to the right, the more linear ReLU is",
                 "rises to 1",
                 f"{known.iloc[0]:.3f} to {known.iloc[-1]:.3f}, "
                 f"{(steps >= -ROUNDING).sum()} of {len(steps)} steps up",
@@ -88,48 +88,48 @@ class ReluDomain(Study):
                 "0.2929, by the published code",
                 f"{negative.isna().sum()} of {len(negative)} windows undefined: constant output",
                 bool(negative.notna().all()) if len(negative) else None,
-                "an output that doesn't vary leaves nothing to score; 1 - 1/√2 = 0.2929 is what a "
-                "ridge added to both sides of the fraction leaves",
+                "a constant output has no score; a ridge added to both sides of the fraction makes "
+                "it 1 - 1/√2 = 0.2929",
             ),
         ]
         return Findings(
             verdicts,
             {"Affinity of ReLU by window": table},
             {"Affinity of ReLU on windows of width 4": _figure(table)},
-            [f"Draws of {POINTS:,} points a window: {scores.seed.nunique()}."],
+            [f"Draws of {POINTS:,} points per window: {scores.seed.nunique()}."],
         )
 
 
-def _against(scores: pd.DataFrame, number: int, published: float) -> Verdict:
+def _compared(scores: pd.DataFrame, index: int, published: float) -> Verdict:
     """Test whether a published score is a likely draw."""
     from scipy.stats import t
 
-    ours = scores[scores.data == window(number)].value
+    ours = scores[scores.data == window(index)].value
     mean, spread, n = ours.mean(), ours.std(), len(ours)
-    reach = t.ppf(0.995, n - 1) * spread * math.sqrt(1 + 1 / n) if n > 1 else math.nan
-    low, high = CENTRES[number] - HALF_WIDTH, CENTRES[number] + HALF_WIDTH
+    margin = t.ppf(0.995, n - 1) * spread * math.sqrt(1 + 1 / n) if n > 1 else math.nan
+    low, high = CENTRES[index] - HALF_WIDTH, CENTRES[index] + HALF_WIDTH
     return Verdict(
         f"Inputs from {low:.2f} to {high:.2f}",
         f"{published:.4f}",
         f"{mean:.4f} ± {spread:.4f}",
-        within(mean if n >= 3 else math.nan, published, reach + PUBLISHED_ROUNDING),
-        f"closed form {_in_theory(number):.4f}; agrees if the published one is a likely "
-        f"draw of {POINTS:,} points (99 % prediction interval ± {reach:.4f})",
+        within(mean if n >= 3 else math.nan, published, margin + PUBLISHED_ROUNDING),
+        f"closed form {_closed_form(index):.4f}; agrees if the published score is a likely "
+        f"draw of {POINTS:,} points (99 % prediction interval ± {margin:.4f})",
     )
 
 
-def _in_theory(number: int) -> float:
-    low, high = CENTRES[number] - HALF_WIDTH, CENTRES[number] + HALF_WIDTH
+def _closed_form(index: int) -> float:
+    low, high = CENTRES[index] - HALF_WIDTH, CENTRES[index] + HALF_WIDTH
     return 1.0 if low >= 0 else math.nan if high <= 0 else relu_on_uniform(low, high)[2]
 
 
 def _table(scores: pd.DataFrame) -> pd.DataFrame:
     rows = []
-    for number, centre in enumerate(CENTRES):
-        ours = scores[scores.data == window(number)].value
+    for index, centre in enumerate(CENTRES):
+        ours = scores[scores.data == window(index)].value
         if len(ours):
             ends = (centre - HALF_WIDTH, centre + HALF_WIDTH)
-            rows.append((*ends, ours.mean(), ours.std(), _in_theory(number)))
+            rows.append((*ends, ours.mean(), ours.std(), _closed_form(index)))
     return pd.DataFrame(rows, columns=["from", "to", "here", "±draws", "closed form"])
 
 

@@ -16,7 +16,7 @@ from nlbench.reports.signatures import compare_signatures
 from .framework import Context, Findings, Runs, Study, Verdict
 from .framework.figures import COLOURS, page_figure, signature_map
 from .framework.verdicts import ordered, range_text, share_above
-from .shared.site_scores import AFFINITY, nearest_is_alike, signatures, site_scores
+from .shared.site_scores import AFFINITY, nearest_shares_group, signatures, site_scores
 from .shared.small_networks import measure_networks, seeds_by_model
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Seeds(Study):
             [
                 _is_steady(means),
                 _is_nearer(pairs),
-                nearest_is_alike(
+                nearest_shares_group(
                     "The signature nearest to a training's is of the same architecture",
                     "",
                     names,

@@ -19,7 +19,7 @@ TEST_IMAGES = 512
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits as 32×32 images with three equal channels.
+    """1,797 handwritten digits as 32×32 images with three identical channels.
 
     The 8×8 images of scikit-learn, with values from 0 to 16, are divided by 16 and enlarged by
     bilinear interpolation. 512 of them, drawn by NumPy's legacy generator (whose stream is
@@ -42,7 +42,7 @@ def digits() -> Dataset:
     >>> len(data.train), len(data.test), data.train[0][0].shape
     (1285, 512, torch.Size([3, 32, 32]))
     """
-    # Imported late: a run is planned without scikit-learn, which takes a second.
+    # Imported here, since it takes a second and a run is planned without it.
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -51,7 +51,7 @@ def digits() -> Dataset:
         small, size=(32, 32), mode="bilinear", align_corners=False, antialias=False
     )
     images = large.expand(-1, 3, -1, -1).contiguous()
-    # Unlike the splitters of scikit-learn and torch, RandomState is guaranteed never to change.
+    # RandomState is guaranteed never to change, unlike the splitters of scikit-learn and torch.
     order = np.random.RandomState(0).permutation(len(images))
     test = _take(images, bunch.target, order[:TEST_IMAGES])
     train = _take(images, bunch.target, order[TEST_IMAGES:])
@@ -78,6 +78,5 @@ def digits() -> Dataset:
     )
 
 
-def _take(images: Tensor, labels: np.ndarray, chosen: np.ndarray) -> InMemoryItems:
-    """Return the images and labels at some indices."""
-    return InMemoryItems(images[torch.from_numpy(chosen)], labels[chosen].tolist())
+def _take(images: Tensor, labels: np.ndarray, indices: np.ndarray) -> InMemoryItems:
+    return InMemoryItems(images[torch.from_numpy(indices)], labels[indices].tolist())

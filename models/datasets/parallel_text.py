@@ -33,7 +33,7 @@ __all__ = [
 
 
 PAD, START, END, UNKNOWN = range(4)
-_MARKS = ("[PAD]", "[START]", "[END]", "[UNKNOWN]")
+_SPECIAL_TOKENS = ("[PAD]", "[START]", "[END]", "[UNKNOWN]")
 
 
 class Vocabulary:
@@ -65,30 +65,32 @@ class Vocabulary:
         except Exception as error:
             # The library raises plain Exception.
             raise RequestError(f"not a vocabulary: {str(error).splitlines()[0][:80]}") from error
-        marks = [self._tokenizer.token_to_id(mark) for mark in _MARKS]
-        if marks != [PAD, START, END, UNKNOWN]:
-            raise RequestError(f"the vocabulary lacks {', '.join(_MARKS)} as its first tokens")
+        indices = [self._tokenizer.token_to_id(token) for token in _SPECIAL_TOKENS]
+        if indices != [PAD, START, END, UNKNOWN]:
+            raise RequestError(
+                f"the first tokens of the vocabulary are not {', '.join(_SPECIAL_TOKENS)}"
+            )
         self.text = text
 
     @classmethod
     def learn(cls, sentences: Iterable[str], size: int) -> Vocabulary:
-        """Learn a vocabulary of byte pairs from sentences.
+        """Learn a byte-pair vocabulary from sentences.
 
         Parameters
         ----------
         sentences : iterable of str
         size : int
-            Maximum number of tokens, marks included.
+            Maximum number of tokens, including special ones.
         """
         tokenizers = _library()
         from tokenizers import decoders, models, pre_tokenizers, trainers
 
-        tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=_MARKS[UNKNOWN]))
+        tokenizer = tokenizers.Tokenizer(models.BPE(unk_token=_SPECIAL_TOKENS[UNKNOWN]))
         # A space becomes part of the following word, so that decoding restores it.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.BpeTrainer(
-            vocab_size=size, special_tokens=list(_MARKS), show_progress=False
+            vocab_size=size, special_tokens=list(_SPECIAL_TOKENS), show_progress=False
         )
         tokenizer.train_from_iterator(list(sentences), trainer)
         return cls(tokenizer.to_str())
@@ -100,7 +102,7 @@ class Vocabulary:
         Raises
         ------
         nlbench.RequestError
-            If the file has none.
+            If the file contains no vocabulary.
         """
         header = read_metadata(path)
         if "vocabulary" in header:
@@ -124,12 +126,12 @@ class Vocabulary:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the token indices of each sentence, without marks."""
+        """Return the token indices of each sentence, without special tokens."""
         encodings = self._tokenizer.encode_batch(list(sentences), add_special_tokens=False)
         return [list(encoding.ids) for encoding in encodings]
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
-        """Return the sentences, each up to its end mark."""
+        """Return the sentences, each up to its end token."""
         sentences = []
         for row in rows:
             tokens = list(row)
@@ -157,9 +159,9 @@ class SentencePairs:
     ----------
     sources, targets : tuple of str
     inputs : integer tensor of shape (n, 2, length)
-        The source with its end mark, and the start mark with the target.
+        The source followed by the end token, and the target preceded by the start token.
     target_tokens : integer tensor of shape (n, length)
-        The next token at each position, up to the end mark, then -100 for no prediction.
+        The next token at each position up to the end token, then -100, which the loss ignores.
     """
 
     sources: tuple[str, ...]
@@ -172,8 +174,8 @@ class SentencePairs:
 class ParallelText:
     """Sentence pairs for a translation network.
 
-    Inputs are integer tensors of shape (n, 2, length), so that they are one tensor: ``[:, 0]`` the
-    source, ``[:, 1]`` the target shifted by one, padded with 0.
+    Inputs are one integer tensor of shape (n, 2, length), padded with 0: ``[:, 0]`` is the source,
+    ``[:, 1]`` the target shifted by one.
 
     Parameters
     ----------
@@ -220,17 +222,17 @@ class ParallelText:
         return Sample(inputs, inputs, pairs.target_tokens[chosen])
 
     def check_weights(self, metadata: Mapping[str, str]) -> None:
-        """Refuse weights that were trained with another vocabulary.
+        """Refuse weights that were trained with a different vocabulary.
 
         Raises
         ------
         nlbench.RequestError
-            If the checkpoint's metadata has another vocabulary.
+            If the vocabulary in the checkpoint's metadata differs.
         """
         vocabulary = metadata.get("vocabulary", self.vocabulary.text)
         if vocabulary != self.vocabulary.text:
             raise RequestError(
-                f"the weights were trained with another vocabulary than that of {self.name}; use "
+                f"the weights were trained with a different vocabulary than {self.name} has; use "
                 "the options of their training, or parallel.vocabulary_of=CHECKPOINT"
             )
 
@@ -246,7 +248,7 @@ def make_parallel(
     origin: str,
     source: Source,
 ) -> ParallelText:
-    """Return a dataset of sentence pairs.
+    """Build a dataset of sentence pairs.
 
     Parameters
     ----------
@@ -255,7 +257,7 @@ def make_parallel(
     vocabulary : int or Vocabulary
         An int is the size of a vocabulary learnt from the training pairs.
     length : int
-        Maximum tokens of a sentence, without marks; longer pairs are dropped.
+        Maximum number of tokens per sentence, without special ones; longer pairs are dropped.
     bleu_tokens, origin, source
         See `ParallelText`; `origin` becomes part of the preprocessing.
 
@@ -320,10 +322,10 @@ def _padded(rows: Sequence[Sequence[int]], length: int, filler: int = PAD) -> Te
         "source": Option("", "file of sentences, one per line"),
         "target": Option("", "file of their translations, line by line"),
         "test": Option(0.1, "share of the pairs in the test split", minimum=0, maximum=1),
-        "seed": Option(0, "decides the split", minimum=0, maximum=2**32 - 1),
+        "seed": Option(0, "seed of the split", minimum=0, maximum=2**32 - 1),
         "vocabulary": Option(8000, "size of the vocabulary of both languages", minimum=16),
         "vocabulary_of": Option("", "checkpoint or tokenizer file with a vocabulary to use"),
-        "length": Option(64, "maximum tokens of a sentence; longer pairs are dropped", minimum=2),
+        "length": Option(64, "maximum tokens per sentence; longer pairs are dropped", minimum=2),
         "bleu": Option("13a", "tokenizer of BLEU: 13a, char, intl, zh, none"),
     }
 )
@@ -361,7 +363,8 @@ def parallel(
     count = round(test * len(pairs))
     if not 0 < count < len(pairs):
         raise RequestError(
-            f"parallel: {len(pairs)} pairs, {count} of them for test; both splits need some"
+            f"parallel: the test split would have {count} of {len(pairs)} pairs, expected at least "
+            "one pair in each split"
         )
     order = np.random.RandomState(seed).permutation(len(pairs)).tolist()
     return make_parallel(

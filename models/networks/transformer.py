@@ -25,11 +25,11 @@ PAD = 0
 
 
 class TransformerTiny(nn.Module):
-    """Two encoder and two decoder layers of width 64, with ReLU in their feed-forward parts.
+    """Two encoder and two decoder layers of width 64, with ReLU in their feed-forward blocks.
 
-    Both languages share the token embedding, to which sines of the position are added. The layers
-    have four heads, feed-forward parts of width 128, and layer norm before each part and at the
-    end of each stack.
+    Both languages share the token embedding, with sinusoidal positional encoding. Each layer has
+    four heads and a feed-forward block of width 128. Layer norm comes before each block and at
+    the end of each stack.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ class TransformerTiny(nn.Module):
         encoder = nn.TransformerEncoderLayer(
             width, heads, hidden, 0.0, nn.ReLU(), batch_first=True, norm_first=True
         )
-        # Otherwise PyTorch's fused path replaces the layer in evaluation mode. It applies a ReLU
-        # that no probe sees, even if `activation` was replaced.
+        # Disables PyTorch's fused path in evaluation mode. It applies a ReLU that no probe sees,
+        # even if `activation` was replaced.
         encoder.activation_relu_or_gelu = 0
         decoder = nn.TransformerDecoderLayer(
             width, heads, hidden, 0.0, nn.ReLU(), batch_first=True, norm_first=True
@@ -133,7 +133,7 @@ def transformer_tiny(
     """
     if len(input_shape) != 2 or input_shape[0] != 2:
         raise RequestError(
-            f"transformer-tiny takes token pairs of shape (2, length), not {tuple(input_shape)}; "
-            "expected parallel text such as number-words"
+            f"transformer-tiny takes inputs of shape (2, length), not {tuple(input_shape)}; use "
+            "parallel text such as number-words"
         )
     return TransformerTiny(num_classes)

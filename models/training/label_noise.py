@@ -63,22 +63,22 @@ def corrupt_labels(labels: Tensor, fraction: float, classes: int, seed: int) -> 
         raise RequestError(f"label noise is {fraction}, expected a fraction from 0 to 1")
     check_seed(seed)
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise RequestError(f"labels reach outside 0 to {classes - 1}, for {classes} classes")
+        raise RequestError(f"labels are outside 0 to {classes - 1}, for {classes} classes")
     count = round(fraction * len(labels))
     if count and classes < 2:
         raise RequestError("label noise needs a second class to change a label to")
-    # NumPy's legacy generator, since its stream is frozen. A list seeds another stream
-    # than a bare seed does, so that noise and order of images are unrelated.
+    # NumPy's legacy generator, since its stream is frozen. A list seeds a different stream than
+    # an integer, so that the noise is independent of the order of images.
     random = np.random.RandomState([seed, classes])
-    chosen = torch.from_numpy(random.permutation(len(labels))[:count]).to(labels.device)
+    indices = torch.from_numpy(random.permutation(len(labels))[:count]).to(labels.device)
     steps = torch.from_numpy(random.randint(1, max(classes, 2), count)).to(labels)
     corrupted = labels.clone()
-    corrupted[chosen] = (labels[chosen] + steps) % classes
+    corrupted[indices] = (labels[indices] + steps) % classes
     return corrupted
 
 
 def relabelled(items: Items, fraction: float, classes: int, seed: int) -> Items:
-    """Return the same images, a fraction of them with another label; see `corrupt_labels`."""
+    """Return the images with a fraction of their labels changed; see `corrupt_labels`."""
     read_labels = getattr(items, "read_labels", None)
     labels = read_labels() if read_labels else [items[i][1] for i in range(len(items))]  # type: ignore[arg-type]
     original = torch.tensor([int(label) for label in labels])

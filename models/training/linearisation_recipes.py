@@ -40,14 +40,14 @@ class Linearisation(Recipe):
     omega : float
         Weight ω of the penalty, at least 0.
     slope_rate : float
-        Factor of the learning rate for the slopes.
+        Learning rate of the slopes relative to that of the weights.
     layerwise : bool
         Use one slope per layer instead of one per channel.
     starts_trained : bool
         True if the recipe starts from trained weights.
     random_share : float
-        For the control: share of units, drawn at random, that are made linear before training;
-        the slopes are not trained. Below 0: no control.
+        For a control, the share of units, drawn at random, that are made linear before training;
+        the slopes are not trained. Negative if the recipe is no control.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class Linearisation(Recipe):
         return self.random_share >= 0
 
     def check(self, model: nn.Module, example: Tensor) -> str:
-        """Refuse a network that can't be linearised; return a warning or an empty text.
+        """Refuse a network that can't be linearised; return a warning or an empty string.
 
         Raises
         ------
@@ -100,18 +100,18 @@ class Linearisation(Recipe):
         return model
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return the weights, and the slopes with their own rate; a control trains no slopes."""
+        """Return the parameter groups: weights and, except for a control, slopes."""
         weights, slopes = parameter_groups(model, self.weight_decay)
         return (
             [weights] if self.is_control else [weights, slopes | {"rate_factor": self.slope_rate}]
         )
 
     def penalty(self, model: nn.Module) -> Tensor | None:
-        """Compute ω times the distance from linear."""
+        """Compute the sparsity prior, ω Σ |1 − α|^½."""
         return None if self.is_control or not self.omega else self.omega * penalty(model)
 
     def after_step(self, model: nn.Module) -> None:
-        """Set slopes that came close to 1 or crossed it to 1, and freeze them."""
+        """Set slopes that reached or crossed 1 to 1, and freeze them."""
         if not self.is_control:
             snap(model)
 
@@ -120,7 +120,7 @@ class Linearisation(Recipe):
         return {"linear_share": linear_share(model)}
 
     def metadata(self) -> dict[str, str]:
-        """Return how to build the network that the weights fit."""
+        """Return the metadata from which the network is rebuilt."""
         metadata = {**transform_metadata(self.layerwise), "omega": str(self.omega)}
         return metadata | {"random": "true"} if self.is_control else metadata
 

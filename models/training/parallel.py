@@ -18,7 +18,7 @@ from nlbench.errors import (
 )
 from nlbench.execution.processes import call_in_processes
 from nlbench.introspection.threads import torch_threads
-from nlbench.progress import ProgressMonitor, Progress
+from nlbench.progress import Progress, ProgressMonitor
 from nlbench.subjects.weights_choice import training_failure
 
 from .loop import Epoch
@@ -33,7 +33,7 @@ Message = dict[str, Any]
 Send = Callable[[Message], object]
 
 THREADS_PER_TRAINING = 1
-"""Small networks gain little from more, and the last bits of their weights depend on it."""
+"""Small networks gain little from more, and the weights' last bits depend on the number."""
 
 _ERROR_CLASSES = {kind.__name__: kind for kind in (NotFinite, PluginError, RequestError)}
 
@@ -54,12 +54,12 @@ def run_trainings(
     Parameters
     ----------
     requests : mapping of Path to TrainingRequest
-        By checkpoint, in an order in which they can be trained.
+        By checkpoint; a training comes after those that it depends on.
     workers : int
-        Number of worker processes; 1: train in this process. The checkpoints are the same, byte
-        by byte.
+        Number of worker processes; 1 trains in this process. The checkpoints are byte-identical
+        for any number.
     threads : int
-        Number of PyTorch's threads for each training.
+        PyTorch threads per training.
     progress : Progress, optional
         Receives one step per epoch.
     command : str
@@ -123,14 +123,14 @@ def train_in_worker(call: Mapping[str, Any], send: Send) -> None:
     ----------
     call : mapping
         A JSON object with ``request``, ``file``, ``command``, and ``waits``, which is true if the
-        training starts from the checkpoint of another one of the batch.
+        training starts from the checkpoint of another training.
     send : callable
-        Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error}``.
+        Takes ``{"step": text}``, and ``{"failed": text, "kind": name of the error's class}``.
     """
     try:
         _train(call, send)
     except Exception as error:
-        # An exception of a model's plugin concerns this network only.
+        # An exception in a model's plugin must not stop the other trainings.
         send(_failure(error))
 
 

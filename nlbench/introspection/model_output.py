@@ -34,7 +34,7 @@ def validated_outputs(output: object, samples: int) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        If it is no tensor, or has another number of rows.
+        If it is not a tensor, or has a different number of rows.
 
     Examples
     --------

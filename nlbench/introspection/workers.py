@@ -28,14 +28,8 @@ _TORCH_THREADS = SharedSetting(torch_threads)
 class _QueuedItem(Generic[Item]):
     """An item that waits for a worker.
 
-    Parameters
-    ----------
-    item : object
-    number : int
-        Its place in the order of submission.
-    lane : object
-    is_first : bool
-        True if it is the first item of its lane.
+    `number` is its place in the order of submission; `is_first` is true for the first item of a
+    lane.
     """
 
     item: Item
@@ -52,9 +46,9 @@ class BackgroundWorkers(Generic[Item]):
     before it. State that is kept per lane is therefore created in the same order with any number
     of threads.
 
-    Each worker computes without PyTorch's own threads: two sets of threads would wait for each
-    other, and what a measure computes is mostly too small to be split. So no number depends on
-    how many workers there are.
+    Each worker runs PyTorch on one thread: two thread pools would wait for each other, and most
+    computations of a measure are too small to be split. So no result depends on the number of
+    workers.
 
     Parameters
     ----------
@@ -63,10 +57,10 @@ class BackgroundWorkers(Generic[Item]):
     size : callable
         Bytes of an item.
     limit : int
-        Bytes that may wait in the queue; a larger item waits alone. With 0 `put` returns only
-        when the item is processed.
+        Maximum bytes in the queue; a larger item waits alone. With 0, `put` returns only when the
+        item is processed.
     device : torch.device, optional
-        Where the items are. On a GPU the work is queued behind the caller's.
+        Device of the items. On a GPU the work joins the caller's stream.
     lane : callable, optional
         From an item to its lane; by default there is one lane.
     threads : int, optional
@@ -132,7 +126,7 @@ class BackgroundWorkers(Generic[Item]):
             raise
 
     def set_limit(self, limit: int) -> None:
-        """Set how many bytes may wait in the queue."""
+        """Set the maximum number of bytes in the queue."""
         with self._changed:
             self._limit = limit
 
@@ -179,7 +173,7 @@ class BackgroundWorkers(Generic[Item]):
         try:
             self._wait_until_done()
         except BaseException:
-            # Interrupted while the queue is finished.
+            # Interrupted: drop the rest of the queue.
             with self._changed:
                 self._queue.clear()
                 self._changed.notify_all()
@@ -189,7 +183,7 @@ class BackgroundWorkers(Generic[Item]):
             self._settings.close()
 
     def _wait_until_done(self) -> None:
-        # Not by `join` alone: interrupted once, it takes the thread for ended (Python 3.11).
+        # `join` is not enough: once interrupted, it treats the thread as ended (Python 3.11).
         with self._changed:
             while self._live_threads > 0:
                 self._changed.wait()
@@ -207,8 +201,8 @@ class BackgroundWorkers(Generic[Item]):
 
     def _process_queue(self) -> None:
         torch.set_num_threads(1)
-        # Without a stream of its own the thread would ask for the current one, which initialises
-        # a GPU that nothing is on; on a Mac there is no answer.
+        # Without CUDA no stream is set, since asking for the current one would initialise an
+        # unused GPU, and fails on a Mac.
         stream = torch.cuda.stream(self._stream) if self._stream else nullcontext()
         with torch.no_grad(), stream:
             while (queued := self._take()) is not None:

@@ -1,4 +1,4 @@
-"""JSON files that state the version of their format."""
+"""JSON files with a format version."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FORMAT = 1
 
 
 def dump_versioned(content: Mapping[str, Any], *, finite: bool = True) -> str:
-    """Return the text of a file; with `finite`, NaN and infinities are refused."""
-    stamped = {"format": FORMAT, **content}
-    return json.dumps(stamped, indent=1, allow_nan=not finite, default=_plain) + "\n"
+    """Serialize the content of a file; with `finite`, NaN and infinities are refused."""
+    versioned = {"format": FORMAT, **content}
+    return json.dumps(versioned, indent=1, allow_nan=not finite, default=_plain) + "\n"
 
 
 def _plain(value: object) -> object:
@@ -31,7 +31,7 @@ def _plain(value: object) -> object:
 
 
 def parse_versioned(text: str, origin: str, *, finite: bool = True) -> dict[str, Any]:
-    """Parse the text of a file and drop its format."""
+    """Parse the text of a file, after validating its format version."""
     content = parse_json(text, origin, finite=finite)
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise RequestError(f"{origin} was not written by nlbench")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nlbench.store.run import Run
     from nlbench.subjects.facts import SubjectFacts
 
-__all__ = ["AFFINITY", "nearest_is_alike", "signatures", "site_scores"]
+__all__ = ["AFFINITY", "nearest_shares_group", "signatures", "site_scores"]
 
 
 AFFINITY = Source(
@@ -81,7 +81,7 @@ def signatures(
             yield name, values
 
 
-def nearest_is_alike(
+def nearest_shares_group(
     claim: str,
     published: str,
     groups: Sequence[str],

@@ -93,12 +93,12 @@ def _prediction(
     chosen = method
     if method == "auto":
         share = sum(is_refined)
-        chosen = "auto takes " + ("refined" if share == len(estimates) else "exact")
+        chosen = "auto uses " + ("refined" if share == len(estimates) else "exact")
         if 0 < share < len(estimates):
-            chosen = f"auto takes refined on {share} of {len(estimates)}, else exact"
+            chosen = f"auto uses refined on {share} of {len(estimates)}, else exact"
     return (
-        f"about {_rounded(sum(regions) / len(regions) - 1)} boundaries a segment; {chosen}, about "
-        f"{_rounded(scale * (refined + exact))} forward passes, "
+        f"about {_rounded(sum(regions) / len(regions) - 1)} boundaries per segment; {chosen}, "
+        f"about {_rounded(scale * (refined + exact))} forward passes, "
         f"about {_duration(scale * (refined + cost * exact) * seconds)}"
     )
 

@@ -1,9 +1,9 @@
-"""The published ways to find breakpoints, for comparison with `exact`: adaptive and by sampling.
+"""Published methods to find breakpoints, adaptive and by sampling, for comparison with `exact`.
 
-`trace_adaptively` steps from one breakpoint to the next. At a point inside a region one pass
-carries value and rate of every unit (forward-mode differentiation). The smallest displacement at
-which a unit's margin becomes zero is the next breakpoint. The next point lies behind it by the
-sensitivity. `trace_by_sampling` compares activation patterns at uniform steps.
+`trace_adaptively` steps from one breakpoint to the next. At a point inside a region, one pass of
+forward-mode differentiation computes the value of every unit and its rate of change. The smallest
+displacement at which a unit's margin reaches zero is the next breakpoint. The next point lies
+beyond it by the sensitivity. `trace_by_sampling` compares activation patterns at uniform steps.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["trace_adaptively", "trace_by_sampling"]
 Tensors = Sequence[Tensor]
 
 BATCH_SEGMENTS = 64
-"""Segments walked side by side: enough to keep a forward pass busy."""
+"""Segments traced concurrently, enough for an efficient forward pass."""
 COINCIDENT_T = 1e-12
-"""Breakpoints closer than this in t are one."""
+"""Distance in t below which breakpoints are merged."""
 TENSORS_PER_VALUE = 3
-"""Tensors alive for each value at a point: the value, its rate, and one being computed."""
+"""Live tensors per value at a point: the value, its rate, and one being computed."""
 
 
 @dataclass
 class _Walk:
-    """A segment under way: its position and the breakpoints so far."""
+    """A segment being traced: the current position and the breakpoints found so far."""
 
     index: int
     start: Tensor
@@ -56,11 +56,11 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Lookahead:
-    """The view from P points: outputs and their rates (P, k), and the next breakpoint.
+    """Outputs at P points, their rates of change (P, k), and the next breakpoints.
 
     `ahead` (P,) is the displacement to the next breakpoint, infinite if there is none, and
-    `site` (P,) the site that makes it; `passed` (P,) counts those between the last breakpoint
-    and the point.
+    `site` (P,) the site that causes it; `passed` (P,) counts the breakpoints between the last
+    recorded one and the point.
     """
 
     value: Tensor
@@ -72,7 +72,7 @@ class _Lookahead:
 
 @dataclass(frozen=True)
 class _Margin:
-    """The distance of units from their kinks, at points that move.
+    """Distance of units from their kinks, at moving points.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class _Margin:
 
 @dataclass(frozen=True)
 class _Front:
-    """Value and rate (P, ...) of a step's output at points that move, and its units' margins."""
+    """Value and rate (P, ...) of a step's output at moving points, and its units' margins."""
 
     value: Tensor
     rate: Tensor
@@ -105,25 +105,25 @@ def trace_adaptively(
     batch_segments: int = BATCH_SEGMENTS,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
-    """Trace a recorded program on one segment after another; see `trace_segment`.
+    """Trace a recorded program along segments; see `trace_segment`.
 
-    Each trace notes its ``sensitivity`` and, as ``shorter_than_sensitivity``, how many
-    boundaries were crossed together with another: the regions before them are left out.
-    They are counted by looking back along the rates behind them. A positive count is certain,
-    and exact if it is one; of several in one step it is an estimate.
+    Each trace reports its ``sensitivity`` and, as ``shorter_than_sensitivity``, the number of
+    boundaries that were crossed in one step with another, so that the regions before them are
+    missed. They are counted by extrapolating back from the next point. A positive count is
+    certain; it is exact for one boundary in a step and an estimate for several.
 
     Parameters
     ----------
     program : nlbench.probes.lines.recording.program.Program
     segments : iterable of (start, end), tensors of shape (*input)
     sensitivity : float
-        How far behind a breakpoint the next search begins, as a share of the segment.
+        Distance past a breakpoint at which the next search begins, as a share of the segment.
     memory : int, optional
-        Memory limit in bytes; by default half of what is free.
+        Memory limit in bytes; by default half of the free memory.
     batch_segments : int
-        Most segments walked side by side.
+        Maximum number of segments traced concurrently.
     needs : PointMemory, optional
-        Memory of a point, if it was measured before.
+        Memory needed per point, if already measured.
 
     Yields
     ------
@@ -143,11 +143,11 @@ def trace_adaptively(
     _, size = share_out(needs.times(TENSORS_PER_VALUE), first[0].device, memory, batch_segments)
     walks: list[_Walk] = []
     finished: dict[int, SegmentTrace] = {}
-    following = 0
+    next_index = 0
     while True:
-        # Bounds the finished traces that wait for an earlier one.
-        room = min(size - len(walks), 2 * size - len(walks) - len(finished))
-        walks += [_Walk(i, a, b) for i, (a, b) in itertools.islice(numbered, max(0, room))]
+        # Limits how many finished traces wait for an earlier one.
+        free = min(size - len(walks), 2 * size - len(walks) - len(finished))
+        walks += [_Walk(i, a, b) for i, (a, b) in itertools.islice(numbered, max(0, free))]
         if not walks:
             break
         _step(program, walks, sensitivity)
@@ -155,33 +155,33 @@ def trace_adaptively(
             if walk.breakpoints and walk.breakpoints[-1] == 1:
                 finished[walk.index] = _trace(walk, program, sensitivity)
         walks = [walk for walk in walks if walk.index not in finished]
-        while following in finished:
-            yield finished.pop(following)
-            following += 1
+        while next_index in finished:
+            yield finished.pop(next_index)
+            next_index += 1
 
 
 def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
-    """Take each walk to its next breakpoint, and across."""
-    # Forward-mode differentiation doesn't work in inference mode, which may be the caller's.
+    """Advance each walk past its next breakpoint."""
+    # Forward-mode differentiation doesn't work in inference mode, which the caller may have set.
     with torch.inference_mode(False), torch.no_grad():
         starts = torch.stack([walk.start for walk in walks])
         rates = torch.stack([walk.end for walk in walks]) - starts
         t = torch.tensor([walk.t for walk in walks], dtype=torch.float64, device=starts.device)
         last = [walk.breakpoints[-1] if walk.breakpoints else 0.0 for walk in walks]
-        behind = t - torch.tensor(last, dtype=torch.float64, device=starts.device)
-        view = _look(program, starts, rates, t, behind)
-        if not torch.isfinite(view.value).all():
+        since_last = t - torch.tensor(last, dtype=torch.float64, device=starts.device)
+        lookahead = _look_ahead(program, starts, rates, t, since_last)
+        if not torch.isfinite(lookahead.value).all():
             raise NotFinite("the network's output is not finite on the segment")
         left = 1 - t
-        is_last = view.ahead >= left - COINCIDENT_T
-        ahead = torch.where(is_last, left, view.ahead)
-        here = view.value.double()
+        is_last = lookahead.ahead >= left - COINCIDENT_T
+        ahead = torch.where(is_last, left, lookahead.ahead)
+        here = lookahead.value.double()
         rows = zip(
             walks,
             torch.where(is_last, 1.0, t + ahead).tolist(),
-            (here + ahead[:, None] * view.rate.double()).cpu(),
-            torch.where(is_last, -1, view.site).tolist(),
-            view.passed.tolist(),
+            (here + ahead[:, None] * lookahead.rate.double()).cpu(),
+            torch.where(is_last, -1, lookahead.site).tolist(),
+            lookahead.passed.tolist(),
             here.cpu(),
             strict=True,
         )
@@ -196,39 +196,41 @@ def _step(program: Program, walks: Sequence[_Walk], sensitivity: float) -> None:
         walk.t = place + min(sensitivity, (1 - place) / 2)
 
 
-def _look(program: Program, starts: Tensor, rates: Tensor, t: Tensor, behind: Tensor) -> _Lookahead:
-    """Carry values and rates at one point of each segment through the program.
+def _look_ahead(
+    program: Program, starts: Tensor, slopes: Tensor, t: Tensor, since_last: Tensor
+) -> _Lookahead:
+    """Find the next breakpoint of each segment, from the values and rates at one point of it.
 
-    `behind` (P,) is the distance to the last breakpoint.
+    `since_last` (P,) is the distance from the last breakpoint.
     """
     weight = t.reshape(-1, *[1] * (starts.ndim - 1)).to(starts.dtype)
-    x = starts + weight * rates
-    values, speeds = {0: x}, {0: rates}
-    # The ends are rounded, wherever between them the point is.
-    bounds, rests = {0: peak(starts) + peak(rates)}, {0: peak(rates)}
+    x = starts + weight * slopes
+    values, rates = {0: x}, {0: slopes}
+    # The rounding of both ends counts at every point between them.
+    bounds, rate_bounds = {0: peak(starts) + peak(slopes)}, {0: peak(slopes)}
     ahead = torch.full_like(t, torch.inf)
     site = torch.full_like(t, -1, dtype=torch.int64)
     crossed: list[tuple[Tensor, Tensor]] = []
     for step in program.steps:
         inputs = [values[i] for i in step.inputs]
-        moves = [speeds[i] for i in step.inputs]
-        sizes = [bounds[i] for i in step.inputs]
-        slow = [rests[i] for i in step.inputs]
-        front = _front(step, inputs, moves, sizes, slow)
+        input_rates = [rates[i] for i in step.inputs]
+        input_bounds = [bounds[i] for i in step.inputs]
+        input_rate_bounds = [rate_bounds[i] for i in step.inputs]
+        front = _front(step, inputs, input_rates, input_bounds, input_rate_bounds)
         for margin in front.margins:
-            nearest, between = _zeros(margin, behind)
+            nearest, between = _zeros(margin, since_last)
             site = torch.where(nearest < ahead - COINCIDENT_T, program.sites.index(step.site), site)
             ahead = torch.minimum(ahead, nearest)
             crossed.append(between)
-        values[step.output], speeds[step.output] = front.value, front.rate
-        bounds[step.output] = step.rule.bound(inputs, sizes, front.value)
-        rests[step.output] = step.rule.bound(moves, slow, front.rate)
+        values[step.output], rates[step.output] = front.value, front.rate
+        bounds[step.output] = step.rule.bound(inputs, input_bounds, front.value)
+        rate_bounds[step.output] = step.rule.bound(input_rates, input_rate_bounds, front.rate)
         for number in step.ends:
-            del values[number], speeds[number], bounds[number], rests[number]
+            del values[number], rates[number], bounds[number], rate_bounds[number]
     count = len(t)
     return _Lookahead(
         values[program.output].reshape(count, -1),
-        speeds[program.output].reshape(count, -1),
+        rates[program.output].reshape(count, -1),
         ahead,
         site,
         _distinct(crossed, count, t.device),
@@ -238,9 +240,9 @@ def _look(program: Program, starts: Tensor, rates: Tensor, t: Tensor, behind: Te
 def _front(
     step: Step, inputs: Tensors, rates: Tensors, bounds: Tensors, rate_bounds: Tensors
 ) -> _Front:
-    """Carry moving points through a step, from the bounds of their values and rates.
+    """Apply a step to moving points, with the bounds of their values and rates.
 
-    A unit on a kink counts as on the side it is heading for.
+    A unit on a kink counts as being on the side that it moves to.
     """
     pieces = step.rule.pieces
     if isinstance(pieces, Kinks):
@@ -251,7 +253,7 @@ def _front(
         return _ranks_front(pieces, inputs, rates, bounds)
     if step.rule.bend is not None:
         raise step.refusal("its breakpoints can't be predicted from a point")
-    return _Front(*_pushed(step.rule.apply, inputs, rates))
+    return _Front(*_jvp(step.rule.apply, inputs, rates))
 
 
 def _kinks_front(
@@ -263,36 +265,36 @@ def _kinks_front(
     rate_bounds: Tensors,
 ) -> _Front:
     def shift(tensors: Tensors, change: Tensor) -> Tensors:
-        # The first input changes the margin: a slope of 1, -1, or 0 where there is no kink.
+        # The margin depends on the first input with slope 1 or -1, or 0 where there is no kink.
         return [tensors[0] + slope * change, *tensors[1:]]
 
     basis = [torch.ones_like(inputs[0]), *map(torch.zeros_like, inputs[1:])]
-    _, slope = _pushed(kinks.value, inputs, basis)
-    _, speed = _pushed(kinks.value, inputs, rates)
+    _, slope = _jvp(kinks.value, inputs, basis)
+    _, speed = _jvp(kinks.value, inputs, rates)
     margins = []
-    for value, noise, rest in zip(
+    for value, noise, speed_noise in zip(
         kinks.distances(inputs),
         kinks.noises(inputs, bounds),
         kinks.noises(rates, rate_bounds),
         strict=True,
     ):
         margins.append(_Margin(value, speed, noise))
-        # A unit that stays on its kink is no more than rounding, and goes nowhere.
+        # A unit stays on its kink if its margin and its speed are within rounding.
         near = value.abs() <= noise
-        still = near & (speed.abs() <= noise + rest)
-        # The smallest change of a number: to the next layers it is rounding.
+        still = near & (speed.abs() <= noise + speed_noise)
+        # The smallest step off the kink; the next layers treat it as rounding.
         floats = torch.finfo(value.dtype)
-        least = noise * 2**-30 + 4 * floats.eps * inputs[0].abs() + floats.tiny
-        heading = torch.where(still, 0.0, speed.sign() * least)
-        inputs = shift(inputs, torch.where(near, heading - value, 0.0))
+        smallest = noise * 2**-30 + 4 * floats.eps * inputs[0].abs() + floats.tiny
+        target = torch.where(still, 0.0, speed.sign() * smallest)
+        inputs = shift(inputs, torch.where(near, target - value, 0.0))
         rates = shift(rates, torch.where(still, -speed, 0.0))
-    return _Front(*_pushed(apply, inputs, rates), margins)
+    return _Front(*_jvp(apply, inputs, rates), margins)
 
 
 def _leaders_front(leaders: Leaders, inputs: Tensors, rates: Tensors, bounds: Tensors) -> _Front:
     tied, members, noise = leaders.tied(inputs, bounds)
     speeds = leaders.members(rates)
-    # Of members that share the first place the one that rises fastest has it.
+    # Among tied members, the one that rises fastest leads.
     first = speeds.masked_fill(~tied, -math.inf).argmax(-1, keepdim=True)
     value, speed = members.gather(-1, first), speeds.gather(-1, first)
     lead = _Margin(value - members, speed - speeds, noise)
@@ -303,9 +305,9 @@ def _ranks_front(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors)
     x, rate = ranks.lines(inputs), ranks.lines(rates)
     error = ranks.lines([b.expand_as(value) for b, value in zip(bounds, inputs, strict=True)])
     error = noise_of(x.dtype) * error
-    # Of numbers that are equal but for rounding the one that rises fastest is first.
-    most = rate.abs().amax(-1, keepdim=True)
-    ahead = x + rate / torch.where(most > 0, most, 1) * error.amax(-1, keepdim=True)
+    # Among numbers that are equal up to rounding, the one that rises fastest ranks first.
+    largest = rate.abs().amax(-1, keepdim=True)
+    ahead = x + rate / torch.where(largest > 0, largest, 1) * error.amax(-1, keepdim=True)
     owner = ahead.argsort(dim=-1, descending=True, stable=True)[..., ranks.ranks]
     value, speed = x.gather(-1, owner), rate.gather(-1, owner)
     margin = _Margin(
@@ -316,8 +318,8 @@ def _ranks_front(ranks: Ranks, inputs: Tensors, rates: Tensors, bounds: Tensors)
     return _Front(ranks.output(value), ranks.output(speed), [margin])
 
 
-def _pushed(apply: Apply, values: Tensors, rates: Tensors) -> tuple[Tensor, Tensor]:
-    """Carry values and rates through an operation, by forward-mode differentiation."""
+def _jvp(apply: Apply, values: Tensors, rates: Tensors) -> tuple[Tensor, Tensor]:
+    """Compute an operation's value and rate by forward-mode differentiation."""
     with forward_ad.dual_level():
         result = apply(list(map(dual, values, rates)))
         value, rate = forward_ad.unpack_dual(result)  # type: ignore[no-untyped-call]
@@ -325,24 +327,24 @@ def _pushed(apply: Apply, values: Tensors, rates: Tensors) -> tuple[Tensor, Tens
     return value, torch.zeros_like(value) if rate is None else rate
 
 
-def _zeros(margin: _Margin, behind: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return the displacement (P,) to the next zero, and the zeros just behind.
+def _zeros(margin: _Margin, since_last: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return the displacement (P,) to the next zero, and the zeros just passed.
 
-    The latter are row and distance of those between the last breakpoint and the point.
+    The latter are rows and distances of the zeros between the last breakpoint and the point.
     """
-    count = len(behind)
+    count = len(since_last)
     value, rate = margin.value.reshape(count, -1), margin.rate.reshape(count, -1)
     noise = margin.noise.expand_as(margin.value).reshape(count, -1)
     distances = (value.double() / rate.double()).nan_to_num(torch.inf, torch.inf, -torch.inf)
     known = value.abs() > noise
     forward = torch.where(known & (distances < 0), -distances, torch.inf)
-    nearest = forward.amin(1) if forward.shape[1] else torch.full_like(behind, torch.inf)
-    # The zero of a unit is known to its noise over its rate.
-    row, unit = (known & (distances > 0) & (distances < behind[:, None])).nonzero().unbind(1)
+    nearest = forward.amin(1) if forward.shape[1] else torch.full_like(since_last, torch.inf)
+    # The position of a unit's zero is uncertain by noise / rate.
+    row, unit = (known & (distances > 0) & (distances < since_last[:, None])).nonzero().unbind(1)
     passed = distances[row, unit]
-    blur = 2 * noise[row, unit].double() / rate[row, unit].double().abs()
-    apart = behind[row] - passed > COINCIDENT_T + blur
-    return nearest, (row[apart], passed[apart])
+    uncertainty = 2 * noise[row, unit].double() / rate[row, unit].double().abs()
+    is_distinct = since_last[row] - passed > COINCIDENT_T + uncertainty
+    return nearest, (row[is_distinct], passed[is_distinct])
 
 
 def _distinct(passed: Sequence[tuple[Tensor, Tensor]], count: int, device: torch.device) -> Tensor:
@@ -374,11 +376,11 @@ def _trace(walk: _Walk, program: Program, sensitivity: float) -> SegmentTrace:
 
 
 BATCH_SAMPLES = 64
-"""Samples computed at once: enough to keep a forward pass busy."""
+"""Samples per forward pass, enough for an efficient one."""
 ROUNDING_SAMPLES = 17
 """Samples of a segment at which rounding errors are measured."""
 PERTURBED_COPIES = 2
-"""Copies of such a sample with other last digits."""
+"""Copies of each of these samples with perturbed last digits."""
 
 
 def trace_by_sampling(
@@ -389,16 +391,15 @@ def trace_by_sampling(
     memory: int | None = None,
     needs: PointMemory | None = None,
 ) -> Iterator[SegmentTrace]:
-    """Sample a recorded program on one segment after another; see `trace_segment`.
+    """Sample a recorded program along segments; see `trace_segment`.
 
-    Where the pattern differs between neighbouring samples there is a breakpoint, put in
-    the middle; several boundaries in one step are one. As regions are convex no pattern
-    comes back, so that regions are the different patterns met. Each trace notes its
-    ``resolution``.
+    A breakpoint is placed midway between neighbouring samples whose patterns differ; several
+    boundaries in one step count as one. Regions are convex, so no pattern recurs, and each
+    distinct pattern is one region. Each trace reports its ``resolution``.
 
-    Units too close to a kink to decide are found by measuring rounding at a few samples, with
-    random last digits (see `walk_measured`). The estimates of the other two methods are not used,
-    so that an error of theirs shows here.
+    The rounding errors that decide whether a unit is on either side of its kink are measured at a
+    few samples with random last digits (see `walk_measured`). The other two methods estimate them,
+    so a wrong estimate shows as a difference from this method.
 
     Parameters
     ----------
@@ -407,9 +408,9 @@ def trace_by_sampling(
     resolution : int
         Number of steps.
     memory : int, optional
-        Memory limit in bytes; by default half of what is free.
+        Memory limit in bytes; by default half of the free memory.
     needs : PointMemory, optional
-        Memory of a point, if it was measured before.
+        Memory needed per point, if already measured.
 
     Yields
     ------
@@ -429,7 +430,7 @@ def _sampled(
 ) -> SegmentTrace:
     breakpoints, sites = [], []
     errors = _measured_errors(program, start, end, size)
-    # A batch begins with two samples of the one before, as a sample may lie on a boundary.
+    # A batch repeats the last two samples of the previous one, since a sample may be on a boundary.
     for first in range(0, resolution, size - 2):
         last = min(first + size - 2, resolution)
         before = min(first, 1)
@@ -441,7 +442,7 @@ def _sampled(
     inside = torch.cat(breakpoints).double()
     ends = inside.new_tensor([0.0, 1.0])
     t = torch.cat([ends[:1], inside, ends[1:]])
-    none = torch.full((1,), -1, device=start.device)
+    no_site = torch.full((1,), -1, device=start.device)
     values = [
         _compared(program, points_at(start, end, part), errors)[0] for part in torch.split(t, size)
     ]
@@ -449,7 +450,7 @@ def _sampled(
         t,
         torch.cat(values).double(),
         segment_length(start, end),
-        torch.cat([none, *sites, none]),
+        torch.cat([no_site, *sites, no_site]),
         program.sites,
         "sampling",
         {"resolution": float(resolution)},
@@ -460,16 +461,16 @@ def _sampled(
 def _measured_errors(
     program: Program, start: Tensor, end: Tensor, size: int
 ) -> dict[int, list[Tensor]]:
-    """Measure the input errors of each step that bends, one number a unit or channel."""
+    """Measure the input errors of each step with kinks, one number per unit or channel."""
     errors: dict[int, list[Tensor]] = {}
     places = torch.linspace(0, 1, ROUNDING_SAMPLES, dtype=torch.float64, device=start.device)
     with torch.no_grad():
         for part in torch.split(places, max(1, size // (PERTURBED_COPIES + 1))):
-            for seen in walk_measured(program, points_at(start, end, part), PERTURBED_COPIES):
-                if seen.step.rule.pieces is not None:
-                    measured = [2 * bound[:1] for bound in seen.bounds]
-                    largest = errors.get(seen.step.output, measured)
-                    errors[seen.step.output] = list(map(torch.maximum, largest, measured))
+            for walked in walk_measured(program, points_at(start, end, part), PERTURBED_COPIES):
+                if walked.step.rule.pieces is not None:
+                    measured = [2 * bound[:1] for bound in walked.bounds]
+                    largest = errors.get(walked.step.output, measured)
+                    errors[walked.step.output] = list(map(torch.maximum, largest, measured))
     return errors
 
 
@@ -479,14 +480,14 @@ def _compared(
     """Return outputs (P, k), and the first site that changes after each sample (P - 1,), or -1."""
     site = torch.full((len(inputs) - 1,), -1, device=inputs.device)
 
-    def look(step: Step, x: Tensors) -> None:
+    def compare(step: Step, x: Tensors) -> None:
         if step.rule.pieces is not None and len(site):
             error = [e.expand(len(inputs), *e.shape[1:]) for e in errors[step.output]]
             is_first = (site < 0) & changes(step.rule.pieces, x, error)
             site.masked_fill_(is_first, program.sites.index(step.site))
 
     with torch.no_grad():
-        output = run_program(program, inputs, look).reshape(len(inputs), -1)
+        output = run_program(program, inputs, compare).reshape(len(inputs), -1)
     if not torch.isfinite(output).all():
         raise NotFinite("the network's output is not finite on the segment")
     return output, site

@@ -98,7 +98,7 @@ def test_decoding_gives_back_what_was_encoded_but_for_runs_of_spaces(sentences):
     [
         ({"source": ""}, "needs two text files"),
         ({"target": "no-such-file"}, "can't read no-such-file: No such file"),
-        ({"test": 0.0}, "both splits need some"),
+        ({"test": 0.0}, "at least one pair in each split"),
         ({"length": 2}, "has no pair of 1 to 2 tokens"),
         ({"vocabulary_of": "no-such-file"}, "can't read no-such-file"),
     ],
@@ -158,7 +158,7 @@ def test_weights_trained_under_another_vocabulary_of_the_same_size_are_refused(f
     save_weights(file, TransformerTiny(60), {"vocabulary": other.vocabulary.text})
     options = (("source", files[0]), ("target", files[1]), ("vocabulary", 60))
     spec = SubjectSpec("transformer-tiny", str(file), "parallel", samples=1, options=options)
-    with pytest.raises(RequestError, match="with another vocabulary than that of parallel"):
+    with pytest.raises(RequestError, match="with a different vocabulary than parallel has"):
         load_subject(spec, torch.device("cpu"))
     known = replace(spec, options=(*options, ("vocabulary_of", str(file))))
     assert load_subject(known, torch.device("cpu")).facts.weights == "words.safetensors"

@@ -39,9 +39,7 @@ def test_evaluation_without_gradients_gives_what_training_gives():
 
 
 def test_the_transformer_refuses_images():
-    with pytest.raises(
-        RequestError, match=r"token pairs of shape \(2, length\), not \(3, 32, 32\)"
-    ):
+    with pytest.raises(RequestError, match=r"inputs of shape \(2, length\), not \(3, 32, 32\)"):
         transformer_tiny(10, (3, 32, 32))
 
 

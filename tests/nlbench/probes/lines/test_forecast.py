@@ -37,7 +37,7 @@ def test_an_exact_trace_is_predicted_to_take_a_pass_a_region():
     text = predict(model, number=4)
     traces = trace_segments(model, INPUTS[:8:2], INPUTS[1:8:2])
     regions = sum(trace.regions for trace in traces)
-    assert "auto takes exact" in text
+    assert "auto uses exact" in text
     # Two digits are given, and nine points miss boundaries that are crossed twice.
     assert 0.9 * regions < passes(text) < 1.1 * regions
     assert passes(predict(model, number=4, method="adaptive")) == pytest.approx(
@@ -47,14 +47,14 @@ def test_an_exact_trace_is_predicted_to_take_a_pass_a_region():
 
 def test_what_is_above_the_budget_is_predicted_to_be_refined():
     text = predict(dense(), number=2, budget=10)
-    assert "auto takes refined" in text
+    assert "auto uses refined" in text
     assert 2 * 33 <= passes(text) <= 2 * 4096
 
 
 def test_mixed_methods_are_forecast():
     inputs = INPUTS.clone()
     inputs[1] = inputs[0]  # The first segment has no length.
-    assert "auto takes refined on 1 of 2, else exact" in predict(
+    assert "auto uses refined on 1 of 2, else exact" in predict(
         dense(), inputs[:4], number=2, budget=10
     )
 
