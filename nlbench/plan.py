@@ -15,10 +15,11 @@ from nlbench.cells import Cell, MeasureSpec, Plan, SubjectPlan
 from nlbench.errors import NlbenchError, RequestError, error_text, one_line, system_text
 from nlbench.options import Options
 from nlbench.plugins import load_measures, load_probe
-from nlbench.request import Request
+from nlbench.request import AUTO_DATA, Request
 from nlbench.serialization.hashing import content_key
 from nlbench.settings import resolve_settings
 from nlbench.subjects.data import DatasetInfo, dataset_info
+from nlbench.subjects.model import default_data
 from nlbench.subjects.spec import SubjectSpec
 from nlbench.subjects.weights_choice import choose_weights
 
@@ -44,7 +45,8 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     nlbench.RequestError, nlbench.PluginError
         If a name, a number or a file in it can't be used.
     """
-    names = registry.expand("datasets", request.data)
+    data_of = _data_by_model(request)
+    names = dict.fromkeys(itertools.chain.from_iterable(data_of.values()))
     infos = {name: dataset_info(registry.load("datasets", name)) for name in names}
     resolved = resolve_settings(
         load_measures(request.measures, warn),
@@ -57,7 +59,7 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
         MeasureSpec(m.name, m.version, options, m.probe, resolved.probes[m.probe])
         for m, options in resolved.measures
     ]
-    subjects = _plan_subjects(request, device, infos, resolved.data, warn)
+    subjects = _plan_subjects(request, device, data_of, infos, resolved.data, warn)
     providers = {m.name: list(registry.find("measures", m.name).providers) for m in measures}
     cells = tuple(
         Cell(_cell_key(subject, measure, providers[measure.name]), subject, measure)
@@ -67,9 +69,19 @@ def make_plan(request: Request, device: str, warn: Callable[[str], None]) -> Pla
     return Plan(cells, device, request.precision)
 
 
+def _data_by_model(request: Request) -> dict[str, list[str]]:
+    """Return the models of a request with the names of their datasets."""
+    named = registry.expand("datasets", [name for name in request.data if name != AUTO_DATA])
+    models = registry.expand("models", request.models)
+    if AUTO_DATA not in request.data:
+        return dict.fromkeys(models, named)
+    return {model: list(dict.fromkeys([default_data(model), *named])) for model in models}
+
+
 def _plan_subjects(
     request: Request,
     device: str,
+    data_of: Mapping[str, Sequence[str]],
     infos: Mapping[str, DatasetInfo],
     data: Mapping[str, Options],
     warn: Callable[[str], None],
@@ -83,10 +95,12 @@ def _plan_subjects(
 
     subjects: dict[str, SubjectPlan] = {}
     notes: dict[str, None] = {}
-    models = registry.expand("models", request.models)
-    for model, source, (dataset, options), seed in itertools.product(
-        models, request.weights, data.items(), request.seeds
+    for model, source, dataset, seed in (
+        (model, *rest)
+        for model, names in data_of.items()
+        for rest in itertools.product(request.weights, names, request.seeds)
     ):
+        options = data[dataset]
         sample = request.samples or None, request.split, tuple(sorted(options.items()))
         spec = SubjectSpec(model, source, dataset, seed, *sample)
         files, problem = prints[dataset]
@@ -141,7 +155,9 @@ def _fingerprint(name: str, info: DatasetInfo, options: Options) -> tuple[str, s
         return (str(info.fingerprint(**options)) if info.fingerprint else ""), ""
     except NlbenchError as error:
         return "", one_line(error)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return "", f"dataset '{name}': {error_text(error)}"
 
 

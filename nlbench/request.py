@@ -13,8 +13,11 @@ from nlbench.errors import RequestError
 from nlbench.options import Option, Settings
 from nlbench.parsers import MAX_INTEGER
 
-__all__ = ["ExecutionOptions", "Request", "RunOptions", "options_of"]
+__all__ = ["AUTO_DATA", "ExecutionOptions", "Request", "RunOptions", "options_of"]
 
+
+AUTO_DATA = "auto"
+"""Stands for the default dataset of each model."""
 
 PRECISIONS = ("native", "tf32", "float64", "bfloat16", "float16")
 RERUN = ("failed", "never", "all")
@@ -106,8 +109,8 @@ class Request:
         group="models",
     )
     data: tuple[str, ...] = _option(
-        "Datasets: names or globs, with commas.",
-        ("digits",),
+        "Datasets: names or globs, with commas; auto: the model's own, else digits.",
+        (AUTO_DATA,),
         kind="names",
         names=("data", "dataset", "datasets"),
         group="datasets",
@@ -229,7 +232,7 @@ class RunOptions:
         "auto, rich, plain or none.",
         "auto",
         choices=PROGRESS,
-        default_text="auto: rich on a terminal, else none",
+        default_text="auto: rich on a terminal, else a line every 30 s",
     )
 
     def __post_init__(self) -> None:

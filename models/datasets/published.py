@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import math
+import os
 import pickle
 import struct
 import zlib
@@ -78,13 +79,16 @@ class PublishedDataset:
         Parameters
         ----------
         folder : str
-            See `dataset_folder`.
+            See `dataset_folder`; without it and NLBENCH_DATA, the folder of Debian's package.
 
         Raises
         ------
         nlbench.RequestError
             If a file is missing.
         """
+        system = Path("/usr/share/datasets", self.name)
+        if not folder and not os.environ.get("NLBENCH_DATA") and system.is_dir():
+            folder = str(system)
         root = dataset_folder(self.name, folder)
         # A folder "train" alone would not identify CIFAR-100.
         identifying = self.files["test"] if self.labels else self.all_files

@@ -10,8 +10,10 @@ from typer.core import TyperGroup
 
 from nlbench import registry
 from nlbench.errors import RequestError
+from nlbench.request import AUTO_DATA
 
 from .common import completed, note, print_table, split_names
+from .parameters import JsonFlag
 
 __all__ = ["list_"]
 
@@ -33,7 +35,7 @@ class Listing(StrEnum):
 def list_(
     context: typer.Context,
     what: Annotated[Listing, typer.Argument(help="The list to print.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonFlag = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -46,9 +48,10 @@ def list_(
     data: Annotated[
         str,
         typer.Option(
-            help="Dataset with the shape of the inputs.", autocompletion=completed("datasets")
+            help="Dataset with the shape of the inputs; auto: the model's own, else digits.",
+            autocompletion=completed("datasets"),
         ),
-    ] = "digits",
+    ] = "auto",
     everything: Annotated[
         bool, typer.Option("--all", help="List every member of each family of models.")
     ] = False,
@@ -145,11 +148,19 @@ def _traceable(names: list[str], data: str) -> list[dict[str, Any]]:
     with Bar() as bar:
         bar.show_status("loading")
         from nlbench.subjects.load import load_dataset
+        from nlbench.subjects.model import default_data
 
         from .traceability import traceability
 
         bar.begin(len(names))
-        return traceability(names, load_dataset(data), bar.step)
+        datasets: dict[str, list[str]] = {}
+        for name in names:
+            datasets.setdefault(default_data(name) if data == AUTO_DATA else data, []).append(name)
+        return [
+            row
+            for dataset, models in datasets.items()
+            for row in traceability(models, load_dataset(dataset), bar.step)
+        ]
 
 
 def _operations() -> list[dict[str, str]]:
@@ -177,9 +188,11 @@ def _sites(model: str | None, data: str) -> list[dict[str, Any]]:
         raise RequestError("list sites: name a model with --model")
     from nlbench.probes.sites.observation import list_sites
     from nlbench.subjects.load import model_source
+    from nlbench.subjects.model import default_data
     from nlbench.subjects.spec import SubjectSpec
 
-    source = model_source(SubjectSpec(model, "auto", data))
+    dataset = default_data(model) if data == AUTO_DATA else data
+    source = model_source(SubjectSpec(model, "auto", dataset))
     return [
         {
             "site": site.name,

@@ -14,7 +14,8 @@ import typer
 
 from nlbench import registry
 from nlbench.options import Option
-from nlbench.request import ExecutionOptions, Request, RunOptions, options_of
+from nlbench.request import AUTO_DATA, ExecutionOptions, Request, RunOptions, options_of
+from nlbench.signals import check_interruption
 
 from .common import Interrupted, command_line, completed, show_run
 
@@ -39,7 +40,7 @@ def run(*, config: Path | None, dry_run: bool, **flags: Any) -> None:
     for name, option in options_of(Request).items():
         if option.group:
             # Unknown names are reported before PyTorch is imported.
-            registry.expand(option.group, getattr(request, name))
+            registry.expand(option.group, [n for n in getattr(request, name) if n != AUTO_DATA])
     if options.sites:
         settings = {**request.settings, "sites.select": options.sites}
         request = replace(request, settings=settings)
@@ -59,12 +60,14 @@ def run(*, config: Path | None, dry_run: bool, **flags: Any) -> None:
             return
         try:
             result = runner.run(request, folder, progress=bar, command=command, execution=execution)
+            bar.stop()
+            show_run(result, options.report)
+            check_interruption()
         except KeyboardInterrupt:
             has_begun = (folder / "manifest.json").is_file()
             state = f"finished cells are in {folder}" if has_begun else "nothing was measured yet"
             out = "" if options.out else f" --out {shlex.quote(str(folder))}"
             raise Interrupted(state, f"{command}{out}") from None
-    show_run(result, options.report)
     if result.failed:
         raise typer.Exit(1)
 

@@ -152,10 +152,13 @@ def _measure(name: str, measure: Any) -> Iterator[str]:
 
 
 def _model(name: str, build: Any) -> Iterator[str]:
-    from nlbench.subjects.model import model_info
+    from nlbench.subjects.model import ANY_DATA, model_info
 
     info = model_info(build)
-    yield f"trained   {', '.join(info.trained) or 'no weights ship'}"
+    trained = ["any data" if data == ANY_DATA else data for data in info.trained]
+    yield f"trained   {', '.join(trained) or 'no weights ship'}"
+    if info.data:
+        yield f"data      {info.data}, the default of run"
     yield f"recipe    {info.recipe}, the default of train and linearize"
     yield _source(info.source)
 

@@ -148,7 +148,8 @@ class ModelSource:
             return model, {}
         try:
             model = apply_transform(model, read_metadata(file), lambda: self.example(2))
-            return model, load_weights(model, file, rename=self.info.rename)
+            read = self.info.read if self.weights.label == "trained" else None
+            return model, load_weights(model, file, rename=self.info.rename, read=read)
         except NlbenchError as error:
             what = f"{self.spec.model} with weights {self.weights.label}"
             raise RequestError(f"{what}: {error}") from error

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from nlbench import registry
 from nlbench.citation import Source
+from nlbench.errors import NlbenchError
 
 from .data import Preprocessing
 
-__all__ = ["ModelInfo", "model", "model_info"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    Reader = Callable[[Path], tuple[Mapping[str, Tensor], dict[str, str]]]
+
+__all__ = ["ANY_DATA", "ModelInfo", "default_data", "model", "model_info"]
+
+
+ANY_DATA = "*"
+"""Key of a checkpoint that doesn't depend on the dataset."""
+
+DEFAULT_DATA = "digits"
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
@@ -24,7 +36,7 @@ class ModelInfo:
     Parameters
     ----------
     trained : mapping of str to Path
-        Checkpoints by dataset.
+        Checkpoints by dataset, or under `ANY_DATA`.
     source : Source
         Source of the architecture.
     obtain : str
@@ -37,6 +49,11 @@ class ModelInfo:
         isn't needed.
     recipe : str
         Default recipe for training.
+    data : str
+        Default dataset; empty for ``digits``.
+    read : callable, optional
+        Reads the checkpoints in `trained` to a state dict and metadata, if their format isn't
+        that of `nlbench.subjects.weights.read_checkpoint`.
     """
 
     trained: Mapping[str, Path] = field(default_factory=dict)
@@ -45,6 +62,12 @@ class ModelInfo:
     preprocessing: Callable[[Path | None], Preprocessing] | None = None
     rename: Callable[[str], str | None] | None = None
     recipe: str = "vanilla"
+    data: str = ""
+    read: Reader | None = None
+
+    def checkpoint(self, data: str) -> Path | None:
+        """Return the checkpoint for a dataset; None if there is none."""
+        return self.trained.get(data, self.trained.get(ANY_DATA))
 
 
 def model(
@@ -55,6 +78,8 @@ def model(
     preprocessing: Callable[[Path | None], Preprocessing] | None = None,
     rename: Callable[[str], str | None] | None = None,
     recipe: str = "vanilla",
+    data: str = "",
+    read: Reader | None = None,
 ) -> Callable[[Builder], Builder]:
     """Declare a model, as a decorator of the function that builds it.
 
@@ -65,7 +90,7 @@ def model(
 
     Parameters
     ----------
-    trained, source, obtain, preprocessing, rename, recipe
+    trained, source, obtain, preprocessing, rename, recipe, data, read
         See `ModelInfo`.
 
     Examples
@@ -78,13 +103,27 @@ def model(
     'Here, 2026'
     """
     origin = Source(source) if isinstance(source, str) else source
-    info = ModelInfo(dict(trained or {}), origin, obtain, preprocessing, rename, recipe)
+    info = ModelInfo(dict(trained or {}), origin, obtain, preprocessing, rename, recipe, data, read)
 
     def decorate(build: Builder) -> Builder:
         build.__nlbench_model__ = info  # type: ignore[attr-defined]
         return build
 
     return decorate
+
+
+def default_data(name: str) -> str:
+    """Return the default dataset of a registered model, also if the model can't be loaded.
+
+    Examples
+    --------
+    >>> default_data("vgg8")
+    'digits'
+    """
+    try:
+        return model_info(registry.load("models", name)).data or DEFAULT_DATA
+    except NlbenchError:
+        return DEFAULT_DATA  # The reason is reported when its weights are chosen.
 
 
 def model_info(build: Callable[..., Any]) -> ModelInfo:

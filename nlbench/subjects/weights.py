@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "load_weights",
+    "read_checkpoint",
     "read_metadata",
     "save_weights",
 ]
@@ -62,6 +63,7 @@ def load_weights(
     path: str | os.PathLike[str],
     *,
     rename: Callable[[str], str | None] | None = None,
+    read: Callable[[Path], tuple[Any, dict[str, str]]] | None = None,
 ) -> dict[str, str]:
     """Load a checkpoint into a model, completely or not at all.
 
@@ -82,6 +84,8 @@ def load_weights(
         The checkpoint.
     rename : callable, optional
         From a name in the file to the model's; None for a tensor that isn't needed.
+    read : callable, optional
+        Reads the file to a state dict and metadata; by default `read_checkpoint`.
 
     Returns
     -------
@@ -106,7 +110,7 @@ def load_weights(
     import torch
 
     path = Path(path)
-    content, metadata = _read(path)
+    content, metadata = (read or read_checkpoint)(path)
     model_state = model.state_dict()
     state, is_lightning = _state_dict(content, path)
     tensors = _with_model_names(
@@ -152,8 +156,14 @@ def save_weights(
     write_atomically(Path(path), _with_sorted_header(save(state, metadata=dict(metadata))))
 
 
-def _read(path: Path) -> tuple[Any, dict[str, str]]:
-    """Read a file's content and the metadata of its header."""
+def read_checkpoint(path: Path) -> tuple[Any, dict[str, str]]:
+    """Read a checkpoint's content and the metadata of its header.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If it is neither a safetensors file nor one of `torch.save`, or could run code.
+    """
     check_is_file(path)
     try:
         with path.open("rb") as file:

@@ -67,7 +67,7 @@ def choose_weights(spec: SubjectSpec) -> WeightsChoice:
         return WeightsChoice(spec.weights, None)
     if spec.weights not in ("auto", "trained"):
         return _checkpoint(spec.weights)
-    file = Path(info.trained[spec.data]) if spec.data in info.trained else None
+    file = info.checkpoint(spec.data)
     if file is not None and file.is_file():
         return WeightsChoice("trained", file)
     absent = ""

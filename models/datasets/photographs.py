@@ -1,0 +1,120 @@
+"""Crops of the two photographs that scikit-learn ships."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from nlbench.citation import Source
+from nlbench.models.datasets.images import IMAGENET_PREPROCESSING
+from nlbench.options import Option
+from nlbench.subjects.data import Dataset, Preprocessing, dataset
+
+__all__ = ["Crops", "photographs"]
+
+
+FILES = ("china.jpg", "flower.jpg")
+MIN_SHARE = 0.15
+"""Smallest side of a random crop, relative to the shorter side of a photograph."""
+
+_RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@cache
+def _photographs() -> tuple[Image.Image, ...]:
+    from sklearn.datasets import load_sample_image
+
+    return tuple(Image.fromarray(load_sample_image(name)) for name in FILES)
+
+
+class Crops(TorchDataset[tuple[Tensor, int]]):
+    """Square crops at random positions and scales; the first two are the photographs' centres.
+
+    Parameters
+    ----------
+    count : int
+    seed : int
+    preprocessing : Preprocessing
+        Side and interpolation.
+
+    Examples
+    --------
+    >>> Crops(2, 0, IMAGENET_PREPROCESSING)[1][0].shape
+    torch.Size([3, 224, 224])
+    """
+
+    def __init__(self, count: int, seed: int, preprocessing: Preprocessing) -> None:
+        draws = np.random.RandomState(seed).uniform(size=(count, 3))
+        # The central crop has the share of the image that the preprocessing leaves.
+        share = MIN_SHARE * (1 / MIN_SHARE) ** draws[:, :1]
+        central = preprocessing.crop / preprocessing.resize, 0.5, 0.5
+        self._boxes = np.concatenate([share, draws[:, 1:]], axis=1)
+        self._boxes[: len(FILES)] = central
+        self._side = preprocessing.crop
+        self._resampling = _RESAMPLING[preprocessing.interpolation]
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        photograph = _photographs()[index % len(FILES)]
+        share, *position = self._boxes[index]
+        side = share * min(photograph.size)
+        left, top = (
+            p * (length - side) for p, length in zip(position, photograph.size, strict=True)
+        )
+        box = (left, top, left + side, top + side)
+        crop = photograph.resize((self._side, self._side), self._resampling, box)
+        return torch.from_numpy(np.asarray(crop, dtype=np.float32) / 255).permute(2, 0, 1), 0
+
+
+@dataset(
+    options={
+        "count": Option(128, "crops of each split", minimum=2, maximum=100_000),
+        "seed": Option(0, "decides positions and scales", minimum=0, maximum=2**31 - 1),
+    }
+)
+def photographs(count: int = 128, seed: int = 0) -> Dataset:
+    """Crops of two photographs, a temple and a flower, which scikit-learn ships.
+
+    Side and normalisation are those of the model's weights, else 224 pixels as for ImageNet. The
+    crops have positions and scales drawn by NumPy's legacy generator; the first two of each split
+    are the centres of the two photographs. There are no labels.
+
+    Examples
+    --------
+    >>> photographs().sample(2).inputs.shape
+    torch.Size([2, 3, 224, 224])
+    """
+
+    def with_preprocessing(given: Preprocessing) -> Dataset:
+        return Dataset(
+            "photographs",
+            Crops(count, 2 * seed + 1, given),
+            Crops(count, 2 * seed, given),
+            shape=(3, given.crop, given.crop),
+            classes=1000,
+            mean=given.mean,
+            std=given.std,
+            preprocessing=(
+                f"{count} square crops of scikit-learn's {' and '.join(FILES)}, resized to "
+                f"{given.crop} pixels ({given.interpolation}, antialiased), seed {seed}; "
+                f"divided by 255; normalised per channel by mean {given.mean} and standard "
+                f"deviation {given.std}"
+            ),
+            source=Source("two photographs of scikit-learn's load_sample_images, CC BY 2.0"),
+            labelled=False,
+            adapt=with_preprocessing,
+        )
+
+    return with_preprocessing(IMAGENET_PREPROCESSING)

@@ -1,0 +1,1 @@
+"""Trained networks that other packages carry, with the inputs that suit them."""

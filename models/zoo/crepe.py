@@ -1,0 +1,159 @@
+"""CREPE, which tracks pitch, and tones of known pitch for it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from nlbench.citation import Source
+from nlbench.models.datasets.items import InMemoryItems
+from nlbench.options import Option
+from nlbench.subjects.data import Dataset, dataset
+from nlbench.subjects.weights import read_checkpoint
+
+from .catalogue import Member
+
+__all__ = ["BINS", "Crepe", "bin_frequency", "build", "harmonic_tones", "read", "tones"]
+
+
+BINS = 360
+CENTS_PER_BIN = 20
+FIRST_CENTS = 1997.3794084376191
+"""Pitch of the first bin, in cents above 10 Hz."""
+
+FRAME = 1024
+SAMPLE_RATE = 16_000
+_CHANNELS = {"tiny": (128, 16, 16, 16, 32, 64), "full": (1024, 128, 128, 128, 256, 512)}
+
+
+class Crepe(nn.Module):
+    """Six convolutions with ReLU, batch norm and max pooling, and a linear layer to 360 bins.
+
+    The published network applies a sigmoid to the bins; this one returns the logits.
+
+    Parameters
+    ----------
+    channels : sequence of int
+        Of the convolutions.
+
+    Examples
+    --------
+    >>> Crepe(_CHANNELS["tiny"])(torch.zeros(2, 1024)).shape
+    torch.Size([2, 360])
+    """
+
+    def __init__(self, channels: tuple[int, ...]) -> None:
+        super().__init__()
+        previous = 1
+        for depth, width in enumerate(channels, start=1):
+            kernel, stride = (512, 4) if depth == 1 else (64, 1)
+            conv = nn.Conv2d(previous, width, (kernel, 1), (stride, 1))
+            self.add_module(f"conv{depth}", conv)
+            self.add_module(f"relu{depth}", nn.ReLU())
+            self.add_module(f"conv{depth}_BN", nn.BatchNorm2d(width, eps=0.0010000000474974513))
+            self.add_module(f"pool{depth}", nn.MaxPool2d((2, 1)))
+            previous = width
+        self.depth = len(channels)
+        self.classifier = nn.Linear(4 * previous, BINS)
+
+    def forward(self, sound: Tensor) -> Tensor:
+        """Map frames (n, 1024), each of mean 0 and standard deviation 1, to logits (n, 360)."""
+        x = sound[:, None, :, None]
+        for depth in range(1, self.depth + 1):
+            x = functional.pad(x, (0, 0, 254, 254) if depth == 1 else (0, 0, 31, 32))
+            for name in (f"conv{depth}", f"relu{depth}", f"conv{depth}_BN", f"pool{depth}"):
+                x = self.get_submodule(name)(x)
+        logits: Tensor = self.classifier(x.permute(0, 2, 1, 3).flatten(1))
+        return logits
+
+
+def build(member: Member) -> Crepe:
+    """Build the network of a member's size, freshly initialised."""
+    return Crepe(_CHANNELS[Path(member.file.name).stem])
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read the state dict."""
+    return dict(read_checkpoint(path)[0])
+
+
+def bin_frequency(bins: Tensor) -> Tensor:
+    """Compute the frequency in Hz of CREPE's bins of pitch.
+
+    Examples
+    --------
+    >>> bin_frequency(torch.tensor([0, 359])).round().tolist()
+    [32.0, 2006.0]
+    """
+    return 10 * 2 ** ((FIRST_CENTS + CENTS_PER_BIN * bins) / 1200)
+
+
+def harmonic_tones(frequency: Tensor, length: int, generator: Generator) -> Tensor:
+    """Draw tones of eight harmonics with random amplitudes and phases at 16 kHz.
+
+    Harmonics above half the sampling rate are left out.
+
+    Parameters
+    ----------
+    frequency : tensor of shape (n,)
+        In Hz.
+    length : int
+    generator : torch.Generator
+
+    Returns
+    -------
+    tensor of shape (n, length)
+        Each tone has mean 0 and standard deviation 1.
+    """
+    time = torch.arange(length, dtype=torch.float64) / SAMPLE_RATE
+    number = torch.arange(1, 9, dtype=torch.float64)
+    harmonics = frequency.to(torch.float64)[:, None] * number
+    draws = torch.rand(2, *harmonics.shape, generator=generator, dtype=torch.float64)
+    amplitude = draws[0] / number * (harmonics < SAMPLE_RATE / 2)
+    amplitude[:, 0] = 1
+    phase = 2 * math.pi * (harmonics[..., None] * time + draws[1][..., None])
+    sound = (amplitude[..., None] * phase.sin()).sum(1)
+    sound = sound - sound.mean(1, keepdim=True)
+    return (sound / sound.std(1, keepdim=True)).float()
+
+
+@dataset(
+    options={
+        "count": Option(512, "tones of each split", minimum=1, maximum=100_000),
+        "seed": Option(0, "decides pitches, amplitudes and phases", minimum=0, maximum=2**32 - 1),
+    }
+)
+def tones(count: int = 512, seed: int = 0) -> Dataset:
+    """Tones of known pitch: frames of 1,024 samples at 16 kHz, with CREPE's bin as label.
+
+    A tone has eight harmonics with random amplitudes and phases. Its frequency is the centre of one
+    of 360 bins of 20 cents, from 31.7 Hz to 2,006 Hz, each equally likely.
+
+    Examples
+    --------
+    >>> tones().sample(4).inputs.shape
+    torch.Size([4, 1024])
+    """
+
+    def draw(generator: Generator) -> InMemoryItems:
+        bins = torch.randint(BINS, (count,), generator=generator)
+        return InMemoryItems(harmonic_tones(bin_frequency(bins), FRAME, generator), bins.tolist())
+
+    return Dataset(
+        "tones",
+        train=draw(Generator().manual_seed(2 * seed + 1)),
+        test=draw(Generator().manual_seed(2 * seed)),
+        shape=(FRAME,),
+        classes=BINS,
+        mean=(),
+        std=(),
+        preprocessing=(
+            f"{count} tones of eight harmonics at 16 kHz, seed {seed}; each frame of "
+            f"{FRAME} samples has mean 0 and standard deviation 1"
+        ),
+        source=Source("generated by nlbench's own rules"),
+    )

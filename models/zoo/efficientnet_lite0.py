@@ -1,0 +1,35 @@
+"""EfficientNet-Lite0: inverted residual blocks with ReLU6, without squeeze-and-excitation."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.subjects.weights import read_checkpoint
+
+from .catalogue import Member
+
+__all__ = ["build", "read"]
+
+
+def build(member: Member) -> nn.Module:
+    """Build timm's network, freshly initialised."""
+    return _build()
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read the state dict with timm's names, whose order is that of the file."""
+    state, _ = read_checkpoint(path)
+    with torch.device("meta"):
+        names = list(_build().state_dict())
+    return dict(zip(names, state.values(), strict=True))
+
+
+def _build() -> nn.Module:
+    timm: Any = importlib.import_module("timm")
+    network: nn.Module = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    return network

@@ -1,0 +1,71 @@
+"""The sentence encoder all-MiniLM-L6-v2."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nlbench.subjects.weights import read_checkpoint
+
+from .catalogue import Member
+
+__all__ = ["SentenceEncoder", "build", "read", "tokenizer"]
+
+
+PAD = 0
+
+
+class SentenceEncoder(nn.Module):
+    """Mean of the tokens' last hidden states, of norm 1, as in sentence-transformers.
+
+    Parameters
+    ----------
+    bert : torch.nn.Module
+        Of transformers.
+    """
+
+    def __init__(self, bert: nn.Module) -> None:
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed sentences: tokens (n, t), padded with 0, to (n, width)."""
+        mask = tokens != PAD
+        hidden = self.bert(tokens, attention_mask=mask.long()).last_hidden_state
+        weights = mask[..., None].to(hidden.dtype)
+        return functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=1)
+
+
+def build(member: Member) -> SentenceEncoder:
+    """Build the network, freshly initialised."""
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.BertConfig(
+        vocab_size=30522,
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        attn_implementation="eager",
+    )
+    return SentenceEncoder(transformers.BertModel(config, add_pooling_layer=False))
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read the state dict, without the pooler, which sentence embeddings don't use."""
+    state, _ = read_checkpoint(path)
+    unused = ("pooler.", "embeddings.position_ids")
+    return {f"bert.{name}": t for name, t in state.items() if not name.startswith(unused)}
+
+
+def tokenizer(path: Path) -> Any:
+    """Return the tokenizer next to the weights, without truncation and padding."""
+    from tokenizers import Tokenizer
+
+    loaded = Tokenizer.from_file(str(path.with_name("tokenizer.json")))
+    loaded.no_truncation()
+    loaded.no_padding()
+    return loaded

