@@ -49,9 +49,11 @@ class SileroVAD(nn.Module):
 
     def forward(self, sound: Tensor) -> Tensor:
         """Map sounds (n, 512 k) to probabilities (n, k)."""
+        padded = functional.pad(sound, (CONTEXT, 0))
         state = None
         probabilities = []
-        for step in functional.pad(sound, (CONTEXT, 0)).unfold(1, CONTEXT + FRAME, FRAME).unbind(1):
+        for start in range(0, sound.shape[1] - FRAME + 1, FRAME):
+            step = padded[:, start : start + CONTEXT + FRAME]
             state = self.lstm_cell(self._features(step), state)
             logit = self.final_conv(functional.relu(state[0])[..., None])
             probabilities.append(torch.sigmoid(logit)[:, 0])
