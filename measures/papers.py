@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nlbench.citation import Source
 
-__all__ = ["affinity_paper", "easier_paper", "traced_regions"]
+__all__ = ["affinity_paper", "easier_paper", "effective_rank_paper", "traced_regions"]
 
 
 def traced_regions(equation: str) -> Source:
@@ -59,5 +59,21 @@ def easier_paper(equation: str) -> Source:
   booktitle = {European Conference on Machine Learning and Principles and Practice of
                Knowledge Discovery in Databases},
   year = {2024}
+}""",
+    )
+
+
+def effective_rank_paper() -> Source:
+    """Cite the definition of the effective rank."""
+    return Source(
+        'O. Roy, M. Vetterli, "The Effective Rank: A Measure of Effective Dimensionality", '
+        "EUSIPCO 2007",
+        "definition 1, of the centred samples",
+        """@inproceedings{roy2007effective,
+  title = {The Effective Rank: A Measure of Effective Dimensionality},
+  author = {Roy, Olivier and Vetterli, Martin},
+  booktitle = {European Signal Processing Conference},
+  pages = {606--610},
+  year = {2007}
 }""",
     )

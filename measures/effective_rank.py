@@ -1,0 +1,103 @@
+"""Effective rank: the exponential of the entropy of an activation's singular values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import Undefined
+from nlbench.measure import Accumulator, MoreMeans
+
+from .papers import effective_rank_paper
+from .statistics.moments import PairsAccumulator, PairsMeasure
+from .statistics.prepared import Samples, prepared
+
+__all__ = ["EffectiveRank", "effective_rank"]
+
+
+def effective_rank(y: Samples) -> Tensor:
+    """Compute the effective rank exp(-Σ p_i log p_i) of samples, p_i = σ_i / Σ σ.
+
+    The σ_i are the singular values of the samples minus their mean.
+
+    Parameters
+    ----------
+    y : tensor of shape (n, d)
+        Samples, any real type. Computed in float64.
+
+    Returns
+    -------
+    tensor, scalar, float64
+        A number of dimensions between 1 and the rank, at most min(n - 1, d).
+
+    Raises
+    ------
+    nlbench.Undefined
+        For fewer than two samples, or constant ones.
+    nlbench.NotFinite
+        For NaN or infinities.
+
+    References
+    ----------
+    O. Roy and M. Vetterli, "The Effective Rank: A Measure of Effective Dimensionality",
+    EUSIPCO 2007, definition 1.
+
+    Examples
+    --------
+    >>> corners = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> round(effective_rank(corners).item(), 9)
+    2.0
+    """
+    y = prepared(y, "y")
+    _check_count(len(y))
+    y.check_varies("output")
+    return _from_singular_values(torch.linalg.svdvals(y.scaled.detach()))
+
+
+def _check_count(n: int) -> None:
+    if n < 2:
+        raise Undefined(f"n = {n}: at least 2 samples are needed")
+
+
+def _from_singular_values(values: Tensor) -> Tensor:
+    rank: Tensor = torch.special.entr(values / values.sum()).sum().exp()
+    return rank
+
+
+class _RankAccumulator(PairsAccumulator):
+    """Samples of one site, as rows while few and as moments when many."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return the effective rank of the output of all batches."""
+        _check_count(self.pairs.n)
+        moments = self.pairs.moments
+        if moments is None:
+            return {"value": effective_rank(self.pairs.rows()[1]).item()}
+        moments.check_varies("output")
+        squares = torch.linalg.eigvalsh(moments.in_common_units().yy)
+        return {"value": _from_singular_values(squares.clamp(min=0).sqrt()).item()}
+
+
+class EffectiveRank(PairsMeasure):
+    """Effective rank of an activation's output: its number of dimensions, weighted by their size.
+
+    Computed from the singular values of all samples of the run, minus their mean. It measures
+    dimension, not nonlinearity, and has no direction.
+    """
+
+    name: ClassVar[str] = "effective-rank"
+    bounds: ClassVar[tuple[float, float]] = (1.0, math.inf)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units", "offsets", "rotations")
+    independent_sites: ClassVar[bool] = True
+    source: ClassVar[Source] = effective_rank_paper()
+
+    def accumulator(self) -> Accumulator:
+        """Create the samples of one site."""
+        return _RankAccumulator()

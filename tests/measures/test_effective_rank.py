@@ -1,0 +1,65 @@
+"""Effective rank against isotropic samples, known spectra and NumPy's singular values."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import entropy
+from torch import nn
+
+import nlbench
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measures.effective_rank import effective_rank
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 20])
+def test_isotropic_samples_have_their_dimension(d):
+    # The vertices of a cross-polytope: centred, with equal singular values.
+    axes = torch.eye(d, dtype=torch.float64)
+    assert effective_rank(torch.cat([axes, -axes]) + 3).item() == pytest.approx(d, rel=1e-12)
+
+
+def test_normal_samples_approach_their_dimension():
+    x = np.random.default_rng(0).standard_normal((200_000, 5))
+    assert effective_rank(torch.tensor(x)).item() == pytest.approx(5, rel=1e-4)
+
+
+def test_a_known_spectrum():
+    axes = torch.tensor([[3.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    expected = math.exp(entropy([0.75, 0.25]))
+    assert effective_rank(torch.cat([axes, -axes])).item() == pytest.approx(expected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 999), st.integers(2, 30), st.integers(1, 12), st.integers(1, 12))
+def test_it_is_the_entropy_of_the_singular_values(seed, n, d, rank):
+    random = np.random.default_rng(seed)
+    y = random.standard_normal((n, rank)) @ random.standard_normal((rank, d)) + 5
+    spectrum = np.linalg.svd(y - y.mean(0), compute_uv=False)
+    value = effective_rank(torch.tensor(y)).item()
+    assert value == pytest.approx(math.exp(entropy(spectrum)), rel=1e-6)
+    assert 1 - 1e-9 <= value <= min(n - 1, d, rank) + 1e-6
+
+
+@pytest.mark.parametrize("n", [5, 300])
+def test_few_and_many_samples_give_the_function_of_all(n):
+    torch.manual_seed(0)
+    x = 100 + torch.randn(n, 8, dtype=torch.float64) * torch.logspace(-3, 3, 8)
+    options = {"sites.batch": 4}
+    run = nlbench.evaluate(nn.ReLU(), x, "effective-rank", settings=options)
+    expected = effective_rank(x.relu()).item()
+    assert run["effective-rank"].summary["value"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("y", [torch.ones(4, 2), torch.ones(1, 2)], ids=["constant", "one sample"])
+def test_without_spread_there_is_no_rank(y):
+    with pytest.raises(Undefined):
+        effective_rank(y)
+
+
+def test_samples_that_are_not_finite_are_refused():
+    with pytest.raises(NotFinite):
+        effective_rank(torch.tensor([[math.inf], [1.0]]))
