@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from nlbench.citation import Source
 
-__all__ = ["affinity_paper", "easier_paper", "effective_rank_paper", "traced_regions"]
+__all__ = [
+    "affinity_paper",
+    "easier_paper",
+    "effective_rank_paper",
+    "geometric_complexity_paper",
+    "traced_regions",
+]
 
 
 def traced_regions(equation: str) -> Source:
@@ -75,5 +81,21 @@ def effective_rank_paper() -> Source:
   booktitle = {European Signal Processing Conference},
   pages = {606--610},
   year = {2007}
+}""",
+    )
+
+
+def geometric_complexity_paper() -> Source:
+    """Cite the definition of the geometric complexity."""
+    return Source(
+        'B. Dherin, M. Munn, M. Rosca, D. Barrett, "Why neural networks find simple solutions: '
+        'the many regularizers of geometric complexity", NeurIPS 2022',
+        "definition of the geometric complexity, on the outputs",
+        """@inproceedings{dherin2022geometric,
+  title = {Why neural networks find simple solutions: the many regularizers of geometric
+           complexity},
+  author = {Dherin, Benoit and Munn, Michael and Rosca, Mihaela and Barrett, David},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2022}
 }""",
     )

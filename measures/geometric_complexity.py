@@ -1,0 +1,158 @@
+"""Geometric complexity: the mean squared Frobenius norm of the network's Jacobian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nlbench.citation import Source
+from nlbench.errors import NotFinite, Undefined
+from nlbench.introspection.memory import halve_on_oom, microbatch_sizes
+from nlbench.measure import Measure, MoreMeans, Result
+from nlbench.options import Option
+
+from .papers import geometric_complexity_paper
+
+if TYPE_CHECKING:
+    from nlbench.probes.function import FunctionBatch
+
+__all__ = ["GeometricComplexity", "squared_jacobian_norms"]
+
+
+def squared_jacobian_norms(
+    function: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    *,
+    directions: int = 16,
+    limit: int | None = None,
+) -> Tensor:
+    """Compute ‖J(x)‖²_F of a function's Jacobian at each sample.
+
+    It is Σ_j ‖J(x)ᵀ u_j‖² for the k unit vectors u_j, by one backward pass each. With more than
+    `directions` outputs it is estimated from as many random orthonormal u_j, scaled by
+    k / directions, which is unbiased.
+
+    Parameters
+    ----------
+    function : callable
+        From inputs (n, ...) to outputs (n, k), sample by sample, differentiable almost everywhere.
+    inputs : tensor of shape (n, ...)
+        Floating-point.
+    directions : int
+        Backward passes per sample, at most.
+    limit : int, optional
+        Number of samples that fit into memory at once; see `FunctionBatch`.
+
+    Returns
+    -------
+    tensor of shape (n,), float64
+        At least 0, in squared units of the output over those of the input.
+
+    Raises
+    ------
+    nlbench.NotFinite
+        If an output or a derivative is not finite.
+    nlbench.Undefined
+        If the output doesn't depend on the input by differentiable operations.
+
+    References
+    ----------
+    B. Dherin, M. Munn, M. Rosca and D. Barrett, "Why neural networks find simple solutions: the
+    many regularizers of geometric complexity", NeurIPS 2022.
+
+    Examples
+    --------
+    >>> weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> squared_jacobian_norms(lambda x: x @ weight + 5, torch.randn(2, 2))
+    tensor([30., 30.], dtype=torch.float64)
+    """
+
+    def attempt(size: int) -> Tensor:
+        parts = torch.split(inputs, microbatch_sizes(len(inputs), size))
+        return torch.cat([_norms(function, part, directions) for part in parts])
+
+    norms, _ = halve_on_oom(attempt, min(limit or len(inputs), len(inputs)), inputs.device)
+    if not torch.isfinite(norms).all():
+        raise NotFinite("an output or a derivative of the network is not finite")
+    return norms
+
+
+def _norms(function: Callable[[Tensor], Tensor], inputs: Tensor, directions: int) -> Tensor:
+    with torch.enable_grad():
+        x = inputs.detach().clone().requires_grad_()
+        outputs = function(x)
+        if not outputs.requires_grad:
+            raise Undefined("the output does not depend on the input, or is detached from it")
+        k = outputs.shape[1]
+        basis = _directions(k, min(directions, k)).to(outputs)
+        # NaN for an output that is not finite, whose derivative may be zero.
+        total = 0 * outputs.detach().cpu().double().sum(1)
+        for index, direction in enumerate(basis, 1):
+            (product,) = torch.autograd.grad(
+                outputs, x, direction.expand_as(outputs), retain_graph=index < len(basis)
+            )
+            total += product.flatten(1).cpu().double().square().sum(1)
+    return total * (k / len(basis))
+
+
+def _directions(k: int, count: int) -> Tensor:
+    """Return `count` orthonormal vectors of R^k: the unit vectors, or uniformly drawn ones."""
+    if count == k:
+        return torch.eye(k, dtype=torch.float64)
+    normal = torch.randn(k, count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    # With positive diagonals of R the distribution is uniform.
+    q, r = torch.linalg.qr(normal)
+    directions: Tensor = (q * r.diagonal().sign()).T
+    return directions
+
+
+class GeometricComplexity(Measure):
+    """Mean squared Frobenius norm of the network's Jacobian over the samples.
+
+    ``error`` is the standard error of the mean. An affine network has that of its matrix, so the
+    measure has no direction.
+    """
+
+    name: ClassVar[str] = "geometric-complexity"
+    probe: ClassVar[str] = "function"
+    bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
+    more_means: ClassVar[MoreMeans] = "neither"
+    version: ClassVar[str] = "1"
+    options: ClassVar[Mapping[str, Option]] = {
+        "directions": Option(
+            16,
+            "backward passes per sample; exact for at most as many outputs",
+            minimum=1,
+            maximum=1e6,
+        )
+    }
+    invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
+    source: ClassVar[Source] = geometric_complexity_paper()
+
+    def reset(self) -> None:
+        """Discard all batches."""
+        self._batches: list[Tensor] = []
+
+    def update(self, observation: FunctionBatch) -> None:
+        """Compute the norms of one batch."""
+        norms = squared_jacobian_norms(
+            observation.function,
+            observation.inputs,
+            directions=int(self.settings["directions"]),
+            limit=observation.limit,
+        )
+        self._batches.append(norms)
+
+    def compute(self) -> Result:
+        """Return the mean over all samples."""
+        if not self._batches:
+            raise Undefined("no samples")
+        norms = torch.cat(self._batches)
+        summary = {"value": norms.mean().item()}
+        if len(norms) > 1:
+            summary["error"] = norms.std().item() / math.sqrt(len(norms))
+        return Result(summary, n=len(norms))

@@ -1,0 +1,65 @@
+"""Geometric complexity against linear maps and explicit Jacobians."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import nlbench
+from nlbench.errors import NotFinite, Undefined
+from nlbench.measures.geometric_complexity import squared_jacobian_norms
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 999), st.integers(1, 9), st.integers(1, 6), st.integers(1, 6))
+def test_a_linear_map_has_the_norm_of_its_matrix(seed, n, d, k):
+    torch.manual_seed(seed)
+    weight, x = torch.randn(d, k).double(), torch.randn(n, d).double()
+    norms = squared_jacobian_norms(lambda x: x @ weight - 3, x)
+    torch.testing.assert_close(norms, weight.square().sum().expand(n), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.GELU()])
+@pytest.mark.parametrize("limit", [None, 2])
+def test_it_is_the_norm_of_the_explicit_jacobian(activation, limit):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 16), activation, nn.Linear(16, 4)).double()
+    x = torch.randn(7, 3).double()
+    jacobians = [torch.autograd.functional.jacobian(network, sample) for sample in x]
+    expected = torch.stack([jacobian.square().sum() for jacobian in jacobians])
+    torch.testing.assert_close(squared_jacobian_norms(network, x, limit=limit), expected)
+
+
+def test_fewer_directions_are_unbiased():
+    weight = torch.randn(3, 400, generator=torch.Generator().manual_seed(1)).double()
+    zero = torch.zeros(1, 3).double()
+    (norm,) = squared_jacobian_norms(lambda x: x @ weight, zero, directions=100)
+    # Relative standard deviation about √(2 / (3 · 100)) for three inputs.
+    assert norm.item() == pytest.approx(weight.square().sum().item(), rel=0.2)
+    orthonormal = torch.eye(400).double()
+    (norm,) = squared_jacobian_norms(
+        lambda x: x @ orthonormal, torch.zeros(1, 400).double(), directions=7
+    )
+    assert norm.item() == pytest.approx(400)
+
+
+def test_the_measure_is_the_mean_over_samples():
+    x = torch.tensor([[-1.0], [1.0], [2.0], [3.0]])
+    run = nlbench.evaluate(nn.ReLU(), x, "geometric-complexity")
+    assert run["geometric-complexity"].summary == {"value": 0.75, "error": 0.25}
+
+
+def test_an_output_without_derivative_is_undefined():
+    with pytest.raises(Undefined, match="does not depend on the input"):
+        squared_jacobian_norms(lambda x: x.detach(), torch.ones(2, 2))
+
+
+def test_derivatives_that_are_not_finite_are_refused():
+    with pytest.raises(NotFinite):
+        squared_jacobian_norms(torch.sqrt, torch.zeros(2, 2))
+
+
+def test_outputs_that_are_not_finite_are_refused():
+    with pytest.raises(NotFinite):
+        squared_jacobian_norms(torch.relu, torch.full((2, 2), float("nan")))
