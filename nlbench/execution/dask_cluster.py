@@ -8,8 +8,9 @@ import json
 import logging
 import queue
 import signal
+import threading
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from nlbench.cells import Cell
 from nlbench.errors import RequestError, error_text, one_line
 from nlbench.progress import Progress
+from nlbench.signals import uninterrupted
 from nlbench.store.record import Record
 
 from .work_units import Unit, UnmeasuredCells, WorkerEvent, from_message, keys_of, to_message
@@ -56,9 +58,33 @@ def measure_on_cluster(
                 if left:
                     yield UnmeasuredCells(left, problem or "the worker returned no result")
         finally:
-            with contextlib.suppress(Exception):  # The cluster may be gone.
-                client.cancel(futures)
-                client.run(end_idle_workers)
+            _call_within(CLOSE_SECONDS, lambda: _stop(client, futures))
+
+
+def _stop(client: Any, futures: Sequence[Any]) -> None:
+    """Cancel a run's tasks and end its idle workers."""
+    client.cancel(futures)
+    client.run(end_idle_workers)
+
+
+CLOSE_SECONDS = 10.0
+"""Time that a cluster has to stop; it may be gone or hang."""
+
+
+def _call_within(seconds: float, function: Callable[[], None]) -> None:
+    """Call a function, without interruption, and return when it ends or the time is over.
+
+    Its errors are ignored. A Dask client that is interrupted while it closes waits for timeouts.
+    """
+
+    def call() -> None:
+        with contextlib.suppress(Exception):
+            function()
+
+    thread = threading.Thread(target=call, name="nlbench stops Dask", daemon=True)
+    with uninterrupted():
+        thread.start()
+        thread.join(seconds)
 
 
 def _new_results(
@@ -122,9 +148,13 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
     except ImportError as error:
         raise RequestError("--executor dask needs Dask: pip install 'nlbench[dask]'") from error
     address = pool.execution.address
-    with ExitStack() as stack:
+    stack = ExitStack()
+    try:
         try:
-            if not address:
+            if address:
+                # Not left to the client, which would wait to be closed after such an error.
+                importlib.import_module("distributed.comm").resolve_address(address)
+            else:
                 with _interrupts_blocked():
                     cluster = distributed.LocalCluster(
                         n_workers=pool.workers,
@@ -138,10 +168,12 @@ def _cluster(pool: WorkerPool) -> Iterator[Any]:
                 address = cluster.scheduler_address
             client = distributed.Client(address, timeout=10, set_as_default=False)
             stack.enter_context(client)
-        except (OSError, ValueError, TimeoutError, RuntimeError) as error:
+        except (OSError, ValueError, OverflowError, RuntimeError, ImportError, Warning) as error:
             what = f"--address: no Dask scheduler at {address}" if address else "no Dask cluster"
             raise RequestError(f"{what} ({one_line(error)})") from error
         yield client
+    finally:
+        _call_within(CLOSE_SECONDS, stack.close)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from nlbench.progress import ProgressMonitor, Progress
+from nlbench.progress import Progress, ProgressMonitor
 from nlbench.store.record import Record
 
 from .dask_cluster import measure_on_cluster

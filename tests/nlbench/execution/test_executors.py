@@ -12,6 +12,7 @@ from workers import fork_workers
 
 import nlbench
 from nlbench.errors import RequestError
+from nlbench.execution.dask_cluster import _call_within
 from nlbench.execution.unit_runner import UnitRunner
 from nlbench.execution.work_units import Unit
 from nlbench.execution.worker_pool import WorkerPool
@@ -19,6 +20,7 @@ from nlbench.plan import make_plan
 from nlbench.progress import ProgressMonitor
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
+from nlbench.signals import interruptible
 from nlbench.store import locked_folder
 from nlbench.store.table import table_text
 
@@ -132,6 +134,37 @@ def test_missing_scheduler_is_one_line(plugin, tmp_path, monkeypatch):
         )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("address", ["garbage", "foo://x:1", "tcp://a:b", "tcp://[::1", "tcp://"])
+def test_malformed_address_starts_no_client(plugin, tmp_path, address, monkeypatch):
+    monkeypatch.setattr(pytest.importorskip("distributed"), "Client", None)
+    with pytest.raises(RequestError, match="--address: no Dask scheduler at"):
+        run(
+            request("plain"),
+            tmp_path / "run",
+            execution=ExecutionOptions(executor="dask", address=address),
+        )
+
+
+def test_interruption_of_a_cluster_that_stops_is_deferred():
+    stopped = []
+
+    def stop():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        stopped.append(True)
+        raise OSError("the cluster is gone")
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        _call_within(30.0, stop)
+    assert stopped
+
+
+def test_cluster_that_never_stops_is_left_alone():
+    begin = time.monotonic()
+    _call_within(0.05, threading.Event().wait)
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.slow
