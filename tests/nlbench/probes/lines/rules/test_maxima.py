@@ -12,6 +12,7 @@ from nlbench.probes.lines import trace_segment
 from nlbench.probes.lines.rules.maxima import (
     overtakes,
     pooling_windows,
+    window_leaders,
     window_overtakes,
     window_tops,
 )
@@ -178,3 +179,30 @@ def test_ranked_numbers_have_their_own_errors(name, args, expected):
     rule = rule_of(name, Input(0), *args, shapes=((1, 3),), shape=(1, len(expected)))
     output = x if name == "cummax" else torch.zeros(1, len(expected))
     assert rule.bound([x], [bound], output).tolist() == [expected]
+
+
+def test_lines_that_are_equal_but_for_rounding_share_their_ranks():
+    def forward(m, x):
+        a, b = x[:, :1], x[:, 1:]
+        return torch.cat([b, a, a * 0.1 / 0.1, a * 0.7 / 0.7, a * 0.3 / 0.3], 1).kthvalue(3)[0]
+
+    for seed in range(8):
+        start, end = tied_ends("", 2, seed)
+        end[..., 1] = 2 * start[0, 0] - start[0, 1] + (end - start)[0, 0]
+        trace = trace_segment(Net(lambda m, x: forward(m, x)[:, None]), start[0], end[0])
+        assert trace.crossings == 0
+
+
+def test_the_noise_of_a_distance_is_the_larger_of_two():
+    x = torch.tensor([[[1.0, 0.9, 0.0]]], dtype=torch.float64)
+    windows = torch.tensor([[0, 1, 2]])
+    for noisy in (0, 1):
+        noise = torch.zeros_like(x)
+        noise[..., noisy] = 0.2
+        assert window_leaders(x, windows, noise)[0].flatten().tolist() == [True, True, False]
+
+
+def test_windows_are_side_by_side_unless_a_stride_is_given():
+    for stride in ({}, {"stride": None}, {"stride": []}):
+        windows = pooling_windows("max_pool1d", (None, 2), stride, (4,), (2,))
+        assert windows.tolist() == [[0, 1], [2, 3]]

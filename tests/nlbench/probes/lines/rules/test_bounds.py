@@ -1,0 +1,148 @@
+"""Rounding errors of single operations, by the errors of their inputs."""
+
+import math
+
+import pytest
+import torch
+from programs import Net
+from torch.nn import functional as F
+
+from nlbench.probes.lines.recording.recorder import record_program
+
+ONE = torch.ones((), dtype=torch.float64)
+
+
+def last_rule(function, x):
+    return record_program(Net(function), x[:1].clone()).steps[-1].rule
+
+
+def bound_of(function, x, bound):
+    rule = last_rule(function, x)
+    return rule.bound([x], [bound], rule.apply([x]))
+
+
+def vector(*numbers):
+    return torch.tensor([numbers], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda m, x: x + x, [4e6, 2e6]),
+        (lambda m, x: x.sub(x, alpha=-3), [8e6, 4e6]),
+        (lambda m, x: x * -4, [8e6, 4e6]),
+        (lambda m, x: x / vector(4, 0.5), [0.5e6, 2e6]),
+        (lambda m, x: torch.lerp(x, ONE, 0.25), [1.5e6, 0.75e6]),
+        (lambda m, x: torch.lerp(ONE, x, 0.25), [0.5e6, 0.25e6]),
+        (lambda m, x: torch.addcmul(ONE, x, vector(2, 4), value=-3), [12e6, 12e6]),
+        (lambda m, x: torch.addcdiv(ONE, x, vector(2, 4), value=-3), [3e6, 0.75e6]),
+        (lambda m, x: torch.where(torch.tensor([True, False]), x, ONE), [2e6, 0]),
+        (lambda m, x: x.masked_fill(torch.tensor([True, False]), 7.0), [0, 1e6]),
+        (lambda m, x: x.sum(1, keepdim=True), [math.sqrt(5) * 1e6]),
+        (lambda m, x: x.mean(1, keepdim=True), [math.sqrt(5) / 2 * 1e6]),
+        (lambda m, x: x @ torch.tensor([[3.0], [4.0]]).double(), [math.sqrt(52) * 1e6]),
+        (lambda m, x: F.linear(x, vector(3, 4)), [math.sqrt(52) * 1e6]),
+        (lambda m, x: torch.einsum("bi,ji->bj", x, vector(3, 4)), [52**0.5 * 1e6]),
+        (lambda m, x: x.cumsum(1), [2e6, math.sqrt(5) * 1e6]),
+        (lambda m, x: x.flip(1), [1e6, 2e6]),
+        (lambda m, x: torch.cat([x, vector(5)], 1), [2e6, 1e6, 0]),
+        (lambda m, x: F.pad(x, (1, 2)), [0, 2e6, 1e6, 0, 0]),
+        (lambda m, x: F.relu(x), [0, 1e6]),
+        (lambda m, x: F.leaky_relu(x, 0.5), [1e6, 1e6]),
+        (lambda m, x: F.rrelu(x, 0.125, 0.375), [0.5e6, 1e6]),
+        (lambda m, x: F.hardtanh(x, -0.5, 0.5), [0, 0]),
+        (lambda m, x: F.softshrink(x, 2.0), [2e6, 0]),
+        (lambda m, x: F.hardsigmoid(x), [2e6 / 6, 1e6 / 6]),
+        (lambda m, x: x.abs(), [2e6, 1e6]),
+    ],
+)
+def test_the_error_of_an_operation(function, expected):
+    # Errors that exceed the rounding of the operation itself by far.
+    bound = bound_of(function, vector(-2.5, 1.5), vector(2e6, 1e6))
+    assert bound.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_added_constant_is_rounded():
+    x = torch.zeros(1, 1, 2000, dtype=torch.float64)
+    even, peaked = torch.full_like(x, 8.0), x.clone()
+    peaked[..., 0] = 1e6
+    none = torch.zeros(1, 1, 1, dtype=torch.float64)
+    assert bound_of(lambda m, x: x + even, x, none).flatten().tolist() == [4.0]
+    # One large number does not blur the others.
+    bound = bound_of(lambda m, x: x + peaked, x, none).flatten()
+    assert bound[:2].tolist() == [5e5, 0]
+
+
+def test_parts_that_are_overwritten_have_the_errors_of_what_is_written():
+    def forward(m, x):
+        y = 4 * x
+        y[:, :1] = 10 * x[:, 2:]
+        return y.clone()
+
+    x, bound = vector(1, 2, 3), vector(1e6, 2e6, 3e6)
+    program = record_program(Net(forward), x.clone())
+    bounds, values = {0: bound}, {0: x}
+    for step in program.steps:
+        inputs = [values[i] for i in step.inputs]
+        values[step.output] = step.rule.apply(inputs)
+        bounds[step.output] = step.rule.bound(
+            inputs, [bounds[i] for i in step.inputs], values[step.output]
+        )
+    assert values[program.output].tolist() == [[30, 8, 12]]
+    assert bounds[program.output].expand(1, 3).tolist() == [[3e7, 8e6, 12e6]]
+
+
+def test_padding_keeps_the_axis_of_a_shared_error():
+    x = torch.ones(1, 2, 3, dtype=torch.float64)
+    shared = torch.tensor([[[5.0], [7.0]]], dtype=torch.float64)
+    bound = bound_of(lambda m, x: F.pad(x, (1, 1)), x, shared)
+    assert bound.expand(1, 2, 5)[0, :, 2].tolist() == [5, 7]
+    assert bound.shape == (1, 2, 1)
+
+
+@pytest.mark.parametrize("divisor", [None, 2, 16])
+def test_averages_divide_their_errors(divisor):
+    x = torch.ones(1, 1, 4, 4, dtype=torch.float64)
+    error = torch.full((1, 1, 1, 1), 1e6, dtype=torch.float64)
+    bound = bound_of(lambda m, x: F.avg_pool2d(x, 2, divisor_override=divisor), x, error)
+    assert float(bound.max()) == pytest.approx(2e6 / (divisor or 4), rel=1e-5)
+
+
+def test_inputs_of_a_wide_layer_share_the_largest_error():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(2, 10000, generator=generator, dtype=torch.float64)
+    x, bound = torch.ones(2, 1, 10000, dtype=torch.float64)
+    bound = bound * 1e6
+    bound[:, ::2] = 1.0
+    exact = (weight.square() @ bound.square().mT).sqrt().flatten()
+    shared = bound_of(lambda m, x: F.linear(x, weight), x, bound).flatten()
+    assert (shared >= exact).all()
+    assert (shared <= 1.5 * exact).all()
+
+
+def test_a_shared_error_is_that_of_several_slopes():
+    x = torch.tensor([[[1.0, 1.0, -1.0, -1.0]]], dtype=torch.float64)
+    shared = torch.full((1, 1, 1), 8.0, dtype=torch.float64)
+    leaky = bound_of(lambda m, x: F.leaky_relu(x, 0.5), x, shared)
+    assert float(leaky) == pytest.approx(8 * math.sqrt((1 + 0.25) / 2))
+    # Windows of few positions may be on the steeper piece.
+    assert float(bound_of(lambda m, x: F.leaky_relu(x, 0.01), -x.abs(), shared)) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("function", "kink"),
+    [
+        (lambda m, x: x.clamp(-3, 2), 2.0),
+        (lambda m, x: F.softshrink(x, 2.0) + 2, 2.0),
+        (lambda m, x: F.threshold(x, 2, 2), 2.0),
+        (lambda m, x: F.relu(x), 0.0),
+    ],
+)
+def test_a_number_within_noise_of_a_kink_is_put_onto_it(function, kink):
+    x = torch.tensor([[kink + 1e-9], [kink - 1e-9], [kink + 0.5]], dtype=torch.float64)
+    (rule, *_) = [s.rule for s in record_program(Net(function), x[:1].clone()).steps]
+    bound = torch.full_like(x, 1e9)
+    on_kink = rule.apply([torch.full_like(x, kink)])
+    snapped = rule.snap([x], [bound])
+    assert snapped[:2].tolist() == on_kink[:2].tolist()
+    assert snapped[2].tolist() == rule.apply([x])[2].tolist()
