@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nlbench.citation import Source
-from nlbench.errors import NotFinite, RequestError, Undefined, nearest
+from nlbench.errors import NotFinite, RequestError, nearest
 from nlbench.introspection.autodiff import is_vmapped
 from nlbench.measure import FunctionMeasure, MoreMeans
 from nlbench.options import Option, OptionValue
@@ -79,7 +79,7 @@ def affinity_score(
     ------
     nlbench.Undefined
         For fewer than two samples, a constant output, a constant input, or a singular Σx with
-        ``ridge=0``.
+        ``ridge=0``. Constant are samples whose spread is within rounding of their type.
     nlbench.NotFinite
         For NaN or infinities.
     nlbench.RequestError
@@ -107,10 +107,8 @@ def affinity_score(
     if x.shape != y.shape:
         raise RequestError(f"x is {tuple(x.shape)} and y is {tuple(y.shape)}, expected one shape")
     n = check_count(x, y)
-    if not y.varying.any():
-        raise Undefined("constant output")
-    if not x.varying.any():
-        raise Undefined("constant input: no map leads from it to an output that varies")
+    y.check_varies("output")
+    x.check_varies("input")
     added = [0.0, 0.0]
     if ridge_unit == "absolute":
         added, ridge = [_in_units(ridge, side.unit) for side in (x, y)], 0.0
@@ -161,7 +159,7 @@ class Affinity(FunctionMeasure):
     probe: ClassVar[str] = "sites"
     bounds: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "shrinkage": Option(
             "ledoit-wolf",

@@ -80,9 +80,8 @@ def linear_cka(x: Samples, y: Samples, *, debiased: bool = False) -> Tensor:
     """
     x, y = prepared(x, "x"), prepared(y, "y")
     check_count(x, y, at_least=_min_samples(debiased))
-    for side, role in ((x, "input"), (y, "output")):
-        if not side.varying.any():
-            raise Undefined(f"constant {role}")
+    x.check_varies("input")
+    y.check_varies("output")
     if debiased:
         return _unbiased_linear_terms(x.centered, y.centered).alignment()
     return _alignment(*_inner_products(x.scaled, y.scaled))
@@ -268,8 +267,7 @@ class _GaussianKernel:
     @classmethod
     def of(cls, side: Prepared, bandwidth: float, role: str) -> _GaussianKernel:
         """Choose the width as a fraction of the median distance between different samples."""
-        if not side.varying.any():
-            raise Undefined(f"constant {role}")
+        side.check_varies(role)
         squares = _squared_distances(side.values.detach(), side.unit)
         upper = torch.ones_like(squares, dtype=torch.bool).triu(1)
         # Squared distances of equal samples are within rounding of zero.
@@ -335,9 +333,8 @@ class _BiasedAccumulator(PairsAccumulator):
         moments = self.pairs.moments
         if moments is None:
             return {"value": linear_cka(*self.pairs.rows()).item()}
-        for varies, role in ((moments.varying_x, "input"), (moments.varying_y, "output")):
-            if not varies.any():
-                raise Undefined(f"constant {role}")
+        moments.check_varies("input")
+        moments.check_varies("output")
         moments = moments.in_common_units()
         norms = (m.square().sum() for m in (moments.xy, moments.xx, moments.yy))
         return {"value": _alignment(*norms).item()}

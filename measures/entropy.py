@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from nlbench.citation import Source
-from nlbench.errors import NotFinite
+from nlbench.errors import NotFinite, Undefined
 from nlbench.measure import MoreMeans, PooledMeasure
 
 from .papers import affinity_paper
 from .statistics.mean_change import ChangeAccumulator
 from .statistics.prepared import Samples, prepare, prepared
+from .statistics.samples import EPSILON, varying
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.site import SiteBatch
@@ -45,7 +46,7 @@ def histogram_entropy(values: Samples) -> Tensor:
     Raises
     ------
     nlbench.Undefined
-        If there are no features.
+        If there are no features, or those of a sample differ within rounding of their type.
     nlbench.NotFinite
         For NaN or infinities, or a range that overflows.
     nlbench.RequestError
@@ -61,24 +62,30 @@ def histogram_entropy(values: Samples) -> Tensor:
     >>> histogram_entropy(torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 9.0]])).exp()
     tensor([4.0000, 1.7548], dtype=torch.float64)
     """
-    features = prepared(values, "values").values
-    d = features.shape[1]
-    chunks = torch.split(features, max(1, CHUNK_FEATURES // d))
-    return torch.cat([_entropies(chunk) for chunk in chunks])
+    samples = prepared(values, "values")
+    d = samples.shape[1]
+    chunks = torch.split(samples.values, max(1, CHUNK_FEATURES // d))
+    return torch.cat([_entropies(chunk, samples.rounding) for chunk in chunks])
 
 
-def _entropies(values: Tensor) -> Tensor:
+def _entropies(values: Tensor, rounding: float) -> Tensor:
     n, d = values.shape
-    low = values.amin(1, keepdim=True)
-    width = values.amax(1, keepdim=True) - low
+    low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
+    width = high - low
     if not torch.isfinite(width).all():
         raise NotFinite("the range of the values is too large for float64")
+    if unknown := int(((width > 0) & ~varying(low, high, rounding)).sum()):
+        name, advice = ("float64", "") if rounding <= EPSILON else _FLOAT32
+        raise Undefined(f"the features of {unknown} samples are equal to {name}'s rounding{advice}")
     bins = ((values - low) / torch.where(width > 0, width, 1.0) * d).long().clamp_(max=d - 1)
     bins += torch.arange(n, device=values.device)[:, None] * d
     counts = torch.bincount(bins.flatten(), minlength=n * d).view(n, d).to(values.dtype)
     entropies = math.log(d) - torch.xlogy(counts, counts).sum(1) / d
     # The entropy of a single bin is exactly zero, without rounding.
     return torch.where(width[:, 0] > 0, entropies, 0.0)
+
+
+_FLOAT32 = ("float32", ": try --precision float64")
 
 
 class Entropy(PooledMeasure):
@@ -90,7 +97,7 @@ class Entropy(PooledMeasure):
 
     name: ClassVar[str] = "entropy"
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order", "units")
     independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")

@@ -128,7 +128,7 @@ class Norm(PairsMeasure):
     name: ClassVar[str] = "norm"
     bounds: ClassVar[tuple[float, float]] = (0.0, math.inf)
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     options: ClassVar[Mapping[str, Option]] = {
         "kind": Option("relative", "norm relative to the input's, or absolute", choices=KINDS)
     }

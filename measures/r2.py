@@ -32,6 +32,11 @@ __all__ = ["R2", "r2_score"]
 KINDS = ("ordinary", "adjusted", "crossvalidated")
 FOLDS = 5
 
+# Weakest direction of a site's standardised inputs that takes part in the fit, as a share of the
+# strongest. Weaker ones are filled by rounding in float32, and absent or not in float64. As few
+# samples for each input as at a site, every direction explains some of the output by chance.
+WEAKEST_DIRECTION = 1e-5
+
 # For streams each fold has its own moments, and is predicted from those of all others: memory
 # grows with the number of folds, time with its square.
 MAX_FOLDS = 100
@@ -93,32 +98,42 @@ def r2_score(x: Samples, y: Samples, *, kind: str = "ordinary", folds: int = FOL
     if kind not in KINDS:
         raise RequestError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
     x, y = prepared(x, "x"), prepared(y, "y")
+    if kind != "crossvalidated":
+        return _r2_of_rows(x, y, kind)
+    if folds < 2:
+        raise RequestError(f"folds = {folds}, expected at least 2")
+    return _crossvalidated(x, y, folds)
+
+
+def _r2_of_rows(x: Prepared, y: Prepared, kind: str, weakest: float = 0.0) -> Tensor:
+    """Compute the ordinary or adjusted R² of `r2_score`."""
     n = check_count(x, y)
-    if kind == "crossvalidated":
-        if folds < 2:
-            raise RequestError(f"folds = {folds}, expected at least 2")
-        return _crossvalidated(x, y, folds)
     _check_enough(n, x.shape[1])
-    _check_varies(y.varying)
+    y.check_varies("output")
     values, targets = x.values[:, x.varying], _unit_columns(centered(y.values[:, y.varying]))
     inputs = centered(values)
-    directions, _, _ = _decomposed(inputs, _peaks(inputs), _peaks(values), x.rounding)
+    # In units, so that no norm under- or overflows.
+    unit = _peaks(inputs)
+    scale = torch.linalg.vector_norm(inputs / unit, dim=0) * unit
+    directions, _, _ = _decomposed(inputs, scale, _peaks(values), x.rounding, weakest)
     residuals = targets - directions @ (directions.T @ targets)
     unexplained = residuals.square().sum(0) / targets.square().sum(0)
     return _average(unexplained, n, directions.shape[1], kind)
 
 
 def _decomposed(
-    inputs: Tensor, scale: Tensor, peaks: Tensor, rounding: float
+    inputs: Tensor, scale: Tensor, peaks: Tensor, rounding: float, weakest: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Decompose centred inputs (n, d) over their scale by singular values.
 
-    Directions within rounding, of the computation or of the inputs, are omitted. `peaks` (d,) are
-    the largest magnitudes of the inputs before centring.
+    Directions within rounding, of the computation or of the inputs, are omitted, and those below
+    `weakest` of the strongest. `peaks` (d,) are the largest magnitudes of the inputs before
+    centring.
     """
     left, strengths, right = singular_value_decomposition(inputs / scale)
     errors = rounding_norms(peaks, len(inputs), rounding) / scale
-    is_significant = strengths > max(inputs.shape) * EPSILON * strengths[:1]
+    weakest = max(weakest, max(inputs.shape) * EPSILON)
+    is_significant = strengths > weakest * strengths[:1]
     is_significant &= strengths.square() > right.square() @ errors.square()
     return left[:, is_significant], strengths[is_significant], right[is_significant]
 
@@ -126,16 +141,16 @@ def _decomposed(
 def _directions_of(moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
     """Decompose moments into scale (d,) of the varying inputs, strengths (r,), directions (d, r).
 
-    The condition number of moments is the square of the data's: input directions whose spread is
-    below sqrt(d ε) of the strongest, 3e-7 for d = 512, are within rounding of the moments. They
-    are omitted, like directions within rounding of the data.
+    Directions below `WEAKEST_DIRECTION`, and within rounding of the data, are omitted. The
+    condition number of moments is the square of the data's: they resolve spreads down to
+    sqrt(d ε) of the strongest, 3e-7 for d = 512.
     """
     inputs = moments.varying_x
     scale = moments.xx.diagonal()[inputs].sqrt()
     correlation = moments.xx[inputs][:, inputs] / torch.outer(scale, scale)
     strengths, directions = torch.linalg.eigh(correlation)
     errors = moments.rounding_x[inputs] / scale
-    is_significant = strengths > len(strengths) * EPSILON * strengths[-1:]
+    is_significant = strengths > WEAKEST_DIRECTION**2 * strengths[-1:]
     is_significant &= strengths > errors.square() @ directions.square()
     return scale, strengths[is_significant], directions[:, is_significant]
 
@@ -144,7 +159,7 @@ def _r2_of_moments(moments: Moments, kind: str) -> Tensor:
     """Compute R² from moments."""
     inputs, outputs = moments.varying_x, moments.varying_y
     _check_enough(moments.n, moments.inputs)
-    _check_varies(outputs)
+    moments.check_varies("output")
     scale, strengths, directions = _directions_of(moments)
     loads = moments.xy[inputs][:, outputs] / scale[:, None]
     loads = directions.T @ loads / strengths.sqrt()[:, None]
@@ -179,21 +194,17 @@ def _check_enough(n: int, d: int) -> None:
         )
 
 
-def _check_varies(outputs: Tensor) -> None:
-    if not outputs.any():
-        raise Undefined("constant output")
-
-
-def _crossvalidated(x: Prepared, y: Prepared, folds: int) -> Tensor:
+def _crossvalidated(x: Prepared, y: Prepared, folds: int, weakest: float = 0.0) -> Tensor:
     """Compute the cross-validated R² of `r2_score`."""
-    _check_varies(y.varying)
+    check_count(x, y)
+    y.check_varies("output")
     targets = _unit_columns(centered(y.values[:, y.varying]))
     fold = torch.arange(len(x), device=targets.device) % folds
     residual = torch.zeros_like(targets[0])
     for held_out in range(min(folds, len(x))):
         test = fold == held_out
         train = x.values[~test], targets[~test]
-        errors = _prediction_errors(*train, x.values[test], targets[test], x.rounding)
+        errors = _prediction_errors(*train, x.values[test], targets[test], x.rounding, weakest)
         residual += errors.square().sum(0)
     return _mean_score(residual, targets.square().sum(0))
 
@@ -208,21 +219,21 @@ def _mean_score(residual: Tensor, total: Tensor) -> Tensor:
 
 
 def _prediction_errors(
-    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float
+    x: Tensor, y: Tensor, test_x: Tensor, test_y: Tensor, rounding: float, weakest: float
 ) -> Tensor:
     """Compute the prediction errors (m, k) for test samples, by the fit of y on x.
 
     Inputs are standardised within the training samples, in units in which no square under- or
     overflows.
     """
-    inputs = varying_columns(x)
+    inputs = varying_columns(x, rounding)
     x, origin = x[:, inputs], x[0, inputs]
     level, shift = y.mean(0), (x - origin).mean(0)
     deviations = centered(x)
     unit = column_units(deviations)
     deviations /= unit
     scale = torch.linalg.vector_norm(deviations, dim=0)
-    left, strengths, right = _decomposed(deviations, scale, _peaks(x) / unit, rounding)
+    left, strengths, right = _decomposed(deviations, scale, _peaks(x) / unit, rounding, weakest)
     loads = left.T @ (y - level) / strengths[:, None]
     standardized = (test_x[:, inputs] - origin - shift) / unit / scale
     errors: Tensor = test_y - level - (standardized @ right.T) @ loads
@@ -242,7 +253,7 @@ class _R2Accumulator(PairsAccumulator):
         if pairs.n == 0:
             raise Undefined("no samples")
         if pairs.moments is None:
-            return {"value": r2_score(*pairs.rows(), kind=self._kind).item()}
+            return {"value": _r2_of_rows(*pairs.rows(), self._kind, WEAKEST_DIRECTION).item()}
         return {"value": _r2_of_moments(pairs.moments, self._kind).item()}
 
 
@@ -257,7 +268,7 @@ class _FoldAccumulator(Accumulator):
         self.n = 0
         self._folds = folds
         self._rows: list[tuple[Tensor, Tensor]] = []
-        self._rounding = EPSILON
+        self._rounding = (EPSILON, EPSILON)
         self._origin: Tensor | None = None
         self._moments: dict[int, Moments] = {}
 
@@ -281,7 +292,10 @@ class _FoldAccumulator(Accumulator):
                 f"a batch has {(x.shape[1], y.shape[1])} columns, those before {self._widths}"
             )
         self._rows.append((x.values.clone(), y.values.clone()))
-        self._rounding = max(self._rounding, x.rounding)
+        self._rounding = (
+            max(self._rounding[0], x.rounding),
+            max(self._rounding[1], y.rounding),
+        )
         self.n += len(x)
         if self._moments or self.n > 2 * max(self._widths) + self._folds:
             self._condense()
@@ -306,9 +320,8 @@ class _FoldAccumulator(Accumulator):
             raise Undefined("no samples")
         if self._moments:
             return {"value": self._of_moments().item()}
-        x, y = (Prepared(values, self._rounding) for values in self._gathered())
-        check_count(x, y)
-        return {"value": _crossvalidated(x, y, self._folds).item()}
+        x, y = map(Prepared, self._gathered(), self._rounding)
+        return {"value": _crossvalidated(x, y, self._folds, WEAKEST_DIRECTION).item()}
 
     def remark(self) -> str:
         """Return the number of folds."""
@@ -317,7 +330,7 @@ class _FoldAccumulator(Accumulator):
     def _of_moments(self) -> Tensor:
         whole = reduce(Moments.merged, self._moments.values())
         outputs = whole.varying_y
-        _check_varies(outputs)
+        whole.check_varies("output")
         parts = {index: part.in_units(whole.unit) for index, part in self._moments.items()}
         residual = torch.zeros_like(whole.mean[whole.inputs :][outputs])
         for index, test in parts.items():
@@ -345,7 +358,8 @@ def _squared_errors(train: Moments, test: Moments) -> Tensor:
 class R2(PairsMeasure):
     """R² of the affine least-squares fit of a site's output on its input.
 
-    One fit for all samples of the run, from second moments accumulated in float64. A site with at
+    One fit for all samples of the run, from second moments accumulated in float64. Directions of
+    the standardised inputs below 1e-5 of the strongest count as absent. A site with at
     most d + 1 samples for its d inputs is undefined, since the fit would be exact for any
     activation; its cross-validated value is defined. The ordinary value is in [0, 1]; the others
     may be negative.
@@ -354,7 +368,7 @@ class R2(PairsMeasure):
     name: ClassVar[str] = "r2"
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     more_means: ClassVar[MoreMeans] = "less nonlinear"
-    version: ClassVar[str] = "2"
+    version: ClassVar[str] = "3"
     options: ClassVar[Mapping[str, Option]] = {
         "kind": Option(
             "ordinary",

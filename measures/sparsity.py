@@ -122,7 +122,7 @@ class Sparsity(PooledMeasure):
     name: ClassVar[str] = "sparsity"
     bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     more_means: ClassVar[MoreMeans] = "neither"
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     invariant_to: ClassVar[tuple[str, ...]] = ("batches", "order")
     independent_sites: ClassVar[bool] = True
     source: ClassVar[Source] = affinity_paper("appendix E")

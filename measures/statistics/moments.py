@@ -12,7 +12,14 @@ from nlbench.errors import RequestError
 from nlbench.measure import Accumulator, PooledMeasure
 
 from .prepared import Prepared, Samples, prepare, prepared
-from .samples import EPSILON, check_count, column_units, rounding_norms, varying
+from .samples import (
+    EPSILON,
+    check_count,
+    column_units,
+    constant_side,
+    rounding_norms,
+    varying,
+)
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
@@ -41,8 +48,8 @@ class Moments:
         Mean and extremes of (z - origin) / unit.
     scatter : tensor of shape (d + k, d + k)
         Sum of (z - mean) (z - mean)ᵀ, in these units.
-    rounding : float
-        Relative error of x; see `Prepared`.
+    rounding : tuple of float
+        Relative errors of x and of y; see `Prepared`.
     """
 
     n: int
@@ -53,10 +60,16 @@ class Moments:
     low: Tensor
     high: Tensor
     scatter: Tensor
-    rounding: float = EPSILON
+    rounding: tuple[float, float] = (EPSILON, EPSILON)
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, origin: Tensor, rounding: float = EPSILON) -> Moments:
+    def of(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        origin: Tensor,
+        rounding: tuple[float, float] = (EPSILON, EPSILON),
+    ) -> Moments:
         """Compute the moments of samples x (n, d) and y (n, k), both float64.
 
         Raises
@@ -120,7 +133,10 @@ class Moments:
             torch.minimum(first.low, second.low),
             torch.maximum(first.high, second.high),
             scatter,
-            max(self.rounding, other.rounding),
+            (
+                max(self.rounding[0], other.rounding[0]),
+                max(self.rounding[1], other.rounding[1]),
+            ),
         )
 
     @property
@@ -140,28 +156,32 @@ class Moments:
 
     @property
     def varying_x(self) -> Tensor:
-        """True for columns (d,) of x that vary."""
-        return self._varying[: self.inputs]
+        """True for columns (d,) of x that vary by more than their rounding."""
+        return varying(*self._extremes_of("input"), self.rounding[0])
 
     @property
     def varying_y(self) -> Tensor:
-        """True for columns (k,) of y that vary."""
-        return self._varying[self.inputs :]
+        """True for columns (k,) of y that vary by more than their rounding."""
+        return varying(*self._extremes_of("output"), self.rounding[1])
+
+    def check_varies(self, role: str) -> None:
+        """Raise `nlbench.Undefined` if no column varies; see `constant_side`."""
+        low, high = self._extremes_of(role)
+        rounding = self.rounding[role == "output"]
+        if not varying(low, high, rounding).any():
+            raise constant_side(role, rounding, equal=torch.equal(low, high))
 
     @property
     def rounding_x(self) -> Tensor:
         """Norms (d,) of rounding errors in the columns of x, in units."""
-        low, high = (side[: self.inputs] for side in self._extremes)
+        low, high = self._extremes_of("input")
         peaks = torch.maximum(low.abs(), high.abs()) / self.unit[: self.inputs]
-        return rounding_norms(peaks, self.n, self.rounding)
+        return rounding_norms(peaks, self.n, self.rounding[0])
 
-    @property
-    def _varying(self) -> Tensor:
-        return varying(*self._extremes)
-
-    @property
-    def _extremes(self) -> tuple[Tensor, Tensor]:
-        return self.low * self.unit + self.origin, self.high * self.unit + self.origin
+    def _extremes_of(self, role: str) -> tuple[Tensor, Tensor]:
+        side = slice(self.inputs) if role == "input" else slice(self.inputs, None)
+        unit, origin = self.unit[side], self.origin[side]
+        return self.low[side] * unit + origin, self.high[side] * unit + origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +230,8 @@ class SamplePairs:
             return self
         n = self.n + count
         if self.moments is not None:
-            of_batch = Moments.of(x.values, y.values, self.moments.origin, x.rounding)
+            rounding = (x.rounding, y.rounding)
+            of_batch = Moments.of(x.values, y.values, self.moments.origin, rounding)
             return SamplePairs(n, self.moments.merged(of_batch), widths=widths)
         # The caller may modify its tensors later, as an in-place activation does.
         copies = tuple(Prepared(side.values.clone(), side.rounding) for side in (x, y))
@@ -219,7 +240,7 @@ class SamplePairs:
             return pairs
         x, y = pairs.rows()
         origin = torch.cat([x.values[0], y.values[0]])
-        moments = Moments.of(x.values, y.values, origin, x.rounding)
+        moments = Moments.of(x.values, y.values, origin, (x.rounding, y.rounding))
         return SamplePairs(n, moments, widths=widths)
 
     def rows(self) -> tuple[Prepared, Prepared]:

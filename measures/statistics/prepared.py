@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from .samples import EPSILON, as_samples, centered, power_of_two, varying_columns
+from .samples import (
+    EPSILON,
+    as_samples,
+    centered,
+    constant_side,
+    power_of_two,
+    varying_columns,
+)
 
 if TYPE_CHECKING:
     from nlbench.probes.sites.shared import Pair
@@ -53,8 +60,14 @@ class Prepared:
 
     @cached_property
     def varying(self) -> Tensor:
-        """True for columns (d,) that vary by more than double precision's rounding."""
-        return varying_columns(self.values)
+        """True for columns (d,) that vary by more than the rounding of the samples."""
+        return varying_columns(self.values, self.rounding)
+
+    def check_varies(self, role: str) -> None:
+        """Raise `nlbench.Undefined` if no column varies; see `constant_side`."""
+        if not self.varying.any():
+            equal = bool((self.values == self.values[:1]).all())
+            raise constant_side(role, self.rounding, equal=equal)
 
     @cached_property
     def centered(self) -> Tensor:

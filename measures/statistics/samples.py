@@ -16,6 +16,7 @@ __all__ = [
     "centered",
     "check_count",
     "column_units",
+    "constant_side",
     "power_of_two",
     "rounding_norms",
     "varying",
@@ -169,17 +170,37 @@ def rounding_norms(peaks: Tensor, n: int, rounding: float) -> Tensor:
     return ERROR_IN_ROUNDINGS * rounding * math.sqrt(n) * peaks
 
 
-def varying(low: Tensor, high: Tensor) -> Tensor:
-    """Return True for columns (d,) that vary by more than float64's rounding of their magnitude.
+def varying(low: Tensor, high: Tensor, rounding: float = EPSILON) -> Tensor:
+    """Return True for columns (d,) that vary by more than the rounding of their magnitude.
 
     Parameters
     ----------
     low, high : tensor of shape (d,)
         Smallest and largest value of each column.
+    rounding : float
+        Spacing of the samples' type; see `Prepared`.
     """
-    return high - low > 8 * EPSILON * torch.maximum(low.abs(), high.abs())
+    return high - low > ERROR_IN_ROUNDINGS * rounding * torch.maximum(low.abs(), high.abs())
 
 
-def varying_columns(samples: Tensor) -> Tensor:
+def varying_columns(samples: Tensor, rounding: float = EPSILON) -> Tensor:
     """Return True for columns of an (n, d) tensor that vary; see `varying`."""
-    return varying(samples.detach().amin(0), samples.detach().amax(0))
+    return varying(samples.detach().amin(0), samples.detach().amax(0), rounding)
+
+
+def constant_side(role: str, rounding: float, *, equal: bool) -> Undefined:
+    """Return the error of an input or output without a column that varies.
+
+    Parameters
+    ----------
+    role : {"input", "output"}
+    rounding : float
+        Spacing of the samples' type; see `Prepared`.
+    equal : bool
+        True if all samples are equal, False if they differ by rounding.
+    """
+    if equal or rounding <= EPSILON:
+        return Undefined(f"constant {role}")
+    return Undefined(
+        f"constant {role}: its spread is below float32's rounding: try --precision float64"
+    )

@@ -108,3 +108,12 @@ def test_the_callers_tensors_are_left_alone():
     affinity_score(x, y)
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
+
+
+def test_spread_below_rounding_of_the_type_is_constant():
+    x = 1e-7 * torch.randn(512, 8, generator=torch.Generator().manual_seed(0))
+    message = "constant output: its spread is below float32's rounding: try --precision float64"
+    with pytest.raises(Undefined, match=message):
+        affinity_score(x, torch.sigmoid(x))
+    wide = x.double()
+    assert affinity_score(wide, torch.sigmoid(wide)).item() == pytest.approx(1, abs=1e-6)

@@ -237,3 +237,13 @@ def test_terms_in_other_units_are_those_of_samples_in_these_units():
         *(torch.tensor(v) for v in (3 / 64, 4 / 16, 5 / 256, 6 / 16, 7 / 256)), 2.0, 8.0
     )
     assert moved == expected
+
+
+@pytest.mark.parametrize("settings", [{}, {"debiased": True}, {"kernel": "rbf"}], ids=str)
+def test_spread_below_rounding_of_the_type_is_constant(settings):
+    x = 1e-7 * torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    value = read(CKA(**settings), [(x, torch.sigmoid(x))])
+    assert value.status == "undefined"
+    assert value.reason.startswith("constant output")
+    wide = read(CKA(**settings), [(x.double(), torch.sigmoid(x.double()))])
+    assert wide.summary["value"] == pytest.approx(1, abs=1e-3)

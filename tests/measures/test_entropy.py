@@ -100,3 +100,12 @@ def test_a_site_without_features_or_samples_is_undefined():
     assert read(Entropy(), [(torch.ones(3, 0), torch.ones(3, 0))]).values[0].status == "undefined"
     empty = torch.ones(0, 3)
     assert read(Entropy(), [(empty, empty)]).values[0].reason == "no samples"
+
+
+def test_features_that_differ_by_rounding_have_no_entropy():
+    values = torch.sigmoid(1e-7 * torch.tensor(features(0, 5, 16)))
+    message = "the features of 5 samples are equal to float32's rounding: try --precision float64"
+    with pytest.raises(Undefined, match=message):
+        histogram_entropy(values.float())
+    assert (histogram_entropy(values) > 1).all()
+    assert (histogram_entropy(torch.full((5, 16), 0.1)) == 0).all()

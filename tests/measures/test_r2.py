@@ -259,3 +259,31 @@ def test_a_number_of_folds_that_cannot_be_carried_out_is_refused_in_one_line(fol
         RequestError, match=f"r2.folds: {folds} is out of bounds, expected 2 to 100"
     ):
         R2(kind="crossvalidated", folds=folds)
+
+
+def test_outputs_that_differ_by_rounding_are_constant():
+    x = 1e-7 * normal(0, 512, 8).float()
+    y = torch.sigmoid(x)
+    message = "constant output: its spread is below float32's rounding: try --precision float64"
+    with pytest.raises(Undefined, match=message):
+        r2_score(x, y)
+    assert result([(x[:99], y[:99]), (x[99:], y[99:])]).reason == message
+    assert r2_score(x.double(), torch.sigmoid(x.double())).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "adjusted", "crossvalidated"])
+@pytest.mark.parametrize("strength", [1e-4, 1e-6, 1e-9])
+def test_streams_fit_no_direction_that_rounding_may_fill(kind, strength):
+    torch.manual_seed(0)
+    x = torch.randn(40, 3, dtype=torch.float64)
+    almost = x.sum(1, keepdim=True) + strength * torch.randn(40, 1, dtype=torch.float64)
+    y = torch.randn(40, 2, dtype=torch.float64)
+    expected = torch.cat([x, almost], 1) if strength > 1e-5 else x
+    value = result([(torch.cat([x, almost], 1), y)], kind=kind).summary["value"]
+    if kind == "crossvalidated":
+        # Predictions have the smallest coefficients, which depend on copies of inputs.
+        assert math.isfinite(value)
+        rounded = torch.cat([x, almost], 1) + 1e-8 * torch.randn(40, 4, dtype=torch.float64)
+        assert result([(rounded, y)], kind=kind).summary["value"] == pytest.approx(value, abs=1e-3)
+    else:
+        assert value == pytest.approx(r2_score(expected, y, kind=kind).item(), abs=1e-6)

@@ -16,7 +16,9 @@ from nlbench.introspection.threads import measure_threads, overlap_pays
 from nlbench.introspection.workers import BackgroundWorkers
 from nlbench.probes import Listener, OnStep, ProbeOptions, Resources, Samples
 
+from .float64 import float64_copy_if_needed
 from .observation import channel_note, observe_sites
+from .probe import COMPARED_SAMPLES
 from .reduce import Function, Unreduced
 from .shared import Borrowed, Shared
 from .site import Site, SiteBatch
@@ -45,7 +47,8 @@ def observe(
     observation. Each gets its own copies, in the same order with any number of threads. In the
     first batch network and measures take turns; if the network or the source of the samples draws
     from the global random generators, as measures may, they do so to the end. Several threads
-    share the sites only if every measure declares its sites independent.
+    share the sites only if every measure declares its sites independent. A float32 network whose
+    rounding shows at its sites is run in float64.
     """
     sites: dict[str, Site] = {}
     unseen: dict[str, None] = {}
@@ -53,6 +56,17 @@ def observe(
     threads = measure_threads(resources.device) if resources.threads is None else resources.threads
     if not all(getattr(listener, "independent_sites", False) for listener in listeners):
         threads = 1
+
+    arguments: dict[str, Any] = {
+        "reduction": str(options["reduction"]),
+        "select": str(options["select"]),
+        "attention": bool(options["attention"]),
+        "memory": resources.memory,
+        "fitting_sizes": resources.fitting_sizes,
+    }
+    first_samples = samples.inputs[:COMPARED_SAMPLES].to(resources.device)
+    copy, unresolved = float64_copy_if_needed(model, first_samples, arguments, facts)
+    model = model if copy is None else copy
 
     def show(item: _Item) -> None:
         observation, wait = item
@@ -78,7 +92,8 @@ def observe(
             draws_nothing = number == 1 and rng_state(resources.device) == before
             if draws_nothing and overlap_pays(resources.device):
                 workers.set_limit(QUEUE_BYTES)
-            yield batch.to(resources.device)
+            batch = batch.to(resources.device)
+            yield batch.double() if copy is not None and batch.is_floating_point() else batch
             step()
 
     def lane(item: _Item) -> str:
@@ -96,28 +111,35 @@ def observe(
             model,
             batches(samples.batches(int(options["batch"])), workers),
             on_observation,
-            reduction=str(options["reduction"]),
-            select=str(options["select"]),
-            attention=bool(options["attention"]),
             functions=functions,
-            memory=resources.memory,
-            fitting_sizes=resources.fitting_sizes,
             on_unseen=unseen.setdefault,
+            **arguments,
         )
-    facts.update(_facts(sites, list(unseen), str(options["reduction"])))
+    facts.update(_facts(sites, list(unseen), unresolved, str(options["reduction"])))
     if not sites:
         inside = f", except inside {_abbreviated(list(unseen))}" if unseen else ""
         raise Undefined(f"the model calls no known activation function{inside}")
 
 
-def _facts(sites: Mapping[str, Site], unseen: Sequence[str], reduction: str) -> dict[str, Any]:
+def _facts(
+    sites: Mapping[str, Site], unseen: Sequence[str], unresolved: Sequence[str], reduction: str
+) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "sites": len(sites),
         "kinds": {name: site.kind for name, site in sites.items()},
     }
+    remarks = []
+    if unresolved:
+        facts["precision"] = "float64"
+        facts["unresolved"] = list(unresolved)
+        remarks.append(
+            f"measured in float64, since float32's rounding shows at {_abbreviated(unresolved, 2)}"
+        )
     if unseen:
         facts["unseen"] = list(unseen)
-        facts["remark"] = f"activations not seen: {_abbreviated(unseen)}"
+        remarks.append(f"activations not seen: {_abbreviated(unseen)}")
+    if remarks:
+        facts["remark"] = "; ".join(remarks)
     notes = {name: channel_note([site]) for name, site in sites.items() if site.assumed}
     if notes and reduction == "spatial":
         facts["remarks"] = notes

@@ -10,7 +10,10 @@ from nlbench.probes import LazyProbe, ProbeOptions
 
 from .select import Selection
 
-__all__ = ["SITES", "Sites"]
+__all__ = ["COMPARED_SAMPLES", "SITES", "Sites"]
+
+COMPARED_SAMPLES = 4
+"""Number of samples that are run beforehand, to see whether float32 resolves their differences."""
 
 
 class Sites(LazyProbe):
@@ -46,8 +49,8 @@ class Sites(LazyProbe):
         Selection.parse(str(options["select"]))
 
     def stored_samples(self, options: ProbeOptions) -> int:
-        """Return 1: all samples pass batch by batch."""
-        return 1
+        """Return the number of samples that are run beforehand; all pass batch by batch."""
+        return COMPARED_SAMPLES
 
 
 SITES = Sites()

@@ -1,0 +1,167 @@
+"""Measure a float32 network in float64 where float32's rounding shows at its sites.
+
+What rounding does to a column depends on everything that the network computed it from: the sum of
+a large offset and a small difference is rounded at the scale of the offset, also if the offset is
+subtracted later. Only a pass in float64 shows it, so the first samples are run in both types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlbench.introspection.float_types import own_float_type
+from nlbench.introspection.model_copy import double_copy
+from nlbench.introspection.precision import float32_precision
+from nlbench.introspection.random_state import preserve_rng_state, rng_state
+
+from .observation import observe_sites
+from .site import SiteBatch
+
+__all__ = ["float64_copy_if_needed", "unresolved_sites"]
+
+# Root of noise variance over variance, pooled over the columns of a side. Affinity, the most
+# sensitive measure, changes by as much or less.
+MAX_POOLED_NOISE = 3e-4
+
+# Mean over columns of noise variance over variance, at most 1 each. R² changes by about as much.
+MAX_MEAN_NOISE = 1e-4
+
+# Noise in units of a bin of `entropy`: the share of features that may change bins.
+MAX_BIN_NOISE = 1e-2
+
+# Range in roundings of a magnitude up to which a column counts as constant.
+CONSTANT_IN_ROUNDINGS = 8
+
+# The rows (k, d) of input and output at each site.
+_Rows = dict[str, tuple[Tensor, Tensor]]
+
+
+def float64_copy_if_needed(
+    model: nn.Module, first_samples: Tensor, options: Mapping[str, Any], facts: dict[str, Any]
+) -> tuple[nn.Module | None, list[str]]:
+    """Return a model's float64 copy if float32 does not resolve some of its sites.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    first_samples : tensor of shape (k, ...)
+        `COMPARED_SAMPLES`, of which two run in float64 too; of fewer than two nothing is known.
+    options : mapping
+        Arguments of `observe_sites`.
+    facts : dict
+        Filled with ``not_compared_with_float64``, the reason, if a float32 model can't be.
+
+    Returns
+    -------
+    copy : torch.nn.Module or None
+        None if all sites are resolved. Networks in other types, and float32 networks in TF32 or
+        under autocast, are measured as they are.
+    sites : list of str
+        Names of the sites that are not resolved.
+    """
+    device = first_samples.device
+    if len(first_samples) < 2 or not _computes_in_float32(model, first_samples):
+        return None, []
+    try:
+        with preserve_rng_state(device):
+            before = rng_state(device)
+            pair, others = first_samples[:2], first_samples[2:]
+            rows = _rows_at_sites(model, pair, options)
+            more = _rows_at_sites(model, others, options) if len(others) else {}
+            if rng_state(device) != before:
+                facts["not_compared_with_float64"] = "the network draws random numbers"
+                return None, []
+    except Exception:
+        # The pass over all samples raises it again.
+        return None, []
+    try:
+        with preserve_rng_state(device):
+            copy = double_copy(model)
+            pair = pair.double() if pair.is_floating_point() else pair
+            exact = _rows_at_sites(copy, pair, options)
+    except Exception as error:
+        # Any operation may lack float64, and the copy may not fit into memory.
+        facts["not_compared_with_float64"] = str(error).partition("\n")[0]
+        return None, []
+    sites = unresolved_sites(rows, exact, more)
+    return (copy, sites) if sites else (None, [])
+
+
+def _computes_in_float32(model: nn.Module, samples: Tensor) -> bool:
+    device = samples.device
+    if own_float_type(model) != torch.float32 or device.type == "mps":
+        return False
+    if samples.is_floating_point() and samples.dtype != torch.float32:
+        return False
+    is_tf32 = device.type == "cuda" and "tf32" in float32_precision(device).values()
+    return not is_tf32 and not torch.is_autocast_enabled(device.type)
+
+
+def _rows_at_sites(model: nn.Module, samples: Tensor, options: Mapping[str, Any]) -> _Rows:
+    rows: _Rows = {}
+
+    def keep(observation: SiteBatch) -> None:
+        rows[observation.place] = observation.x, observation.y
+
+    observe_sites(model, [samples], keep, **options)
+    return rows
+
+
+def unresolved_sites(rows: _Rows, exact: _Rows, others: _Rows) -> list[str]:
+    """Return the names of sites where rows in float32 differ too much from those in float64.
+
+    Parameters
+    ----------
+    rows, exact : mapping of str to pair of tensors of shape (k, d)
+        Input and output in float32 and in float64.
+    others : mapping of str to pair of tensors of shape (m, d)
+        Those of other samples in float32: two samples may be close to each other by chance.
+
+    Examples
+    --------
+    >>> offset = torch.tensor([[1.0, 2.0], [3.0, 5.0]], dtype=torch.float64)
+    >>> exact = {"relu": (offset, offset), "sigmoid": (offset, 0.5 + 1e-8 * offset)}
+    >>> rows = {name: (x.float(), y.float()) for name, (x, y) in exact.items()}
+    >>> unresolved_sites(rows, exact, {})
+    ['sigmoid']
+    """
+    names = [name for name in rows if name in exact]
+    return [
+        name
+        for name in names
+        if not all(map(_is_resolved, rows[name], exact[name], others.get(name, rows[name])))
+    ]
+
+
+def _is_resolved(values: Tensor, exact: Tensor, others: Tensor) -> bool:
+    """Return True if the rounding of values (k, d) is small in terms of their spread."""
+    if values.shape != exact.shape or len(values) < 2:
+        return True
+    every, rounding = torch.cat([values, others]).double(), torch.finfo(values.dtype).eps
+    varies = _varies(every, rounding) | _varies(exact, torch.finfo(exact.dtype).eps)
+    if not varies.any():
+        return True
+    errors = values.double() - exact
+    # An error that all samples share changes no score.
+    noise, variance = errors.var(0), every.var(0)
+    if noise.sum() > MAX_POOLED_NOISE**2 * variance.sum():
+        return False
+    share = torch.where(noise < variance, noise / variance, 1.0)[varies]
+    if share.mean() > MAX_MEAN_NOISE:
+        return False
+    low, high = exact.aminmax(dim=1)
+    bins = (high - low) / exact.shape[1]
+    differs = _varies(exact.T, torch.finfo(exact.dtype).eps)
+    # The smallest feature is the origin of the bins.
+    deviations = (errors - errors.mean(1, keepdim=True)).square().mean(1).sqrt()
+    return bool((deviations <= MAX_BIN_NOISE * bins)[differs].all())
+
+
+def _varies(columns: Tensor, rounding: float) -> Tensor:
+    low, high = columns.aminmax(dim=0)
+    peak = torch.maximum(low.abs(), high.abs())
+    return high - low > CONSTANT_IN_ROUNDINGS * rounding * peak
