@@ -1,4 +1,5 @@
 import tempfile
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -6,7 +7,8 @@ from hostile import write_plugin
 from workers import fork_workers
 
 import nlbench
-from nlbench.execution.supervisor import Worker, WorkerCrash
+from nlbench.execution import supervisor
+from nlbench.execution.supervisor import Phase, Supervisor, Worker, WorkerCrash, _late_cells
 from nlbench.request import ExecutionOptions, Request
 from nlbench.runner import run
 
@@ -130,3 +132,53 @@ def test_a_supervisor_leaves_no_file_behind(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
     worker.end()
     assert not list(tmp_path.iterdir())
+
+
+def cell_of(name, probe):
+    return SimpleNamespace(key=name, measure=SimpleNamespace(name=name, probe=probe))
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "pending", "late"),
+    [
+        ("observing", 0, "abcd", "ac"),
+        ("observing", 1, "abcd", "bd"),
+        # Cells that are recorded already are not late.
+        ("observing", 0, "bcd", "c"),
+        ("measuring", 2, "abcd", "c"),
+        # After the last record of a pass, the next one is late.
+        ("measuring", 2, "abd", "a"),
+        ("observing", 0, "bd", "bd"),
+        ("loading", 0, "bd", "bd"),
+        ("starting", 0, "abcd", "abcd"),
+    ],
+)
+def test_timeout_fails_only_the_cells_of_its_phase(name, cell, pending, late):
+    cells = [cell_of("a", "sites"), cell_of("b", "lines"), cell_of("c", "sites")]
+    cells.append(cell_of("d", "lines"))
+    phase = Phase(name, cell, 0.0, 0.0)
+    part = SimpleNamespace(cells=tuple(cells))
+    left = {cell.key: cell for cell in cells if cell.key in pending}
+    assert "".join(cell.key for cell in _late_cells(phase, part, left)) == late
+
+
+def test_worker_with_another_number_of_threads_is_replaced(monkeypatch):
+    ended, begun = [], []
+
+    class FreshWorker:
+        is_fresh = True
+
+        def __init__(self, threads):
+            self.threads = threads
+            begun.append(threads)
+
+        def end(self):
+            ended.append(self.threads)
+
+    monkeypatch.setattr(supervisor, "Worker", FreshWorker)
+    supervised = Supervisor(1, None)
+    first = supervised._ready()
+    assert supervised._ready() is first
+    supervised.threads = 2
+    assert supervised._ready().threads == 2
+    assert (begun, ended) == ([1, 2], [1])
