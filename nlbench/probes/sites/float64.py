@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nlbench.introspection.float_types import own_float_type
-from nlbench.introspection.model_copy import double_copy
+from nlbench.introspection.memory import available_memory
+from nlbench.introspection.model_copy import double_copy, tensors_of
 from nlbench.introspection.precision import float32_precision
 from nlbench.introspection.random_state import preserve_rng_state, rng_state
 
@@ -77,6 +78,10 @@ def float64_copy_if_needed(
                 return None, []
     except Exception:
         # The pass over all samples raises it again.
+        return None, []
+    # A device that is full after the copy could not run the model at all.
+    if sum(8 * tensor.numel() for tensor in tensors_of(model)) > available_memory(device) / 2:
+        facts["not_compared_with_float64"] = "too little memory for a copy of the model"
         return None, []
     try:
         with preserve_rng_state(device):

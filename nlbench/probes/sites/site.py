@@ -62,10 +62,10 @@ class SiteBatch:
     batch : int
         Index of the batch, from 0.
     x, y : tensor of shape (n, d)
-        Input and output of the activation after reduction, in the model's dtype (at least
-        float32) and on its device. n is the number of samples in the batch, or a multiple of it
-        if the network folds windows or tokens into the first axis. For a gated linear unit x is
-        the gated half.
+        Input and output of the activation after reduction, in the type that the model ran in (at
+        least float32) and on its device. n is the number of samples in the batch, or a multiple
+        of it if the network folds windows or tokens into the first axis. For a gated linear unit
+        x is the gated half.
     unreduced : mapping of str to pair of tensors of shape (n,)
         Results of the functions that the measure declares in ``unreduced``, applied to the whole
         input and the whole output. Access raises the function's error, if it failed.

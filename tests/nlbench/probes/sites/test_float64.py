@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 import nlbench
+from nlbench.probes.sites import float64
 from nlbench.probes.sites.float64 import unresolved_sites
 
 MEASURES = ["affinity", "r2", "cka", "norm", "sparsity", "entropy"]
@@ -80,6 +81,13 @@ def test_random_networks_are_not_compared():
     facts = run.records[0].probe.facts
     assert facts["not_compared_with_float64"] == "the network draws random numbers"
     assert "precision" not in facts
+
+
+def test_networks_that_fill_the_memory_are_not_copied(monkeypatch):
+    monkeypatch.setattr(float64, "available_memory", lambda device: 100)
+    run = nlbench.evaluate(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), normal(64, 8), ["norm"])
+    reason = run.records[0].probe.facts["not_compared_with_float64"]
+    assert reason == "too little memory for a copy of the model"
 
 
 def test_networks_without_float64_are_measured_as_they_are():
