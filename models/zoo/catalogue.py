@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["MEMBERS", "Member", "Zoo"]
 
 
+DEFAULT_LENGTH = 64
+"""Length of an axis of any length, where a network is built without data."""
+
+
 @dataclass(frozen=True)
 class Member:
     """A network of the zoo.
@@ -127,7 +131,11 @@ class Zoo(Family):
             raise RequestError(f"zoo/{name}: {member.problem}")
         family = importlib.import_module(f"{__package__}.{member.module}")
 
-        def build(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        shape = tuple(length or DEFAULT_LENGTH for length in member.shape)
+
+        def build(
+            input_shape: tuple[int, ...] = shape, num_classes: int = member.classes
+        ) -> nn.Module:
             member.check(tuple(input_shape), num_classes)
             network: nn.Module = family.build(member)
             return network

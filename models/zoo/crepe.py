@@ -87,7 +87,7 @@ def bin_frequency(bins: Tensor) -> Tensor:
     Examples
     --------
     >>> bin_frequency(torch.tensor([0, 359])).round().tolist()
-    [32.0, 2006.0]
+    [32.0, 2005.0]
     """
     return 10 * 2 ** ((FIRST_CENTS + CENTS_PER_BIN * bins) / 1200)
 
@@ -131,7 +131,7 @@ def tones(count: int = 512, seed: int = 0) -> Dataset:
     """Tones of known pitch: frames of 1,024 samples at 16 kHz, with CREPE's bin as label.
 
     A tone has eight harmonics with random amplitudes and phases. Its frequency is the centre of one
-    of 360 bins of 20 cents, from 31.7 Hz to 2,006 Hz, each equally likely.
+    of 360 bins of 20 cents, from 31.7 Hz to 2,005 Hz, each equally likely.
 
     Examples
     --------
