@@ -1,0 +1,203 @@
+"""Pieces: the smallest number of affine pieces that follow a network along a path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nlbench.citation import Source
+from nlbench.errors import RequestError
+from nlbench.measure import Value
+from nlbench.options import Option
+from nlbench.probes.lines import SegmentEstimate, SegmentTrace
+from nlbench.probes.lines.trace import OUTPUT_TOLERANCE_EPS, SLOPE_TOLERANCE_EPS
+
+from .path_measure import PathMeasure
+
+__all__ = ["CURVE", "Pieces", "piece_count"]
+
+CURVE = (0.1, 0.03, 0.01, 0.003, 0.001)
+"""Tolerances at which the number of pieces is recorded."""
+
+# Vertices tested at once, numbers in memory at once, and vertices from which on a hull is formed.
+BLOCK_VERTICES, BLOCK_NUMBERS, MIN_HULL_VERTICES = 32, 2**21, 512
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+
+def piece_count(trace: SegmentTrace | SegmentEstimate, tolerance: float = 0.01) -> int:
+    """Count the affine pieces that are needed to follow all logits along a segment.
+
+    The segment is cut into the fewest intervals on each of which every logit j has a straight
+    line g_j with |f_j - g_j| ≤ tolerance · (max f_j - min f_j). Lines of neighbouring intervals
+    needn't meet. Cuts may lie anywhere, so the count doesn't depend on breakpoints that bend
+    nothing. Extending each interval as far as possible is optimal, since a part of an interval
+    that has such lines has them too.
+
+    Parameters
+    ----------
+    trace : SegmentTrace or SegmentEstimate
+        Exact for a trace. The values of an estimate are joined by straight lines.
+    tolerance : float
+        Share of the range on this segment; a margin is at least the rounding error of the logit.
+
+    Returns
+    -------
+    int
+        At least 1, and at most the number of regions.
+
+    Raises
+    ------
+    nlbench.RequestError
+        For a tolerance that is negative or not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from nlbench.probes.lines import trace_segment
+    >>> trace = trace_segment(torch.nn.Hardtanh(), torch.tensor([-2.0]), torch.tensor([2.0]))
+    >>> [piece_count(trace, tolerance) for tolerance in (0.0, 0.01, 0.3)]
+    [3, 3, 1]
+    """
+    if not 0 <= tolerance < math.inf:
+        raise RequestError(f"a tolerance of {tolerance}, expected a number of at least 0")
+    t, y = trace.t.cpu().numpy(), trace.values.cpu().numpy().astype(np.float64)
+    size = np.abs(y).max(0)
+    rounding = np.maximum(SLOPE_TOLERANCE_EPS * size, OUTPUT_TOLERANCE_EPS * size.max())
+    margin = np.maximum(tolerance * np.ptp(y, axis=0), trace.precision * rounding)
+    # Any factor of a logit leaves its lines the same; none may overflow below.
+    unit = np.maximum(size, np.finfo(np.float64).tiny)
+    y, margin = y / unit, margin / unit
+    count = 0
+    while True:
+        count += 1
+        end = _longest_piece(t, y, margin)
+        if end is None:
+            return count
+        (vertex, cut, values) = end
+        t, y = np.append(cut, t[vertex:]), np.vstack([values, y[vertex:]])
+
+
+def _longest_piece(t: Array, y: Array, margin: Array) -> tuple[int, float, Array] | None:
+    """Return the end of the longest piece that begins at the first vertex.
+
+    Lines with slopes m pass all margins seen so far if m lies between the largest `low` and the
+    smallest `high` slope from the margin of one vertex to that of a later one.
+
+    Returns
+    -------
+    vertex, cut, values
+        The first vertex after the piece, its end in t, and the logits there; None if the piece
+        reaches the last vertex.
+    """
+    low, high = np.full(len(margin), -np.inf), np.full(len(margin), np.inf)
+    hull, limit, done = np.array([0]), MIN_HULL_VERTICES, 1
+    while done < len(t):
+        rows = max(1, min(BLOCK_VERTICES, BLOCK_NUMBERS // (len(hull) * len(margin))))
+        block = np.arange(done, min(len(t), done + rows))
+        earlier = np.concatenate([hull, block])
+        width = t[block, None] - t[earlier]
+        rise = y[block, None] - y[earlier]
+        width = np.where(width > 0, width, np.nan)[:, :, None]
+        lows = np.fmax.accumulate(np.vstack([[low], np.nanmax((rise - 2 * margin) / width, 1)]))
+        highs = np.fmin.accumulate(np.vstack([[high], np.nanmin((rise + 2 * margin) / width, 1)]))
+        impossible = (lows > highs).any(1)
+        if impossible.any():
+            last = int(impossible.argmax()) - 1
+            vertex = done + last
+            return vertex, *_cut(t, y, margin, vertex, lows[last], highs[last])
+        low, high, done = lows[-1], highs[-1], int(block[-1]) + 1
+        hull = earlier
+        if len(hull) > limit:
+            hull = np.unique(np.concatenate([_hull(t, y[:, j], hull) for j in range(len(margin))]))
+            limit = max(MIN_HULL_VERTICES, 2 * len(hull))
+    return None
+
+
+def _cut(
+    t: Array, y: Array, margin: Array, vertex: int, low: Array, high: Array
+) -> tuple[float, Array]:
+    """Return where on its last edge, which ends at `vertex`, a piece ends, and the logits there.
+
+    The steepest and the flattest line bound all others there.
+    """
+    seen, last = slice(vertex), vertex - 1
+    past = (t[seen] - t[last])[:, None]
+    above = (y[seen] - margin - high * past).max(0) - (y[last] - margin)
+    below = (y[last] + margin) - (y[seen] + margin - low * past).min(0)
+    slope = (y[vertex] - y[last]) / (t[vertex] - t[last])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        reach = np.where(slope > high, above / (slope - high), np.inf)
+        reach = np.minimum(reach, np.where(slope < low, below / (low - slope), np.inf)).min()
+    share = float(np.clip(reach / (t[vertex] - t[last]), 0, 1))
+    return float(t[last] + share * (t[vertex] - t[last])), y[last] + share * (y[vertex] - y[last])
+
+
+def _hull(t: Array, y: Array, vertices: npt.NDArray[np.int_]) -> npt.NDArray[np.int_]:
+    """Return the vertices of the convex hull of the points (t, y) at increasing `vertices`."""
+    corners: list[int] = []
+    for sign in (1.0, -1.0):
+        chain: list[int] = []
+        for c in vertices.tolist():
+            while len(chain) > 1:
+                a, b = chain[-2:]
+                turn = (t[b] - t[a]) * (y[c] - y[a]) - (t[c] - t[a]) * (y[b] - y[a])
+                if sign * turn > 0:
+                    break
+                chain.pop()
+            chain.append(c)
+        corners += chain
+    return np.array(corners)
+
+
+@dataclass(frozen=True)
+class _PathPieces:
+    """Pieces of each segment of a path, by tolerance."""
+
+    counts: Mapping[float, tuple[int, ...]]
+
+    def __add__(self, other: _PathPieces) -> _PathPieces:
+        return _PathPieces({e: counts + other.counts[e] for e, counts in self.counts.items()})
+
+    def total(self, tolerance: float) -> int:
+        return 1 + sum(count - 1 for count in self.counts[tolerance])
+
+
+class Pieces(PathMeasure):
+    """Number of affine pieces that follow all logits along a path, within a share of their range.
+
+    Traced, estimated and integrated segments are treated alike, so networks of ReLU, GELU and
+    softmax are comparable. The pieces of a path are 1 plus those of each segment minus 1, so an
+    affine network has 1. ``within:0.1`` to ``within:0.001`` are the values at other tolerances,
+    ``segment0``, ``segment1``, … the pieces of each segment. The measure is nlbench's own.
+    """
+
+    name = "pieces"
+    bounds = (1.0, math.inf)
+    options: ClassVar[Mapping[str, Option]] = {
+        "tolerance": Option(
+            0.01, "largest error of a piece, as a share of the logit's range", minimum=0, maximum=1
+        )
+    }
+    parts = ("within",)
+    source = Source("nlbench's own definition; no paper defines it")
+
+    def of(self, trace: SegmentTrace | SegmentEstimate) -> _PathPieces:
+        """Count the pieces of one segment."""
+        tolerances = {float(self.settings["tolerance"]), *CURVE}
+        return _PathPieces({e: (piece_count(trace, e),) for e in tolerances})
+
+    def value_of(self, place: str, path: _PathPieces) -> Value:
+        """Return the number of pieces of a path."""
+        tolerance = float(self.settings["tolerance"])
+        segments = path.counts[tolerance]
+        within = {f"{e:g}": path.total(e) for e in CURVE}
+        statistics = {"value": float(path.total(tolerance)), "segments": float(len(segments))}
+        return Value(
+            place, statistics, len(segments), parts={"within": within, "segment": segments}
+        )
