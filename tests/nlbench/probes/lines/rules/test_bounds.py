@@ -50,6 +50,7 @@ def vector(*numbers):
         (lambda m, x: F.relu(x), [0, 1e6]),
         (lambda m, x: F.leaky_relu(x, 0.5), [1e6, 1e6]),
         (lambda m, x: F.rrelu(x, 0.125, 0.375), [0.5e6, 1e6]),
+        (lambda m, x: F.rrelu(x), [11 / 24 * 1e6, 1e6]),
         (lambda m, x: F.hardtanh(x, -0.5, 0.5), [0, 0]),
         (lambda m, x: F.softshrink(x, 2.0), [2e6, 0]),
         (lambda m, x: F.hardsigmoid(x), [2e6 / 6, 1e6 / 6]),

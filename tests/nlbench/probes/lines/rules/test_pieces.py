@@ -42,4 +42,5 @@ def test_a_rank_may_be_of_any_number_within_the_noise_of_both(noisy):
     bounds = torch.zeros_like(x)
     assert changes(pieces, [x], [bounds]).tolist() == [True]
     bounds[:, noisy] = 0.2 / NOISE_UNIT
+    assert pieces.possible([x], [bounds])[:, 0].flatten().tolist() == [True, True, False]
     assert changes(pieces, [x], [bounds]).tolist() == [False]
